@@ -1,0 +1,25 @@
+-- claim.sql: takes the planning of leases that ask for it, for 100 ms. A hint against doing it twice, no more.
+--
+-- $1 text[] leases
+-- $2 int    lock timeout, milliseconds
+--
+-- One row: the leases claimed, and those that ask as well but were locked just now.
+WITH settings AS MATERIALIZED (
+    SELECT pgleases.settings(true, $2::int) AS ok
+), due AS MATERIALIZED (
+    SELECT l.name FROM pgleases.leases AS l, settings
+    WHERE settings.ok AND l.name = ANY ($1::text[])
+      AND (l.next_check_at <= clock_timestamp()
+           OR l.next_check_at > clock_timestamp() + interval '1 second' AND l.next_check_at < 'infinity')
+    ORDER BY l.name
+    FOR UPDATE OF l SKIP LOCKED
+), claimed AS (
+    UPDATE pgleases.leases AS l SET next_check_at = clock_timestamp() + interval '100 milliseconds'
+    FROM due
+    WHERE l.name = due.name
+    RETURNING l.name
+)
+SELECT coalesce((SELECT array_agg(name ORDER BY name) FROM claimed), '{}') AS claimed,
+       coalesce((SELECT array_agg(l.name ORDER BY l.name) FROM pgleases.leases AS l
+                 WHERE l.name = ANY ($1::text[]) AND l.next_check_at <= clock_timestamp()
+                   AND l.name NOT IN (SELECT name FROM claimed)), '{}') AS locked

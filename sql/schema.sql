@@ -1,0 +1,310 @@
+-- schema.sql: version 1 of the schema, from nothing. Idempotent: whatever exists stays as it is.
+--
+-- Text collates "C" and is compared byte by byte, so that the database sorts names and IDs as Go does.
+
+DO $pgleases_body$
+BEGIN
+    CREATE SCHEMA IF NOT EXISTS pgleases;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL; -- a role that may not create schemas can still fill one that was made for it
+END
+$pgleases_body$;
+
+CREATE TABLE IF NOT EXISTS pgleases.schema_version (
+    version  int NOT NULL,
+    min_code int NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS schema_version_one_row ON pgleases.schema_version ((true));
+COMMENT ON TABLE pgleases.schema_version IS 'One row: which schema this is, and which code can serve it.';
+COMMENT ON COLUMN pgleases.schema_version.version IS 'Version of these tables; migrations only add.';
+COMMENT ON COLUMN pgleases.schema_version.min_code IS 'Oldest schema version that code may have been written for and still run here.';
+
+-- The heartbeat rewrites expires_at, so no index may name it (the update would no longer be HOT), and half of
+-- every page stays free for the new row version.
+CREATE TABLE IF NOT EXISTS pgleases.clients (
+    session     bigint PRIMARY KEY,
+    id          text COLLATE "C" NOT NULL,
+    incarnation bigint NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ttl         interval NOT NULL,
+    host        text NOT NULL,
+    pid         int NOT NULL,
+    started_at  timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE pgleases.clients IS 'The living sessions: one row for each run of a client, renewed by its heartbeat.';
+COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
+COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
+COMMENT ON COLUMN pgleases.clients.incarnation IS 'Which start of a process under this ID; the highest one owns.';
+COMMENT ON COLUMN pgleases.clients.expires_at IS 'Last heartbeat plus TTL. Past it, a client that has watched the clock for a TTL may evict the session.';
+COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session lives without a heartbeat.';
+COMMENT ON COLUMN pgleases.clients.host IS 'Where the process runs.';
+COMMENT ON COLUMN pgleases.clients.pid IS 'The process there.';
+COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
+
+CREATE TABLE IF NOT EXISTS pgleases.identities (
+    id          text COLLATE "C" PRIMARY KEY,
+    incarnation bigint NOT NULL,
+    process     bigint NOT NULL,
+    used_at     timestamptz NOT NULL
+);
+COMMENT ON TABLE pgleases.identities IS 'Which process is the newest under each client ID. Rows that no living session used for a day are deleted.';
+COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
+COMMENT ON COLUMN pgleases.identities.incarnation IS 'The highest incarnation drawn under this ID.';
+COMMENT ON COLUMN pgleases.identities.process IS 'Random number of the process that drew it: a repeated registration draws no second one.';
+COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID last registered or ended.';
+
+CREATE TABLE IF NOT EXISTS pgleases.leases (
+    name               text COLLATE "C" PRIMARY KEY,
+    partitions         int NOT NULL,
+    generation         bigint NOT NULL,
+    created_generation bigint NOT NULL,
+    epoch_floor        bigint NOT NULL,
+    next_check_at      timestamptz NOT NULL,
+    planned_at         timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped one stays with 0 partitions, for its epoch floor.';
+COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'How many partitions it has, numbered from 0; 0: dropped.';
+COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the members, owners or targets.';
+COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was made, or made again after it was dropped.';
+COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; epochs go on above it.';
+COMMENT ON COLUMN pgleases.leases.next_check_at IS 'From when on a member shall plan this lease; infinity: nothing to do.';
+COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last applied.';
+
+CREATE TABLE IF NOT EXISTS pgleases.members (
+    lease     text COLLATE "C" NOT NULL,
+    session   bigint NOT NULL,
+    weight    int NOT NULL,
+    joined_at timestamptz NOT NULL,
+    PRIMARY KEY (lease, session)
+);
+CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
+COMMENT ON TABLE pgleases.members IS 'Which session joined which lease.';
+COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; it is a living member while clients has it.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members; 0 owns nothing.';
+COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
+
+-- No foreign keys: ON DELETE SET NULL would wait for a user's guarded transaction.
+CREATE TABLE IF NOT EXISTS pgleases.partitions (
+    lease       text COLLATE "C" NOT NULL,
+    partition   int NOT NULL,
+    owner       bigint,
+    target      bigint,
+    epoch       bigint NOT NULL,
+    owner_id    text COLLATE "C",
+    home_id     text COLLATE "C",
+    owned_since timestamptz,
+    asked_at    timestamptz,
+    PRIMARY KEY (lease, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
+COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease: who owns each, and who shall.';
+COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: nobody.';
+COMMENT ON COLUMN pgleases.partitions.target IS 'The session that shall own it; where it is not the owner, the owner is asked to hand over.';
+COMMENT ON COLUMN pgleases.partitions.epoch IS 'Fencing token: rises at every change of owner, never repeats.';
+COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
+COMMENT ON COLUMN pgleases.partitions.home_id IS 'The client ID that had it when that client went away: it gets it back when it returns. Null: none, or it is back.';
+COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it was not.';
+
+CREATE TABLE IF NOT EXISTS pgleases.server (
+    timeline      bigint NOT NULL,
+    era           bigint NOT NULL,
+    next_check_at timestamptz NOT NULL,
+    settling_to   timestamptz NOT NULL
+) WITH (fillfactor = 10);
+CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
+COMMENT ON TABLE pgleases.server IS 'One row: what is known of the server that serves these tables.';
+COMMENT ON COLUMN pgleases.server.timeline IS 'The timeline that is settled. While the server is on another one, after a promotion, nothing free is given.';
+COMMENT ON COLUMN pgleases.server.era IS 'The upper 32 bits of every new epoch; rises with every settled promotion.';
+COMMENT ON COLUMN pgleases.server.next_check_at IS 'The earliest instant at which a session can have expired.';
+COMMENT ON COLUMN pgleases.server.settling_to IS 'Until then, for up to 2 s, no guard passes: a new timeline is about to be settled, under new epochs.';
+
+-- A crash empties an unlogged table, and so does a promotion: who finds it empty knows that asynchronous
+-- heartbeats may be lost. Neither the start time nor the timeline tells of a crash of one backend.
+CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.server_mark (
+    mark bigint NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS server_mark_one_row ON pgleases.server_mark ((true));
+COMMENT ON TABLE pgleases.server_mark IS 'At most one row: a random number that does not survive a crash or a promotion.';
+COMMENT ON COLUMN pgleases.server_mark.mark IS 'Drawn by the first heartbeat that finds none.';
+
+-- The timeline of the current WAL file: it changes with the promotion itself. 0 where the server does not tell it.
+CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
+LANGUAGE plpgsql STABLE AS $pgleases_body$
+BEGIN
+    RETURN ('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::bigint;
+EXCEPTION WHEN OTHERS THEN
+    RETURN 0;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.timeline() IS 'The server''s timeline now, which rises with a promotion; 0 where the server does not tell it.';
+
+-- Settings of one statement: what it calls this from must be read by the rest of the statement, else it never runs.
+CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
+LANGUAGE sql VOLATILE AS $pgleases_body$
+    SELECT set_config('synchronous_commit',
+                      CASE WHEN NOT $1 THEN 'off'
+                           WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
+                           ELSE current_setting('synchronous_commit') END, true) IS NOT NULL
+       AND set_config('lock_timeout', $2::text, true) IS NOT NULL
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the disk, and how many milliseconds it waits for a lock.';
+
+-- A function for its plans, which the server keeps for each of its connections: planned anew every time, as one
+-- statement of plain SQL, it costs four times as much. An UPDATE of one's own row that waits for no flush; a heartbeat
+-- that a crash loses was watched by nobody, as the mark is gone with it.
+CREATE OR REPLACE FUNCTION pgleases.heartbeat(
+    session bigint, lock_ms int,
+    OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
+    OUT incarnation bigint, OUT check_due_in bigint, OUT names text[], OUT generations bigint[], OUT due_in bigint[],
+    OUT weights int[])
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    now timestamptz;
+    due timestamptz;
+    ttl interval;
+BEGIN
+    alive := pgleases.settings(false, $2);
+    UPDATE pgleases.clients AS c SET expires_at = clock_timestamp() + c.ttl
+    FROM pgleases.server AS s
+    WHERE c.session = $1
+    RETURNING true, s.timeline, s.next_check_at, (SELECT m.mark FROM pgleases.server_mark AS m),
+              (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
+    INTO alive, settled, due, mark, incarnation, ttl;
+    IF alive IS NULL THEN
+        alive := false;
+        ttl := interval '10 minutes';
+        SELECT s.timeline, s.next_check_at, (SELECT m.mark FROM pgleases.server_mark AS m)
+        FROM pgleases.server AS s
+        INTO settled, due, mark;
+    END IF;
+    mark := coalesce(mark, 0);
+    incarnation := coalesce(incarnation, 0);
+    now := clock_timestamp();
+    clock := date_part('epoch', now) * 1000000; -- a float holds microseconds for 200 years to come
+    timeline := pgleases.timeline();
+    started := date_part('epoch', pg_postmaster_start_time()) * 1000000;
+    check_due_in := CASE WHEN due > now + ttl + interval '1 second' THEN 0 -- the clock stepped back
+                         ELSE greatest(date_part('epoch', due - now) * 1000000, 0) END;
+    SELECT coalesce(array_agg(l.name), '{}'),
+           coalesce(array_agg(l.generation), '{}'),
+           coalesce(array_agg(CASE WHEN l.next_check_at = 'infinity' THEN -1
+                                   WHEN l.next_check_at > now + interval '1 second' THEN 0
+                                   ELSE greatest(date_part('epoch', l.next_check_at - now) * 1000000, 0)
+                              END::bigint), '{}'),
+           coalesce(array_agg(m.weight), '{}')
+    FROM pgleases.members AS m
+    JOIN pgleases.leases AS l ON l.name = m.lease
+    WHERE m.session = $1
+    INTO names, generations, due_in, weights;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'Renews a session, and tells it all that it may have to act on. See heartbeat.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.partition_for(key text, partitions int) RETURNS int
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
+    SELECT ((('x' || encode(substring(sha256(convert_to($1, 'UTF8')) for 8), 'hex'))::bit(64)::bigint
+             & 9223372036854775807) % $2)::int
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.partition_for(text, int) IS 'The partition of a key among so many: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign, modulo.';
+
+-- The explicit row lock is the fence: it lasts to the caller's commit, a take-over waits for it (and skips what it
+-- would have to wait for), and a guard that waited for a take-over reads the new epoch. An evicted owner is refused even
+-- before the take-over, and all are while a promoted server is about to be settled, which ends every epoch: else a stream
+-- of guards would leave no moment to take the rows.
+CREATE OR REPLACE FUNCTION pgleases.guard(lease text, partition int, epoch bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.partitions AS p
+    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
+      AND NOT EXISTS (SELECT FROM pgleases.server AS s
+                      WHERE s.settling_to BETWEEN clock_timestamp() AND clock_timestamp() + interval '2 seconds')
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
+            USING ERRCODE = 'PL001',
+                  HINT = 'It has or had another owner since, or a failover ended the epoch. Roll back and leave the work to the owner.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard(text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted; keeps it so until the transaction ends.';
+
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(name text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    living text;
+BEGIN
+    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+    END IF;
+    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    IF living IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
+            USING ERRCODE = 'object_in_use', HINT = 'Close them, or have them leave, first. One that crashed is gone after its TTL, once another client runs.';
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
+    WHERE l.name = $1;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
+    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drop_lease(text) IS 'Forgets a lease without living members, so that it can be made again with another number of partitions. Epochs go on.';
+
+CREATE OR REPLACE VIEW pgleases.status AS
+SELECT p.lease,
+       p.partition,
+       CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner,
+       p.epoch,
+       p.owned_since AS since,
+       CASE WHEN p.target IS DISTINCT FROM p.owner THEN t.id END AS moving_to,
+       p.asked_at AS draining_since
+FROM pgleases.partitions AS p
+LEFT JOIN pgleases.clients AS t ON t.session = p.target;
+COMMENT ON VIEW pgleases.status IS 'Every partition: who owns it, since when, and where it is going.';
+COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: nobody.';
+COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
+COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID it is meant for, where that is not the owner.';
+COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to hand over.';
+
+CREATE OR REPLACE VIEW pgleases.members_status AS
+SELECT m.lease,
+       c.id AS client,
+       clock_timestamp() - (c.expires_at - c.ttl) AS heartbeat_age,
+       (SELECT count(*) FROM pgleases.partitions AS p WHERE p.lease = m.lease AND p.owner = m.session) AS owned,
+       CASE WHEN sum(m.weight) OVER (PARTITION BY m.lease) > 0
+            THEN round(l.partitions * m.weight / sum(m.weight) OVER (PARTITION BY m.lease)::numeric, 2)
+            ELSE 0 END AS share,
+       m.weight,
+       c.host,
+       c.pid,
+       c.session
+FROM pgleases.members AS m
+JOIN pgleases.clients AS c USING (session)
+JOIN pgleases.leases AS l ON l.name = m.lease;
+COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, what it owns and what it should.';
+COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
+COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'How long ago its last heartbeat was; past the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many it should own by weight.';
+COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
+COMMENT ON COLUMN pgleases.members_status.host IS 'Where the process runs.';
+COMMENT ON COLUMN pgleases.members_status.pid IS 'The process there.';
+COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
+
+INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
+VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
+INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (1, 1)
+ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version < EXCLUDED.version;
