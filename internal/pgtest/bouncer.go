@@ -1,0 +1,223 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const bouncerConfig = "pgbouncer.ini"
+
+var bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/opt/local/bin"}
+
+// BouncerOption changes how PgBouncer is started.
+type BouncerOption func(map[string]string)
+
+// WithPoolSize sets how many server connections there are per database; default 20.
+func WithPoolSize(n int) BouncerOption {
+	return WithBouncerSettings(map[string]string{"default_pool_size": strconv.Itoa(n)})
+}
+
+// WithBouncerSettings adds settings (section [pgbouncer] of its configuration) to the defaults, or replaces them.
+// Where it listens cannot be changed.
+func WithBouncerSettings(settings map[string]string) BouncerOption {
+	return func(s map[string]string) { maps.Copy(s, settings) }
+}
+
+// Bouncer is a PgBouncer that this process started. All methods are safe for concurrent use.
+type Bouncer struct {
+	upstream string
+	describe string
+	program  string
+	folder   *folder
+	account  *account
+	settings map[string]string
+	port     int
+
+	mu      sync.Mutex // guards the life of the pooler: process, stopped
+	process *process   // nil when it could not be restarted
+	stopped bool
+}
+
+// PgBouncer starts a PgBouncer in transaction mode on a free port of 127.0.0.1, in front of the server that the
+// connection string upstream leads to. It passes every database through, as the user of that connection string, and
+// asks nobody for a password. Nothing is set in favour of its clients: prepared statements do not work unless its
+// version makes them work by itself. ctx covers the start only; it runs until Stop or until this process ends. The
+// error wraps ErrNotInstalled when there is no PgBouncer.
+func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *Bouncer, err error) {
+	program, err := findBouncer(os.Getenv("PATH"), bouncerDirs)
+	if err != nil {
+		return nil, fmt.Errorf("pgtest: %w", err)
+	}
+	b := &Bouncer{
+		upstream: upstream,
+		program:  program,
+		settings: map[string]string{
+			"pool_mode":                 "transaction",
+			"default_pool_size":         "20",
+			"max_client_conn":           "2000",
+			"auth_type":                 "any",
+			"ignore_startup_parameters": "extra_float_digits",
+		},
+	}
+	for _, opt := range opts {
+		opt(b.settings)
+	}
+	if err := b.start(ctx); err != nil {
+		return nil, fmt.Errorf("pgtest: start PgBouncer: %w", err)
+	}
+	return b, nil
+}
+
+func (b *Bouncer) start(ctx context.Context) (err error) {
+	if b.account, err = unprivileged(); err != nil {
+		return err
+	}
+	if b.folder, err = newFolder(b.account, true); err != nil {
+		return err
+	}
+	for range 10 {
+		if b.port, err = freePort(); err != nil {
+			break
+		}
+		if err = b.configure(); err != nil {
+			break
+		}
+		if err = b.launch(ctx); !errors.Is(err, errPortTaken) {
+			break
+		}
+	}
+	if err != nil {
+		return errors.Join(err, b.Stop())
+	}
+	b.describe = fmt.Sprintf("PgBouncer %s from %s on 127.0.0.1:%d", programVersion(b.program), b.program, b.port)
+	return nil
+}
+
+// configure writes the configuration, which only its user may read: the server's password is in it.
+func (b *Bouncer) configure() error {
+	config, err := pgx.ParseConfig(b.upstream)
+	if err != nil {
+		return err
+	}
+	quote := strings.NewReplacer("'", "''")
+	var text strings.Builder
+	fmt.Fprintf(&text, "[databases]\n* = host=%s port=%d user='%s'", config.Host, config.Port, quote.Replace(config.User))
+	if config.Password != "" {
+		fmt.Fprintf(&text, " password='%s'", quote.Replace(config.Password))
+	}
+	fmt.Fprintf(&text, "\n\n[pgbouncer]\n")
+	for _, name := range slices.Sorted(maps.Keys(b.settings)) {
+		fmt.Fprintf(&text, "%s = %s\n", name, b.settings[name])
+	}
+	fmt.Fprintf(&text, "listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\n", b.port)
+
+	path := b.folder.file(bouncerConfig)
+	if err := os.WriteFile(path, []byte(text.String()), 0o600); err != nil {
+		return err
+	}
+	if b.account != nil {
+		return os.Chown(path, b.account.uid, b.account.gid)
+	}
+	return nil
+}
+
+// launch starts the program on its port and waits until it listens.
+func (b *Bouncer) launch(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	log, err := os.OpenFile(b.folder.file(logName), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := newCommand(b.folder.path, log, b.program, b.folder.file(bouncerConfig))
+	p, err := launch(cmd, b.account, sigKill) // it keeps nothing that it would have to save
+	if err != nil {
+		return err
+	}
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	// By its log: an attempt to connect might reach another pooler.
+	for !b.logged(fmt.Sprintf("listening on 127.0.0.1:%d", b.port)) {
+		select {
+		case <-poll.C:
+		case <-p.done:
+			if b.logged("cannot listen on") {
+				return errPortTaken
+			}
+			return fmt.Errorf("it ended before it was ready: %v, the end of its log:\n%s", p.err, b.folder.logTail())
+		case <-ctx.Done():
+			signal(p.pid(), sigKill)
+			<-p.done
+			return fmt.Errorf("not ready in time: %w, the end of its log:\n%s", context.Cause(ctx), b.folder.logTail())
+		}
+	}
+	b.process = p
+	return nil
+}
+
+func (b *Bouncer) logged(what string) bool { return strings.Contains(b.folder.logTail(), what) }
+
+// URL returns the connection string of the maintenance database, through the pooler.
+func (b *Bouncer) URL() string {
+	url, err := b.Through(b.upstream)
+	if err != nil { // configure has parsed it already
+		panic("pgtest: " + err.Error())
+	}
+	return url
+}
+
+// Through returns the URL of the same database as databaseURL's, through the pooler. It asks pgx for a query mode that
+// prepares nothing, as an application behind a PgBouncer before 1.21 has to.
+func (b *Bouncer) Through(databaseURL string) (string, error) {
+	// auth_type any ignores the user, but a client has to name one.
+	return sameDatabase(fmt.Sprintf("postgres://postgres@127.0.0.1:%d/?sslmode=disable&default_query_exec_mode=exec", b.port), databaseURL)
+}
+
+// Describe says in one line which PgBouncer this is.
+func (b *Bouncer) Describe() string { return b.describe }
+
+// Restart kills the pooler, with all connections through it, and starts it again on the same port. ctx covers the
+// wait until it listens.
+func (b *Bouncer) Restart(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.stopped {
+		return fmt.Errorf("%w: cannot restart a stopped PgBouncer", ErrNotOwned)
+	}
+	b.kill()
+	if err := b.launch(ctx); err != nil {
+		return fmt.Errorf("pgtest: restart PgBouncer: %w", err)
+	}
+	return nil
+}
+
+// Stop ends the pooler, with all connections through it, and removes what it left. It is idempotent.
+func (b *Bouncer) Stop() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.stopped {
+		return nil
+	}
+	b.stopped = true
+	b.kill()
+	return b.folder.remove()
+}
+
+func (b *Bouncer) kill() {
+	if b.process != nil {
+		signal(b.process.pid(), sigKill)
+		<-b.process.done
+		b.process = nil
+	}
+}

@@ -1,0 +1,83 @@
+//go:build unix
+
+package pgtest_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestDatabasesAreIsolatedAndDropped(t *testing.T) {
+	t.Parallel()
+	var urls []string
+	t.Run("use", func(t *testing.T) {
+		urls = []string{pgtest.Database(t), pgtest.Database(t)}
+		for _, url := range urls {
+			exec1(t, connect(t, url), "CREATE TABLE mine ()") // and stay connected
+		}
+	})
+	if urls[0] == urls[1] {
+		t.Error("both got the same database")
+	}
+	conn := connect(t, pgtest.Database(t))
+	for _, url := range urls {
+		config, err := pgx.ParseConfig(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := query(t, conn, "SELECT count(*)::text FROM pg_database WHERE datname = '"+config.Database+"'"); n != "0" {
+			t.Errorf("%s outlived its test", config.Database)
+		}
+	}
+}
+
+func TestDatabaseInParallel(t *testing.T) {
+	for range 8 {
+		t.Run("", func(t *testing.T) {
+			t.Parallel()
+			exec1(t, connect(t, pgtest.Database(t)), "CREATE TABLE mine ()")
+		})
+	}
+}
+
+func TestCreateDatabaseWithAnyPrefix(t *testing.T) {
+	s := pgtest.Private(t)
+	for _, prefix := range []string{"", "orders", `it's "quoted" / 100%?`, strings.Repeat("long", 40)} {
+		url, drop, err := s.CreateDatabase(testContext(t), prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := query(t, connect(t, url), "SELECT current_database()::text")
+		if !strings.HasPrefix(name, prefix[:min(len(prefix), 36)]) {
+			t.Errorf("prefix %q gave %q", prefix, name)
+		}
+		for range 2 {
+			if err := drop(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+func TestDropOnAServerThatIsDownFailsAtOnce(t *testing.T) {
+	s := pgtest.Private(t)
+	_, drop, err := s.CreateDatabase(testContext(t), "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Down(testContext(t), pgtest.Immediate); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if drop() == nil {
+		t.Error("no error")
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("took %v", took)
+	}
+}
