@@ -1,0 +1,469 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/sql"
+)
+
+// state is what is known of a lease's partitions, with clients by name.
+func (f *fixture) state(lease string, clients ...*client) string {
+	f.Helper()
+	text := f.text(`
+		SELECT coalesce(owner, 0) || '>' || coalesce(target, 0) || ':' || epoch || ' of ' || coalesce(owner_id, '-')
+		    || CASE WHEN home_id IS NOT NULL THEN ' home ' || home_id ELSE '' END
+		    || CASE WHEN asked_at IS NOT NULL THEN ' asked' ELSE '' END
+		FROM partitions WHERE lease = $1 ORDER BY partition`, lease)
+	for _, c := range clients {
+		text = strings.ReplaceAll(text, fmt.Sprint(c.session), c.id)
+	}
+	return strings.ReplaceAll(text, "\n", ", ")
+}
+
+func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 3)
+	b.join("l", 3)
+	plan := a.plan("l")
+	expect(t, a.apply(plan, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
+	expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, 0>0:0 of -", "given")
+	expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, -1000, 1}, "heartbeat")
+	expect(t, a.apply(a.plan("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session}), Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
+	expect(t, f.state("l", a, b), "a>b:1 of a asked, b>b:1 of b, b>b:1 of b", "asked")
+	expect(t, a.owned("l"), "0:1>", "read")
+	expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Asked, 1, "third plan")
+	expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, b>b:1 of b", "taken back")
+	f.exec("DELETE FROM clients WHERE id = 'a'")
+	expect(t, b.apply(b.plan("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
+	expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:1 of b, b>b:1 of b", "taken from the dead")
+}
+
+func TestAPartitionOfADeadOwnerIsGivenEvenToItsTargetOfBefore(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	a.give("l", a.session)
+	a.give("l", b.session)
+	f.exec("DELETE FROM clients WHERE id = 'a'")
+	expect(t, b.give("l", b.session).Given, 1, "given")
+	expect(t, f.state("l", b), "b>b:2 of b home a", "state")
+}
+
+func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("one", 2)
+	a.join("two", 2)
+	moves := []Move{{"one", 0, a.session}, {"one", 1, a.session}, {"two", 0, a.session}, {"two", 1, a.session}}
+	const rows = "SELECT (SELECT string_agg(p::text, ',' ORDER BY p) FROM partitions p), (SELECT string_agg(l::text, ',' ORDER BY l) FROM leases l)"
+
+	plan := a.plan("one", "two")
+	b.join("two", 2)
+	before := f.text(rows)
+	expect(t, a.apply(plan, moves...), Applied{}, "after another's join")
+	expect(t, f.text(rows), before, "rows")
+
+	// The generation changes while the plan waits for a lease's lock: the snapshot still shows the one that was read.
+	plan = a.plan("one", "two")
+	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves); return got })
+	f.blocked(a.conn.PgConn().PID())
+	release()
+	expect(t, applying(), Applied{}, "after a change that it waited for")
+	expect(t, strings.Count(f.text(rows), "(one,0,,,0,"), 1, "partitions of lease one that are as they were")
+	expect(t, a.apply(a.plan("one", "two"), moves...).Given, 4, "given by a fresh plan")
+}
+
+func TestNothingMovesToWhoIsNoMember(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 2)
+	b.join("other", 1)
+	a.give("l", a.session)
+	plan := a.plan("l")
+	expect(t, a.apply(plan, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345}), Applied{Applied: true}, "applied")
+	expect(t, f.state("l", a), "a>a:1 of a, 0>0:0 of -", "state")
+}
+
+func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 3)
+	b.join("l", 3)
+	a.give("l", a.session, a.session, a.session)
+	tx, err := f.session().Begin(f.ctx)
+	f.ok(err)
+	f.ok(guard(f, tx, "l", 1, 1))
+
+	expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked") // does not conflict
+	f.exec("DELETE FROM clients WHERE id = 'a'")
+	start := time.Now()
+	expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("it took %v", took)
+	}
+	expect(t, f.state("l", a, b), "b>b:2 of b home a, a>b:1 of a asked, b>b:2 of b home a", "state")
+	if due := b.beat().Leases[0].DueIn; due < 0 || due > 50*time.Millisecond {
+		t.Errorf("next plan due in %v", due)
+	}
+	f.ok(tx.Commit(f.ctx))
+	expect(t, b.give("l", b.session, b.session, b.session).Given, 1, "when it is closed")
+	expect(t, f.state("l", b), "b>b:2 of b home a, b>b:2 of b home a, b>b:2 of b home a", "state")
+}
+
+// takeOver is a take-over of partition 0 that has not committed yet; the result commits it.
+func (f *fixture) takeOver(by *client) (commit func()) {
+	f.Helper()
+	plan := by.plan("l")
+	f.ok(by.exec(f.ctx, "BEGIN"))
+	applied := by.apply(plan, Move{"l", 0, by.session})
+	expect(f.TB, applied, Applied{Applied: true, Given: 1}, "take-over")
+	return func() { f.ok(by.exec(f.ctx, "COMMIT")) }
+}
+
+// One after the other, so that at any time one of them holds the partition's row.
+func TestAStreamOfGuardsEndsWithTheOwnersEviction(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	a.give("l", a.session)
+	var passed atomic.Int64
+	refused := make([]func() error, 8)
+	for i := range refused {
+		conn := f.session()
+		refused[i] = later(func() error {
+			for ; ; passed.Add(1) {
+				if err := guardOnce(f, conn, 1); err != nil {
+					return err
+				}
+			}
+		})
+	}
+	f.until("they are at it", func() bool { return passed.Load() > 100 })
+	f.expire(a)
+	b.evict()
+	for _, stream := range refused {
+		if err := stream(); Code(err) != CodeNotOwner {
+			t.Errorf("it ended with %v", err)
+		}
+	}
+	expect(t, b.give("l", b.session).Given, 1, "given")
+}
+
+func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	a.give("l", a.session)
+	f.exec("DELETE FROM members WHERE session = $1", a.session) // a's guards pass until it is taken over
+	commit := f.takeOver(b)
+
+	zombie := f.session()
+	tx, err := zombie.Begin(f.ctx)
+	f.ok(err)
+	guarding := later(func() error { return guard(f, tx, "l", 0, 1) })
+	passed := false
+	f.until("the guard waits", func() bool { // or passed, which the mutant without the lock does
+		passed = value[bool](f, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'idle in transaction' AND query LIKE '%guarded%')", int64(zombie.PgConn().PID()))
+		return passed || value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(zombie.PgConn().PID()))
+	})
+	if passed {
+		t.Fatal("the guard of a zombie passed")
+	}
+	commit()
+	err = guarding()
+	if Code(err) != CodeNotOwner {
+		t.Fatalf("the guard of a zombie: %v", err)
+	}
+	f.ok(tx.Rollback(f.ctx))
+	tx, err = zombie.Begin(f.ctx)
+	f.ok(err)
+	f.ok(guard(f, tx, "l", 0, 2))
+	f.ok(tx.Rollback(f.ctx))
+}
+
+func TestAGuardThatArrivesDuringAReleaseWaitsAndIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	a.give("l", a.session)
+	a.give("l", b.session)
+	f.ok(a.exec(f.ctx, "BEGIN"))
+	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "released")
+	zombie := f.session()
+	guarding := later(func() error { return failure(zombie.Exec(f.ctx, "SELECT guard('l', 0, 1)")) })
+	f.blocked(zombie.PgConn().PID())
+	f.ok(a.exec(f.ctx, "COMMIT"))
+	if err := guarding(); Code(err) != CodeNotOwner {
+		t.Fatal(err)
+	}
+}
+
+// failure is the error of a call whose answer does not matter.
+func failure[T any](_ T, err error) error { return err }
+
+func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	a.give("l", a.session)
+	conn := f.session()
+	begin := func(options pgx.TxOptions) pgx.Tx {
+		tx, err := conn.BeginTx(f.ctx, options)
+		f.ok(err)
+		return tx
+	}
+	tx := begin(pgx.TxOptions{AccessMode: pgx.ReadOnly})
+	if err := guard(f, tx, "l", 0, 1); Code(err) != "25006" {
+		t.Errorf("in a read-only transaction: %v", err)
+	}
+	f.ok(tx.Rollback(f.ctx))
+
+	tx = begin(pgx.TxOptions{})
+	for _, wrong := range []struct {
+		lease string
+		n     int
+		epoch int64
+	}{{"l", 0, 0}, {"l", 0, 2}, {"l", 1, 1}, {"other", 0, 1}} {
+		inner, err := tx.Begin(f.ctx)
+		f.ok(err)
+		if err := guard(f, inner, wrong.lease, wrong.n, wrong.epoch); Code(err) != CodeNotOwner {
+			t.Errorf("%v: %v", wrong, err)
+		}
+		f.ok(inner.Rollback(f.ctx))
+	}
+	inner, err := tx.Begin(f.ctx)
+	f.ok(err)
+	f.ok(guard(f, inner, "l", 0, 1))
+	f.exec("DELETE FROM clients WHERE id = 'a'")
+	expect(t, b.give("l", b.session).LeftOver, 1, "left over under a savepoint")
+	f.ok(inner.Rollback(f.ctx))
+	expect(t, b.give("l", b.session).Given, 1, "given after its roll-back")
+	f.ok(tx.Rollback(f.ctx))
+
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		epoch := value[int64](f, "SELECT epoch FROM partitions")
+		tx = begin(pgx.TxOptions{IsoLevel: level})
+		_, err = tx.Exec(f.ctx, "SELECT count(*) FROM partitions") // its snapshot
+		f.ok(err)
+		b.release([]Release{{"l", 0, epoch}}) // to itself: a new epoch
+		if err := guard(f, tx, "l", 0, epoch); Code(err) != "40001" {
+			t.Errorf("%s, begun before the take-over: %v", level, err)
+		}
+		f.ok(tx.Rollback(f.ctx))
+		tx = begin(pgx.TxOptions{IsoLevel: level})
+		f.ok(guard(f, tx, "l", 0, epoch+1))
+		f.ok(tx.Commit(f.ctx))
+	}
+	f.exec("DELETE FROM clients WHERE id = 'b'")
+	c := f.client("c")
+	c.joinWeight("l", 1, 0)
+	c.give("l", 0)
+	if err := guardOnce(f, conn, value[int64](f, "SELECT epoch FROM partitions")); Code(err) != CodeNotOwner {
+		t.Errorf("where nobody owns it: %v", err)
+	}
+}
+
+func guardOnce(f *fixture, conn *pgx.Conn, epoch int64) error {
+	return pgx.BeginFunc(f.ctx, conn, func(tx pgx.Tx) error { return guard(f, tx, "l", 0, epoch) })
+}
+
+func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 1)
+	a.give("l", a.session)
+	conn := f.session()
+	for _, c := range []struct{ setting, inside, shown string }{
+		{"0", "1s", "0"}, {"500ms", "500ms", "500ms"}, {"1min", "1s", "1min"}, {"5s", "1s", "5s"}, {"1d", "1s", "1d"},
+	} {
+		_, err := conn.Exec(f.ctx, "SET idle_in_transaction_session_timeout = '"+c.setting+"'")
+		f.ok(err)
+		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
+			tx, err := conn.Begin(f.ctx)
+			f.ok(err)
+			_, err = tx.Exec(f.ctx, sql.For(f.schema).Guard, mode, "l", 0, 1, 1000)
+			f.ok(err)
+			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.inside, "limit inside")
+			f.ok(tx.Commit(f.ctx))
+			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.shown, "limit afterwards")
+		}
+	}
+}
+
+// watchOwners records every change of an owner or an epoch, and each that breaks a rule: by whom is told by the name of
+// the connection.
+func (f *fixture) watchOwners() {
+	f.Helper()
+	_, err := f.sql.PgConn().Exec(f.ctx, `
+		CREATE TABLE public.history (lease text, partition int, owner bigint, epoch bigint, PRIMARY KEY (lease, partition, epoch));
+		CREATE TABLE public.violations (what text);
+		CREATE FUNCTION public.watch_owner() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF NEW.owner IS NOT DISTINCT FROM OLD.owner AND NEW.epoch = OLD.epoch THEN RETURN NULL; END IF;
+			INSERT INTO public.history VALUES (NEW.lease, NEW.partition, NEW.owner, NEW.epoch);
+			IF NEW.epoch <= OLD.epoch THEN
+				INSERT INTO public.violations VALUES ('epoch ' || OLD::text || ' to ' || NEW::text);
+			END IF;
+			IF current_setting('application_name') <> coalesce(OLD.owner::text, '')
+			   AND EXISTS (SELECT FROM pgleases.clients JOIN pgleases.members USING (session)
+			               WHERE session = OLD.owner AND members.lease = OLD.lease) THEN
+				INSERT INTO public.violations VALUES ('taken from the living: ' || OLD::text || ' to ' || NEW::text);
+			END IF;
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER watch_owner AFTER UPDATE ON pgleases.partitions FOR EACH ROW EXECUTE FUNCTION public.watch_owner()`).ReadAll()
+	f.ok(err)
+}
+
+// named gives a client a connection that bears its session's number as its name.
+func (c *client) named() *client {
+	c.f.Helper()
+	config := c.f.config()
+	config.RuntimeParams["application_name"] = fmt.Sprint(c.session)
+	c.Conn = c.f.connect(NewConnector(config, nil, c.f.schema, 40*time.Second))
+	return c
+}
+
+func TestConcurrentPlansJoinsLeavesAndDeathsNeverDoubleOwnNorLosePartitions(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.watchOwners()
+	const clients, rounds = 6, 400
+	leases := []string{"one", "two", "three"}
+	f.client("keeper").run()
+	var wg sync.WaitGroup
+	counts := make([]map[string]int, clients)
+	for i := range clients {
+		c := f.client(fmt.Sprint("c", i)).named()
+		counts[i] = map[string]int{}
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(i), 2))
+			for range rounds {
+				what, err := c.anything(f.ctx, r, leases)
+				counts[i][what]++
+				if err != nil {
+					t.Errorf("%s: %v", what, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	t.Log(counts[0], f.text("SELECT count(*) FROM public.history"), "changes of owner")
+	expect(t, f.text("SELECT what FROM public.violations LIMIT 5"), "", "violations")
+
+	last := f.client("last")
+	for _, lease := range leases {
+		last.join(lease, 8)
+	}
+	f.exec("UPDATE clients SET expires_at = '-infinity' WHERE session <> $1", last.session)
+	f.checkNow()
+	last.evict()
+	var moves []Move
+	for _, lease := range leases {
+		for n := range 8 {
+			moves = append(moves, Move{lease, n, last.session})
+		}
+	}
+	expect(t, last.apply(last.plan(leases...), moves...).Given, len(moves), "given in the end")
+	expect(t, f.text("SELECT count(*), count(*) FILTER (WHERE owner = $1) FROM partitions", last.session), "24|24", "partitions, owned")
+}
+
+// anything does one thing that a client may do.
+func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (string, error) {
+	lease := leases[r.IntN(len(leases))]
+	own := func(name string) (releases []Release, err error) {
+		reads, err := c.Read(ctx, c.session, []string{name})
+		if err != nil || len(reads) == 0 {
+			return nil, err
+		}
+		for _, o := range reads[0].Owned {
+			if o.Moving || r.IntN(4) == 0 {
+				releases = append(releases, Release{name, o.Partition, o.Epoch})
+			}
+		}
+		return releases, nil
+	}
+	switch n := r.IntN(20); {
+	case n < 4:
+		join, err := c.Join(ctx, c.session, lease, 8, 1+r.IntN(2))
+		if err == nil && !join.Joined {
+			err = c.renewed(ctx)
+		}
+		return "join", err
+	case n < 6:
+		releases, err := own(lease)
+		if err == nil {
+			_, err = c.Release(ctx, c.session, releases, []string{lease})
+		}
+		return "leave", err
+	case n < 10:
+		a, err := own(leases[0])
+		b, err2 := own(leases[1])
+		if err = errors.Join(err, err2); err == nil {
+			_, err = c.Release(ctx, c.session, slices.Concat(b, a), nil)
+		}
+		return "release", err
+	case n < 17:
+		plans, err := c.Plan(ctx, []string{lease})
+		if err != nil {
+			return "plan", err
+		}
+		var moves []Move
+		for _, p := range plans {
+			for n := range p.Owners {
+				if len(p.Members) > 0 && r.IntN(2) == 0 {
+					moves = append(moves, Move{p.Name, n, p.Members[r.IntN(len(p.Members))].Session})
+				}
+			}
+		}
+		applied, err := c.Apply(ctx, plans, moves)
+		return fmt.Sprint("apply ", applied.Applied), err
+	case n < 18: // its heartbeats are lost
+		return "expire", c.exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)
+	case n < 19:
+		beat, err := c.Heartbeat(ctx, c.session)
+		if err == nil {
+			_, err = c.Evict(ctx, beat.Clock, time.Hour, beat.Run)
+		}
+		return "evict", err
+	}
+	return "heartbeat", c.renewed(ctx)
+}
+
+// renewed registers anew where the session is gone; the connection keeps the session's number.
+func (c *client) renewed(ctx context.Context) error {
+	beat, err := c.Heartbeat(ctx, c.session)
+	if err == nil && !beat.Alive {
+		_, _, err = c.Register(ctx, registration(c.session, c.id, 0, c.session, 6*time.Second))
+	}
+	return err
+}

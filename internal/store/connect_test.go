@@ -1,0 +1,223 @@
+package store
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/url"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t)
+	f := fixtureIn(t, server.URL(), "pgleases")
+	a := f.client("a")
+	expect(t, a.beat().Run.Mark, 0, "mark before one was drawn")
+	run := a.run()
+	again := a.run()
+	expect(t, again, run, "run, marked again")
+
+	f.ok(server.Signal(int(f.raw().PgConn().PID()), syscall.SIGKILL)) // which restarts all other backends
+	f.until("the postmaster has noticed", func() bool { _, err := a.Heartbeat(f.ctx, a.session); return err != nil })
+	back := f.reconnect(a)
+	crashed := back.beat()
+	expect(t, crashed.Run, Run{run.Timeline, run.Started, 0}, "run after the crash of a backend")
+	expect(t, crashed.Alive, true, "alive")
+	marked := back.run()
+	if marked.Mark == run.Mark || marked.Mark == 0 {
+		t.Errorf("mark %d after %d", marked.Mark, run.Mark)
+	}
+	f.ok(server.Restart(f.ctx, pgtest.Fast))
+	restarted := f.reconnect(back).beat().Run
+	if restarted.Mark != marked.Mark || restarted.Timeline != run.Timeline || restarted.Started <= run.Started {
+		t.Errorf("run %+v after a restart, %+v before", restarted, marked)
+	}
+}
+
+// reconnect connects once the server takes connections again.
+func (f *fixture) reconnect(c *client) *client {
+	f.Helper()
+	back := *c
+	f.until("the server is back", func() bool {
+		ctx, cancel := context.WithTimeout(f.ctx, 5*time.Second)
+		defer cancel()
+		conn, err := f.connector(20 * time.Second).Connect(ctx)
+		if err != nil {
+			if Code(err) != "" && !Transient(err) {
+				f.Fatal(err)
+			}
+			return false
+		}
+		f.Cleanup(conn.Close)
+		back.Conn = conn
+		return true
+	})
+	return &back
+}
+
+func TestAReadOnlyServerIsLeft(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	other, err := url.Parse(pgtest.Private(t).URL())
+	f.ok(err)
+	mine, err := url.Parse(f.url)
+	f.ok(err)
+	setReadOnly := func(on string) {
+		f.exec("SET default_transaction_read_only = off")
+		f.exec("ALTER DATABASE " + f.sql.Config().Database + " SET default_transaction_read_only = " + on)
+	}
+	setReadOnly("on")
+	_, err = f.connector(time.Second).Connect(f.ctx)
+	if !errors.Is(err, ErrReadOnly) {
+		t.Fatalf("read-only server: %v", err)
+	}
+	f.ok(a.exec(f.ctx, "SET default_transaction_read_only = on"))
+	if _, err := a.Heartbeat(f.ctx, a.session); !ReadOnly(err) || !Transient(err) {
+		t.Errorf("heartbeat: %v", err)
+	}
+
+	// Of two hosts the first does not take writes, and the second does.
+	config, err := pgx.ParseConfig(strings.Replace(mine.String(), mine.Host, mine.Host+","+other.Host, 1))
+	f.ok(err)
+	second, err := pgx.Connect(f.ctx, other.String())
+	f.ok(err)
+	defer second.Close(f.ctx)
+	_, err = second.Exec(f.ctx, "CREATE DATABASE "+config.Database)
+	f.ok(err)
+	conn, err := NewConnector(config, nil, "pgleases", time.Second).Connect(f.ctx)
+	f.ok(err)
+	defer conn.Close()
+	expect(t, valueOn[string](f, conn.conn, "SHOW port"), other.Port(), "port")
+}
+
+func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	calls := 0
+	cr := NewConnector(f.config(), func(_ context.Context, config *pgx.ConnConfig) error {
+		calls++
+		config.RuntimeParams["application_name"] = fmt.Sprint("token ", calls)
+		return nil
+	}, f.schema, time.Second)
+	f.connect(cr)
+	expect(t, valueOn[string](f, f.connect(cr).conn, "SHOW application_name"), "token 2", "name")
+	expect(t, valueOn[string](f, f.conn().conn, "SHOW application_name"), "pgleases", "name by default")
+	refused := errors.New("no token")
+	cr.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return refused }
+	if _, err := cr.Connect(f.ctx); !errors.Is(err, refused) {
+		t.Error(err)
+	}
+}
+
+func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.client("a"), f.client("b"), f.client("c")
+	for _, x := range []*client{a, b, c} {
+		x.join("l", 2)
+		listens, err := x.Listen(f.ctx, random())
+		f.ok(err)
+		expect(t, listens, true, "listens")
+	}
+	concerned := func(x *client) bool {
+		is, err := x.Wait(f.ctx, x.session)
+		f.ok(err)
+		return is
+	}
+	c.give("l", a.session)
+	expect(t, concerned(a), true, "told of what it was given")
+	expect(t, concerned(b), false, "told of what another was given")
+	c.give("l", b.session)
+	expect(t, concerned(a), true, "told of what it is asked for")
+	expect(t, concerned(b), false, "told of what another is asked for")
+	a.release([]Release{{"l", 0, 1}})
+	expect(t, concerned(b), true, "told of what was released to it")
+	f.exec("SELECT pg_notify('pgleases', 'all')")
+	expect(t, concerned(b), true, "told what all are told")
+
+	// A wait that ends leaves the connection usable, and no notification behind.
+	ctx, cancel := context.WithCancel(f.ctx)
+	cancel()
+	if _, err := b.Wait(ctx, b.session); err == nil {
+		t.Error("no error")
+	}
+	expect(t, b.Closed(), false, "closed")
+	expect(t, b.beat().Alive, true, "alive")
+}
+
+func TestListenFindsOutThatAPoolerDeliversNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	direct, _ := pgtest.DirectURL(f.url)
+	bouncer, err := pgtest.PgBouncer(f.ctx, direct)
+	if errors.Is(err, pgtest.ErrNotInstalled) {
+		t.Skip(err)
+	}
+	f.ok(err)
+	t.Cleanup(func() { _ = bouncer.Stop() })
+	f.url, err = bouncer.Through(direct)
+	f.ok(err)
+	listens, err := f.conn().Listen(f.ctx, random())
+	f.ok(err)
+	expect(t, listens, false, "listens")
+	protocol(f)
+}
+
+func TestWhatCannotBeNotifiedIsWrittenAllTheSame(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	a.channel = strings.Repeat("x", 64)
+	expect(t, a.give("l", a.session).Given, 1, "given")
+	expect(t, a.give("l", b.session).Asked, 1, "asked")
+	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "released")
+	expect(t, f.state("l", b), "b>b:2 of b", "state")
+}
+
+func partitionFor(key string, n int) int {
+	sum := sha256.Sum256([]byte(key))
+	return int(int64(binary.BigEndian.Uint64(sum[:8])&(1<<63-1)) % int64(n))
+}
+
+func TestAKeysPartitionIsTheSameInGoAndSQL(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, key := range []string{"", "a", "customer-42", "naïve"} {
+		var line []string
+		for _, n := range []int{1, 16, 128, 65536} {
+			got := value[int](f, "SELECT partition_for($1, $2)", key, n)
+			expect(t, got, partitionFor(key, n), fmt.Sprintf("partition of %q among %d", key, n))
+			line = append(line, fmt.Sprint(got))
+		}
+		t.Logf("%q: %s", key, strings.Join(line, " "))
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		key := rapid.StringMatching(`[^\x00]*`).Draw(t, "key")
+		n := rapid.IntRange(1, 65536).Draw(t, "n")
+		if got := value[int](f, "SELECT partition_for($1, $2)", key, n); got != partitionFor(key, n) {
+			t.Fatalf("%d in SQL, %d in Go", got, partitionFor(key, n))
+		}
+	})
+	f.exec(`CREATE TABLE public.jobs (key text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 16)) STORED);
+		CREATE INDEX ON public.jobs (pgleases.partition_for(key, 128)); INSERT INTO public.jobs VALUES ('customer-42'), (NULL)`)
+	expect(t, f.text("SELECT partition FROM public.jobs WHERE key IS NOT NULL"), fmt.Sprint(partitionFor("customer-42", 16)), "generated column")
+	f.exec("SET enable_seqscan = off")
+	plan := f.text("EXPLAIN SELECT FROM public.jobs WHERE pgleases.partition_for(key, 128) = 5")
+	if !strings.Contains(plan, "jobs_partition_for_idx") {
+		t.Errorf("the index is not used:\n%s", plan)
+	}
+}

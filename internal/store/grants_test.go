@@ -1,0 +1,67 @@
+package store
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+func (f *fixture) ctxOfCleanup() context.Context { return context.WithoutCancel(f.ctx) }
+
+func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	role := f.role()
+	f.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC") // as default privileges may have it
+	text, err := os.ReadFile("../../sql/grants.sql")
+	f.ok(err)
+	_, err = f.sql.PgConn().Exec(f.ctx, strings.ReplaceAll(string(text), "pgleases_app", role)).ReadAll()
+	f.ok(err)
+	f.runAs = role
+	f.ok(f.conn().Fits(f.ctx))
+	protocol(f)
+	conn := f.as(role)
+	for _, relation := range []string{"status", "members_status"} {
+		_, err := conn.Exec(f.ctx, "SELECT * FROM pgleases."+relation)
+		f.ok(err)
+	}
+	for _, forbidden := range []string{
+		"DROP TABLE pgleases.clients", "ALTER TABLE pgleases.clients ADD x int", "TRUNCATE pgleases.partitions",
+		"DROP SCHEMA pgleases CASCADE", "CREATE TABLE pgleases.x (y int)", "DELETE FROM pgleases.partitions",
+		"DELETE FROM pgleases.leases", "DELETE FROM pgleases.server", "UPDATE pgleases.schema_version SET version = 2",
+		"SELECT pgleases.drop_lease('l')", "DROP FUNCTION pgleases.guard", "DROP VIEW pgleases.status",
+	} {
+		if _, err := conn.Exec(f.ctx, forbidden); Code(err) != "42501" {
+			t.Errorf("%s: %v", forbidden, err)
+		}
+	}
+}
+
+func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 1)
+	a.give("l", a.session)
+	role := f.role()
+	text, err := os.ReadFile("../../sql/grants.sql")
+	f.ok(err)
+	granted := 0
+	for line := range strings.Lines(string(text)) {
+		if grant, ok := strings.CutPrefix(line, "--   "); ok && strings.Contains(grant, "TO worker;") {
+			f.exec(strings.ReplaceAll(grant, "worker", role))
+			granted++
+		}
+	}
+	expect(t, granted, 4, "grants")
+	f.schema = "pgleases"
+	tx, err := f.as(role).Begin(f.ctx)
+	f.ok(err)
+	f.ok(guard(f, tx, "l", 0, 1))
+	if _, err := tx.Exec(f.ctx, "UPDATE pgleases.partitions SET epoch = 9", pgx.QueryExecModeSimpleProtocol); Code(err) != "42501" {
+		t.Errorf("it may write epochs: %v", err)
+	}
+}

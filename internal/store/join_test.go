@@ -1,0 +1,284 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+func TestTheFirstJoinMakesTheLease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	expect(t, a.join("l", 5), Join{Alive: true, Joined: true}, "first join")
+	expect(t, b.join("l", 5), Join{Alive: true, Joined: true, Partitions: 5}, "second join")
+	expect(t, f.text("SELECT count(*), min(partition), max(partition), min(epoch), max(epoch), count(owner) FROM partitions"), "5|0|4|0|0|0", "partitions")
+	c := f.client("c")
+	expect(t, c.join("l", 6), Join{Alive: true, Partitions: 5}, "join with another number")
+	expect(t, value[int](f, "SELECT count(*) FROM members"), 2, "members")
+	expect(t, value[int](f, "SELECT count(*) FROM partitions"), 5, "partitions")
+}
+
+func TestADeadSessionJoinsNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	f.exec("DELETE FROM clients")
+	got := a.join("l", 5)
+	if got.Alive || got.Joined {
+		t.Fatalf("%+v", got)
+	}
+	expect(t, f.text("SELECT (SELECT count(*) FROM leases), (SELECT count(*) FROM members), (SELECT count(*) FROM partitions)"), "0|0|0", "rows")
+}
+
+func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	b.join("l", 2)
+	release := f.lock("SELECT FROM leases FOR UPDATE")
+	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, 1); return got })
+	f.blocked(a.conn.PgConn().PID())
+	f.exec("DELETE FROM clients WHERE session = $1", a.session)
+	release()
+	if got := joining(); got.Alive || got.Joined {
+		t.Errorf("%+v", got)
+	}
+	expect(t, value[int](f, "SELECT count(*) FROM members WHERE session = $1", a.session), 0, "members")
+}
+
+func TestARepeatedJoinChangesNothingButAsksAgain(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 2)
+	a.give("l", a.session, a.session)
+	a.join("l", 2)
+	a.joinWeight("l", 2, 7)
+	expect(t, f.text("SELECT weight FROM members"), "7", "weights")
+	expect(t, a.owned("l"), "0:1 1:1", "owned")
+	expect(t, a.beat().Leases[0].Generation, int64(4), "generation")
+}
+
+func TestAJoinAsksForAPlanAtOnceOrSoonAfterTheLast(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	expect(t, a.join("l", 1).DueIn, 0, "due after the first join")
+	a.give("l", a.session)
+	if due := a.join("l", 1).DueIn; due < time.Millisecond || due > 250*time.Millisecond {
+		t.Errorf("due in %v right after a plan", due)
+	}
+	f.exec("UPDATE leases SET planned_at = clock_timestamp() - interval '2 seconds', next_check_at = 'infinity'")
+	expect(t, a.join("l", 1).DueIn, 0, "due long after a plan")
+	f.exec("UPDATE leases SET planned_at = clock_timestamp() + interval '1 hour', next_check_at = 'infinity'")
+	expect(t, a.join("l", 1).DueIn, 0, "due where the clock stepped back")
+}
+
+func TestRacingJoinsMakeALeaseOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var wg sync.WaitGroup
+	joins, errs := make([]Join, 10), make([]error, 10)
+	for i := range joins {
+		c := f.client(fmt.Sprint("c", i))
+		wg.Go(func() { joins[i], errs[i] = c.Join(f.ctx, c.session, "l", 16, 1) })
+	}
+	wg.Wait()
+	f.ok(errors.Join(errs...))
+	for _, j := range joins {
+		if !j.Joined {
+			t.Errorf("%+v", j)
+		}
+	}
+	expect(t, f.text("SELECT generation, created_generation, (SELECT count(*) FROM members), (SELECT count(*) FROM partitions) FROM leases"), "10|1|10|16", "lease")
+}
+
+func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 4)
+	a.give("l", a.session, a.session, a.session, a.session)
+	for epoch := range int64(5) {
+		a.release([]Release{{"l", 3, epoch + 1}})
+	}
+	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease('l')")
+	if Code(err) != "55006" || !strings.Contains(err.Error(), "living members: a") {
+		t.Fatalf("with a living member: %v", err)
+	}
+	generation := a.plan("l")[0].Generation
+	a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 6}}, "l")
+	highest := value[int64](f, "SELECT max(epoch) FROM partitions")
+	f.exec("SELECT drop_lease('l')")
+	expect(t, f.text("SELECT (SELECT count(*) FROM partitions), (SELECT count(*) FROM members)"), "0|0", "rows of the dropped")
+	expect(t, len(a.plan("l")), 0, "plans of the dropped")
+	if _, err := f.sql.Exec(f.ctx, "SELECT drop_lease('l')"); Code(err) != "42704" {
+		t.Fatalf("dropped twice: %v", err)
+	}
+	if again := a.join("l", 2); !again.Joined || again.Partitions != 0 {
+		t.Errorf("join with another number: %+v", again)
+	}
+	a.give("l", a.session, a.session)
+	expect(t, a.owned("l"), fmt.Sprintf("0:%d 1:%[1]d", highest+1), "owned")
+	if got := a.plan("l")[0].Generation; got <= generation {
+		t.Errorf("generation %d after %d", got, generation)
+	}
+	a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // and once more, with partitions that nobody ever had
+	f.exec("SELECT drop_lease('l')")
+	a.join("l", 3)
+	a.release(nil, "l")
+	f.exec("SELECT drop_lease('l')")
+	a.join("l", 1)
+	a.give("l", a.session)
+	expect(t, a.owned("l"), fmt.Sprintf("0:%d", highest+3), "owned, above the epochs of every life")
+}
+
+func TestADropDuringAJoinWaitsForItAndIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 1)
+	a.release(nil, "l")
+	f.ok(a.exec(f.ctx, "BEGIN"))
+	a.join("l", 1)
+	dropper := f.session()
+	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT drop_lease('l')")) })
+	f.blocked(dropper.PgConn().PID())
+	f.ok(a.exec(f.ctx, "COMMIT"))
+	if err := dropping(); Code(err) != "55006" {
+		t.Fatal(err)
+	}
+}
+
+func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	seen := map[string]bool{}
+	stop := make(chan struct{})
+	dropper := f.session()
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = dropper.Exec(f.ctx, "SELECT drop_lease('l')") // refused now and then
+			}
+		}
+	})
+	var clients sync.WaitGroup
+	for i := range 3 {
+		c := f.client(fmt.Sprint("c", i))
+		clients.Go(func() {
+			for range 150 {
+				joined, err := c.Join(f.ctx, c.session, "l", 2, 1)
+				if err != nil || !joined.Joined {
+					if err != nil || !joined.Alive {
+						t.Errorf("join: %+v, %v", joined, err)
+						return
+					}
+					continue
+				}
+				plans, err := c.Plan(f.ctx, []string{"l"})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if len(plans) == 1 {
+					if _, err := c.Apply(f.ctx, plans, []Move{{"l", 0, c.session}, {"l", 1, c.session}}); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+				reads, err := c.Read(f.ctx, c.session, []string{"l"})
+				if err != nil || len(reads) != 1 {
+					t.Errorf("read: %+v, %v", reads, err)
+					return
+				}
+				var releases []Release
+				for _, o := range reads[0].Owned {
+					name := fmt.Sprintf("%d:%d", o.Partition, o.Epoch)
+					mu.Lock()
+					if seen[name] {
+						t.Errorf("epoch %s twice", name)
+					}
+					seen[name] = true
+					mu.Unlock()
+					releases = append(releases, Release{"l", o.Partition, o.Epoch})
+				}
+				if _, err := c.Release(f.ctx, c.session, releases, []string{"l"}); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	clients.Wait()
+	close(stop)
+	wg.Wait()
+	t.Logf("%d epochs in %d lives of the lease", len(seen), value[int](f, "SELECT generation FROM leases"))
+}
+
+func TestAWeightAsksForAPlan(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 1)
+	a.give("l", a.session)
+	ok, err := a.SetWeight(f.ctx, a.session, "l", 9)
+	f.ok(err)
+	expect(t, ok, true, "set")
+	expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, 0, 9}, "heartbeat")
+	expect(t, a.plan("l")[0].Members[0].Weight, 9, "weight")
+	ok, err = a.SetWeight(f.ctx, a.session, "other", 9)
+	f.ok(err)
+	expect(t, ok, false, "set where it is no member")
+}
+
+func TestOneClaimsAPlanAtATime(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("one", 1)
+	a.join("two", 1)
+	f.exec("UPDATE leases SET next_check_at = 'infinity' WHERE name = 'two'")
+	claim := func(c *client) string {
+		claimed, err := c.Claim(f.ctx, []string{"two", "one"})
+		f.ok(err)
+		return strings.Join(claimed, " ")
+	}
+	expect(t, claim(a), "one", "claimed by the first")
+	expect(t, claim(b), "", "claimed by the second")
+	f.exec("UPDATE leases SET next_check_at = clock_timestamp() + interval '1 hour'") // the clock stepped back
+	expect(t, claim(b), "one two", "claimed after a step of the clock")
+}
+
+func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.client("a"), f.client("b"), f.client("c")
+	a.join("z", 2)
+	a.join("m", 1)
+	b.join("m", 1)
+	b.join("d", 1)
+	c.join("q", 1)
+	names := func(plans []LeasePlan) (names []string) {
+		for _, p := range plans {
+			names = append(names, p.Name)
+		}
+		return names
+	}
+	expect(t, strings.Join(names(a.plan("z")), " "), "m z", "leases of z's plan")
+	expect(t, strings.Join(names(a.plan("m")), " "), "d m z", "leases of m's plan")
+	a.give("z", a.session, 0)
+	got := fmt.Sprintf("%+v", a.plan("z")[1])
+	want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Weight:1}] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] HomeIDs:[ ]}",
+		a.session, value[int64](f, "SELECT incarnation FROM clients WHERE session = $1", a.session))
+	expect(t, got, want, "plan")
+}

@@ -1,0 +1,217 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/sql"
+)
+
+func TestMigratingTwiceChangesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec("UPDATE server SET era = 7")
+	f.ok(Migrate(f.ctx, f.sql, f.schema))
+	_, err := f.sql.PgConn().Exec(f.ctx, sql.For(f.schema).Schema).ReadAll() // the text alone, as goose would run it
+	f.ok(err)
+	expect(t, f.text("SELECT era, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
+}
+
+func TestRacingMigrationsAllSucceed(t *testing.T) {
+	t.Parallel()
+	f := &fixture{TB: t, ctx: t.Context(), url: database(t)}
+	var wg sync.WaitGroup
+	errs := make([]error, 10)
+	for i := range errs {
+		conn := f.raw()
+		wg.Go(func() { errs[i] = Migrate(f.ctx, conn, "pgleases") })
+	}
+	wg.Wait()
+	f.ok(errors.Join(errs...))
+}
+
+func TestAnySchemaNameServes(t *testing.T) {
+	t.Parallel()
+	for _, schema := range []string{
+		`my "odd" schema`, "Upper", "with.dot", "$1", "it's", "pgleases", "$pgleases_body$", `back\slash`, "naïve", "SELECT",
+		strings.Repeat("x", 63),
+	} {
+		t.Run(schema, func(t *testing.T) {
+			t.Parallel()
+			f := fixtureIn(t, database(t), schema)
+			expect(t, value[int](f, "SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema), 1, "schemas of that name")
+			protocol(f)
+		})
+	}
+}
+
+// protocol runs every statement once, as they come in the lives of two clients.
+func protocol(f *fixture) {
+	f.Helper()
+	a, b := f.client("a"), f.client("b")
+	run := a.run()
+	expect(f.TB, a.join("l", 4).Joined, true, "joined")
+	b.join("l", 4)
+	expect(f.TB, a.give("l", a.session, a.session, b.session, b.session).Given, 4, "given")
+	expect(f.TB, a.owned("l"), "0:1 1:1", "owned")
+	expect(f.TB, a.give("l", b.session).Asked, 1, "asked")
+	ok, err := a.SetWeight(f.ctx, a.session, "l", 2)
+	f.ok(err)
+	expect(f.TB, ok, true, "weight set")
+	tx, err := f.session().Begin(f.ctx)
+	f.ok(err)
+	f.ok(guard(f, tx, "l", 2, 1))
+	f.ok(tx.Rollback(f.ctx))
+	released := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}}, "l")
+	expect(f.TB, len(released.Released), 2, "released")
+	claimed, err := b.Claim(f.ctx, []string{"l"})
+	f.ok(err)
+	expect(f.TB, len(claimed), 1, "claimed")
+	a.end(true)
+	expect(f.TB, b.beat().Alive, true, "alive")
+	f.expire(b)
+	expect(f.TB, len(a.evict().IDs), 1, "evicted")
+	settled, _, err := a.Settle(f.ctx, 0, run)
+	f.ok(err)
+	expect(f.TB, settled, false, "settled")
+	_, err = a.Superseder(f.ctx, "b")
+	f.ok(err)
+	_, err = a.Listen(f.ctx, random())
+	f.ok(err)
+}
+
+// guard is the fence as the library calls it, for a client with a second of trust.
+func guard(f *fixture, tx pgx.Tx, lease string, partition int, epoch int64) error {
+	_, err := tx.Exec(f.ctx, sql.For(f.schema).Guard, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 1000)
+	return err
+}
+
+func TestEverythingThatOperatorsSeeHasAComment(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	missing := f.text(`
+		SELECT c.relname, a.attname FROM pg_class AS c
+		LEFT JOIN (SELECT attrelid, attname, attnum FROM pg_attribute WHERE attnum > 0 AND NOT attisdropped
+		           UNION ALL SELECT oid, NULL, 0 FROM pg_class) AS a ON a.attrelid = c.oid
+		WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind IN ('r', 'v')
+		  AND coalesce(col_description(c.oid, nullif(a.attnum, 0)), CASE WHEN a.attnum = 0 THEN obj_description(c.oid, 'pg_class') END) IS NULL
+		UNION ALL
+		SELECT p.proname, NULL FROM pg_proc AS p
+		WHERE p.pronamespace = 'pgleases'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL`)
+	expect(t, missing, "", "without comment")
+}
+
+func TestASchemaThatDoesNotFitIsNamed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.conn()
+	f.ok(c.Fits(f.ctx))
+	var misfit *SchemaError
+	for _, change := range []struct {
+		sql, says string
+		tooNew    bool
+	}{
+		{"UPDATE schema_version SET version = 0", "has version 0, this code needs 1", false},
+		{"UPDATE schema_version SET version = 9, min_code = 3", "has version 9, which serves code for version 3 and later, this is for 1", true},
+		{"DELETE FROM schema_version", "is missing", false},
+		{"DROP SCHEMA pgleases CASCADE", "is missing", false},
+	} {
+		f.exec(change.sql)
+		err := c.Fits(f.ctx)
+		if !errors.As(err, &misfit) || !strings.Contains(err.Error(), change.says) || misfit.TooNew != change.tooNew {
+			t.Errorf("after %s: %v", change.sql, err)
+		}
+		err = c.Migrate(f.ctx)
+		if change.tooNew {
+			if !errors.As(err, &misfit) {
+				t.Errorf("migrating after %s: %v", change.sql, err)
+			}
+			f.exec("UPDATE schema_version SET version = 9, min_code = 1")
+			err = c.Fits(f.ctx)
+		}
+		f.ok(err)
+	}
+}
+
+func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
+	t.Parallel()
+	f := &fixture{TB: t, ctx: t.Context(), url: database(t), schema: "made"}
+	f.sql = f.raw()
+	role := f.role()
+	f.exec("REVOKE CREATE ON DATABASE " + f.sql.Config().Database + " FROM PUBLIC")
+	var misfit *SchemaError
+	if err := Migrate(f.ctx, f.as(role), "made"); !errors.As(err, &misfit) || !strings.Contains(err.Error(), "create it") {
+		t.Errorf("without the schema: %v", err)
+	}
+	f.exec("CREATE SCHEMA made AUTHORIZATION " + role)
+	f.ok(Migrate(f.ctx, f.as(role), "made"))
+	f.exec("REVOKE CREATE ON SCHEMA made FROM " + role)
+	f.ok(Migrate(f.ctx, f.as(role), "made")) // which has nothing to do, and so needs no right to do it
+}
+
+// role makes a role that owns nothing.
+func (f *fixture) role() string {
+	f.Helper()
+	role := fmt.Sprintf("pgtest_role_%d", random())
+	f.exec("CREATE ROLE " + role)
+	admin := f.raw()
+	f.Cleanup(func() {
+		_, err := admin.Exec(f.ctxOfCleanup(), "DROP OWNED BY "+role+" CASCADE; DROP ROLE "+role, pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			f.Errorf("drop role: %v", err)
+		}
+	})
+	return role
+}
+
+// as is a connection on which everything is done as a role.
+func (f *fixture) as(role string) *pgx.Conn {
+	f.Helper()
+	conn := f.raw()
+	_, err := conn.Exec(f.ctx, "SET ROLE "+role)
+	f.ok(err)
+	return conn
+}
+
+func TestAllStatementsRunAsTheyStand(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	names, err := fs.Glob(os.DirFS("../../sql"), "*.sql")
+	f.ok(err)
+	fields := reflect.TypeFor[sql.Statements]()
+	count := 0
+	for _, name := range names {
+		text, err := os.ReadFile("../../sql/" + name)
+		f.ok(err)
+		name = strings.TrimSuffix(name, ".sql")
+		if name == "grants" {
+			continue
+		}
+		count++
+		field, ok := fields.FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })
+		if !ok {
+			t.Errorf("no statement %s", name)
+			continue
+		}
+		statement := reflect.ValueOf(sql.For("pgleases")).FieldByIndex(field.Index).String()
+		if strings.HasPrefix(statement, "--") || strings.Contains(strings.ReplaceAll(statement, `"pgleases".`, ""), "pgleases.") {
+			t.Errorf("statement %s begins %q", name, statement[:40])
+		}
+		if name == "schema" {
+			continue
+		}
+		_, err = f.sql.PgConn().Exec(f.ctx, "PREPARE "+name+"_as_it_stands AS "+string(text)).ReadAll()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	expect(t, fields.NumField(), count, "statements that have a file")
+}

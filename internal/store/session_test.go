@@ -1,0 +1,358 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestRepeatingARegistrationChangesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.conn()
+	r := registration(random(), "a", 0, random(), 6*time.Second)
+	first, _, err := c.Register(f.ctx, r)
+	f.ok(err)
+	const state = "SELECT session, id, incarnation, ttl, host, pid, (SELECT count(*) FROM identities), (SELECT incarnation FROM identities) FROM clients"
+	before := f.text(state)
+	again, _, err := c.Register(f.ctx, r)
+	f.ok(err)
+	expect(t, again, first, "incarnation")
+	expect(t, f.text(state), before, "rows")
+}
+
+func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.conn()
+	older, newer := registration(random(), "a", 0, random(), 6*time.Second), registration(random(), "a", 0, random(), 6*time.Second)
+	newer.Host, newer.PID = "newer", 12
+	var err error
+	older.Incarnation, _, err = c.Register(f.ctx, older)
+	f.ok(err)
+	newer.Incarnation, _, err = c.Register(f.ctx, newer)
+	f.ok(err)
+	if newer.Incarnation <= older.Incarnation {
+		t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
+	}
+	beat, err := c.Heartbeat(f.ctx, older.Session)
+	f.ok(err)
+	expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
+
+	older.Session = random() // it registers anew
+	got, other, err := c.Register(f.ctx, older)
+	f.ok(err)
+	if got != 0 || other == nil || other.Host != "newer" || other.PID != 12 || !other.StartedAt.Equal(newer.StartedAt) {
+		t.Fatalf("the older one got incarnation %d, other process %+v", got, other)
+	}
+	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE session = $1", older.Session), 0, "sessions of the older")
+	superseder, err := c.Superseder(f.ctx, "a")
+	f.ok(err)
+	expect(t, superseder.Host, "newer", "superseder")
+
+	newer.Session = random()
+	got, _, err = c.Register(f.ctx, newer)
+	f.ok(err)
+	expect(t, got, newer.Incarnation, "incarnation of the newer, registered anew")
+	expect(t, value[int64](f, "SELECT incarnation FROM identities"), newer.Incarnation, "recorded")
+}
+
+func TestWhoWasFrozenUntilItsIDWasForgottenIsTheOlder(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.conn()
+	frozen := registration(random(), "a", 0, random(), time.Second)
+	var err error
+	frozen.Incarnation, _, err = c.Register(f.ctx, frozen)
+	f.ok(err)
+	frozen.Incarnation = max(1, frozen.Incarnation-24*60*60) // it was yesterday
+	f.exec("DELETE FROM clients")
+	f.exec("DELETE FROM identities")
+	newer, _, err := c.Register(f.ctx, registration(random(), "a", 0, random(), time.Second))
+	f.ok(err)
+	frozen.Session = random()
+	got, _, err := c.Register(f.ctx, frozen)
+	f.ok(err)
+	if got != 0 || newer <= frozen.Incarnation {
+		t.Errorf("the newer has incarnation %d, the frozen one %d, and got %d", newer, frozen.Incarnation, got)
+	}
+}
+
+func TestConcurrentRegistrationsOfAnIDDrawDistinctIncarnations(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	drawn := make([]int64, 12)
+	errs := make([]error, len(drawn))
+	var wg sync.WaitGroup
+	for i := range drawn {
+		c := f.conn()
+		wg.Go(func() {
+			drawn[i], _, errs[i] = c.Register(f.ctx, registration(random(), "a", 0, random(), 6*time.Second))
+		})
+	}
+	wg.Wait()
+	f.ok(errors.Join(errs...))
+	slices.Sort(drawn)
+	if len(slices.Compact(drawn)) != 12 || drawn[0] == 0 {
+		t.Fatalf("drew %v", drawn)
+	}
+}
+
+func TestAHeartbeatTellsThatTheSessionIsGone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	expect(t, a.beat().Alive, true, "alive")
+	f.exec("DELETE FROM clients")
+	beat := a.beat()
+	if beat.Alive || beat.Run.Started == 0 || beat.Run.Timeline == 0 || beat.Settled == 0 || beat.Clock == 0 {
+		t.Fatalf("%+v", beat)
+	}
+}
+
+func TestAHeartbeatTellsOfEachLeaseThatTheSessionJoined(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("one", 1)
+	a.join("two", 1)
+	b.join("three", 1)
+	a.give("one", a.session)
+	f.exec("UPDATE leases SET next_check_at = clock_timestamp() + interval '1 hour' WHERE name = 'two'") // the clock stepped back
+	beat := a.beat()
+	slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return len(y.Name) - len(x.Name) })
+	slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return int(y.Generation - x.Generation) })
+	if got := fmt.Sprint(beat.Leases); got != "[{one 2 -1µs 1} {two 1 0s 1}]" {
+		t.Fatal(got)
+	}
+	before := value[float64](f, "SELECT extract(epoch FROM expires_at) FROM clients WHERE session = $1", a.session)
+	if clock := float64(a.beat().Clock) / 1e6; before-clock > 6 || before-clock < 1 {
+		t.Fatalf("expires at %f, now %f", before, clock)
+	}
+	if due := b.beat().CheckDueIn; due <= 0 || due > 6*time.Second {
+		t.Fatalf("check due in %v", due)
+	}
+	f.exec("UPDATE server SET next_check_at = clock_timestamp() + interval '1 hour'")
+	expect(t, b.beat().CheckDueIn, 0, "check due in")
+}
+
+func TestAHeartbeatIsOneHotUpdatedRow(t *testing.T) {
+	t.Parallel()
+	f := fixtureIn(t, pgtest.Private(t, quiet()).URL(), "pgleases") // where no snapshot of autovacuum's keeps old rows
+	a := f.client("a")
+	a.join("l", 8)
+	const beats = 1000
+	for range beats {
+		a.beat()
+	}
+	a.Conn.Close() // reports its statistics
+	f.until("the statistics are all there", func() bool {
+		return value[int](f, "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'clients'") >= beats
+	})
+	expect(t, value[int](f, "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'clients'"), beats, "updates")
+	hot := value[int](f, "SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'clients'")
+	t.Logf("%d of %d updates were HOT", hot, beats)
+	if hot < beats*99/100 {
+		t.Errorf("only %d of %d updates were HOT", hot, beats)
+	}
+	expect(t, f.text("SELECT sum(n_tup_upd)::int FROM pg_stat_user_tables WHERE relname NOT IN ('clients', 'server')"), "0", "updates of other tables")
+}
+
+// quiet are settings under which the write-ahead log holds, and the disk has, only what the test's statements cause.
+func quiet() pgtest.Option {
+	return pgtest.WithSettings(map[string]string{
+		"wal_level": "minimal", "max_wal_senders": "0", "autovacuum": "off", "wal_writer_delay": "10s",
+	})
+}
+
+func TestAHeartbeatCostsLittleLogAndWaitsForNoFlush(t *testing.T) {
+	t.Parallel()
+	f := fixtureIn(t, pgtest.Private(t, quiet()).URL(), "pgleases")
+	a := f.client("a")
+	for l := range 20 {
+		a.join(fmt.Sprint("l", l), 8)
+	}
+	a.run()
+	for range 200 { // full-page images
+		a.beat()
+	}
+	const beats = 1000
+	insert := func() int64 { return value[int64](f, "SELECT pg_current_wal_insert_lsn() - '0/0'") }
+	before := insert()
+	flushes, last := 0, ""
+	start := time.Now()
+	for range beats {
+		a.beat()
+		if flushed := value[string](f, "SELECT pg_current_wal_flush_lsn()::text"); flushed != last {
+			flushes++
+			last = flushed
+		}
+	}
+	perBeat := float64(insert()-before) / beats
+	t.Logf("%.1f bytes of log per heartbeat, %d flushes in %v of %d heartbeats", perBeat, flushes-1, time.Since(start), beats)
+	if perBeat > 130 {
+		t.Errorf("a heartbeat writes %.1f bytes of log", perBeat)
+	}
+	if limit := 2 + int(10*time.Since(start).Seconds()); flushes > limit {
+		t.Errorf("%d flushes in %v", flushes, time.Since(start))
+	}
+}
+
+func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
+	t.Parallel()
+	f := fixtureIn(t, pgtest.Private(t, quiet()).URL(), "pgleases")
+	f.exec("ALTER DATABASE " + f.sql.Config().Database + " SET synchronous_commit = off")
+	probe := f.raw()
+	flushed := ""
+	waited := func() bool { // for the disk, since the last call: nothing else has the log written soon
+		before := flushed
+		flushed = valueOn[string](f, probe, "SELECT pg_current_wal_flush_lsn()::text")
+		return flushed != before
+	}
+	durable := func(what string) {
+		t.Helper()
+		if !waited() {
+			t.Errorf("%s is not on disk", what)
+		}
+	}
+	waited()
+	a, b := f.client("a"), f.client("b")
+	durable("a registration")
+	run := a.run()
+	a.join("l", 4)
+	durable("a join that makes the lease")
+	b.join("l", 4)
+	durable("a join")
+	a.give("l", a.session, a.session, b.session, b.session)
+	durable("an apply that gives")
+	a.give("l", b.session)
+	durable("an apply that asks")
+	a.release([]Release{{"l", 0, 1}})
+	durable("a release")
+	_, err := a.SetWeight(f.ctx, a.session, "l", 5)
+	f.ok(err)
+	durable("a weight")
+	a.release([]Release{{"l", 1, 1}}, "l")
+	durable("leaving")
+	claimed, err := b.Claim(f.ctx, []string{"l"})
+	f.ok(err)
+	expect(t, len(claimed), 1, "claimed")
+	durable("a claim")
+	a.end(true)
+	durable("the end of a session")
+	f.expire(b)
+	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
+	durable("an eviction")
+	f.exec("UPDATE server SET timeline = 77")
+	settled, _, err := a.Settle(f.ctx, time.Hour, run)
+	f.ok(err)
+	expect(t, settled, true, "settled")
+	durable("a settlement")
+
+	c := f.client("c")
+	durable("another registration")
+	c.beat()
+	if waited() {
+		t.Error("a heartbeat waits for the disk, or this test would not notice")
+	}
+	f.exec("SET synchronous_commit = remote_write") // and a stricter setting stays
+	expect(t, value[string](f, "SELECT CASE WHEN settings(true, 1) THEN current_setting('synchronous_commit') END"), "remote_write", "setting")
+}
+
+func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	quick := f.connect(f.connector(time.Second)) // waits for 250 ms
+	release := f.lock("SELECT FROM clients FOR UPDATE")
+	start := time.Now()
+	_, err := quick.Heartbeat(f.ctx, a.session)
+	if took := time.Since(start); Code(err) != "55P03" || took < 200*time.Millisecond || took > 2*time.Second {
+		t.Fatalf("after %v: %v", took, err)
+	}
+	if !Transient(err) {
+		t.Error("not transient")
+	}
+	release()
+	beat, err := quick.Heartbeat(f.ctx, a.session)
+	f.ok(err)
+	expect(t, beat.Alive, true, "alive afterwards")
+	expect(t, valueOn[string](f, quick.conn, "SHOW lock_timeout"), "0", "lock_timeout of the connection")
+	expect(t, valueOn[string](f, quick.conn, "SHOW synchronous_commit"), "on", "synchronous_commit of the connection")
+}
+
+func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	pid := a.conn.PgConn().PID()
+	release := f.lock("LOCK TABLE clients") // for which lock_timeout is set too late
+	ctx, cancel := context.WithCancel(f.ctx)
+	wait := later(func() error { _, err := a.Heartbeat(ctx, a.session); return err })
+	f.blocked(pid)
+	cancel()
+	start := time.Now()
+	if err := wait(); err == nil {
+		t.Fatal("no error")
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("returned %v after ctx", took)
+	}
+	f.until("no backend waits any more", func() bool {
+		return value[int](f, "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1", int64(pid)) == 0
+	})
+	release()
+	if a.Closed() {
+		t.Log("the connection is closed")
+		return
+	}
+	expect(t, a.beat().Alive, true, "alive")
+}
+
+func TestAClosedClientLeavesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 1)
+	a.end(false)
+	expect(t, value[int](f, "SELECT count(*) FROM clients"), 1, "sessions while it is a member")
+	a.release(nil, "l")
+	a.end(true)
+	a.end(true)
+	expect(t, f.text("SELECT (SELECT count(*) FROM clients), (SELECT count(*) FROM members), (SELECT count(*) FROM identities)"), "0|0|1", "clients, members, identities")
+}
+
+func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.clientTTL("a", 10*time.Minute)
+	quick := f.conn()
+	// An eviction has its snapshot, and waits for a lease, when the session of a short TTL comes.
+	run := a.run()
+	a.join("l", 1)
+	f.exec("INSERT INTO members VALUES ('l', 7, 1, now())") // an orphan
+	f.checkNow()
+	release := f.lock("SELECT FROM leases FOR UPDATE")
+	clock := a.beat().Clock
+	evicting := later(func() error { _, err := a.Evict(f.ctx, clock, time.Hour, run); return err })
+	f.blocked(a.conn.PgConn().PID())
+	registering := later(func() error {
+		_, _, err := quick.Register(f.ctx, registration(random(), "b", 0, random(), time.Second))
+		return err
+	})
+	f.until("the registration waits or is done", func() bool {
+		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0 OR EXISTS (SELECT FROM clients WHERE id = 'b')", int64(quick.conn.PgConn().PID()))
+	})
+	release()
+	f.ok(evicting())
+	f.ok(registering())
+	if due := value[float64](f, "SELECT extract(epoch FROM next_check_at - clock_timestamp()) FROM server"); due > 1 {
+		t.Fatalf("the next check is due in %f s", due)
+	}
+}

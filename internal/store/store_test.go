@@ -1,0 +1,330 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+// A fixture is a fresh database with the schema in it.
+type fixture struct {
+	testing.TB
+	ctx    context.Context
+	url    string
+	schema string
+	sql    *pgx.Conn // of the superuser, in which the schema is found without its name
+	runAs  string    // role of the clients; empty: the superuser itself
+}
+
+// database returns a fresh one, past a pooler: these tests look at the very backends that the statements run on.
+func database(t testing.TB) string {
+	direct, _ := pgtest.DirectURL(pgtest.Database(t))
+	return direct
+}
+
+func newFixture(t testing.TB) *fixture { return fixtureIn(t, database(t), "pgleases") }
+
+func fixtureIn(t testing.TB, url, schema string) *fixture {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	f := &fixture{TB: t, ctx: ctx, url: url, schema: schema}
+	f.sql = f.raw()
+	f.ok(Migrate(ctx, f.sql, schema))
+	f.exec("SET search_path = " + pgx.Identifier{schema}.Sanitize() + ", public")
+	return f
+}
+
+func (f *fixture) ok(err error) {
+	f.Helper()
+	if err != nil {
+		f.Fatal(err)
+	}
+}
+
+// raw is a plain connection.
+func (f *fixture) raw() *pgx.Conn {
+	f.Helper()
+	conn, err := pgx.Connect(f.ctx, f.url)
+	f.ok(err)
+	f.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// session is a plain connection in which the schema is found without its name.
+func (f *fixture) session() *pgx.Conn {
+	f.Helper()
+	conn := f.raw()
+	_, err := conn.Exec(f.ctx, "SET search_path = "+pgx.Identifier{f.schema}.Sanitize()+", public")
+	f.ok(err)
+	return conn
+}
+
+func (f *fixture) config() *pgx.ConnConfig {
+	f.Helper()
+	config, err := pgx.ParseConfig(f.url)
+	f.ok(err)
+	return config
+}
+
+func (f *fixture) connector(heartbeat time.Duration) *Connector {
+	f.Helper()
+	return NewConnector(f.config(), nil, f.schema, heartbeat)
+}
+
+func (f *fixture) conn() *Conn {
+	f.Helper()
+	return f.connect(f.connector(20 * time.Second))
+}
+
+func (f *fixture) connect(cr *Connector) *Conn {
+	f.Helper()
+	conn, err := cr.Connect(f.ctx)
+	f.ok(err)
+	f.Cleanup(conn.Close)
+	if f.runAs != "" {
+		f.ok(conn.exec(f.ctx, "SET ROLE "+f.runAs))
+	}
+	return conn
+}
+
+func (f *fixture) exec(statement string, args ...any) int64 {
+	f.Helper()
+	tag, err := f.sql.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	f.ok(err)
+	return tag.RowsAffected()
+}
+
+// value is the single value of a query.
+func value[T any](f *fixture, statement string, args ...any) T {
+	f.Helper()
+	return valueOn[T](f, f.sql, statement, args...)
+}
+
+func valueOn[T any](f *fixture, q interface {
+	QueryRow(context.Context, string, ...any) pgx.Row
+}, statement string, args ...any) (v T) {
+	f.Helper()
+	f.ok(q.QueryRow(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...).Scan(&v))
+	return v
+}
+
+// text is a query's rows, a line each, the columns between bars.
+func (f *fixture) text(statement string, args ...any) string {
+	f.Helper()
+	rows, err := f.sql.Query(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	f.ok(err)
+	lines, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+		values, err := row.Values()
+		words := make([]string, len(values))
+		for i, v := range values {
+			words[i] = fmt.Sprint(v)
+		}
+		return strings.Join(words, "|"), err
+	})
+	f.ok(err)
+	return strings.Join(lines, "\n")
+}
+
+func random() int64 { return rand.Int64N(1<<62) + 1 }
+
+// A client is a registered session with its connection.
+type client struct {
+	*Conn
+	f       *fixture
+	id      string
+	session int64
+}
+
+func (f *fixture) client(id string) *client {
+	f.Helper()
+	return f.clientTTL(id, 6*time.Second)
+}
+
+func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
+	f.Helper()
+	c := &client{f.conn(), f, id, random()}
+	incarnation, _, err := c.Register(f.ctx, registration(c.session, id, 0, random(), ttl))
+	f.ok(err)
+	if incarnation == 0 {
+		f.Fatalf("client %q was not registered", id)
+	}
+	return c
+}
+
+func registration(session int64, id string, incarnation, process int64, ttl time.Duration) Registration {
+	return Registration{session, id, incarnation, process, ttl, "host", 4711, time.Unix(1700000000, 0)}
+}
+
+// end ends the session, or finds that it is gone or goes on.
+func (c *client) end(gone bool) {
+	c.f.Helper()
+	got, err := c.End(c.f.ctx, c.session)
+	c.f.ok(err)
+	expect(c.f.TB, got, gone, "it is gone")
+}
+
+func (c *client) beat() Beat {
+	c.f.Helper()
+	beat, err := c.Heartbeat(c.f.ctx, c.session)
+	c.f.ok(err)
+	return beat
+}
+
+// run is the run of the server, marked.
+func (c *client) run() Run {
+	c.f.Helper()
+	c.f.ok(c.Mark(c.f.ctx, random()))
+	run := c.beat().Run
+	if run.Mark == 0 || run.Started == 0 || run.Timeline == 0 {
+		c.f.Fatalf("run is %+v", run)
+	}
+	return run
+}
+
+func (c *client) join(lease string, partitions int) Join {
+	c.f.Helper()
+	return c.joinWeight(lease, partitions, 1)
+}
+
+func (c *client) joinWeight(lease string, partitions, weight int) Join {
+	c.f.Helper()
+	joined, err := c.Join(c.f.ctx, c.session, lease, partitions, weight)
+	c.f.ok(err)
+	return joined
+}
+
+func (c *client) plan(leases ...string) []LeasePlan {
+	c.f.Helper()
+	plans, err := c.Plan(c.f.ctx, leases)
+	c.f.ok(err)
+	return plans
+}
+
+func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
+	c.f.Helper()
+	applied, err := c.Apply(c.f.ctx, plan, moves)
+	c.f.ok(err)
+	return applied
+}
+
+// give sends partitions to sessions by a fresh plan of the lease; it must be applied.
+func (c *client) give(lease string, targets ...int64) Applied {
+	c.f.Helper()
+	moves := make([]Move, len(targets))
+	for i, target := range targets {
+		moves[i] = Move{lease, i, target}
+	}
+	applied := c.apply(c.plan(lease), moves...)
+	if !applied.Applied {
+		c.f.Fatal("plan was not applied")
+	}
+	return applied
+}
+
+// owned is what the session owns of a lease: partition, epoch, and > where it is meant for another.
+func (c *client) owned(lease string) string {
+	c.f.Helper()
+	reads, err := c.Read(c.f.ctx, c.session, []string{lease})
+	c.f.ok(err)
+	var words []string
+	for _, read := range reads {
+		for _, o := range read.Owned {
+			word := fmt.Sprintf("%d:%d", o.Partition, o.Epoch)
+			if o.Moving {
+				word += ">"
+			}
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
+func (c *client) release(releases []Release, leaving ...string) Released {
+	c.f.Helper()
+	released, err := c.Release(c.f.ctx, c.session, releases, leaving)
+	c.f.ok(err)
+	return released
+}
+
+// expire makes sessions look as if they had stopped renewing long ago.
+func (f *fixture) expire(clients ...*client) {
+	f.Helper()
+	for _, c := range clients {
+		if f.exec("UPDATE clients SET expires_at = clock_timestamp() - interval '1 hour' WHERE session = $1", c.session) != 1 {
+			f.Fatalf("no session of %q", c.id)
+		}
+	}
+	f.checkNow()
+}
+
+func (f *fixture) checkNow() {
+	f.Helper()
+	f.exec("UPDATE server SET next_check_at = clock_timestamp()")
+}
+
+// evict evicts what the database's clock says has expired, as one would who has watched it for ten minutes.
+func (c *client) evict() Evicted {
+	c.f.Helper()
+	return c.evictAs(c.run(), 10*time.Minute)
+}
+
+func (c *client) evictAs(run Run, watched time.Duration) Evicted {
+	c.f.Helper()
+	evicted, err := c.Evict(c.f.ctx, c.beat().Clock, watched, run)
+	c.f.ok(err)
+	return evicted
+}
+
+// lock holds rows, in a transaction on a connection of its own, until the returned function is called.
+func (f *fixture) lock(statement string, args ...any) (release func()) {
+	f.Helper()
+	conn := f.session()
+	tx, err := conn.Begin(f.ctx)
+	f.ok(err)
+	_, err = tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	f.ok(err)
+	return func() { f.ok(tx.Commit(f.ctx)) }
+}
+
+// blocked returns once the connection waits for a lock.
+func (f *fixture) blocked(pid uint32) {
+	f.Helper()
+	f.until("the connection waits for a lock", func() bool {
+		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(pid))
+	})
+}
+
+// until asks until something is so.
+func (f *fixture) until(what string, is func() bool) {
+	f.Helper()
+	for !is() {
+		if f.ctx.Err() != nil {
+			f.Fatal("never came: " + what)
+		}
+	}
+}
+
+// later runs a function on its own goroutine; the returned one waits for it.
+func later[T any](do func() T) func() T {
+	done := make(chan T, 1)
+	go func() { done <- do() }()
+	return func() T { return <-done }
+}
+
+func expect[T comparable](t testing.TB, got, want T, what string) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}

@@ -1,0 +1,11 @@
+//go:build !linux
+
+package store
+
+import (
+	"syscall"
+	"time"
+)
+
+// tcpUserTimeout does nothing where there is no such option.
+func tcpUserTimeout(syscall.RawConn, time.Duration) {}
