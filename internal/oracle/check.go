@@ -1,0 +1,163 @@
+package oracle
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A Report is what the logs prove.
+type Report struct {
+	// Violations tell, each in one line, which two intervals overlap, which epochs repeat or fall, and which client showed
+	// partitions past its trust deadline, or lost them without telling. None is what is promised.
+	Violations []string
+
+	Overlaps  int
+	Clients   int
+	Intervals int
+	Reads     int64
+	Time      time.Duration // from the first read of all to the last
+	Gaps      []Gap         // by partition, in their order
+}
+
+// A Gap is a time during which nobody was seen to hold a partition.
+type Gap struct {
+	Before, After Interval
+}
+
+// Length returns how long it lasted.
+func (g Gap) Length() time.Duration { return g.After.First.Sub(g.Before.Last) }
+
+// LongestGap returns the longest of all, a zero one if there is none.
+func (r Report) LongestGap() Gap {
+	var longest Gap
+	for _, g := range r.Gaps {
+		if g.Length() > longest.Length() {
+			longest = g
+		}
+	}
+	return longest
+}
+
+func (r Report) String() string {
+	var gaps []time.Duration
+	for _, g := range r.Gaps {
+		gaps = append(gaps, g.Length())
+	}
+	slices.Sort(gaps)
+	text := fmt.Sprintf("%d overlaps, %d violations in all, %d clients, %d intervals, %d reads, %.0f reads/s",
+		r.Overlaps, len(r.Violations), r.Clients, r.Intervals, r.Reads, float64(r.Reads)/max(r.Time.Seconds(), 1e-9))
+	if len(gaps) > 0 {
+		longest := r.LongestGap()
+		text += fmt.Sprintf(", partitions without an owner: median %v, max %v (%d, from %s to %s)",
+			gaps[len(gaps)/2].Round(time.Millisecond), longest.Length().Round(time.Millisecond),
+			longest.Before.Partition, longest.Before.Client, longest.After.Client)
+	}
+	return text
+}
+
+// Check compares the logs of all clients of one lease.
+func Check(logs []Log) Report {
+	r := Report{Clients: len(logs)}
+	var began, last Instant
+	partitions := make(map[int][]Interval)
+	for _, log := range logs {
+		r.Reads += log.Reads
+		r.Intervals += len(log.Intervals)
+		if log.Reads > 0 {
+			if began == 0 || log.Began < began {
+				began = log.Began
+			}
+			last = max(last, log.Last)
+		}
+		if log.Stale > 0 {
+			r.violate("%s showed partitions past its trust deadline in %d reads", log.Client, log.Stale)
+		}
+		if log.Untold > 0 {
+			r.violate("%s lost partitions %d times without telling", log.Client, log.Untold)
+		}
+		for _, i := range log.Intervals {
+			partitions[i.Partition] = append(partitions[i.Partition], i)
+		}
+	}
+	r.Time = last.Sub(began)
+	for _, n := range slices.Sorted(maps.Keys(partitions)) {
+		intervals := partitions[n]
+		r.overlaps(intervals)
+		r.epochs(intervals)
+		r.gaps(intervals)
+	}
+	slices.Sort(r.Violations)
+	return r
+}
+
+func (r *Report) violate(format string, args ...any) {
+	r.Violations = append(r.Violations, fmt.Sprintf(format, args...))
+}
+
+// overlaps finds the pairs of intervals of one partition that certainly overlap.
+func (r *Report) overlaps(intervals []Interval) {
+	slices.SortFunc(intervals, func(a, b Interval) int { return cmp.Compare(a.First, b.First) })
+	var before []Interval // those that may reach into what follows
+	for _, i := range intervals {
+		before = slices.DeleteFunc(before, func(b Interval) bool { return b.Last < i.First })
+		for _, b := range before {
+			if b.Client != i.Client && i.Last >= b.First {
+				r.Overlaps++
+				r.violate("overlap of %v: %v; %v, %v after the other began",
+					min(b.Last, i.Last).Sub(i.First), b, i, i.First.Sub(b.First))
+			}
+		}
+		before = append(before, i)
+	}
+}
+
+// epochs finds what certainly contradicts that every ownership of a partition has an epoch of its own, higher than all
+// before.
+func (r *Report) epochs(intervals []Interval) {
+	byEpoch := slices.DeleteFunc(slices.Clone(intervals), func(i Interval) bool { return i.Epoch == 0 })
+	slices.SortStableFunc(byEpoch, func(a, b Interval) int { return cmp.Compare(b.Epoch, a.Epoch) })
+	var higher *Interval // of the higher epochs, the one that was held first
+	for n := 0; n < len(byEpoch); {
+		group := n
+		for ; n < len(byEpoch) && byEpoch[n].Epoch == byEpoch[group].Epoch; n++ {
+			i := byEpoch[n]
+			if n > group {
+				r.violate("epoch repeats: %v; %v, %v after the other", byEpoch[n-1], i, i.First.Sub(byEpoch[n-1].Last))
+			}
+			if higher != nil && higher.First <= i.Last {
+				r.violate("epoch falls: %v; then %v", *higher, i)
+			}
+		}
+		for i := range byEpoch[group:n] {
+			if i := &byEpoch[group+i]; higher == nil || i.First < higher.First {
+				higher = i
+			}
+		}
+	}
+}
+
+// gaps takes the intervals in the order of their beginnings.
+func (r *Report) gaps(intervals []Interval) {
+	latest := intervals[0]
+	for _, i := range intervals[1:] {
+		if g := (Gap{latest, i}); g.Length() > 0 {
+			r.Gaps = append(r.Gaps, g)
+		}
+		if i.Last > latest.Last {
+			latest = i
+		}
+	}
+}
+
+// Err returns the violations as one error, the first twenty in full; nil if there are none.
+func (r Report) Err() error {
+	if len(r.Violations) == 0 {
+		return nil
+	}
+	text := strings.Join(r.Violations[:min(20, len(r.Violations))], "\n")
+	return fmt.Errorf("oracle: %d violations:\n%s", len(r.Violations), text)
+}

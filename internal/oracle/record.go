@@ -1,0 +1,141 @@
+package oracle
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An Instant is a reading of a clock that all processes of the machine share, in nanoseconds.
+type Instant int64
+
+// Sub returns i - j.
+func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
+
+// An Interval is a time through which a client held a partition under one epoch, at the least.
+type Interval struct {
+	Client    string
+	Partition int
+	Epoch     int64   // 0: gone before it could be asked for
+	First     Instant // when the first read that showed it returned
+	Last      Instant // when the last read that showed it began; before First if there was only one
+	Open      bool    // shown by the last read of all
+}
+
+func (i Interval) String() string {
+	return fmt.Sprintf("%s held %d@%d for %v", i.Client, i.Partition, i.Epoch, i.Last.Sub(i.First))
+}
+
+// A Log is what a Recorder wrote.
+type Log struct {
+	Client    string
+	Began     Instant // of the first read
+	Last      Instant // of the last read
+	Reads     int64
+	Stale     int64 // reads that showed partitions past the trust deadline
+	Untold    int64 // losses of which no context told
+	Intervals []Interval
+}
+
+// Held returns the partitions that the last read showed, ascending.
+func (l Log) Held() []int {
+	held := []int{}
+	for _, i := range l.Intervals {
+		if i.Open {
+			held = append(held, i.Partition)
+		}
+	}
+	slices.Sort(held) // intervals stand in the order of their beginnings
+	return held
+}
+
+// The file: a header, then one record for each interval. All are little-endian words, written in one piece each, so that
+// a process that is killed in between leaves words that go together.
+const (
+	magic      = 0x70676c6f67303200
+	headerSize = 6 * 8 // magic, began, last, reads, stale, untold
+	recordSize = 4 * 8 // partition, epoch, first, last; the last is 0 while the interval is open
+)
+
+// A file is the log on its way to disk.
+type file struct {
+	f       *os.File
+	records int64
+}
+
+func createFile(path string) (*file, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
+	return &file{f: f}, err
+}
+
+func (f *file) header(began, last Instant, reads, stale, untold int64) error {
+	return f.write(0, magic, int64(began), int64(last), reads, stale, untold)
+}
+
+// open appends an interval and returns its number.
+func (f *file) open(partition int, epoch int64, first Instant) (int64, error) {
+	n := f.records
+	f.records++
+	return n, f.write(headerSize+n*recordSize, int64(partition), epoch, int64(first), 0)
+}
+
+// close ends an interval.
+func (f *file) close(n int64, last Instant) error {
+	return f.write(headerSize+n*recordSize+3*8, int64(last))
+}
+
+func (f *file) write(offset int64, words ...int64) error {
+	buffer := make([]byte, 0, headerSize)
+	for _, w := range words {
+		buffer = binary.LittleEndian.AppendUint64(buffer, uint64(w))
+	}
+	_, err := f.f.WriteAt(buffer, offset)
+	return err
+}
+
+// Read reads a log, also while it is being written, or after its writer was killed. The client is named like the file. A log
+// that was not begun is empty.
+func Read(path string) (Log, error) {
+	log := Log{Client: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) || err == nil && len(text) < headerSize {
+		return log, nil
+	}
+	if err != nil {
+		return log, err
+	}
+	word := func(i int) int64 { return int64(binary.LittleEndian.Uint64(text[i*8:])) }
+	if word(0) != magic {
+		return log, fmt.Errorf("oracle: %s is no log", path)
+	}
+	log.Began, log.Last, log.Reads, log.Stale, log.Untold = Instant(word(1)), Instant(word(2)), word(3), word(4), word(5)
+	for at := headerSize; at+recordSize <= len(text); at += recordSize {
+		i := at / 8
+		interval := Interval{log.Client, int(word(i)), word(i + 1), Instant(word(i + 2)), Instant(word(i + 3)), false}
+		if interval.Last == 0 {
+			interval.Last, interval.Open = log.Last, true
+		}
+		log.Intervals = append(log.Intervals, interval)
+	}
+	return log, nil
+}
+
+// ReadAll reads the logs at the paths that match the pattern of filepath.Glob.
+func ReadAll(pattern string) ([]Log, error) {
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		return nil, err
+	}
+	logs := make([]Log, len(paths))
+	for i, path := range paths {
+		if logs[i], err = Read(path); err != nil {
+			return nil, err
+		}
+	}
+	return logs, nil
+}
