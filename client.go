@@ -1,0 +1,250 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/sql"
+)
+
+// closeGrace is how long Close and Leave go on releasing what is free after their ctx ended.
+const closeGrace = 2 * time.Second
+
+// A Client is one process's part in all the leases of a schema. It keeps one connection of its own, outside the pool's
+// slots, on which it sends heartbeats; a pool that is exhausted or slow costs it nothing. Open one client per process.
+// All methods are safe for concurrent use.
+type Client struct {
+	options    options
+	log        *slog.Logger
+	statements sql.Statements
+	requests   chan func(*engine)
+	wake       chan struct{} // of capacity one: wake-ups coalesce
+	numbers    atomic.Pointer[numbers]
+
+	done     chan struct{}
+	err      error // why it ended; set before done is closed
+	closeErr error // what was left behind; set before done is closed
+}
+
+// NewClient opens a client where the pool's connections go, on a connection of its own. It borrows the pool, of which it
+// takes the configuration only, and never closes it. The schema is created or migrated where it is needed, unless
+// WithoutMigration is given.
+//
+// ctx covers the opening only. The errors: a bad option, the connection's, ErrSchema, or the database's where the role
+// lacks rights. Nothing stays behind then.
+func NewClient(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Client, error) {
+	o, err := newOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	if pool == nil {
+		return nil, errors.New("pgleases: open client: pool is nil")
+	}
+	config := pool.Config()
+	return open(ctx, config.ConnConfig, config.BeforeConnect, o)
+}
+
+// Open opens a client from a connection string, for applications that do not use pgxpool (database/sql, lib/pq, gorm).
+// Otherwise it is NewClient.
+func Open(ctx context.Context, connString string, opts ...Option) (*Client, error) {
+	o, err := newOptions(opts)
+	if err != nil {
+		return nil, err
+	}
+	config, err := pgxpool.ParseConfig(connString)
+	if err != nil {
+		return nil, fmt.Errorf("pgleases: open client: %w", err)
+	}
+	return open(ctx, config.ConnConfig, nil, o)
+}
+
+func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error,
+	o options) (*Client, error) {
+	if o.connConfig != nil {
+		config = o.connConfig
+	}
+	connector := store.NewConnector(config.Copy(), beforeConnect, o.schema, o.heartbeat)
+	first, err := connector.Connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
+	}
+	if o.noMigration {
+		err = first.Fits(ctx)
+	} else {
+		err = first.Migrate(ctx)
+	}
+	if err != nil {
+		first.Close()
+		return nil, openError("open client", o.schema, err)
+	}
+	connect := func(ctx context.Context) (conn, error) {
+		c, err := connector.Connect(ctx)
+		if err != nil {
+			return nil, err // not a nil *store.Conn in an interface
+		}
+		return c, nil
+	}
+	return start(ctx, first, connect, o)
+}
+
+// start registers a client on its first connection, and sets its goroutine going.
+func start(ctx context.Context, first conn, connect func(context.Context) (conn, error), o options) (*Client, error) {
+	c := &Client{
+		options:    o,
+		log:        o.logger.With(slog.String("client", o.clientID)),
+		statements: sql.For(o.schema),
+		requests:   make(chan func(*engine)),
+		wake:       make(chan struct{}, 1),
+		done:       make(chan struct{}),
+	}
+	e := newEngine(c, first, connect)
+	if err := e.registerFirst(ctx); err != nil {
+		first.Close()
+		return nil, openError(fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
+	}
+	go e.run()
+	return c, nil
+}
+
+// Migrate creates the schema, or brings it up to date. It is idempotent and safe to race; where nothing is to be done it needs
+// no more than the right to read. ctx covers all of it. It honours WithSchema.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
+	o, err := newOptions(opts)
+	if err != nil {
+		return err
+	}
+	if pool == nil {
+		return errors.New("pgleases: migrate: pool is nil")
+	}
+	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), o.schema) })
+	return openError("migrate", o.schema, err)
+}
+
+// Schema returns the DDL that Migrate runs, for goose, tern, Flyway and the like. It honours WithSchema.
+func Schema(opts ...Option) (string, error) {
+	o, err := newOptions(opts)
+	if err != nil {
+		return "", err
+	}
+	return sql.For(o.schema).Schema, nil
+}
+
+// openError says what to do about an error of opening or migrating.
+func openError(doing, schema string, err error) error {
+	var misfit *store.SchemaError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &misfit) && misfit.TooNew:
+		return fmt.Errorf("pgleases: %s: %w: %s: run a newer version of this library", doing, ErrSchema, misfit)
+	case errors.As(err, &misfit):
+		return fmt.Errorf("pgleases: %s: %w: %s: run pgleases.Migrate, or the DDL that pgleases.Schema returns, as a role that may",
+			doing, ErrSchema, misfit)
+	case store.Denied(err):
+		return fmt.Errorf("pgleases: %s: the role lacks rights in schema %q, see sql/grants.sql: %w", doing, schema, err)
+	}
+	return fmt.Errorf("pgleases: %s: %w", doing, err)
+}
+
+// ID returns the client's ID.
+func (c *Client) ID() string { return c.options.clientID }
+
+// Lease joins a lease of so many partitions (1 to 65,536), which is made if it does not exist, and returns once the
+// database has the membership, not once anything is owned: see Lease.Wait. The name has 1 to 255 bytes of UTF-8
+// without NUL.
+//
+// ctx covers the joining only; if it ends first its cause is returned and no membership stays behind. Joining a lease
+// again with the same number and options returns the same Lease, with others an error that names both. The other
+// errors: ErrPartitionCount where it exists with another number, ErrClosed and ErrSuperseded after the client's end,
+// a bad option, the database's.
+func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ...LeaseOption) (*Lease, error) {
+	o, err := newLeaseOptions(name, partitions, opts)
+	if err != nil {
+		return nil, err
+	}
+	j := &joining{name: name, partitions: partitions, options: o, done: make(chan error, 1)}
+	if err := c.request(ctx, j.done, func(e *engine) { e.join(j) }); err != nil {
+		_ = c.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.abandon(j) })
+		return nil, fmt.Errorf("pgleases: join lease %q: %w", name, err)
+	}
+	return j.lease, nil
+}
+
+// Done returns a channel that is closed when the client has ended: closed, or superseded by a newer process of the same ID.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err returns why the client ended, ErrClosed or ErrSuperseded; nil while it has not.
+func (c *Client) Err() error {
+	select {
+	case <-c.done:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// Close ends the client: Values of its leases is empty at once, Run callbacks are asked to end, partitions are handed over
+// as their work ends, and the client leaves. End loops over bare Values first: the hand-off delay is not paid here.
+//
+// ctx bounds the wait for work only. When it has ended, also when it had before, what is free is still released, for up to
+// 2 s; what is in work is not: its contexts are cancelled with ErrClosed and it moves when the session expires, a TTL after
+// its last heartbeat. Close returns what was left in work, joined with the cause of ctx. Goroutines and the connection are
+// gone when it returns. Without a database it stops trying when ctx has ended or nothing is trusted any more. It is
+// idempotent, legal before any Lease, and never closes the pool.
+func (c *Client) Close(ctx context.Context) error {
+	_ = c.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.close(ErrClosed) })
+	// After the request to close, so that what hurry ends, it ends for the reason of the close.
+	defer context.AfterFunc(ctx, func() {
+		_ = c.request(context.Background(), nil, func(e *engine) { e.hurry(context.Cause(ctx)) })
+	})()
+	<-c.done
+	return c.closeErr
+}
+
+// request has the client's goroutine run f, and waits for what f or a later turn sends to done, if done is not nil. It stops
+// waiting at the end of ctx, or of the client.
+func (c *Client) request(ctx context.Context, done <-chan error, f func(*engine)) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case c.requests <- f:
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if done == nil {
+		return nil
+	}
+	var err error
+	select {
+	case err = <-done:
+		return err
+	case <-c.done:
+		err = c.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	select {
+	case err = <-done: // both came: it is done
+	default:
+	}
+	return err
+}
+
+// wakeUp has the client's goroutine look for work that ended.
+func (c *Client) wakeUp() {
+	select {
+	case c.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}

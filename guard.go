@@ -1,0 +1,91 @@
+package pgleases
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Guard fences a transaction: it passes only while p is owned under exactly p's epoch, and from then on a take-over of the
+// partition waits until the transaction ends. Call it before the writes, in the same transaction, and commit: the
+// writes are then ordered before everything that the next owner does under its own Guard. ErrNotOwner tells that p is
+// not owned any more; roll back.
+//
+// The lock lasts as long as the transaction or savepoint in which Guard was called; it needs a read-write
+// transaction. In a REPEATABLE READ or SERIALIZABLE one that began before a change of the partition, the database
+// reports a serialization failure instead (SQLSTATE 40001). Guard lowers idle_in_transaction_session_timeout, for this
+// transaction only, to the trust that is left, so that a process that froze inside it gives the partition free; a
+// statement that runs on is not bounded. While a partition drains, Guard still passes. A failover to a standby ends every epoch
+// once the new server was watched for a TTL: Guard refuses those of before.
+//
+// It costs one round trip on the transaction's own connection, which ctx covers. A Partition made from a stored number and
+// epoch is checked the same way.
+func (l *Lease) Guard(ctx context.Context, tx pgx.Tx, p Partition) error {
+	left, err := l.guardable(p)
+	if err == nil && tx == nil {
+		err = errNoTransaction
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, l.client.statements.Guard, l.name, int32(p.Number), p.Epoch, left)
+	}
+	return l.guardError(p, err)
+}
+
+// GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
+func (l *Lease) GuardSQL(ctx context.Context, tx *sql.Tx, p Partition) error {
+	left, err := l.guardable(p)
+	if err == nil && tx == nil {
+		err = errNoTransaction
+	}
+	if err == nil {
+		_, err = tx.ExecContext(ctx, l.client.statements.Guard, l.name, p.Number, p.Epoch, left)
+	}
+	return l.guardError(p, err)
+}
+
+var errNoTransaction = errors.New("transaction is nil")
+
+// guardable checks what can be known without the database, and returns the trust left in milliseconds.
+func (l *Lease) guardable(p Partition) (int64, error) {
+	select {
+	case <-l.ended:
+		return 0, l.endErr
+	default:
+	}
+	if p.Number < 0 || p.Number >= l.partitions {
+		return 0, fmt.Errorf("%w: the lease has partitions 0 to %d", ErrNotOwner, l.partitions-1)
+	}
+	t := l.snapshot.Load().term
+	if o := p.ownership; o != nil {
+		if o.lease != l {
+			return 0, fmt.Errorf("%w: the partition is of lease %q", ErrNotOwner, o.lease.name)
+		}
+		if o.ctx.Err() != nil {
+			return 0, fmt.Errorf("%w: %w", ErrNotOwner, context.Cause(o.ctx))
+		}
+		t = o.term
+	}
+	left := t.left()
+	if left <= 0 {
+		return 0, fmt.Errorf("%w: %w", ErrNotOwner, ErrTrustLost)
+	}
+	return max(1, int64(left/time.Millisecond)), nil
+}
+
+func (l *Lease) guardError(p Partition, err error) error {
+	if err == nil {
+		return nil
+	}
+	// Drivers agree on this method, and on nothing else.
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) && coded.SQLState() == store.CodeNotOwner {
+		err = ErrNotOwner
+	}
+	return fmt.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", p.Number, l.name, p.Epoch, err)
+}

@@ -1,0 +1,88 @@
+package pgleases
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// A Hold pins the partitions that a client owned when it was taken: none of them is handed over before it is released.
+// All methods are safe for concurrent use.
+type Hold struct {
+	lease   *Lease
+	values  []int
+	owned   []*ownership
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	release sync.Once
+}
+
+// Hold pins what this client owns now, for a piece of work: take one, work on its Values, release it, take the next. A
+// partition that is wanted elsewhere leaves once no open hold contains it. Past the trust deadline, and after the
+// lease ended, the hold is empty. Its context is a child of ctx. Always Release it.
+func (l *Lease) Hold(ctx context.Context) *Hold {
+	h := &Hold{lease: l, values: noValues}
+	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.snapshot.Load()
+	if !s.term.trusted() || len(s.values) == 0 {
+		return h
+	}
+	h.values, h.owned = s.values, s.owned
+	for _, o := range h.owned {
+		o.pins++
+	}
+	if l.holds == nil {
+		l.holds = make(map[*Hold]struct{})
+	}
+	l.holds[h] = struct{}{}
+	for _, o := range h.owned { // who ended one before it could see this hold did not tell it
+		if o.ctx.Err() != nil {
+			h.cancel(context.Cause(o.ctx))
+		}
+	}
+	return h
+}
+
+// Values returns the partitions that the hold pins, ascending. The slice is shared: clone it before writing.
+func (h *Hold) Values() []int { return h.values }
+
+// Partition returns the ownership that the hold pins, for Guard, and whether the hold contains the partition.
+func (h *Hold) Partition(partition int) (Partition, bool) {
+	i, found := slices.BinarySearch(h.values, partition)
+	if !found {
+		return Partition{}, false
+	}
+	return h.owned[i].partition(), true
+}
+
+// Context returns the context for the work: it ends, with the cause, as soon as one of the hold's ownerships does
+// (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrClosed) or the context given to Lease.Hold, and with Release. A
+// hand-over alone does not end it.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Release ends the hold. Only the first call does anything.
+func (h *Hold) Release() {
+	h.release.Do(func() {
+		h.cancel(context.Canceled)
+		l := h.lease
+		l.mu.Lock()
+		freed := false
+		for _, o := range h.owned {
+			o.pins--
+			freed = freed || o.pins == 0 && o.wish.Err() != nil
+		}
+		delete(l.holds, h)
+		l.mu.Unlock()
+		if freed {
+			l.client.wakeUp()
+		}
+	})
+}
+
+// contains reports whether the hold pins the ownership.
+func (h *Hold) contains(o *ownership) bool {
+	i, found := slices.BinarySearch(h.values, o.number)
+	return found && h.owned[i] == o
+}

@@ -1,0 +1,233 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Lease is a client's part in a lease: it tells which partitions the client owns now. It outlives sessions: after an
+// outage or an eviction the client joins again by itself. All methods are safe for concurrent use.
+type Lease struct {
+	client     *Client
+	name       string
+	partitions int
+	options    leaseOptions
+
+	snapshot atomic.Pointer[snapshot]
+	running  atomic.Bool   // a Run is under way
+	ended    chan struct{} // closed when the lease was left or its client ended
+	endErr   error         // why; set before ended is closed
+
+	// mu guards holds, and the pins of this lease's ownerships. Whoever pins loads the snapshot while it holds mu; the
+	// client's goroutine stores the new snapshot first and then looks for pins while it holds mu, so that an
+	// ownership that it withdrew is either pinned by then or never will be.
+	mu    sync.Mutex
+	holds map[*Hold]struct{}
+
+	membership // the client's goroutine only
+}
+
+// A snapshot is what readers see of a lease, published by the client's goroutine and never changed.
+type snapshot struct {
+	term    *term
+	values  []int        // ascending
+	owned   []*ownership // by values
+	changed chan struct{}
+	read    atomic.Bool // somebody read values, and may be working on them
+}
+
+// A term is the time through which a client was trusted without a break. Once over, it stays over: a reader that was
+// stopped on its way from an old snapshot to the clock finds the old term's end there, not the new term's.
+type term struct {
+	opened   time.Time
+	deadline atomic.Int64 // trust deadline, nanoseconds after opened; 0: over
+}
+
+func (t *term) trusted() bool { return t.left() > 0 }
+
+// left is how much trust is left; 0 or less where there is none. Whoever finds it over ends it for all: a heartbeat that was
+// answered just then does not bring it back.
+func (t *term) left() time.Duration {
+	for {
+		deadline := t.deadline.Load()
+		left := time.Duration(deadline) - time.Since(t.opened)
+		if left > 0 || deadline == 0 || t.deadline.CompareAndSwap(deadline, 0) {
+			return left
+		}
+	}
+}
+
+// prolong moves the deadline, and reports whether it did: a term that is over stays so.
+func (t *term) prolong(deadline time.Time) bool {
+	old := t.deadline.Load()
+	return old != 0 && t.deadline.CompareAndSwap(old, int64(deadline.Sub(t.opened)))
+}
+
+// An ownership is one client's ownership of a partition under one epoch.
+type ownership struct {
+	lease  *Lease
+	term   *term
+	number int
+	epoch  int64
+
+	ctx  context.Context // ends with the ownership
+	end  context.CancelCauseFunc
+	wish context.Context // ends when the owner is asked to hand over, at the latest with the ownership
+	ask  context.CancelCauseFunc
+
+	pins int // open holds and running callbacks; guarded by lease.mu
+
+	drain // the client's goroutine only
+}
+
+var noValues = []int{}
+
+// Name returns the lease's name.
+func (l *Lease) Name() string { return l.name }
+
+// Partitions returns the number of partitions of the lease.
+func (l *Lease) Partitions() int { return l.partitions }
+
+// Values returns the partitions that this client owns now, ascending; empty, never nil, if none. It reads the clock:
+// past the trust deadline it is empty at once, whatever the process slept through. It takes nanoseconds, so call it as
+// often as it matters. The slice is shared: clone it before writing.
+func (l *Lease) Values() []int {
+	s := l.read()
+	if !s.term.trusted() {
+		return noValues
+	}
+	return s.values
+}
+
+// Owns reports whether this client owns the partition now, as Values does.
+func (l *Lease) Owns(partition int) bool {
+	_, owned := slices.BinarySearch(l.Values(), partition)
+	return owned
+}
+
+// read returns the current snapshot, marked as read. A snapshot that is withdrawn between the load and the mark is not
+// returned: who withdraws stores the next one first and then looks at the mark.
+func (l *Lease) read() *snapshot {
+	for {
+		s := l.snapshot.Load()
+		if s.read.Load() {
+			return s
+		}
+		s.read.Store(true)
+		if l.snapshot.Load() == s {
+			return s
+		}
+	}
+}
+
+// Partition returns this client's ownership of the partition, with its epoch, and whether it owns it now.
+func (l *Lease) Partition(partition int) (Partition, bool) {
+	s := l.snapshot.Load()
+	i, found := slices.BinarySearch(s.values, partition)
+	if !found || !s.term.trusted() {
+		return Partition{}, false
+	}
+	return s.owned[i].partition(), true
+}
+
+func (o *ownership) partition() Partition {
+	return Partition{Number: o.number, Epoch: o.epoch, ownership: o}
+}
+
+// PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign
+// bit, modulo Partitions. The SQL function partition_for(key, partitions) returns the same.
+func (l *Lease) PartitionFor(key string) int { return partitionFor(key, l.partitions) }
+
+// Changed returns a channel that is closed at the next change of what Values and Partition tell, the passing of the trust
+// deadline included. Take it before reading Values, and a change in between is not missed. After the lease or its
+// client ended it is closed already.
+func (l *Lease) Changed() <-chan struct{} { return l.snapshot.Load().changed }
+
+// Wait waits until the client owns at least one partition of the lease. It returns the cause of ctx if that ends first, and
+// the cause of the lease's or client's end.
+func (l *Lease) Wait(ctx context.Context) error {
+	for {
+		s := l.snapshot.Load()
+		if len(s.values) > 0 && s.term.trusted() {
+			return nil
+		}
+		select {
+		case <-l.ended:
+			return fmt.Errorf("pgleases: wait for lease %q: %w", l.name, l.endErr)
+		default:
+		}
+		select {
+		case <-s.changed:
+		case <-ctx.Done():
+			return fmt.Errorf("pgleases: wait for lease %q: %w", l.name, context.Cause(ctx))
+		}
+	}
+}
+
+// TrustDeadline returns until when what the lease tells can be trusted if no further heartbeat succeeds, to bound a call
+// to something outside; the zero time where nothing can be trusted now.
+func (l *Lease) TrustDeadline() time.Time {
+	t := l.snapshot.Load().term
+	deadline := time.Duration(t.deadline.Load())
+	if deadline == 0 || !t.trusted() {
+		return time.Time{}
+	}
+	return t.opened.Add(deadline)
+}
+
+// SetWeight changes the client's share relative to the other members': 0 to 1,000. It returns once the database has it;
+// partitions move afterwards. If ctx ends first its cause is returned, and the change may still come.
+func (l *Lease) SetWeight(ctx context.Context, weight int) error {
+	if err := checkWeight(l.name, weight); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	err := l.client.request(ctx, done, func(e *engine) { e.setWeight(l, weight, done) })
+	if err != nil {
+		return fmt.Errorf("pgleases: set weight of lease %q: %w", l.name, err)
+	}
+	return nil
+}
+
+// Leave ends the client's part in the lease: Values is empty at once, Run callbacks are asked to end, and what is no
+// longer in work is handed over. It waits for work until ctx ends; what is still in work then keeps its partition
+// until the work ends, and is returned as an error joined with the cause of ctx. The Lease is of no use afterwards;
+// Client.Lease joins anew. Leave is idempotent, and does not pay the hand-off delay: stop a loop over Values first.
+func (l *Lease) Leave(ctx context.Context) error {
+	// Not bounded by ctx: what is free is released also when ctx has ended already.
+	_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.leave(l) })
+	select {
+	case <-l.ended:
+		return nil
+	case <-ctx.Done():
+	}
+	if working := l.working(); len(working) > 0 {
+		return errors.Join(fmt.Errorf("pgleases: leave lease %q: partitions still in work: %s",
+			l.name, FormatPartitions(working)), context.Cause(ctx))
+	}
+	select {
+	case <-l.ended:
+		return nil
+	case <-time.After(closeGrace):
+		return errors.Join(fmt.Errorf("pgleases: leave lease %q: not released yet", l.name), context.Cause(ctx))
+	}
+}
+
+// working returns the partitions that a hold or a callback keeps.
+func (l *Lease) working() []int {
+	done := make(chan error, 1)
+	var working []int
+	err := l.client.request(context.Background(), done, func(e *engine) {
+		working = e.pinned(l)
+		done <- nil
+	})
+	if err != nil {
+		return nil
+	}
+	return working
+}

@@ -1,0 +1,216 @@
+package pgleases
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	defaultTTL     = 6 * time.Second
+	minHeartbeat   = 10 * time.Millisecond
+	minTTL         = time.Second
+	maxTTL         = 10 * time.Minute
+	defaultSchema  = "pgleases"
+	maxPartitions  = 65536
+	maxWeight      = 1000
+	maxNameBytes   = 255
+	maxSchemaBytes = 63 // PostgreSQL cuts longer identifiers off
+	defaultHandoff = time.Second
+)
+
+// options of a client.
+type options struct {
+	clientID     string
+	ttl          time.Duration
+	heartbeat    time.Duration
+	ownHeartbeat bool // heartbeat was set, and is not derived from the TTL
+	schema       string
+	logger       *slog.Logger
+	noMigration  bool
+	polling      bool
+	connConfig   *pgx.ConnConfig
+
+	ownConnConfig bool // connConfig was set
+}
+
+// An Option changes how a client works. Options are checked together, by the call that they are given to.
+type Option func(*options)
+
+// WithClientID names the client: 1 to 255 bytes of UTF-8 without NUL, unique among the live clients of a schema. A client
+// that restarts under its own ID gets its own partitions back, so a name that outlives the process (a StatefulSet's
+// pod, a host) keeps partitions where they are. The default is host:pid:random, which never comes back.
+func WithClientID(id string) Option { return func(o *options) { o.clientID = id } }
+
+// WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time after which the
+// partitions of a crashed client move. Clients of one schema may differ.
+func WithTTL(ttl time.Duration) Option { return func(o *options) { o.ttl = ttl } }
+
+// WithHeartbeat sets the time between heartbeats: 10ms to half the TTL, default a third of it.
+func WithHeartbeat(interval time.Duration) Option {
+	return func(o *options) { o.heartbeat = interval; o.ownHeartbeat = true }
+}
+
+// WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs to be; default
+// "pgleases". Clients see each other only within a schema.
+func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
+
+// WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
+func WithLogger(logger *slog.Logger) Option { return func(o *options) { o.logger = logger } }
+
+// WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is ErrSchema.
+func WithoutMigration() Option { return func(o *options) { o.noMigration = true } }
+
+// WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a connection pooler
+// clients do that by themselves.
+func WithPolling() Option { return func(o *options) { o.polling = true } }
+
+// WithConnConfig sets where the client's own connection goes, past a pooler for instance; default: where the pool's
+// connections go. The configuration is one that pgx.ParseConfig made; it is copied. The pool's BeforeConnect is applied
+// to it too.
+func WithConnConfig(config *pgx.ConnConfig) Option {
+	return func(o *options) { o.connConfig, o.ownConnConfig = config, true }
+}
+
+// newOptions applies opts to the defaults and checks the result.
+func newOptions(opts []Option) (options, error) {
+	o := options{clientID: defaultClientID(), ttl: defaultTTL, schema: defaultSchema}
+	for _, opt := range opts {
+		if opt == nil {
+			return o, errors.New("pgleases: option is nil")
+		}
+		opt(&o)
+	}
+	if o.logger == nil {
+		o.logger = slog.Default()
+	}
+	if !o.ownHeartbeat {
+		o.heartbeat = o.ttl / 3
+	}
+	return o, o.validate()
+}
+
+func (o options) validate() error {
+	if err := checkName("client ID", o.clientID); err != nil {
+		return err
+	}
+	if o.ttl < minTTL || o.ttl > maxTTL {
+		return fmt.Errorf("pgleases: TTL %v is out of range: %v to %v", o.ttl, minTTL, maxTTL)
+	}
+	if o.heartbeat < minHeartbeat || o.heartbeat > o.ttl/2 {
+		return fmt.Errorf("pgleases: heartbeat %v is out of range: %v to half the TTL, %v", o.heartbeat, minHeartbeat, o.ttl/2)
+	}
+	switch {
+	case o.schema == "":
+		return errors.New(`pgleases: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
+	case len(o.schema) > maxSchemaBytes:
+		return fmt.Errorf("pgleases: schema name %q has %d bytes: at most %d", o.schema, len(o.schema), maxSchemaBytes)
+	case !utf8.ValidString(o.schema) || strings.ContainsRune(o.schema, 0):
+		return fmt.Errorf("pgleases: schema name %q is not UTF-8 without NUL", o.schema)
+	}
+	if o.ownConnConfig && (o.connConfig == nil || o.connConfig.Host == "") {
+		return errors.New("pgleases: connection configuration is nil or empty: make it with pgx.ParseConfig")
+	}
+	return nil
+}
+
+// checkName refuses what is no name of a lease or client.
+func checkName(what, name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf(`pgleases: %s "" is empty: 1 to %d bytes`, what, maxNameBytes)
+	case len(name) > maxNameBytes:
+		return fmt.Errorf("pgleases: %s %.20q... has %d bytes: 1 to %d", what, name, len(name), maxNameBytes)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("pgleases: %s %q is not valid UTF-8", what, name)
+	case strings.ContainsRune(name, 0):
+		return fmt.Errorf("pgleases: %s %q contains a NUL", what, name)
+	}
+	return nil
+}
+
+// defaultClientID is host:pid:random, cut to fit.
+func defaultClientID() string {
+	host := hostname()
+	suffix := fmt.Sprintf(":%d:%s", os.Getpid(), rand.Text()[:8])
+	if room := maxNameBytes - len(suffix); len(host) > room {
+		host = host[:room]
+	}
+	return strings.ToValidUTF8(host, "?") + suffix
+}
+
+func hostname() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "unknown"
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(host, "?"), "\x00", "?")
+}
+
+// leaseOptions are what a client tells about its part in a lease.
+type leaseOptions struct {
+	weight       int
+	handoffDelay time.Duration
+	drainTimeout time.Duration
+}
+
+// A LeaseOption changes a client's part in one lease.
+type LeaseOption func(*leaseOptions)
+
+// WithWeight sets the client's share relative to the other members': 0 to 1,000, default 1. A weight of 0 owns nothing:
+// what it owns is handed over.
+func WithWeight(weight int) LeaseOption { return func(o *leaseOptions) { o.weight = weight } }
+
+// WithHandoffDelay sets how long a partition that left Values stays with this client before the next one gets it; 0 or
+// more, default 1s. Give the longest time that your loop works on a slice that it read from Values. Only ownerships
+// that somebody read with Values or Owns are delayed; Run and Hold say themselves when work has ended.
+func WithHandoffDelay(delay time.Duration) LeaseOption {
+	return func(o *leaseOptions) { o.handoffDelay = delay }
+}
+
+// WithDrainTimeout sets how long a hand-over waits for a Run callback or an open Hold; 0 or more, default 0: as long as
+// it takes. After it the ownership ends with ErrDrainTimeout and the partition moves, whatever still runs.
+func WithDrainTimeout(timeout time.Duration) LeaseOption {
+	return func(o *leaseOptions) { o.drainTimeout = timeout }
+}
+
+// newLeaseOptions applies opts to the defaults and checks name, partitions and the result.
+func newLeaseOptions(name string, partitions int, opts []LeaseOption) (leaseOptions, error) {
+	o := leaseOptions{weight: 1, handoffDelay: defaultHandoff}
+	for _, opt := range opts {
+		if opt == nil {
+			return o, fmt.Errorf("pgleases: lease %q: option is nil", name)
+		}
+		opt(&o)
+	}
+	if err := checkName("lease name", name); err != nil {
+		return o, err
+	}
+	if partitions < 1 || partitions > maxPartitions {
+		return o, fmt.Errorf("pgleases: lease %q: %d partitions is out of range: 1 to %d", name, partitions, maxPartitions)
+	}
+	if err := checkWeight(name, o.weight); err != nil {
+		return o, err
+	}
+	if o.handoffDelay < 0 {
+		return o, fmt.Errorf("pgleases: lease %q: hand-off delay %v is negative", name, o.handoffDelay)
+	}
+	if o.drainTimeout < 0 {
+		return o, fmt.Errorf("pgleases: lease %q: drain timeout %v is negative", name, o.drainTimeout)
+	}
+	return o, nil
+}
+
+func checkWeight(lease string, weight int) error {
+	if weight < 0 || weight > maxWeight {
+		return fmt.Errorf("pgleases: lease %q: weight %d is out of range: 0 to %d", lease, weight, maxWeight)
+	}
+	return nil
+}

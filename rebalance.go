@@ -1,0 +1,383 @@
+package pgleases
+
+import (
+	"cmp"
+	"encoding/binary"
+	"math"
+	"slices"
+)
+
+// The plan says which member every partition shall go to. It is a pure function of members and partitions: no clock, no I/O, no
+// randomness, ties broken by client ID. Two clients that read the same snapshot make the same plan.
+//
+// It goes in four steps.
+//
+//  1. Shares. A member of weight w is due N*w/W of a lease's N partitions, W being the sum of the weights. It gets the floor of that;
+//     what the floors leave over, the extras, goes to as many different members, one each. So nobody is a whole partition away from
+//     its share (the quota rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
+//     Representation, 1982; but only ties go by remainder here, because staying comes first).
+//  2. Groups. Leases whose working members (weight above 0) are the same and of equal weight are balanced together. The floors are
+//     equal within a lease, so totals over the group are within one of each other exactly when the totals of extras are.
+//  3. Extras. A member keeps min(has, gets) partitions, so an extra saves one move where its receiver has more than its floor, else
+//     none. In a lease alone, the extras go where they save most: that is the minimum. Over a group it is a transport problem:
+//     every lease hands out its extras, every member takes equally many. See mend.
+//  4. Moves. A member gives away only what it has above its quota; what it gives goes home first.
+//
+// Why no plan has fewer moves: whatever the plan, a member that has h partitions and gets q keeps at most min(h, q), and step 4
+// reaches that for each member. So moves depend on the quotas alone, fairness leaves only the extras open, and step 3 places
+// these at least cost.
+//
+// Home is a second, weaker wish: of the plans with the fewest moves take one in which partitions go back to where they were. Extras are
+// placed by (moves saved, partitions that can go home), compared in this order; the moves themselves are matched with homes
+// greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
+//
+// Cost: linear in partitions, M log M per lease of M members for ties, and in a group of L leases some passes over an L x M table, a few
+// in practice.
+
+// planLease is one lease as the planner sees it: members by client ID, partitions by who they are meant for now.
+type planLease struct {
+	members []planMember // ids unique; the order changes nothing
+	current []int32      // per partition: index into members of who it is (meant to be) with, or -1: nobody living
+	home    []int32      // per partition: index into members of who lost it by leaving, dying or draining, until it went back; or -1. May be nil
+}
+
+type planMember struct {
+	id     string
+	weight int // 0 to 1,000; 0 owns nothing
+}
+
+// plan returns per lease the member that each partition shall go to, as an index into that lease's members; -1: nobody, which
+// happens only where no member has a weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
+func plan(leases []planLease) [][]int32 {
+	shares := make([]share, len(leases))
+	size := 0
+	for i := range leases {
+		shares[i] = newShare(&leases[i])
+		size += len(leases[i].current)
+	}
+	for _, group := range groupShares(shares) {
+		placeExtras(group)
+	}
+	plans, flat := make([][]int32, len(leases)), make([]int32, size)
+	for i := range leases {
+		n := len(leases[i].current)
+		plans[i], flat = flat[:n:n], flat[n:]
+		shares[i].move(plans[i])
+	}
+	return plans
+}
+
+// share is what each member of one lease is due. Slices are per member unless they say otherwise.
+type share struct {
+	lease   *planLease
+	working []int32 // the members with a weight above 0, by ID: everything that breaks a tie goes through this order
+	has     []int32
+	quota   []int32 // the floor of its share; placeExtras adds the extras
+	weights int64
+	extras  int
+	even    bool // all working members have the same weight
+}
+
+func newShare(l *planLease) share {
+	s := share{lease: l, even: true, has: make([]int32, len(l.members)), quota: make([]int32, len(l.members))}
+	s.working = make([]int32, 0, len(l.members))
+	for m, member := range l.members {
+		if member.weight > 0 {
+			s.working = append(s.working, int32(m))
+			s.weights += int64(member.weight)
+			s.even = s.even && member.weight == l.members[s.working[0]].weight
+		}
+	}
+	slices.SortFunc(s.working, func(a, b int32) int { return cmp.Compare(l.members[a].id, l.members[b].id) })
+	for _, m := range l.current {
+		if m >= 0 {
+			s.has[m]++
+		}
+	}
+	if len(s.working) == 0 {
+		return s
+	}
+	s.extras = len(l.current)
+	for _, m := range s.working {
+		s.quota[m] = int32(int64(len(l.current)) * int64(l.members[m].weight) / s.weights)
+		s.extras -= int(s.quota[m])
+	}
+	return s
+}
+
+// remainder is what the floor cut off a member's share, in parts of the sum of weights.
+func (s *share) remainder(m int32) int64 {
+	return int64(len(s.lease.current)) * int64(s.lease.members[m].weight) % s.weights
+}
+
+// groupShares returns the shares that have extras, those together whose extras have to be balanced together.
+func groupShares(shares []share) [][]*share {
+	var groups [][]*share
+	byMembers := map[string]int{}
+	var key []byte
+	for i := range shares {
+		s := &shares[i]
+		if s.extras == 0 {
+			continue
+		}
+		if !s.even {
+			groups = append(groups, []*share{s})
+			continue
+		}
+		key = key[:0]
+		for _, m := range s.working {
+			id := s.lease.members[m].id
+			key = append(binary.AppendUvarint(key, uint64(len(id))), id...)
+		}
+		g, ok := byMembers[string(key)]
+		if !ok {
+			g = len(groups)
+			byMembers[string(key)] = g
+			groups = append(groups, nil)
+		}
+		groups[g] = append(groups[g], s)
+	}
+	return groups
+}
+
+// placeExtras raises the quotas of those members of a group that get an extra.
+func placeExtras(group []*share) {
+	members, extras := len(group[0].working), 0
+	rows := make([]extrasRow, 0, len(group)+1)
+	taken := make([]int32, members)
+	for _, s := range group {
+		r := extrasRow{rank: s.rank(), held: make([]bool, members)}
+		r.pick(s, taken)
+		rows = append(rows, r)
+		extras += s.extras
+	}
+	if len(group) > 1 {
+		// Who ends on the ceiling of the mean total and who on the floor is free too. One more row, of fillers that nobody wants
+		// more than another, turns that into the same choice: with a filler for each member on the floor, all take equally many.
+		if rest := extras % members; rest > 0 {
+			filler := extrasRow{rank: slices.Repeat([]uint8{rankPlain}, members), held: make([]bool, members)}
+			filler.pick(&share{even: true, extras: members - rest}, taken)
+			rows = append(rows, filler)
+			extras += members - rest
+		}
+		mend(rows, taken, int32(extras/members))
+	}
+	for i, s := range group {
+		for j, m := range s.working {
+			if rows[i].held[j] {
+				s.quota[m]++
+			}
+		}
+	}
+}
+
+// extrasRow is one lease of a group, by position in working, which is the same member in all leases of the group.
+type extrasRow struct {
+	rank []uint8 // how good it is to give an extra of this lease to this member, see share.rank
+	held []bool  // who gets one
+}
+
+// The ranks. Saving a move goes before letting a partition go home, however many could.
+const (
+	rankNone  = iota // its share is a whole number: never
+	rankPlain = 2    // no move saved, no partition goes home; one below and one above: keeps one from its home, lets one go home
+	rankStays = 5    // saves a move; one below: but keeps a partition from its home
+)
+
+// rankWorth turns ranks into something to add up along a path. A path visits each member once at most, so up to 2^18 members a sum never spills
+// from homes into moves, nor from the steps that mend counts (the low 20 bits) into homes.
+var rankWorth = [...]int64{1: 0, 2: 1 << 20, 3: 2 << 20, 4: 1 << 40, 5: 1<<40 + 1<<20}
+
+// rank ranks the working members of a lease as receivers of its extras.
+func (s *share) rank() []uint8 {
+	rank := make([]uint8, len(s.working))
+	wants, keeps := s.homesick()
+	for j, m := range s.working {
+		above := s.has[m] - s.quota[m]
+		switch {
+		case s.remainder(m) == 0:
+			rank[j] = rankNone
+		case above > 0:
+			rank[j] = rankStays
+			if keeps != nil && keeps[m] >= above {
+				rank[j]--
+			}
+		default:
+			rank[j] = rankPlain
+			if wants != nil && wants[m] > -above {
+				rank[j]++
+			}
+		}
+	}
+	return rank
+}
+
+// homesick counts, per member, the partitions elsewhere that could come home to it, and those with it that could go home.
+func (s *share) homesick() (wants, keeps []int32) {
+	if s.lease.home == nil {
+		return nil, nil
+	}
+	wants, keeps = make([]int32, len(s.has)), make([]int32, len(s.has))
+	for p, h := range s.lease.home {
+		m := s.lease.current[p]
+		if h < 0 || h == m || s.lease.members[h].weight == 0 || s.has[h] > s.quota[h] {
+			continue
+		}
+		if m < 0 {
+			wants[h]++
+		} else if s.has[m] > s.quota[m] {
+			wants[h]++
+			keeps[m]++
+		}
+	}
+	return wants, keeps
+}
+
+// pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone. Ties go to the largest
+// remainder, then to who has taken least so far, which leaves mend little to do, then to the lowest ID.
+func (r *extrasRow) pick(s *share, taken []int32) {
+	keys := make([]uint64, len(r.rank))
+	for j, rank := range r.rank {
+		tie := int64(taken[j])
+		if !s.even {
+			tie = s.weights - s.remainder(s.working[j])
+		}
+		keys[j] = uint64(7-rank)<<60 | uint64(tie)<<24 | uint64(j)
+	}
+	slices.Sort(keys)
+	for _, key := range keys[:s.extras] {
+		j := key & (1<<24 - 1)
+		r.held[j] = true
+		taken[j]++
+	}
+}
+
+// mend passes extras on until everybody has taken just mean, at the least loss of worth.
+//
+// Where a holds an extra of a lease and b does not, a can pass it to b, which costs worth(a) - worth(b) in that lease. Extras travel from
+// members with too many to members with too few on shortest paths of such steps. Each row starts at its own best, so no cycle has a
+// negative cost; passing along shortest paths keeps it so, and without negative cycles the end is the optimum (successive
+// shortest paths; with all shortest paths of one round at once, the primal-dual method: Ahuja, Magnanti and Orlin, Network
+// Flows, 1993, chapter 9). Every round costs a few passes over the table and places at least one extra, in practice most.
+func mend(rows []extrasRow, taken []int32, mean int32) {
+	t := transport{rows: rows, dist: make([]int64, len(taken)), best: make([]int64, len(rows)),
+		nextRow: make([]int, len(taken)), nextMember: make([]int, len(rows)), over: make([]int32, len(taken))}
+	for j, n := range taken {
+		t.over[j] = n - mean
+	}
+	for slices.Max(t.over) > 0 {
+		t.measure()
+		clear(t.nextRow)
+		clear(t.nextMember)
+		for j := range t.over {
+			for t.over[j] > 0 && t.pass(j) {
+				t.over[j]--
+			}
+		}
+	}
+}
+
+type transport struct {
+	rows []extrasRow
+	over []int32 // per member: how many extras too many it has; negative: too few
+	dist []int64 // per member: cost of the cheapest path from a member with too many, plus the number of steps
+	best []int64 // per row: cost of the cheapest path on which an extra of that lease can be passed on
+
+	// Where pass goes on looking: what it found to lead nowhere stays so for the round.
+	nextRow    []int // per member
+	nextMember []int // per row
+}
+
+const unreached = math.MaxInt64 / 2
+
+// measure sets dist and best (Bellman and Ford; steps may have negative costs). Of equally cheap paths it takes the shortest, so
+// that the steps which pass may take form no cycle.
+func (t *transport) measure() {
+	for j, over := range t.over {
+		t.dist[j] = unreached
+		if over > 0 {
+			t.dist[j] = 0
+		}
+	}
+	for changed := true; changed; {
+		changed = false
+		for i := range t.rows {
+			r, best := &t.rows[i], int64(unreached)
+			for j, held := range r.held {
+				if held && t.dist[j] != unreached {
+					best = min(best, t.dist[j]+rankWorth[r.rank[j]])
+				}
+			}
+			t.best[i] = best
+			if best == unreached {
+				continue
+			}
+			for j, held := range r.held {
+				if d := best + 1 - rankWorth[r.rank[j]]; !held && d < t.dist[j] {
+					t.dist[j], changed = d, true
+				}
+			}
+		}
+	}
+}
+
+// pass sends one extra from member j along a cheapest path to a member that has too few, and reports whether it found one.
+func (t *transport) pass(j int) bool {
+	if t.over[j] < 0 {
+		t.over[j]++
+		return true
+	}
+	for ; t.nextRow[j] < len(t.rows); t.nextRow[j]++ {
+		i := t.nextRow[j]
+		r := &t.rows[i]
+		if !r.held[j] || t.dist[j]+rankWorth[r.rank[j]] != t.best[i] {
+			continue
+		}
+		for ; t.nextMember[i] < len(r.held); t.nextMember[i]++ {
+			k := t.nextMember[i]
+			if !r.held[k] && t.best[i]+1-rankWorth[r.rank[k]] == t.dist[k] && t.pass(k) {
+				r.held[j], r.held[k] = false, true
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// move writes to whom each partition goes. Only members above their quota give. First goes home what can, then whatever is still
+// over goes, lowest number first, to who is still below, lowest ID first.
+func (s *share) move(to []int32) {
+	copy(to, s.lease.current)
+	room := make([]int32, len(s.has)) // negative: has to give
+	for m := range room {
+		room[m] = s.quota[m] - s.has[m]
+	}
+	give := func(p int, m int32) {
+		if from := to[p]; from >= 0 {
+			room[from]++
+		}
+		room[m]--
+		to[p] = m
+	}
+	for p, h := range s.lease.home {
+		if h >= 0 && room[h] > 0 && (to[p] < 0 || room[to[p]] < 0) {
+			give(p, h)
+		}
+	}
+	if len(s.working) == 0 {
+		for p := range to {
+			to[p] = -1
+		}
+		return
+	}
+	next := 0
+	for p, m := range to {
+		if m >= 0 && room[m] >= 0 {
+			continue
+		}
+		for room[s.working[next]] <= 0 {
+			next++
+		}
+		give(p, s.working[next])
+	}
+}

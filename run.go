@@ -1,0 +1,115 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	runBackoffMin = 100 * time.Millisecond
+	runBackoffMax = 30 * time.Second
+)
+
+// Run calls fn for every partition that the client owns, each in a goroutine of its own, one call per partition at a time.
+// It returns when ctx ends or the lease or client does, after all calls returned, with the cause. A second Run on the
+// lease while one is under way is an error.
+//
+// fn's ctx is cancelled when the partition is wanted elsewhere (cause ErrHandover), when the ownership ends, when the client
+// closes, and with ctx: take no new item then. An item in hand may be finished under p.Context(), which ends only with
+// the ownership. The partition leaves when fn has returned. When fn returns nil it is done with this ownership, and is called
+// again only under a new epoch. When it returns an error, that is logged and fn is called again after 100 ms, doubling to
+// 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered.
+func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
+	if !l.running.CompareAndSwap(false, true) {
+		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.name)
+	}
+	defer l.running.Store(false)
+
+	begun := make(map[int]int64) // epoch under which fn was last started, by partition
+	busy := make(map[int]bool)
+	finished := make(chan int)
+	defer func() {
+		for range busy {
+			<-finished
+		}
+	}()
+	for {
+		s := l.snapshot.Load()
+		select {
+		case <-l.ended:
+			return fmt.Errorf("pgleases: run lease %q: %w", l.name, l.endErr)
+		default:
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("pgleases: run lease %q: %w", l.name, context.Cause(ctx))
+		}
+		for _, o := range s.owned {
+			if busy[o.number] || begun[o.number] == o.epoch {
+				continue
+			}
+			busy[o.number], begun[o.number] = true, o.epoch
+			go func() {
+				l.callback(ctx, o, fn)
+				finished <- o.number
+			}()
+		}
+		select {
+		case <-s.changed:
+		case <-ctx.Done():
+		case <-l.ended:
+		case number := <-finished:
+			delete(busy, number)
+		}
+	}
+}
+
+// callback calls fn until it is done with the ownership, or the ownership with it.
+func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Context, Partition) error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(o.wish, func() { cancel(context.Cause(o.wish)) })()
+	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
+		if !o.pin() {
+			return
+		}
+		err := fn(ctx, o.partition())
+		o.unpin()
+		if err == nil || ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+			return
+		}
+		pause := backoff/2 + rand.N(backoff/2+1)
+		l.client.log.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
+			slog.String("lease", l.name), slog.Int("partition", o.number), slog.Int64("epoch", o.epoch),
+			slog.Any("error", err), slog.Duration("again_after", pause), slog.Bool("asked_to_end", ctx.Err() != nil))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// pin keeps the ownership from being handed over; false where it is not to be worked on any more.
+func (o *ownership) pin() bool {
+	o.lease.mu.Lock()
+	defer o.lease.mu.Unlock()
+	if o.wish.Err() != nil || !o.term.trusted() {
+		return false
+	}
+	o.pins++
+	return true
+}
+
+func (o *ownership) unpin() {
+	o.lease.mu.Lock()
+	o.pins--
+	freed := o.pins == 0 && o.wish.Err() != nil
+	o.lease.mu.Unlock()
+	if freed {
+		o.lease.client.wakeUp()
+	}
+}

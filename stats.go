@@ -1,0 +1,44 @@
+package pgleases
+
+import "time"
+
+// Stats tells how a client is doing, for metrics and health checks.
+type Stats struct {
+	Trust         time.Duration // how long what it owns can be trusted without another heartbeat; 0: it cannot
+	HeartbeatAge  time.Duration // since the last successful heartbeat was sent
+	RoundTrip     time.Duration // of the last successful heartbeat
+	Leases        int           // joined
+	Owned         int           // partitions in Values of all leases
+	Draining      int           // partitions that were withdrawn and wait for their work to end, or for their release
+	DrainingSince time.Time     // since when the oldest of these; zero: none
+	Gains         int64         // ownerships that began
+	Losses        Losses        // ownerships that ended, by cause
+	Reconnects    int64         // connections after the first
+	Listening     bool          // notifications arrive; else changes are polled at the heartbeat
+}
+
+// Losses counts ownerships that ended, by cause.
+type Losses struct {
+	Handover     int64 // handed over, or given back
+	TrustLost    int64 // no heartbeat succeeded in time, the session was evicted, or a failover lost the ownership
+	DrainTimeout int64 // work did not end in time
+	Closed       int64 // the client or the lease was closed, left or superseded
+}
+
+// numbers are Stats as the client's goroutine last knew them, with instants in place of ages.
+type numbers struct {
+	Stats
+	term *term
+	sent time.Time // the last successful heartbeat
+}
+
+// Stats returns the client's numbers now: one atomic load, and the clock.
+func (c *Client) Stats() Stats {
+	n := c.numbers.Load()
+	s := n.Stats
+	if s.Trust = max(0, n.term.left()); s.Trust == 0 {
+		s.Owned = 0
+	}
+	s.HeartbeatAge = time.Since(n.sent)
+	return s
+}
