@@ -1,0 +1,171 @@
+// Command fleet shows what pgleases is for, in less than a minute and with one command:
+//
+//	go run ./examples/fleet
+//
+// Four worker processes share 20,000 jobs over 128 partitions. While they work, a fifth is added, one is closed, one is
+// frozen for longer than the TTL and thawed, and one is killed. You see who owns what all the time. At the end it counts,
+// in the database, how often each job was done, and tells how long each change of owners took; the exit status is 1 if
+// anything is not as it should be.
+//
+// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run from the server
+// programs that are installed. It works in a database of its own, which it drops again, unless it is itself killed.
+// Ctrl-C ends it early.
+//
+// The loop of the workers is in examples/internal/jobs, the same that examples/worker runs. The rest is the show: story.go
+// has the events, process.go the processes, observe.go what is read of the tables of pgleases, screen.go the display, and
+// summary.go the figures.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/examples/internal/jobs"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+const (
+	jobCount      = 20_000
+	customerCount = 500
+
+	// limit is for the jobs; what is not done by then is counted as left over.
+	limit = 52 * time.Second
+	// maxTTL is what all events fit into that time with.
+	maxTTL = 10 * time.Second
+)
+
+func main() {
+	ttl := flag.Duration("ttl", 2*time.Second, "after how long without a heartbeat a worker's partitions are taken over")
+	verbose := flag.Bool("v", false, "show what the workers log")
+	flag.Parse()
+
+	if id := os.Getenv(envWorker); id != "" {
+		if err := work(id, *ttl); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+
+	if *ttl < time.Second || *ttl > maxTTL {
+		fmt.Fprintf(os.Stderr, "fleet: the TTL %v is out of range here: 1s to %v\n", *ttl, maxTTL)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once; its workers follow it
+
+	problems, err := run(ctx, *ttl, *verbose)
+	switch {
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "fleet: interrupted")
+		os.Exit(130)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "fleet:", err)
+		os.Exit(1)
+	case len(problems) > 0:
+		os.Exit(1)
+	}
+}
+
+// A fleet is the workers, and what is needed to watch them.
+type fleet struct {
+	ttl    time.Duration
+	url    string
+	pool   *pgxpool.Pool
+	screen *screen
+	fail   context.CancelCauseFunc // ends the run
+
+	mu      sync.Mutex // guards workers
+	workers []*worker
+
+	events []event // the story's only
+	frozen *handover
+	probe  probe
+}
+
+// run does the whole show, and returns what was not as it should be.
+func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []string, err error) {
+	began := time.Now()
+	server, err := pgtest.Start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, server.Stop()) }()
+	fmt.Printf("%s, TTL %v, %d partitions, %s jobs of %d customers\n",
+		server.Describe(), ttl, jobs.Partitions, thousands(jobCount), customerCount)
+
+	url, drop, err := server.CreateDatabase(ctx, "pgleases_fleet")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, drop()) }()
+
+	pool, err := connect(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	defer pool.Close()
+	if err := pgleases.Migrate(ctx, pool); err != nil {
+		return nil, err
+	}
+	if err := jobs.Create(ctx, pool, jobCount, customerCount); err != nil {
+		return nil, err
+	}
+	if _, err := pool.Exec(ctx, refusalsTable); err != nil {
+		return nil, err
+	}
+
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	f := &fleet{ttl: ttl, url: url, pool: pool, screen: newScreen(os.Stdout, began, verbose), fail: fail}
+	defer f.killAll()
+
+	var showing sync.WaitGroup
+	shown, hide := context.WithCancel(ctx)
+	showing.Go(func() { f.show(shown) })
+	err = f.story(ctx, began.Add(limit))
+	hide()
+	showing.Wait()
+	f.screen.clear()
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause // the error is but that the context ended
+		}
+		return nil, err
+	}
+
+	figures, err := count(ctx, pool, f.frozen)
+	if err != nil {
+		return nil, err
+	}
+	problems = verdict(figures, f.events, f.probe)
+	fmt.Print(summary(figures, f.events, f.probe, problems, ttl, time.Since(began)))
+	if len(problems) > 0 {
+		f.printLogs(os.Stderr)
+	}
+	return problems, nil
+}
+
+// connect opens a small pool: seven processes share what the server grants.
+func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = 2
+	// Without prepared statements, which a pooler in transaction mode loses. The clients of pgleases see to that by themselves.
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	return pgxpool.NewWithConfig(ctx, config)
+}

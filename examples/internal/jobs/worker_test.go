@@ -1,0 +1,130 @@
+package jobs
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+// newWorker returns a worker that owns all partitions, and count jobs of two customers in two partitions, in turns.
+func newWorker(t *testing.T, count int) *Worker {
+	t.Helper()
+	ctx := t.Context()
+	pool, err := pgxpool.New(ctx, pgtest.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := Create(ctx, pool, count, 2); err != nil {
+		t.Fatal(err)
+	}
+	lease, err := client.Lease(ctx, Lease, Partitions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return &Worker{Pool: pool, Client: client, Lease: lease}
+}
+
+// done returns the jobs done of a customer.
+func done(t *testing.T, w *Worker, customer string) (count int) {
+	t.Helper()
+	err := w.Pool.QueryRow(t.Context(), `
+		SELECT count(*) FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job
+		WHERE j.customer = $1 AND j.done_at IS NOT NULL`, customer).Scan(&count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return count
+}
+
+func TestPartitionThatGuardRefusesIsLeftAlone(t *testing.T) {
+	w := newWorker(t, 20)
+	stolen := w.Lease.PartitionFor("customer-2")
+	w.Do = func(ctx context.Context, _ pgx.Tx, job Job) error {
+		if job.ID > 1 {
+			return nil
+		}
+		// A new owner of the other partition, which this client has not heard of yet.
+		_, err := w.Pool.Exec(ctx, "UPDATE pgleases.partitions SET epoch = epoch + 1 WHERE partition = $1", stolen)
+		return err
+	}
+	var refused []int
+	w.Refused = func(p pgleases.Partition) { refused = append(refused, p.Number) }
+
+	count, err := w.batch(t.Context(), nil)
+	if count != 10 || err != nil {
+		t.Errorf("did %d jobs, %v, want the other customer's 10", count, err)
+	}
+	if len(refused) != 1 || refused[0] != stolen {
+		t.Errorf("refused %v, want %d once", refused, stolen)
+	}
+	if one, two := done(t, w, "customer-1"), done(t, w, "customer-2"); one != 10 || two != 0 {
+		t.Errorf("did %d and %d jobs, want 10 and 0", one, two)
+	}
+}
+
+func TestJobThatFailsHoldsUpOnlyItsPartition(t *testing.T) {
+	w := newWorker(t, 20)
+	broken := errors.New("broken")
+	w.Do = func(_ context.Context, _ pgx.Tx, job Job) error {
+		if job.ID == 6 { // the third of customer-2
+			return broken
+		}
+		return nil
+	}
+	count, err := w.batch(t.Context(), nil)
+	if count != 12 || !errors.Is(err, broken) {
+		t.Errorf("did %d jobs, %v, want 12 and the error", count, err)
+	}
+	if one, two := done(t, w, "customer-1"), done(t, w, "customer-2"); one != 10 || two != 2 {
+		t.Errorf("did %d and %d jobs, want 10 and 2", one, two)
+	}
+}
+
+func TestJobInHandIsFinishedWhenTheWorkerIsToStop(t *testing.T) {
+	w := newWorker(t, 20)
+	ctx, stop := context.WithCancel(t.Context())
+	w.Do = func(ctx context.Context, _ pgx.Tx, _ Job) error {
+		stop()
+		return ctx.Err()
+	}
+	if err := w.Run(ctx); err != nil {
+		t.Error(err)
+	}
+	if one, two := done(t, w, "customer-1"), done(t, w, "customer-2"); one != 1 || two != 0 {
+		t.Errorf("did %d and %d jobs, want 1 and 0", one, two)
+	}
+}
+
+func TestRunEndsWithTheClient(t *testing.T) {
+	w := newWorker(t, 0)
+	ended := make(chan error, 1)
+	go func() { ended <- w.Run(t.Context()) }()
+	if err := w.Client.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := <-ended; !errors.Is(err, pgleases.ErrClosed) {
+		t.Errorf("Run returned %v, want ErrClosed", err)
+	}
+}

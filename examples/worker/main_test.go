@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
+	const count = 4000
+	url := pgtest.Database(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+
+	// They start together: making the tables must bear that.
+	workers := make(map[string]*worker)
+	for n := range 2 {
+		id := fmt.Sprintf("worker-%d", n+1)
+		workers[id] = start(ctx, url, count, id)
+	}
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(ctx)
+
+	eventually(ctx, t, conn, "tables", `SELECT to_regclass('pgleases_example.job_runs') IS NOT NULL`)
+	eventually(ctx, t, conn, "both workers are at it", `
+		SELECT count(DISTINCT worker) = 2 FROM pgleases_example.job_runs`)
+	workers["worker-1"].stop(t)
+	var left int
+	if err := conn.QueryRow(ctx, "SELECT count(*) FROM pgleases_example.jobs WHERE done_at IS NULL").Scan(&left); err != nil {
+		t.Fatal(err)
+	}
+	if left == 0 {
+		t.Error("no job was left when the first worker closed: this was no test")
+	}
+	eventually(ctx, t, conn, "all jobs are done", `
+		SELECT NOT EXISTS (SELECT FROM pgleases_example.jobs WHERE done_at IS NULL)`)
+	workers["worker-2"].stop(t)
+
+	for what, query := range map[string]string{
+		"jobs done once": `SELECT count(*) = 4000 FROM (SELECT job FROM pgleases_example.job_runs
+			GROUP BY job HAVING count(*) = 1) AS once`,
+		"jobs done": `SELECT count(*) = 4000 FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j
+			ON j.id = r.job AND j.done_by = r.worker AND j.epoch = r.epoch`,
+		"a worker at each partition at a time": `SELECT count(*) = 0 FROM (
+			SELECT r.epoch < max(r.epoch) OVER (PARTITION BY j.partition ORDER BY r.ran_at) AS late
+			FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job) AS runs WHERE late`,
+		"order of each customer's jobs": `SELECT count(*) = 0 FROM (
+			SELECT j.id < max(j.id) OVER (PARTITION BY j.customer ORDER BY r.ran_at) AS late
+			FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job) AS runs WHERE late`,
+		"clients gone":    `SELECT count(*) = 0 FROM pgleases.clients`,
+		"partitions free": `SELECT count(*) = 128 FROM pgleases.partitions WHERE owner IS NULL`,
+	} {
+		var holds bool
+		if err := conn.QueryRow(ctx, query).Scan(&holds); err != nil || !holds {
+			t.Errorf("%s: %v, %v", what, holds, err)
+		}
+	}
+}
+
+// A worker is a run of the program in a goroutine.
+type worker struct {
+	id     string
+	cancel context.CancelFunc
+	ended  chan error
+}
+
+func start(ctx context.Context, url string, count int, id string) *worker {
+	ctx, cancel := context.WithCancel(ctx)
+	w := &worker{id, cancel, make(chan error, 1)}
+	go func() {
+		w.ended <- run(ctx, url, count, pgleases.WithClientID(id),
+			pgleases.WithHeartbeat(50*time.Millisecond)) // so that they share soon, also where they poll
+	}()
+	return w
+}
+
+// stop ends it as a signal does, and waits.
+func (w *worker) stop(t *testing.T) {
+	t.Helper()
+	w.cancel()
+	if err := <-w.ended; err != nil {
+		t.Errorf("%s: %v", w.id, err)
+	}
+}
+
+// eventually waits until the query says true.
+func eventually(ctx context.Context, t *testing.T, conn *pgx.Conn, what, query string) {
+	t.Helper()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for {
+		var holds bool
+		if err := conn.QueryRow(ctx, query).Scan(&holds); err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		if holds {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("%s: not in time", what)
+		}
+	}
+}

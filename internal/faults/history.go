@@ -1,0 +1,114 @@
+package faults
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/jackc/pgx/v5"
+)
+
+// returnsSuffix is what the file of Effects.Returns is called beyond a worker's log.
+const returnsSuffix = ".returns"
+
+// A write is one that was committed: what it asked for, and what came out.
+type write struct {
+	partition int
+	epoch     int64
+	n         int64 // its place in the partition's order of commits
+}
+
+// History returns the writes that were committed, with the times at which they were called and returned, which the workers
+// that log into a directory have written down. One that nobody saw return may have been carried out any time later.
+func (e *Effects) History(ctx context.Context, dir string) ([]porcupine.Operation, error) {
+	returned := make(map[string]int64)
+	paths, err := filepath.Glob(filepath.Join(dir, "*"+returnsSuffix))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		if err := readReturns(path, returned); err != nil {
+			return nil, err
+		}
+	}
+	rows, err := e.pool.Query(ctx, "SELECT partition, n, epoch, writer, name, called FROM effects WHERE lease = $1", e.lease)
+	if err != nil {
+		return nil, err
+	}
+	clients := make(map[string]int)
+	var history []porcupine.Operation
+	var w write
+	var writer, name string
+	var called int64
+	_, err = pgx.ForEachRow(rows, []any{&w.partition, &w.n, &w.epoch, &writer, &name, &called}, func() error {
+		if _, known := clients[writer]; !known {
+			clients[writer] = len(clients)
+		}
+		end, known := returned[name]
+		if !known {
+			end = math.MaxInt64
+		}
+		history = append(history, porcupine.Operation{ClientId: clients[writer], Input: w, Call: called, Output: w, Return: end})
+		return nil
+	})
+	return history, err
+}
+
+// readReturns reads a file whose last line may be half written.
+func readReturns(path string, into map[string]int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		name, text, _ := strings.Cut(lines.Text(), " ")
+		if at, err := strconv.ParseInt(text, 10, 64); err == nil {
+			into[name] = at
+		}
+	}
+	return lines.Err()
+}
+
+// fenced is what a partition's guarded writes have to look like: an object on which one after the other is carried out, some
+// time between its call and its return, each under an epoch no older than the one before.
+var fenced = porcupine.Model{
+	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
+		by := make(map[int][]porcupine.Operation)
+		for _, op := range history {
+			n := op.Input.(write).partition
+			by[n] = append(by[n], op)
+		}
+		var parts [][]porcupine.Operation
+		for _, part := range by {
+			parts = append(parts, part)
+		}
+		return parts
+	},
+	Init: func() any { return write{} },
+	Step: func(state, input, _ any) (bool, any) {
+		before, w := state.(write), input.(write)
+		return w.n == before.n+1 && w.epoch >= before.epoch, w
+	},
+	Equal: func(a, b any) bool { return a.(write).n == b.(write).n },
+}
+
+// Linearizable checks a history of guarded writes, and returns an error unless it is linearizable.
+func Linearizable(history []porcupine.Operation, patience time.Duration) error {
+	switch porcupine.CheckOperationsTimeout(fenced, history, patience) {
+	case porcupine.Ok:
+		return nil
+	case porcupine.Unknown:
+		return fmt.Errorf("faults: %d writes could not be checked within %v", len(history), patience)
+	}
+	return errors.New("faults: the guarded writes are not linearizable")
+}

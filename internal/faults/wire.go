@@ -1,0 +1,418 @@
+//go:build unix
+
+package faults
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pgleases/pgleases/sql"
+)
+
+// A Breach is what a Wire does at a statement.
+type Breach int
+
+const (
+	// KillBefore ends the client before the statement reaches the server.
+	KillBefore Breach = iota
+	// KillAfter ends it when the server has answered, before it hears of that.
+	KillAfter
+	// CutBefore breaks the connection before the statement reaches the server.
+	CutBefore
+	// CutAfter breaks it when the server has answered: the statement was applied, its answer is lost.
+	CutAfter
+)
+
+func (b Breach) String() string {
+	return [...]string{"killed before", "killed after", "cut before", "answer lost"}[b]
+}
+
+// A Wire is a way to a database that knows which statements of the protocol pass, and ends the client or the connection at
+// one of them. Everything else passes byte for byte, except that TLS is declined, as it would hide the statements. All
+// methods are safe for concurrent use.
+type Wire struct {
+	url              string
+	network, address string // of the server
+	listener         net.Listener
+	texts            map[string][]string // by name: the pieces of the statement between its parameters
+	wait             sync.WaitGroup
+
+	// mu guards what follows.
+	mu     sync.Mutex
+	open   map[net.Conn]struct{}
+	closed bool
+	seen   map[string]int
+	armed  *breach
+	slow   time.Duration
+	errs   []error
+}
+
+// A breach is one that was asked for.
+type breach struct {
+	statement string
+	left      int // it is done at the so manieth that comes
+	kind      Breach
+	kill      func()
+	done      chan time.Time
+}
+
+// NewWire returns a wire on a free port of 127.0.0.1, in front of the server that a connection string leads to. It knows the
+// statements for the schema.
+func NewWire(connString, schema string) (*Wire, error) {
+	config, err := pgx.ParseConfig(connString)
+	if err != nil {
+		return nil, err
+	}
+	w := &Wire{texts: make(map[string][]string), open: make(map[net.Conn]struct{}), seen: make(map[string]int)}
+	w.network, w.address = pgconn.NetworkAddress(config.Host, config.Port)
+	statements := reflect.ValueOf(sql.For(schema))
+	for i := range statements.NumField() {
+		// A field is named as its file.
+		w.texts[strings.ToLower(statements.Type().Field(i).Name)] = parameter.Split(statements.Field(i).String(), -1)
+	}
+	if w.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		return nil, err
+	}
+	if w.url, err = at(connString, w.listener.Addr().String()); err != nil {
+		return nil, errors.Join(err, w.listener.Close())
+	}
+	w.wait.Go(w.accept)
+	return w, nil
+}
+
+var parameter = regexp.MustCompile(`\$[0-9]+`)
+
+// URL is the connection string of the same database through the wire.
+func (w *Wire) URL() string { return w.url }
+
+// Arm has the wire do that to the n-th statement of a name that comes from now on; one that the server answers with an error
+// does not count where it was to be answered. Kill has to end the client, and to return when it is gone. The channel
+// tells when it was done. A later call replaces what was armed and not done.
+func (w *Wire) Arm(statement string, n int, kind Breach, kill func()) <-chan time.Time {
+	b := &breach{statement, n, kind, kill, make(chan time.Time, 1)}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.texts[statement] == nil {
+		w.errs = append(w.errs, fmt.Errorf("faults: no statement %q", statement))
+	}
+	w.armed = b
+	return b.done
+}
+
+// Seen returns how many statements of a name came.
+func (w *Wire) Seen(statement string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.seen[statement]
+}
+
+// Slowest returns how long the server took for the slowest answer: a client on a machine with too much to do ends otherwise
+// than one that is well.
+func (w *Wire) Slowest() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.slow
+}
+
+// Close breaks all connections and returns what the wire did not understand.
+func (w *Wire) Close() error {
+	w.mu.Lock()
+	w.closed = true
+	_ = w.listener.Close()
+	for c := range w.open {
+		_ = c.Close()
+	}
+	w.mu.Unlock()
+	w.wait.Wait()
+	return errors.Join(w.errs...)
+}
+
+// holds has a connection closed with the wire; false if that is closed already.
+func (w *Wire) holds(c net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		_ = c.Close()
+		return false
+	}
+	w.open[c] = struct{}{}
+	return true
+}
+
+func (w *Wire) drop(c net.Conn) {
+	_ = c.Close()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.open, c)
+}
+
+func (w *Wire) accept() {
+	for {
+		client, err := w.listener.Accept()
+		if err != nil {
+			return
+		}
+		if w.holds(client) {
+			w.wait.Go(func() { w.serve(client) })
+		}
+	}
+}
+
+// serve serves one connection.
+func (w *Wire) serve(client net.Conn) {
+	defer w.drop(client)
+	var startup []byte
+	for startup == nil {
+		m, err := readMessage(client, 0)
+		if err != nil {
+			return
+		}
+		switch code := binary.BigEndian.Uint32(m[4:]); code {
+		case sslRequest, gssRequest:
+			if _, err := client.Write([]byte{'N'}); err != nil {
+				return
+			}
+		default: // also a request to cancel, to which the server's answer is the end
+			startup = m
+		}
+	}
+	server, err := net.Dial(w.network, w.address)
+	if err != nil || !w.holds(server) {
+		return
+	}
+	defer w.drop(server)
+	if _, err := server.Write(startup); err != nil {
+		return
+	}
+	l := &link{wire: w, client: client, server: server, asked: 1, began: time.Now()} // the startup ends with ReadyForQuery too
+	w.wait.Go(func() {
+		l.down()
+		l.cut()
+	})
+	l.up()
+	l.cut()
+}
+
+const (
+	sslRequest = 80877103
+	gssRequest = 80877104
+	// No message of these tests comes near it: what does is not understood.
+	maxMessage = 1 << 26
+)
+
+// readMessage reads one message, as it is; kind is the size of its type: 0 before the startup, then 1.
+func readMessage(r io.Reader, kind int) ([]byte, error) {
+	head := make([]byte, kind+4)
+	if _, err := io.ReadFull(r, head); err != nil {
+		return nil, err
+	}
+	n := int(binary.BigEndian.Uint32(head[kind:]))
+	if n < 4 || n > maxMessage || kind == 0 && n < 8 {
+		return nil, fmt.Errorf("faults: a message of %d bytes", n)
+	}
+	m := slices.Grow(head, n-4)[:kind+n]
+	_, err := io.ReadFull(r, m[kind+4:])
+	return m, err
+}
+
+// A link is one connection of a client through the wire.
+type link struct {
+	wire           *Wire
+	client, server net.Conn
+
+	// mu guards what follows.
+	mu    sync.Mutex
+	asked int // ReadyForQuery that are to come in all
+	ready int // that came
+	began time.Time
+	held  *breach // to be done at the one that is named next; nil: none
+	at    int
+}
+
+func (l *link) cut() {
+	_ = l.client.Close()
+	_ = l.server.Close()
+}
+
+// up passes what the client says.
+func (l *link) up() {
+	r := bufio.NewReader(l.client)
+	for {
+		m, err := readMessage(r, 1)
+		if err != nil {
+			return
+		}
+		text := ""
+		switch m[0] {
+		case 'Q':
+			var q pgproto3.Query
+			if err = q.Decode(m[5:]); err == nil {
+				text = q.String
+			}
+		case 'P':
+			var p pgproto3.Parse
+			if err = p.Decode(m[5:]); err == nil {
+				text = p.Query
+			}
+		}
+		if err != nil {
+			l.wire.misunderstood(err)
+			return
+		}
+		if text != "" {
+			if b := l.wire.due(text); b != nil {
+				if b.kind == KillBefore || b.kind == CutBefore {
+					l.do(b)
+					return
+				}
+				l.mu.Lock()
+				l.held, l.at = b, l.asked+1
+				l.mu.Unlock()
+			}
+		}
+		switch m[0] {
+		case 'Q', 'S', 'F': // each ends with a ReadyForQuery
+			l.mu.Lock()
+			if l.asked == l.ready {
+				l.began = time.Now()
+			}
+			l.asked++
+			l.mu.Unlock()
+		}
+		if _, err := l.server.Write(m); err != nil {
+			return
+		}
+	}
+}
+
+// down passes what the server says, but keeps back the answer to the statement that is to be answered in vain.
+func (l *link) down() {
+	r := bufio.NewReader(l.server)
+	var kept []byte
+	failed := false
+	for {
+		m, err := readMessage(r, 1)
+		if err != nil {
+			return
+		}
+		l.mu.Lock()
+		held := l.held
+		if held != nil && l.ready < l.at-1 {
+			held = nil // an earlier statement's
+		}
+		if m[0] == 'Z' {
+			l.ready++
+			l.wire.took(time.Since(l.began))
+			if held != nil {
+				l.held = nil
+			}
+		}
+		l.mu.Unlock()
+		if held != nil {
+			kept = append(kept, m...)
+			failed = failed || m[0] == 'E'
+			if m[0] != 'Z' {
+				continue
+			}
+			if !failed {
+				l.do(held)
+				return
+			}
+			l.wire.again(held)
+			m, kept, failed = kept, nil, false
+		}
+		if _, err := l.client.Write(m); err != nil {
+			return
+		}
+	}
+}
+
+// do does it.
+func (l *link) do(b *breach) {
+	if b.kind == KillBefore || b.kind == KillAfter {
+		b.kill()
+	}
+	l.cut()
+	b.done <- time.Now()
+}
+
+// due counts a statement, and returns what is to be done at it.
+func (w *Wire) due(text string) *breach {
+	name := w.recognise(text)
+	if name == "" {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.seen[name]++
+	b := w.armed
+	if b == nil || b.statement != name {
+		return nil
+	}
+	if b.left--; b.left > 0 {
+		return nil
+	}
+	w.armed = nil
+	return b
+}
+
+// again arms what an error came in between, unless something else is armed by now.
+func (w *Wire) again(b *breach) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.armed == nil {
+		b.left = 1
+		w.armed = b
+	}
+}
+
+func (w *Wire) took(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.slow = max(w.slow, d)
+}
+
+func (w *Wire) misunderstood(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.errs = append(w.errs, err)
+}
+
+// recognise returns the name of the statement whose text it is: with parameters or, as the simple protocol has it, with
+// values in their places; the schema stands in the middle of a message. Empty: it is none of the protocol.
+func (w *Wire) recognise(text string) string {
+	var names []string
+	for name, pieces := range w.texts {
+		rest, found := text, true
+		for _, piece := range pieces {
+			_, rest, found = strings.Cut(rest, piece)
+			if !found {
+				break
+			}
+		}
+		if found {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 1 {
+		w.misunderstood(fmt.Errorf("faults: statements %v cannot be told apart", names))
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return names[0]
+}

@@ -1,0 +1,166 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/pgleases/pgleases/sql"
+)
+
+// serverOf returns the connection string of a server that sends a notification before every answer, and counts the
+// statements. One that contains FAIL fails.
+func serverOf(t *testing.T, answered *atomic.Int32) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer conn.Close()
+				b := pgproto3.NewBackend(conn, conn)
+				if _, err := b.ReceiveStartupMessage(); err != nil {
+					return
+				}
+				b.Send(&pgproto3.AuthenticationOk{})
+				b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+				text := ""
+				for b.Flush() == nil {
+					m, err := b.Receive()
+					if err != nil {
+						return
+					}
+					switch m := m.(type) {
+					case *pgproto3.Parse:
+						text = m.Query
+						continue
+					case *pgproto3.Query:
+						text = m.String
+					case *pgproto3.Sync:
+					default:
+						continue
+					}
+					answered.Add(1)
+					b.Send(&pgproto3.NotificationResponse{Channel: "c", Payload: fmt.Sprint(answered.Load())})
+					if strings.Contains(text, "FAIL") {
+						b.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "55P03"})
+					} else {
+						b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
+					}
+					b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+				}
+			}()
+		}
+	}()
+	return "postgres://somebody@" + l.Addr().String() + "/database?sslmode=prefer"
+}
+
+func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
+	join := sql.For("s").Join
+	simple := strings.NewReplacer("$1", " 7 ", "$2", " 'l' ", "$3", " 8 ", "$4", " 1 ", "$5", " 83 ").Replace(join)
+	for _, test := range []struct {
+		kind     Breach
+		answered int32 // statements in all
+		killed   int
+	}{{KillBefore, 4, 1}, {KillAfter, 5, 1}, {CutBefore, 4, 0}, {CutAfter, 5, 0}} {
+		for _, extended := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v, extended %v", test.kind, extended), func(t *testing.T) {
+				var answered atomic.Int32
+				wire, err := NewWire(serverOf(t, &answered), "s")
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+				defer cancel()
+				config, err := pgconn.ParseConfig(wire.URL())
+				if err != nil {
+					t.Fatal(err)
+				}
+				var notified atomic.Int32
+				config.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { notified.Add(1) }
+				conn, err := pgconn.ConnectConfig(ctx, config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close(ctx)
+				send := func(text string) error {
+					if extended {
+						return conn.ExecParams(ctx, text, nil, nil, nil, nil).Read().Err
+					}
+					return conn.Exec(ctx, text).Close()
+				}
+				text := simple
+				if extended {
+					text = join
+				}
+				killed := 0
+				done := wire.Arm("join", 2, test.kind, func() { killed++ })
+				for _, other := range []string{"SELECT 1", text, sql.For("other").Join} {
+					if err := send(other); err != nil {
+						t.Fatalf("%s: %v", other, err)
+					}
+				}
+				// Where an answer is to be lost, an error is none.
+				var failed *pgconn.PgError
+				if test.answered == 5 {
+					if err := send(text + "FAIL"); !errors.As(err, &failed) || failed.Code != "55P03" {
+						t.Fatalf("the server's error came as %v", err)
+					}
+				} else if err := send("SELECT 2"); err != nil {
+					t.Fatal(err)
+				}
+				if err := send(text); err == nil || errors.As(err, &failed) {
+					t.Errorf("the statement that was breached: %v", err)
+				}
+				select {
+				case <-done:
+				case <-ctx.Done():
+					t.Error("the breach was not told of")
+				}
+				if answered.Load() != test.answered || killed != test.killed || notified.Load() != 4 {
+					t.Errorf("the server answered %d, of which %d came; killed %d times", answered.Load(), notified.Load(), killed)
+				}
+				if err := wire.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+func TestAWireKnowsEveryStatementAndTellsThemApart(t *testing.T) {
+	wire, err := NewWire("postgres://somebody@127.0.0.1:1/database?sslmode=disable", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, pieces := range wire.texts {
+		for _, value := range []string{" 7 ", "$1", " '{\"a\",\"b\"}' "} {
+			if got := wire.recognise(strings.Join(pieces, value)); got != name {
+				t.Errorf("%s was taken for %q", name, got)
+			}
+		}
+	}
+	if got := wire.recognise("LISTEN s"); got != "" {
+		t.Errorf("LISTEN was taken for %q", got)
+	}
+	if err := wire.Close(); err != nil {
+		t.Error(err)
+	}
+}
