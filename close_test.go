@@ -1,0 +1,550 @@
+package pgleases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// closedFor checks what a lease and its client tell after their end.
+func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) {
+	t.Helper()
+	receive(t, "Changed is closed", l.Changed())
+	receive(t, "Changed is closed", l.Changed())
+	if got := l.Values(); got == nil || len(got) != 0 || l.Owns(0) {
+		t.Errorf("it owns %v", got)
+	}
+	if _, ok := l.Partition(0); ok {
+		t.Error("it has an ownership")
+	}
+	if d := l.TrustDeadline(); !d.IsZero() {
+		t.Errorf("its trust deadline is %v", d)
+	}
+	for call, err := range map[string]error{
+		"Wait":      l.Wait(t.Context()),
+		"Run":       l.Run(t.Context(), untilAsked),
+		"Guard":     l.Guard(t.Context(), nil, pgleases.Partition{}),
+		"GuardSQL":  l.GuardSQL(t.Context(), nil, pgleases.Partition{}),
+		"SetWeight": l.SetWeight(t.Context(), 2),
+	} {
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if c.Err() != nil {
+		receive(t, "Done is closed", c.Done())
+		if _, err := c.Lease(t.Context(), l.Name(), l.Partitions()); !errors.Is(err, want) || !errors.Is(c.Err(), want) {
+			t.Errorf("Lease: %v, Err: %v", err, c.Err())
+		}
+		if s := c.Stats(); s.Trust != 0 || s.Leases != 0 || s.Owned != 0 || s.Draining != 0 || s.Listening {
+			t.Errorf("stats: %+v", s)
+		}
+	}
+}
+
+func TestCloseHandsOverWhatIsFreeInMilliseconds(t *testing.T) {
+	t.Parallel()
+	const partitions = 16
+	pool := newPool(t, direct(t))
+	team := newCrew(t)
+	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", partitions)
+	var c *pgleases.Client
+	var a *pgleases.Lease
+	team.do(func() {
+		c = newClient(t, pool, pgleases.WithClientID("a"))
+		a = joined(t, c, "work", partitions, pgleases.WithHandoffDelay(time.Hour))
+	})
+	until(t, "each owns half", func() bool { return slices.Equal(owned(a, b), []int{8, 8}) }, a, b) // and Values was read
+	p := ownership(t, a, a.Values()[0])
+	before := connections(t, pool)
+	began := time.Now()
+	team.do(func() { // with a context that can end
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		if err := closes(t, c, ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	closed := time.Since(began)
+	if got := a.Values(); len(got) != 0 {
+		t.Errorf("closed, it owns %v", got)
+	}
+	untilOwns(t, b, partitions)
+	again := time.Since(began)
+	t.Logf("closed after %v, owned again after %v", closed, again)
+	if again > 100*time.Millisecond+slack {
+		t.Errorf("owned again after %v", again)
+	}
+	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
+		t.Errorf("the ownership ended with %v", cause)
+	}
+	team.gone()
+	until(t, "the connection is gone", func() bool { return connections(t, pool) == before-1 })
+	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 0 {
+		t.Error("the session is still there")
+	}
+	closedFor(t, c, a, pgleases.ErrClosed)
+	if s := c.Stats(); s.Losses != (pgleases.Losses{Closed: 8}) {
+		t.Errorf("stats: %+v", s)
+	}
+}
+
+// worksOnTheUpperHalf runs a lease of four partitions: 0 and 1 are free, 2 and 3 in work until finish.
+func worksOnTheUpperHalf(t *testing.T, l *pgleases.Lease) (finish func(), ended <-chan error) {
+	t.Helper()
+	begun, done := make(chan struct{}, 100), make(chan struct{})
+	j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
+		begun <- struct{}{}
+		if p.Number >= 2 {
+			<-done
+		}
+		return nil
+	})
+	for range 4 {
+		receive(t, "a callback for every partition", begun)
+	}
+	finish = sync.OnceFunc(func() { close(done) })
+	t.Cleanup(finish)
+	return finish, j.done
+}
+
+func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, a := twoClients(t, 4)
+	finish, _ := worksOnTheUpperHalf(t, a)
+	p := ownership(t, a, 2)
+	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
+	if err := b.SetWeight(t.Context(), 1); err != nil { // and what waits for a hand-over is in it too
+		t.Fatal(err)
+	}
+	until(t, "a is asked for half", func() bool {
+		return value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`) == 2
+	})
+	done := make(chan error, 1)
+	go func() { done <- ca.Close(context.Background()) }()
+	until(t, "a shows nothing, b owns what is free", func() bool {
+		return len(a.Values()) == 0 && slices.Equal(numbers(b), []int{0, 1})
+	}, a, b)
+	beats(t, ca, 3) // it goes on renewing
+	beats(t, cb, 3)
+	if got := ownedBy(t, pool, "a"); !slices.Equal(got, []int{2, 3}) {
+		t.Errorf("while Close waits, a owns %v", got)
+	}
+	if err := p.Context().Err(); err != nil {
+		t.Errorf("while Close waits, an ownership ended: %v", context.Cause(p.Context()))
+	}
+	guarded(t, pool, a, p)
+	select {
+	case err := <-done:
+		t.Fatalf("Close did not wait for work: %v", err)
+	default:
+	}
+	finish()
+	if err := receive(t, "Close returns", done); err != nil {
+		t.Error(err)
+	}
+	untilOwns(t, b, 4)
+	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
+		t.Errorf("the ownership ended with %v", cause)
+	}
+}
+
+func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) {
+	t.Parallel()
+	why := errors.New("the lights went out")
+	for _, when := range []string{"before", "during"} {
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, direct(t))
+			b := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second), pgleases.WithClientID("b")), "work", 4,
+				pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
+			team := newCrew(t)
+			var c *pgleases.Client
+			team.do(func() { c = newClient(t, pool, pgleases.WithTTL(time.Second), pgleases.WithClientID("a")) })
+			a := joined(t, c, "work", 4)
+			untilOwns(t, a, 4)
+			finish, ended := worksOnTheUpperHalf(t, a)
+			p := ownership(t, a, 3)
+			if err := b.SetWeight(t.Context(), 1); err != nil { // so that b is there to take what is free
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancelCause(context.Background())
+			defer cancel(nil)
+			if when == "before" {
+				cancel(why)
+			}
+			done := make(chan error, 1)
+			began := time.Now()
+			go team.do(func() { done <- c.Close(ctx) })
+			until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
+			if when == "during" {
+				select {
+				case err := <-done:
+					t.Fatalf("Close did not wait for work: %v", err)
+				default:
+				}
+				began = time.Now()
+				cancel(why)
+			}
+			err := receive(t, "Close returns", done)
+			took := time.Since(began)
+			t.Logf("Close returned after %v: %v", took, err)
+			if took > 2*time.Second+slack {
+				t.Errorf("Close returned %v after its context had ended", took)
+			}
+			if !errors.Is(err, why) || !strings.Contains(err.Error(), `"work"`) || !strings.Contains(err.Error(), "2-3") {
+				t.Errorf("Close returned %v", err)
+			}
+			if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
+				t.Errorf("an ownership in work ended with %v", cause)
+			}
+			if got := numbers(b); !slices.Equal(got, []int{0, 1}) {
+				t.Errorf("what was in work moved at once: b owns %v", got)
+			}
+			if again := c.Close(context.Background()); again == nil || again.Error() != err.Error() {
+				t.Errorf("a second Close returned %v", again)
+			}
+			untilOwns(t, b, 4) // after the TTL
+			t.Logf("the rest moved after %v", time.Since(began))
+			until(t, "the connection is gone", func() bool { return connections(t, pool) == 1 })
+			finish()
+			team.gone()
+			if err := receive(t, "Run returns", ended); !errors.Is(err, pgleases.ErrClosed) {
+				t.Errorf("Run returned %v", err)
+			}
+			closedFor(t, c, a, pgleases.ErrClosed)
+		})
+	}
+}
+
+// What Close does at once and what the end of its context does may come in either order; it takes rounds to see both.
+func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	for i := range 20 {
+		c := newClient(t, pool)
+		l := joined(t, c, fmt.Sprint("work ", i), 2)
+		untilOwns(t, l, 2)
+		hold := l.Hold(t.Context())
+		if err := l.SetWeight(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		untilOwns(t, l, 0)
+		err := closes(t, c, cancelled(nil))
+		if cause := context.Cause(hold.Context()); !errors.Is(err, context.Canceled) || !errors.Is(cause, pgleases.ErrClosed) {
+			t.Errorf("Close returned %v, the hold ended with %v", err, cause)
+		}
+		hold.Release()
+	}
+}
+
+func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, direct(t))
+	team := newCrew(t)
+	team.do(func() {
+		before := newClient(t, pool)
+		if before.Err() != nil {
+			t.Errorf("a client that lives tells %v", before.Err())
+		}
+		if err := errors.Join(closes(t, before, t.Context()), closes(t, before, cancelled(nil))); err != nil {
+			t.Errorf("before any lease: %v", err)
+		}
+		if !errors.Is(before.Err(), pgleases.ErrClosed) {
+			t.Errorf("it ended with %v", before.Err())
+		}
+		if err := closes(t, newClient(t, pool), cancelled(nil)); err != nil {
+			t.Errorf("before any lease, with an ended context: %v", err)
+		}
+
+		c := newClient(t, pool)
+		l := joined(t, c, "work", 4)
+		untilOwns(t, l, 4)
+		var all sync.WaitGroup
+		for i := range 8 {
+			all.Go(func() {
+				ctx := context.Background()
+				if i%2 == 0 {
+					ctx = cancelled(nil)
+				}
+				if err := c.Close(ctx); err != nil {
+					t.Errorf("one of many that close: %v", err)
+				}
+			})
+		}
+		all.Wait()
+
+		// Leases are joined, and are waited for, while it closes.
+		c = newClient(t, pool)
+		for i := range 8 {
+			all.Go(func() {
+				if l, err := c.Lease(context.Background(), fmt.Sprint(i%4), 4); err != nil && !errors.Is(err, pgleases.ErrClosed) {
+					t.Error(err)
+				} else if err == nil {
+					err = errors.Join(l.Run(context.Background(), untilAsked), l.Wait(context.Background()))
+					if !errors.Is(err, pgleases.ErrClosed) {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		if err := closes(t, c, context.Background()); err != nil {
+			t.Error(err)
+		}
+		all.Wait()
+	})
+	team.gone()
+	until(t, "nothing is left", func() bool {
+		return connections(t, pool) == 0 &&
+			value[int](t, pool, `SELECT (SELECT count(*) FROM pgleases.clients) + (SELECT count(*) FROM pgleases.members)`) == 0
+	})
+	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`); n != 0 {
+		t.Errorf("%d partitions have an owner that is gone", n)
+	}
+	if n := pool.Stat().TotalConns(); n == 0 {
+		t.Error("the pool was closed")
+	}
+}
+
+func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
+	t.Parallel()
+	for _, silent := range []bool{false, true} {
+		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
+			t.Parallel()
+			if silent && runtime.GOOS == "windows" {
+				t.Skip("a process cannot be paused")
+			}
+			server := pgtest.Private(t)
+			pool := newPool(t, server.URL())
+			team := newCrew(t)
+			type closing struct {
+				id    string
+				ttl   time.Duration
+				limit time.Duration // of Close's context; 0: it has ended, -1: it never does
+				most  time.Duration // after which Close returns
+				c     *pgleases.Client
+				l     *pgleases.Lease
+			}
+			all := []*closing{
+				{id: "trust passes", ttl: time.Second, limit: -1, most: time.Second},
+				{id: "context ends", ttl: 10 * time.Second, limit: 300 * time.Millisecond, most: 2300 * time.Millisecond},
+				{id: "context ended", ttl: 10 * time.Second, limit: 0, most: 2 * time.Second},
+			}
+			for _, a := range all {
+				team.do(func() { a.c = newClient(t, pool, pgleases.WithClientID(a.id), pgleases.WithTTL(a.ttl)) })
+				a.l = joined(t, a.c, "lease of "+a.id, 4)
+				untilOwns(t, a.l, 4)
+			}
+			if silent {
+				if err := server.Pause(); err != nil {
+					t.Fatal(err)
+				}
+				defer server.Resume()
+			} else if err := server.Down(t.Context(), pgtest.Immediate); err != nil {
+				t.Fatal(err)
+			}
+			var waits sync.WaitGroup
+			for _, a := range all {
+				waits.Go(func() {
+					team.do(func() {
+						ctx, cancel := context.WithTimeout(context.Background(), max(0, a.limit))
+						if a.limit < 0 {
+							ctx, cancel = context.WithCancel(context.Background())
+						}
+						defer cancel()
+						changed := a.l.Changed()
+						began := time.Now()
+						var empty atomic.Int64
+						go func() {
+							<-changed
+							empty.Store(int64(time.Since(began)))
+							if got := a.l.Values(); len(got) != 0 {
+								t.Errorf("%s: Values is %v", a.id, got)
+							}
+						}()
+						err := a.c.Close(ctx)
+						took := time.Since(began)
+						t.Logf("%s: Values was empty after %v, Close returned after %v: %v", a.id, time.Duration(empty.Load()), took, err)
+						if err == nil || a.limit >= 0 && !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), a.l.Name()) {
+							t.Errorf("%s: Close returned %v", a.id, err)
+						}
+						if took > a.most+slack {
+							t.Errorf("%s: Close returned after %v", a.id, took)
+						}
+						if empty := time.Duration(empty.Load()); empty > 100*time.Millisecond+slack {
+							t.Errorf("%s: Values was empty after %v", a.id, empty)
+						}
+						closedFor(t, a.c, a.l, pgleases.ErrClosed)
+					})
+				})
+			}
+			waits.Wait()
+			team.gone()
+		})
+	}
+}
+
+func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
+	t.Parallel()
+	_, ca, cb, a := twoClients(t, 4, pgleases.WithHandoffDelay(time.Hour))
+	other := joined(t, ca, "other", 2)
+	untilOwns(t, other, 2)
+	kept := []pgleases.Partition{ownership(t, other, 0), ownership(t, other, 1)}
+	changed := other.Changed()
+	b := joined(t, cb, "work", 4, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
+	if len(a.Values()) != 4 { // and so it was read
+		t.Fatal(a.Values())
+	}
+	began := time.Now()
+	if err := b.SetWeight(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	closedFor(t, ca, a, pgleases.ErrClosed)
+	untilOwns(t, b, 4)
+	t.Logf("owned again %v after Leave", time.Since(began))
+	if err := errors.Join(a.Leave(t.Context()), a.Leave(cancelled(nil))); err != nil {
+		t.Errorf("Leave again: %v", err)
+	}
+	for i, p := range kept {
+		if now, ok := other.Partition(i); !ok || now != p {
+			t.Errorf("of another lease, %v became %v, %v", p, now, ok)
+		}
+	}
+	select {
+	case <-changed:
+		t.Error("another lease changed")
+	default:
+	}
+	if err := ca.Err(); err != nil {
+		t.Errorf("the client ended: %v", err)
+	}
+
+	again := joined(t, ca, "work", 4, pgleases.WithHandoffDelay(0)) // with other options than before
+	if again == a {
+		t.Error("joined anew, the lease is the one that was left")
+	}
+	until(t, "each owns half", func() bool { return slices.Equal(owned(again, b), []int{2, 2}) }, again, b)
+	closedFor(t, ca, a, pgleases.ErrClosed)
+}
+
+func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, a := twoClients(t, 4)
+	finish, _ := worksOnTheUpperHalf(t, a)
+	p := ownership(t, a, 2)
+	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
+	left, joining := make(chan error, 2), make(chan *pgleases.Lease, 1)
+	go func() { left <- a.Leave(context.Background()) }()
+	go func() { left <- a.Leave(context.Background()) }()
+	until(t, "it is leaving", func() bool { return len(numbers(a)) == 0 }, a)
+	go func() {
+		again, err := ca.Lease(context.Background(), "work", 4, pgleases.WithWeight(3), pgleases.WithHandoffDelay(0))
+		if err != nil {
+			t.Error(err)
+		}
+		joining <- again
+	}()
+	if err := b.SetWeight(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
+	why := errors.New("no patience")
+	if err := a.Leave(cancelled(why)); !errors.Is(err, why) || !strings.Contains(err.Error(), "2-3") {
+		t.Errorf("Leave with an ended context: %v", err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := ca.Lease(short, "work", 4); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Lease while it is left, with a short context: %v", err)
+	}
+	beats(t, ca, 3)
+	guarded(t, pool, a, p)
+	if len(left) != 0 || len(joining) != 0 || p.Context().Err() != nil {
+		t.Errorf("%d calls of Leave and %d of Lease returned during the work, its context's error is %v",
+			len(left), len(joining), p.Context().Err())
+	}
+	finish()
+	for range 2 {
+		if err := receive(t, "Leave returns", left); err != nil {
+			t.Error(err)
+		}
+	}
+	again := receive(t, "Lease returns", joining)
+	if again == nil || again == a {
+		t.Fatal("it is the lease that was left")
+	}
+	until(t, "shares are by weight", func() bool { return slices.Equal(owned(again, b), []int{3, 1}) }, again, b)
+	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
+		t.Errorf("the ownership ended with %v", cause)
+	}
+}
+
+func TestLeaveWithAnEndedContextReleasesWhatIsFree(t *testing.T) {
+	t.Parallel()
+	_, ca, cb, a := twoClients(t, 4)
+	finish, _ := worksOnTheUpperHalf(t, a)
+	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
+	if err := b.SetWeight(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	err := a.Leave(cancelled(nil))
+	if took := time.Since(began); took > 2*time.Second+slack {
+		t.Errorf("Leave returned after %v", took)
+	}
+	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `"work"`) || !strings.Contains(err.Error(), "2-3") {
+		t.Errorf("Leave returned %v", err)
+	}
+	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
+	finish()
+	untilOwns(t, b, 4)
+	free := joined(t, ca, "free", 2)
+	untilOwns(t, free, 2)
+	if err := free.Leave(cancelled(nil)); err != nil {
+		t.Errorf("Leave with nothing in work: %v", err)
+	}
+}
+
+func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"Close", "Leave"} {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			_, ca, cb, a := twoClients(t, 2, pgleases.WithDrainTimeout(200*time.Millisecond))
+			b := joined(t, cb, "work", 2, pgleases.WithWeight(0))
+			if err := b.SetWeight(t.Context(), 1); err != nil {
+				t.Fatal(err)
+			}
+			untilOwns(t, b, 1)
+			hold := a.Hold(t.Context())
+			defer hold.Release()
+			began := time.Now()
+			end := a.Leave
+			if how == "Close" {
+				end = ca.Close
+			}
+			err := end(context.Background())
+			took := time.Since(began)
+			if took < 200*time.Millisecond || took > 200*time.Millisecond+slack {
+				t.Errorf("%s returned %v after %v", how, err, took)
+			}
+			if cause := context.Cause(hold.Context()); !errors.Is(cause, pgleases.ErrDrainTimeout) {
+				t.Errorf("the hold ended with %v", cause)
+			}
+			untilOwns(t, b, 2)
+		})
+	}
+}

@@ -1,0 +1,1329 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+var (
+	seeds     = flag.Int("seeds", 12, "how many histories the oracle tests play")
+	firstSeed = flag.Uint64("first-seed", 1, "seed of the first of them")
+)
+
+const (
+	traceLength = 600
+	keepStates  = 30
+	// Once nothing disturbs them any more, clients connect (up to 2 s), watch the clock (a TTL of 6 s), evict, plan and hand
+	// over (work takes up to 2 s, bare values 1 s, polling a heartbeat).
+	calmAfter = 20 * time.Second
+)
+
+// A world is a fake database, the clients on it, and an oracle that looks at all of them after every event.
+type world struct {
+	t    testing.TB
+	db   *fakeDB
+	rng  *rand.Rand // guarded by mu
+	seed uint64
+
+	mu      sync.Mutex // guards the rest
+	procs   []*proc
+	handles []*handle
+	events  []string
+	began   time.Time
+	failed  bool
+	ledger  map[partitionKey]map[int64]int64 // session by epoch
+	highest map[partitionKey]int64
+	working map[workKey]int
+	odds    float64                                    // of a fault
+	extra   func(c *fakeConn, op string) (fault, bool) // faults of one test; set before use, or guarded by mu
+	lagging bool                                       // the database may have lost ownerships: what it says is not compared
+	evicted int
+	took    time.Duration // until all was right
+}
+
+type workKey struct {
+	lease     string
+	partition int
+	epoch     int64
+}
+
+// A proc is a process with a client.
+type proc struct {
+	w      *world
+	id     string
+	name   string            // unique
+	c      *Client           // guarded by mu
+	leases map[string]*Lease // by name; these two the test's goroutine only
+	weight map[string]int    // by lease, as the database has it; negative: it may have it
+
+	mu     sync.Mutex // guards the rest
+	cut    bool       // statements get nowhere
+	slow   time.Duration
+	late   bool // what is under way when the client gives up arrives later
+	killed bool
+}
+
+// A handle is what the oracle watches.
+type handle struct {
+	p *proc
+	l *Lease
+}
+
+func newWorld(t testing.TB, seed uint64) *world {
+	w := &world{
+		t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), began: time.Now(), db: newFakeDB(),
+		ledger: make(map[partitionKey]map[int64]int64), highest: make(map[partitionKey]int64),
+		working: make(map[workKey]int),
+	}
+	w.db.keep = keepStates
+	w.db.trace = w.event
+	w.db.faults = w.faults
+	w.db.after = func(*fakeConn, string) { w.check() }
+	w.db.moved = w.moved
+	w.db.gone = w.gone
+	return w
+}
+
+// event notes what happened, for the trace of a failure.
+func (w *world) event(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, fmt.Sprintf("%12v ", time.Since(w.began))+fmt.Sprintf(format, args...))
+	if len(w.events) > 2*traceLength {
+		w.events = append(w.events[:0], w.events[traceLength:]...)
+	}
+}
+
+// failf reports the first failure, with what led to it.
+func (w *world) failf(format string, args ...any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.failed {
+		return
+	}
+	w.failed = true
+	w.t.Errorf("seed %d, after %v: %s\n%s", w.seed, time.Since(w.began), fmt.Sprintf(format, args...), strings.Join(w.events, "\n"))
+}
+
+func (w *world) broken() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.failed
+}
+
+func (w *world) chance(p float64) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rng.Float64() < p
+}
+
+// n draws a number below n.
+func (w *world) n(n int) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.rng.IntN(n)
+}
+
+func (w *world) span(from, to time.Duration) time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return from + time.Duration(w.rng.Int64N(int64(to-from)+1))
+}
+
+// faults decides what happens to a statement.
+func (w *world) faults(c *fakeConn, op string) fault {
+	var p *proc
+	w.mu.Lock()
+	odds, extra := w.odds, w.extra
+	for _, q := range w.procs {
+		if q.name == c.client {
+			p = q
+		}
+	}
+	w.mu.Unlock()
+	f := fault{before: w.span(100*time.Microsecond, time.Millisecond), after: w.span(100*time.Microsecond, time.Millisecond)}
+	if p == nil {
+		return f
+	}
+	if extra != nil {
+		if f, ok := extra(c, op); ok {
+			return f
+		}
+	}
+	p.mu.Lock()
+	cut, slow, late := p.cut || p.killed, p.slow, p.late
+	ghosts := p.c != nil // a first registration that its process has given up would supersede the next try
+	p.mu.Unlock()
+	if cut {
+		return fault{before: 24 * time.Hour}
+	}
+	if slow > 0 {
+		f.before += w.span(0, slow)
+		f.after += w.span(0, slow)
+		f.late = late
+	}
+	if odds == 0 || !w.chance(odds) {
+		return f
+	}
+	defer func() { w.event("%s: fault for %s: %+v", c.client, op, f) }()
+	switch w.n(9) {
+	case 0:
+		f.err = errLocked
+	case 1:
+		f.err, f.broken = errBroken, true
+	case 2:
+		f.err, f.broken, f.applied = errBroken, true, true
+	case 3:
+		f.err, f.applied = errLocked, true
+	case 4:
+		f.before += w.span(0, 8*time.Second)
+		f.late = ghosts
+	case 5:
+		f.after += w.span(0, 8*time.Second)
+	case 6:
+		f.before += w.span(0, 8*time.Second)
+		f.survives = true
+	case 7:
+		f.after += w.span(0, 8*time.Second)
+		f.survives = true
+	case 8:
+		f.before += w.span(0, 500*time.Millisecond)
+		f.after += w.span(0, 500*time.Millisecond)
+	}
+	return f
+}
+
+// --- the oracle
+
+// shown is what a reader of the lease could see now.
+func (h *handle) shown() []*ownership {
+	s := h.l.snapshot.Load()
+	if len(s.owned) == 0 || !s.term.trusted() {
+		return nil
+	}
+	return s.owned
+}
+
+// shows reports whether a reader still sees the ownership.
+func (h *handle) shows(o *ownership) bool { return slices.Contains(h.shown(), o) }
+
+// check compares what all clients show, with each other and with the database.
+func (w *world) check() {
+	w.mu.Lock()
+	handles := w.handles
+	lagging := w.lagging
+	w.mu.Unlock()
+	type claim struct {
+		h *handle
+		o *ownership
+	}
+	claims := make(map[partitionKey]claim)
+	for _, h := range handles {
+		for _, o := range h.shown() {
+			k := partitionKey{h.l.name, o.number}
+			if other, taken := claims[k]; taken && other.o != o && other.h.shows(other.o) && h.shows(o) && other.h.shows(other.o) {
+				w.failf("overlap: %s and %s both show partition %d of %s, under epochs %d and %d",
+					other.h.p.name, h.p.name, o.number, h.l.name, other.o.epoch, o.epoch)
+			}
+			claims[k] = claim{h, o}
+			if lagging {
+				continue
+			}
+			w.db.mu.Lock()
+			epoch, owner := int64(-1), int64(0)
+			if rows := w.db.partitions[h.l.name]; o.number < len(rows) {
+				epoch, owner = rows[o.number].epoch, rows[o.number].owner
+			}
+			// Under the mutex nothing changes in the database: what is shown now has to be true now.
+			if still := h.shows(o); still && (epoch != o.epoch || owner == 0) {
+				w.db.mu.Unlock()
+				w.failf("stale: %s shows partition %d of %s under epoch %d; the database has epoch %d, owner %d",
+					h.p.name, o.number, h.l.name, o.epoch, epoch, owner)
+				continue
+			}
+			w.db.mu.Unlock()
+		}
+	}
+}
+
+// moved takes note of a change of owner or epoch.
+func (w *world) moved(by, lease string, partition int, from, to partitionRow) {
+	k := partitionKey{lease, partition}
+	w.mu.Lock()
+	if w.ledger[k] == nil {
+		w.ledger[k] = make(map[int64]int64)
+	}
+	session, known := w.ledger[k][to.epoch]
+	highest := w.highest[k]
+	w.ledger[k][to.epoch] = to.owner
+	w.highest[k] = max(highest, to.epoch)
+	work := w.working[workKey{lease, partition, from.epoch}]
+	w.mu.Unlock()
+	switch {
+	case known:
+		w.later("epoch %d of partition %d of %s was given twice: to session %d, and to %d", to.epoch, partition, lease, session, to.owner)
+	case to.epoch <= highest:
+		w.later("epoch of partition %d of %s went from %d to %d", partition, lease, highest, to.epoch)
+	case by == "release" && work > 0:
+		w.later("partition %d of %s was handed over under work on epoch %d", partition, lease, from.epoch)
+	}
+}
+
+// later fails from under the database's mutex.
+func (w *world) later(format string, args ...any) { w.failf(format, args...) }
+
+// gone checks that a session that was evicted had been silent for its TTL.
+func (w *world) gone(row clientRow, silent time.Duration) {
+	w.mu.Lock()
+	w.evicted++
+	w.mu.Unlock()
+	if silent < row.ttl {
+		w.failf("session %d of %s was evicted %v after a heartbeat", row.session, row.id, silent)
+	}
+}
+
+// --- processes
+
+// start opens a client.
+func (w *world) start(id string, opts ...Option) *proc {
+	w.mu.Lock()
+	p := &proc{w: w, id: id, name: fmt.Sprintf("%s#%d", id, len(w.procs)+1), leases: make(map[string]*Lease), weight: make(map[string]int)}
+	w.procs = append(w.procs, p)
+	w.mu.Unlock()
+	o, err := newOptions(append([]Option{WithClientID(id), WithLogger(slog.New(&eventLog{w: w, name: p.name}))}, opts...))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	connect := w.db.connect(p.name)
+	for attempt := 0; attempt < 1000; attempt++ {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		var first conn
+		if first, err = connect(ctx); err == nil {
+			var c *Client
+			c, err = start(ctx, first, connect, o)
+			p.set(func(p *proc) { p.c = c })
+		}
+		cancel()
+		if err == nil {
+			return p
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	w.t.Fatalf("start %s: %v", id, err)
+	return nil
+}
+
+// join joins a lease; a nil lease where ctx ended first.
+func (p *proc) join(ctx context.Context, name string, partitions int, opts ...LeaseOption) *Lease {
+	l, err := p.c.Lease(ctx, name, partitions, opts...)
+	if err != nil {
+		p.w.event("%s: Lease(%s): %v", p.name, name, err)
+		return nil
+	}
+	p.leases[name] = l
+	p.weight[name] = l.options.weight
+	p.w.watch(p, l)
+	return l
+}
+
+// watch has the oracle look whenever the lease changes.
+func (w *world) watch(p *proc, l *Lease) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if slices.ContainsFunc(w.handles, func(h *handle) bool { return h.l == l }) {
+		return
+	}
+	w.handles = append(slices.Clone(w.handles), &handle{p, l})
+	go func() {
+		for {
+			changed := l.Changed()
+			w.check()
+			select {
+			case <-l.ended:
+				return
+			case <-changed:
+			}
+		}
+	}()
+}
+
+// work runs callbacks and holds on a lease until it ends, and notes what is in work.
+func (p *proc) work(l *Lease) {
+	w := p.w
+	note := func(o Partition, n int) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.working[workKey{l.name, o.Number, o.Epoch}] += n
+	}
+	switch w.n(3) {
+	case 0:
+		go func() {
+			_ = l.Run(context.Background(), func(ctx context.Context, o Partition) error {
+				note(o, 1)
+				<-ctx.Done()
+				time.Sleep(w.span(0, 500*time.Millisecond))
+				note(o, -1)
+				return nil
+			})
+		}()
+	case 1:
+		go func() {
+			for {
+				select {
+				case <-l.ended:
+					return
+				case <-time.After(w.span(0, 3*time.Second)):
+				}
+				h := l.Hold(context.Background())
+				for _, o := range h.owned {
+					note(o.partition(), 1)
+				}
+				time.Sleep(w.span(0, 2*time.Second))
+				for _, o := range h.owned {
+					note(o.partition(), -1)
+				}
+				h.Release()
+			}
+		}()
+	case 2:
+		go func() {
+			for {
+				select {
+				case <-l.ended:
+					return
+				case <-time.After(w.span(0, 3*time.Second)):
+					l.Values()
+				}
+			}
+		}()
+	}
+}
+
+// close ends the client within d, else tells.
+func (p *proc) close(d, bound time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	began := time.Now()
+	err := p.c.Close(ctx)
+	p.w.event("%s: closed after %v: %v", p.name, time.Since(began), err)
+	if took := time.Since(began); took > bound {
+		p.w.failf("%s: Close took %v", p.name, took)
+	}
+	return err
+}
+
+func (p *proc) set(f func(p *proc)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	f(p)
+}
+
+// An eventLog is a logger that writes to the trace.
+type eventLog struct {
+	w    *world
+	name string
+}
+
+func (*eventLog) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h *eventLog) Handle(_ context.Context, r slog.Record) error {
+	var b strings.Builder
+	r.Attrs(func(a slog.Attr) bool {
+		fmt.Fprintf(&b, " %v", a)
+		return true
+	})
+	h.w.event("%s: %v %s%s", h.name, r.Level, r.Message, b.String())
+	return nil
+}
+
+func (h *eventLog) WithAttrs([]slog.Attr) slog.Handler { return h }
+func (h *eventLog) WithGroup(string) slog.Handler      { return h }
+
+// --- random histories
+
+// TestNoTwoClientsEverShowAPartition plays random histories under faults.
+func TestNoTwoClientsEverShowAPartition(t *testing.T) {
+	t.Parallel()
+	for seed := *firstSeed; seed < *firstSeed+uint64(*seeds); seed++ {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { newWorld(t, seed).history(15 * time.Minute) })
+		})
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// history plays one: a while of trouble, then quiet, in which all has to come right.
+func (w *world) history(length time.Duration) {
+	leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16), "c": 1}
+	promotions := w.chance(0.5)
+	short := w.chance(0.3)
+	var alive []*proc
+	ids := 0
+	var stepped time.Time
+	opts := func() []Option {
+		switch {
+		case short && !promotions && w.chance(0.5):
+			return []Option{WithTTL(2 * time.Second)}
+		case w.chance(0.3):
+			return []Option{WithPolling()}
+		}
+		return nil
+	}
+	add := func(id string) *proc {
+		p := w.start(id, opts()...)
+		for _, name := range slices.Sorted(maps.Keys(leases)) {
+			if w.chance(0.8) {
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+				if l := p.join(ctx, name, leases[name]); l != nil {
+					p.work(l)
+				}
+				cancel()
+			}
+		}
+		alive = append(alive, p)
+		return p
+	}
+	newID := func() string { ids++; return fmt.Sprintf("id%d", ids) }
+	for range 2 + w.n(3) {
+		add(newID())
+	}
+	w.mu.Lock()
+	w.odds = []float64{0, 0.002, 0.01, 0.05}[w.rng.IntN(4)]
+	w.mu.Unlock()
+	drop := func(p *proc) { alive = slices.DeleteFunc(alive, func(q *proc) bool { return q == p }) }
+	var dead []*proc
+	stopped := make(chan struct{})
+	var background sync.WaitGroup
+	go func() { // the sampler
+		for {
+			select {
+			case <-stopped:
+				return
+			case <-time.After(50 * time.Millisecond):
+				w.check()
+			}
+		}
+	}()
+	for end := time.Now().Add(length); time.Now().Before(end) && !w.broken(); {
+		time.Sleep(w.span(0, 20*time.Second))
+		if len(alive) == 0 {
+			add(newID())
+		}
+		p := alive[w.n(len(alive))]
+		switch w.n(16) {
+		case 0: // a network is cut for a while
+			d := w.span(0, 20*time.Second)
+			w.event("%s: cut off for %v", p.name, d)
+			p.set(func(p *proc) { p.cut = true })
+			w.breakConns(p)
+			background.Go(func() {
+				time.Sleep(d)
+				p.set(func(p *proc) { p.cut = false })
+				w.breakConns(p)
+				w.event("%s: no longer cut off", p.name)
+			})
+		case 1: // a process stops for a while: what it sent arrives
+			d, slow := w.span(0, 20*time.Second), w.span(0, 8*time.Second)
+			w.event("%s: slow by up to %v for %v", p.name, slow, d)
+			p.set(func(p *proc) { p.slow, p.late = slow, true })
+			background.Go(func() {
+				time.Sleep(d)
+				p.set(func(p *proc) { p.slow, p.late = 0, false })
+			})
+		case 2: // killed
+			w.event("%s: killed", p.name)
+			p.set(func(p *proc) { p.killed = true })
+			w.breakConns(p)
+			drop(p)
+			dead = append(dead, p)
+			if w.chance(0.5) {
+				add(p.id)
+			}
+		case 3:
+			if len(alive) > 1 {
+				drop(p)
+				background.Go(func() { _ = p.close(w.span(0, 10*time.Second), 13*time.Second) })
+			}
+		case 4, 5:
+			if len(alive) < 6 {
+				add(newID())
+			}
+		case 6: // superseded
+			if len(alive) < 6 {
+				drop(p)
+				dead = append(dead, p)
+				w.event("%s: to be superseded", p.name)
+				add(p.id)
+			}
+		case 7, 8:
+			// Two steps that undo each other between two looks at the clock are seen by nobody.
+			if time.Since(stepped) > 12*time.Second {
+				far := []time.Duration{time.Hour, 10 * time.Second}[w.n(2)]
+				w.db.step(w.span(-far, far))
+				stepped = time.Now()
+			}
+		case 9:
+			w.db.crash(w.n(20))
+		case 10:
+			w.db.stop()
+			time.Sleep(w.span(0, 8*time.Second))
+			if promotions && w.chance(0.5) {
+				w.db.mu.Lock()
+				w.db.down = false
+				w.db.mu.Unlock()
+				w.promote(w.n(20), false)
+			} else {
+				w.db.boot()
+			}
+		case 11:
+			if promotions {
+				w.promote(w.n(20), w.chance(0.3))
+			}
+		case 12:
+			if name := w.anyOf(leases); p.leases[name] != nil {
+				l := p.leases[name]
+				delete(p.leases, name)
+				ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Second))
+				err := l.Leave(ctx)
+				cancel()
+				w.event("%s: left %s: %v", p.name, name, err)
+				if w.chance(0.7) {
+					ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Second))
+					if l := p.join(ctx, name, leases[name]); l != nil {
+						p.work(l)
+					}
+					cancel()
+				}
+			}
+		case 13:
+			name := w.anyOf(leases)
+			if l := p.leases[name]; l != nil {
+				ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Second))
+				weight := 1 + w.n(2)
+				err := l.SetWeight(ctx, weight)
+				cancel()
+				p.weight[name] = weight
+				if err != nil {
+					p.weight[name] = -1
+				}
+				w.event("%s: set weight of %s to %d: %v", p.name, name, weight, err)
+			} else {
+				ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Millisecond))
+				if l := p.join(ctx, name, leases[name]); l != nil {
+					p.work(l)
+				}
+				cancel()
+			}
+		case 14, 15: // a guarded transaction of whoever owns it
+			for name, n := range leases {
+				k := partitionKey{name, w.n(n)}
+				w.db.mu.Lock()
+				epoch := int64(0)
+				if rows := w.db.partitions[name]; len(rows) > 0 {
+					epoch = rows[k.partition].epoch
+				}
+				w.db.mu.Unlock()
+				if unlock, ok := w.db.guard(k, epoch); ok {
+					background.Go(func() {
+						time.Sleep(w.span(0, 5*time.Second))
+						unlock()
+					})
+				}
+			}
+		}
+	}
+	w.mu.Lock()
+	w.odds = 0
+	w.mu.Unlock()
+	background.Wait()
+	for _, p := range dead { // a failover may have forgotten who superseded it
+		p.set(func(p *proc) { p.killed = true })
+		w.breakConns(p)
+	}
+	w.event("quiet")
+	if !w.broken() {
+		w.comesRight(alive, leases)
+	}
+	var ending sync.WaitGroup
+	for _, p := range slices.Concat(alive, dead) {
+		ending.Go(func() { _ = p.close(0, 3*time.Second) })
+	}
+	ending.Wait()
+	close(stopped)
+	time.Sleep(time.Minute) // the bubble's clock stops with this goroutine; let the others end
+	w.t.Logf("seed %d: %d evictions, %d processes, promotions %v, right after %v", w.seed, w.evicted, len(w.procs), promotions, w.took)
+}
+
+func (w *world) anyOf(leases map[string]int) string {
+	return slices.Sorted(maps.Keys(leases))[w.n(len(leases))]
+}
+
+// promote puts a standby in place. From then on the database may say less than the clients know.
+func (w *world) promote(missing int, pooler bool) {
+	w.mu.Lock()
+	w.lagging = true
+	w.mu.Unlock()
+	w.db.promote(missing, pooler)
+}
+
+// breakConns breaks the connections of a process.
+func (w *world) breakConns(p *proc) {
+	w.db.mu.Lock()
+	defer w.db.mu.Unlock()
+	for c := range w.db.conns {
+		if c.client == p.name {
+			c.break_()
+		}
+	}
+}
+
+// comesRight checks that every partition has one living owner and that shares are even, in time and for good.
+func (w *world) comesRight(alive []*proc, leases map[string]int) {
+	began, right := time.Now(), time.Now()
+	why := ""
+	for time.Since(began) < time.Minute {
+		if now := w.wrong(alive, leases); now != "" {
+			why, right = now, time.Now()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	took := right.Sub(began)
+	if took > calmAfter {
+		w.failf("all was right only %v after quiet: %s", took, why)
+	}
+	w.took = took
+}
+
+// wrong says what is not as it has to be at rest.
+func (w *world) wrong(alive []*proc, leases map[string]int) string {
+	for name, n := range leases {
+		owners := make([]string, n)
+		counts := make(map[string]int)
+		var least, most, weights int
+		members := 0
+		for _, p := range alive {
+			l := p.leases[name]
+			if l == nil {
+				continue
+			}
+			select {
+			case <-l.ended:
+				return fmt.Sprintf("%s: lease %s has ended: %v", p.name, name, l.endErr)
+			default:
+			}
+			members++
+			h := handle{p, l}
+			for _, o := range h.shown() {
+				if owners[o.number] != "" {
+					return fmt.Sprintf("%s/%d has two owners", name, o.number)
+				}
+				owners[o.number] = p.name
+				counts[p.name]++
+			}
+		}
+		if members == 0 {
+			continue
+		}
+		for number, owner := range owners {
+			if owner == "" {
+				w.db.mu.Lock()
+				row := w.db.partitions[name][number]
+				var rows []string
+				for k, weight := range w.db.members {
+					if k.lease == name {
+						rows = append(rows, fmt.Sprintf("%s session %d weight %d", w.db.clients[k.session].id, k.session, weight))
+					}
+				}
+				lease := w.db.leases[name]
+				w.db.mu.Unlock()
+				return fmt.Sprintf("%s/%d has no owner; row %+v, lease %+v, members %v", name, number, row, lease, rows)
+			}
+		}
+		least, most = n, 0
+		var unfair string
+		var rows []int
+		var who []string
+		w.db.mu.Lock()
+		sum := 0
+		for k, weight := range w.db.members {
+			if k.lease == name {
+				sum += weight
+				rows = append(rows, weight)
+				who = append(who, fmt.Sprintf("%s session %d weight %d", w.db.clients[k.session].id, k.session, weight))
+			}
+		}
+		found := len(rows)
+		for _, p := range alive {
+			if l := p.leases[name]; l != nil && unfair == "" {
+				weight, known := w.db.members[memberKey{name, w.db.sessionOf(p.id)}]
+				if want := p.weight[name]; known && want >= 0 && weight != want {
+					unfair = fmt.Sprintf("%s: weight of %s is %d, not %d", name, p.name, weight, want)
+				}
+			}
+		}
+		bySession := make(map[int64]int)
+		for _, row := range w.db.partitions[name] {
+			bySession[row.owner]++
+		}
+		for k, weight := range w.db.members {
+			if k.lease == name && sum > 0 {
+				if d := float64(bySession[k.session]) - float64(n*weight)/float64(sum); d >= 1 || d <= -1 {
+					unfair = fmt.Sprintf("%s: %s owns %d of %d with weight %d of %d", name, w.db.clients[k.session].id, bySession[k.session], n, weight, sum)
+				}
+			}
+		}
+		w.db.mu.Unlock()
+		_, _, _ = least, most, weights
+		switch {
+		case found != members:
+			return fmt.Sprintf("%s has %d members, not those: %v", name, members, who)
+		case unfair != "":
+			return unfair
+		}
+	}
+	return ""
+}
+
+// --- single promises
+
+// inWorld runs f in a bubble with a world of its own, and ends what is left of it.
+func inWorld(t *testing.T, f func(w *world)) {
+	t.Helper()
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, 1)
+		f(w)
+		w.end()
+	})
+}
+
+// end closes all clients.
+func (w *world) end() {
+	w.mu.Lock()
+	procs := w.procs
+	w.extra, w.odds = nil, 0
+	w.mu.Unlock()
+	var ending sync.WaitGroup
+	for _, p := range procs {
+		if p.c != nil {
+			ending.Go(func() { _ = p.close(0, 3*time.Second) })
+		}
+	}
+	ending.Wait()
+	time.Sleep(time.Minute) // the bubble's clock stops with its first goroutine; let the others end
+}
+
+// set changes what faults do.
+func (w *world) inject(extra func(c *fakeConn, op string) (fault, bool)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.extra = extra
+}
+
+// mustJoin joins a lease with the background's patience.
+func (p *proc) mustJoin(name string, partitions int, opts ...LeaseOption) *Lease {
+	p.w.t.Helper()
+	l := p.join(context.Background(), name, partitions, opts...)
+	if l == nil {
+		p.w.t.Fatalf("%s did not join %s", p.name, name)
+	}
+	return l
+}
+
+// shows returns what a reader of a lease sees, without being one.
+func shows(l *Lease) string {
+	return FormatPartitions(numbersOf((&handle{l: l}).shown()))
+}
+
+// within waits for a condition, and reports how long it took. It looks after every millisecond.
+func (w *world) within(limit time.Duration, what string, holds func() bool) time.Duration {
+	w.t.Helper()
+	began := time.Now()
+	for !holds() {
+		if time.Since(began) > limit {
+			w.failf("not within %v: %s", limit, what)
+			return limit
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// give gives a free partition to a client, as a plan does, and asks for it on behalf of another.
+func (w *world) give(k partitionKey, to, target *proc) {
+	w.db.edit(func() {
+		row := &w.db.partitions[k.lease][k.partition]
+		from := *row
+		row.owner, row.target, row.epoch = w.db.sessionOf(to.id), w.db.sessionOf(target.id), row.epoch+1
+		w.db.tellMoved("edit", k.lease, k.partition, from)
+		l := w.db.leases[k.lease]
+		l.generation++
+		w.db.leases[k.lease] = l
+	})
+}
+
+func TestAPartitionThatIsWantedElsewhereWhenItIsGainedIsHandedOver(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
+		la, lb := a.mustJoin("x", 1, WithWeight(0)), b.mustJoin("x", 1, WithWeight(0))
+		time.Sleep(5 * time.Second)
+		w.give(partitionKey{"x", 0}, b, a)
+		w.within(6*time.Second, "a owns it", func() bool { return shows(la) == "0" && shows(lb) == "-" })
+	})
+}
+
+func TestAfterSettlingOwnersFindWhatTheyOwnWhateverTheyReadBefore(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
+		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+		moved := w.db.moved
+		w.db.moved = func(by, lease string, partition int, from, to partitionRow) {
+			moved(by, lease, partition, from, to)
+			if by == "settle" {
+				w.db.notify(map[int64]bool{w.db.sessionOf("a"): true, w.db.sessionOf("b"): true})
+			}
+		}
+		w.promote(0, false)
+		w.within(12*time.Second, "settled", w.db.settled)
+		time.Sleep(2 * time.Second)
+		if len(la.Values()) != 1 || len(lb.Values()) != 1 {
+			w.failf("a shows %s, b shows %s", shows(la), shows(lb))
+		}
+	})
+}
+
+// handOver has a hand a partition to b, by giving b all the weight. A standby that misses what it can misses that.
+func (w *world) handOver(a, b *proc) (la, lb *Lease) {
+	la = a.mustJoin("x", 1, WithHandoffDelay(0))
+	w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+	lb = b.mustJoin("x", 1, WithHandoffDelay(0))
+	time.Sleep(time.Second)
+	w.db.mu.Lock()
+	w.db.history = w.db.history[len(w.db.history)-1:]
+	w.db.mu.Unlock()
+	if err := la.SetWeight(context.Background(), 0); err != nil {
+		w.t.Fatal(err)
+	}
+	w.within(5*time.Second, "b owns it", func() bool { return shows(lb) == "0" })
+	return la, lb
+}
+
+func TestNothingIsGainedOnAConnectionBeforeAHeartbeatToldWhereItLeads(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		la, lb := w.handOver(a, b)
+		w.inject(func(c *fakeConn, op string) (fault, bool) {
+			return fault{err: errLocked}, op == "heartbeat" && c.client == a.name
+		})
+		w.promote(keepStates, false)
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if shows(la) != "-" {
+				w.failf("a shows what it had handed over; b shows %s", shows(lb))
+				return
+			}
+		}
+	})
+}
+
+func TestAReadThatAPromotedServerAnswersGainsNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		la, lb := w.handOver(a, b)
+		w.inject(func(c *fakeConn, op string) (fault, bool) {
+			return fault{before: time.Second}, op == "read" && c.client == a.name
+		})
+		w.db.edit(func() { w.db.notify(map[int64]bool{w.db.sessionOf("a"): true}) })
+		time.Sleep(500 * time.Millisecond)
+		w.promote(keepStates, true) // a pooler keeps the connections
+		for range 4000 {
+			time.Sleep(time.Millisecond)
+			if shows(la) != "-" {
+				w.failf("a shows what it had handed over; b shows %s", shows(lb))
+				return
+			}
+		}
+	})
+}
+
+func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
+	for _, step := range []time.Duration{-3 * time.Second, -7 * time.Minute, -time.Hour} {
+		t.Run(step.String(), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a, b := w.start("a"), w.start("b")
+				la, lb := a.mustJoin("x", 2), b.mustJoin("x", 2)
+				w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+				time.Sleep(10 * time.Second)
+				w.db.step(step)
+				b.set(func(p *proc) { p.killed = true })
+				w.breakConns(b)
+				// The watch begins anew with the next heartbeat, and what b left runs for a TTL from when that is seen.
+				took := w.within(2*6*time.Second+4*time.Second, "a owns both", func() bool { return len(la.Values()) == 2 })
+				t.Logf("after %v", took)
+			})
+		})
+	}
+}
+
+func TestASurvivorWatchesAsLongAsTheDeadOnesTTLNotAsItsOwn(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, long := w.start("a", WithTTL(time.Second)), w.start("long", WithTTL(4*time.Minute))
+		la, ll := a.mustJoin("x", 3), long.mustJoin("x", 3)
+		w.within(5*time.Second, "both own", func() bool { return len(la.Values()) > 0 && len(ll.Values()) > 0 })
+		time.Sleep(2 * time.Second)
+		b := w.start("b", WithTTL(5*time.Minute))
+		lb := b.mustJoin("x", 3)
+		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+		kill := func(p *proc) {
+			p.set(func(p *proc) { p.killed = true })
+			w.breakConns(p)
+		}
+		kill(long)
+		time.Sleep(time.Second)
+		kill(a)
+		took := w.within(time.Minute, "a's is taken over", func() bool { return len(lb.Values()) == 2 })
+		if took > time.Second+1200*time.Millisecond { // at the worst another check that is not ours
+			t.Errorf("with a TTL of 1s it took %v", took)
+		}
+		took = w.within(5*time.Minute, "b owns all", func() bool { return len(lb.Values()) == 3 })
+		t.Logf("after %v more", took)
+	})
+}
+
+func TestAJoinThatWasGivenUpKeepsNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		la := a.mustJoin("x", 4, WithWeight(0))
+		b := w.start("b")
+		w.inject(func(c *fakeConn, op string) (fault, bool) {
+			switch {
+			case c.client == b.name && op == "join":
+				return fault{err: errBroken, applied: true, broken: true}, true
+			case c.client == b.name && op == "connect":
+				return fault{before: 500 * time.Millisecond}, true
+			}
+			return fault{}, false
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer cancel()
+		if l := b.join(ctx, "x", 4); l != nil {
+			w.failf("joined")
+		}
+		w.inject(nil)
+		w.give(partitionKey{"x", 0}, b, b) // who planned saw a member
+		time.Sleep(5 * time.Second)
+		if err := la.SetWeight(context.Background(), 1); err != nil {
+			t.Fatal(err)
+		}
+		w.within(10*time.Second, "a owns all, b is no member", func() bool {
+			w.db.mu.Lock()
+			defer w.db.mu.Unlock()
+			return len(la.Values()) == 4 && len(w.db.members) == 1
+		})
+	})
+}
+
+func TestAClientThatMayNotListenPolls(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.inject(func(_ *fakeConn, op string) (fault, bool) { return fault{err: errLocked}, op == "listen" })
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		l := w.start("a").join(ctx, "x", 4)
+		if l == nil {
+			w.failf("did not join within 20 s")
+			return
+		}
+		w.within(5*time.Second, "a owns all", func() bool { return len(l.Values()) == 4 })
+	})
+}
+
+func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		la, lb := w.handOver(a, b)
+		if err := lb.SetWeight(context.Background(), 1); err != nil {
+			t.Fatal(err)
+		}
+		w.promote(keepStates, false) // a has weight 1 there
+		time.Sleep(20 * time.Second)
+		w.within(5*time.Second, "b owns it", func() bool { return len(la.Values()) == 0 && len(lb.Values()) == 1 })
+	})
+}
+
+func TestClosingEndsWhereEveryStatementFails(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		la := a.mustJoin("x", 4)
+		w.within(5*time.Second, "a owns all", func() bool { return len(la.Values()) == 4 })
+		w.inject(func(*fakeConn, string) (fault, bool) { return fault{err: errLocked}, true })
+		began := time.Now()
+		_ = a.c.Close(context.Background())
+		if took := time.Since(began); took > 8*time.Second {
+			w.failf("Close took %v", took)
+		}
+	})
+}
+
+// settled reports whether the server's timeline is.
+func (db *fakeDB) settled() bool {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.server.timeline == db.timeline
+}
+
+// --- trust
+
+// A pulse tells when heartbeats were sent that succeeded.
+type pulse struct {
+	mu   sync.Mutex // guards the rest
+	sent time.Time
+	stop bool // heartbeats get no answer any more
+}
+
+// feel has heartbeats take so long there and back, and notes when they were sent.
+func (w *world) feel(there, back time.Duration) *pulse {
+	p := &pulse{}
+	w.inject(func(_ *fakeConn, op string) (fault, bool) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.stop {
+			return fault{before: 24 * time.Hour}, true
+		}
+		if op == "heartbeat" {
+			p.sent = time.Now()
+		}
+		return fault{before: there, after: back}, op == "heartbeat"
+	})
+	return p
+}
+
+func TestTrustEndsATTLLessAMarginAfterTheLastHeartbeatThatSucceededWasSent(t *testing.T) {
+	for _, delay := range []struct{ there, back time.Duration }{{0, 0}, {time.Millisecond, time.Millisecond}, {1500 * time.Millisecond, 0}, {0, 1700 * time.Millisecond}} {
+		t.Run(fmt.Sprint(delay), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a", WithPolling())
+				l := a.mustJoin("x", 1)
+				w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+				pulse := w.feel(delay.there, delay.back)
+				time.Sleep(20 * time.Second)
+				beats := w.db.count("heartbeat")
+				w.within(3*time.Second, "a heartbeat", func() bool { return w.db.count("heartbeat") > beats })
+				time.Sleep(delay.back + time.Millisecond)
+				pulse.mu.Lock()
+				pulse.stop = true
+				deadline := pulse.sent.Add(5700 * time.Millisecond)
+				pulse.mu.Unlock()
+				if got := l.TrustDeadline(); !got.Equal(deadline) {
+					t.Errorf("trust deadline is %v, not %v", got, deadline)
+				}
+				o, owned := l.Partition(0)
+				changed := l.Changed()
+				hold := l.Hold(context.Background())
+				time.Sleep(time.Until(deadline) - time.Nanosecond)
+				if len(l.Values()) != 1 || !l.Owns(0) || !owned || o.Context().Err() != nil {
+					t.Errorf("not owned just before the deadline: %v", l.Values())
+				}
+				time.Sleep(time.Nanosecond)
+				if len(l.Values()) != 0 || l.Owns(0) {
+					t.Errorf("owned at the deadline")
+				}
+				if _, owned := l.Partition(0); owned || len(l.Hold(context.Background()).Values()) != 0 {
+					t.Errorf("owned at the deadline")
+				}
+				synctest.Wait()
+				select {
+				case <-changed:
+				default:
+					t.Errorf("Changed did not tell")
+				}
+				for _, ctx := range []context.Context{o.Context(), hold.Context()} {
+					if err := context.Cause(ctx); !errors.Is(err, ErrTrustLost) {
+						t.Errorf("the context's cause is %v", err)
+					}
+				}
+				hold.Release()
+			})
+		})
+	}
+}
+
+func TestAnAnswerThatComesAfterTheDeadlineBeginsANewTerm(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a", WithPolling(), WithTTL(6*time.Second), WithHeartbeat(3*time.Second))
+		l := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		time.Sleep(10 * time.Second)
+		old := l.snapshot.Load()
+		o, _ := l.Partition(0)
+		w.inject(func(_ *fakeConn, op string) (fault, bool) {
+			return fault{after: 2950 * time.Millisecond}, op == "heartbeat"
+		})
+		// Sent up to 3 s after the last one, answered 2.95 s later: sometimes too late.
+		w.within(time.Hour, "a heartbeat was late", func() bool { return !old.term.trusted() })
+		w.inject(nil)
+		w.within(10*time.Second, "a owns it again", func() bool { return shows(l) == "0" })
+		if old.term.trusted() {
+			t.Errorf("a reader with the old snapshot believes it again")
+		}
+		again, _ := l.Partition(0)
+		if o.Context().Err() == nil || again.Epoch <= o.Epoch {
+			t.Errorf("after the break the epoch is %d, before it was %d; the context says %v", again.Epoch, o.Epoch, o.Context().Err())
+		}
+	})
+}
+
+func TestAnOldSnapshotIsNotRevivedByANewTerm(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		old := l.snapshot.Load()
+		w.inject(func(*fakeConn, string) (fault, bool) { return fault{before: 24 * time.Hour}, true })
+		time.Sleep(6 * time.Second)
+		w.inject(nil)
+		w.within(10*time.Second, "a owns it again", func() bool { return shows(l) == "0" })
+		if old.term.trusted() || l.snapshot.Load().term == old.term {
+			t.Errorf("a reader with the old snapshot believes it again")
+		}
+	})
+}
+
+func TestATermThatSomebodySawEndIsNotProlonged(t *testing.T) {
+	for name, looks := range map[string]func(*term) bool{
+		"trusted": (*term).trusted,
+		"left":    func(t *term) bool { return t.left() > 0 },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			over := &term{opened: time.Now()}
+			over.deadline.Store(int64(time.Second))
+			if time.Sleep(time.Second / 2); !looks(over) || !over.prolong(time.Now().Add(time.Second)) {
+				t.Errorf("%s: it is over too soon", name)
+			}
+			time.Sleep(time.Second)
+			if looks(over) || over.prolong(time.Now().Add(time.Second)) || looks(over) {
+				t.Errorf("%s: who saw it end sees it go on", name)
+			}
+		})
+	}
+}
+
+func TestAfterAPromotionTrustIsNotProlongedBeforeWhatDrainsIsConfirmed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+		time.Sleep(10 * time.Second)
+		o, _ := l.Partition(0)
+		hold := l.Hold(context.Background()) // work that goes on
+		defer hold.Release()
+		b := w.start("b")
+		b.mustJoin("x", 1)
+		w.db.edit(func() {
+			w.db.partitions["x"][0].target = w.db.sessionOf("b")
+			row := w.db.leases["x"]
+			row.generation++
+			w.db.leases["x"] = row
+		})
+		w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
+		w.inject(func(c *fakeConn, op string) (fault, bool) {
+			return fault{err: errLocked}, op == "read" && c.client == a.name
+		})
+		w.promote(0, true)
+		time.Sleep(8 * time.Second)
+		if o.Context().Err() == nil && hold.Context().Err() == nil {
+			t.Error("its work goes on, though this server has not confirmed it for longer than the TTL")
+		}
+	})
+}
+
+func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
+	for _, heartbeat := range []time.Duration{time.Second, 2 * time.Second, 3 * time.Second} {
+		for _, survives := range []bool{true, false} {
+			t.Run(fmt.Sprintf("heartbeat %v, the connection survives %v", heartbeat, survives), func(t *testing.T) {
+				inWorld(t, func(w *world) {
+					a := w.start("a", WithTTL(6*time.Second), WithHeartbeat(heartbeat))
+					l := a.mustJoin("x", 1)
+					w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
+					o, _ := l.Partition(0)
+					for range 100 {
+						var once sync.Once
+						w.inject(func(_ *fakeConn, op string) (f fault, hangs bool) {
+							if op == "read" {
+								once.Do(func() { f, hangs = fault{before: 24 * time.Hour, survives: survives}, true })
+							}
+							return f, hangs
+						})
+						time.Sleep(10*time.Second + w.span(0, heartbeat))
+						w.db.edit(func() { w.db.notify(map[int64]bool{w.db.sessionOf("a"): true}) })
+					}
+					if err := context.Cause(o.Context()); err != nil {
+						w.failf("%v", err)
+					}
+				})
+			})
+		}
+	}
+}
+
+// --- costs
+
+func TestAtRestAClientSendsLittleMoreThanItsHeartbeats(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.db.keep = 0
+		var last []*Lease
+		for i := range 20 {
+			p := w.start(fmt.Sprint("client", i))
+			for j := range 10 {
+				last = append(last, p.mustJoin(fmt.Sprint("lease", j), 32))
+			}
+		}
+		time.Sleep(time.Minute)
+		w.db.edit(func() { w.db.after = nil }) // the oracle would take longest
+		before := w.db.executed()
+		const length = 30 * time.Minute
+		time.Sleep(length)
+		total, calls := 0, w.db.executed()
+		for op := range calls {
+			calls[op] -= before[op]
+			total += calls[op]
+		}
+		total -= calls["check"] // is an eviction that was due
+		if ratio := float64(total) / float64(calls["heartbeat"]); ratio > 1.1 {
+			t.Errorf("%.3f statements for each heartbeat: %v", ratio, calls)
+		}
+		// After each check the earliest that anybody expires is more than half a TTL away.
+		if most := int(length / (3 * time.Second)); calls["check"] > most {
+			t.Errorf("%d checks in %v, at most %d were expected: one for all clients", calls["check"], length, most)
+		}
+		if calls["claim"]+calls["plan"]+calls["apply"] > 0 {
+			t.Errorf("plans at rest: %v", calls)
+		}
+		t.Logf("%v: %v; %.3f statements for each period of 1.9 s", length, calls, float64(total)/(20*length.Seconds()/1.9))
+		for _, l := range last {
+			if len(l.Values()) == 0 {
+				t.Errorf("a client owns nothing of %s", l.Name())
+			}
+		}
+	})
+}
+
+// executed returns how often each statement was executed.
+func (db *fakeDB) executed() map[string]int {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return maps.Clone(db.calls)
+}

@@ -1,0 +1,301 @@
+package pgleases_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// README.md shows lines of these examples word for word; TestReadmeShowsCompiledCode sees to that.
+
+func Example() {
+	x := begin()
+	defer x.end()
+	ctx, stop, pool := x.ctx, x.stop, x.pool
+	var shipped int
+	ship := func(_ context.Context, partition int) {
+		if shipped++; shipped == 128 {
+			fmt.Println("shipped the orders of 128 partitions")
+			stop()
+		}
+	}
+
+	client, err := pgleases.NewClient(ctx, pool)
+	if err != nil {
+		log.Fatal(err)
+	}
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for ctx.Err() == nil {
+		changed := lease.Changed() // taken before Values: a change in between closes it
+		for _, partition := range lease.Values() {
+			ship(ctx, partition)
+		}
+		select {
+		case <-changed:
+		case <-time.After(time.Second): // look for new orders
+		case <-ctx.Done():
+		}
+	}
+	// ctx has ended, so Close waits for nothing: it hands over what is free, and leaves.
+	if err := client.Close(ctx); err != nil {
+		log.Print(err)
+	}
+	// Output: shipped the orders of 128 partitions
+}
+
+func ExampleLease_Hold() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	go x.stopOnceShipped()
+
+	for ctx.Err() == nil {
+		changed := lease.Changed()
+		hold := lease.Hold(ctx)
+		for _, number := range hold.Values() {
+			partition, _ := hold.Partition(number)
+			if err := shipGuarded(hold.Context(), pool, lease, partition); err != nil {
+				log.Print(err) // another process owns it now, or the database is away: not shipped
+			}
+		}
+		hold.Release()
+		select {
+		case <-changed:
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+	fmt.Println("orders left:", x.ordersLeft())
+	// Output: orders left: 0
+}
+
+func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, partition pgleases.Partition) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if err := lease.Guard(ctx, tx, partition); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE partition = $1 AND NOT shipped", partition.Number)
+		return err
+	})
+}
+
+func ExampleLease_Guard() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := lease.Wait(ctx); err != nil {
+		log.Fatal(err)
+	}
+	partition, owned := lease.Partition(lease.PartitionFor("customer-42"))
+	if !owned {
+		return // another process has it
+	}
+	ship := func() error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if err := lease.Guard(ctx, tx, partition); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE customer = 'customer-42'")
+			return err
+		})
+	}
+	fmt.Println("while it is owned:", ship())
+
+	// Afterwards the same code is refused, also in a process that has not noticed.
+	partition.Epoch--
+	fmt.Println("under an older epoch:", errors.Is(ship(), pgleases.ErrNotOwner))
+	// Output:
+	// while it is owned: <nil>
+	// under an older epoch: true
+}
+
+func ExampleLease_Run() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	go x.stopOnceShipped()
+
+	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+		for ctx.Err() == nil { // ended: the partition is wanted elsewhere
+			if err := shipGuarded(p.Context(), pool, lease, p); err != nil {
+				return err // logged, and called again a little later
+			}
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+			}
+		}
+		return nil
+	})
+	fmt.Println("stopped:", errors.Is(err, context.Canceled))
+	// Output: stopped: true
+}
+
+func ExampleClient_leader() {
+	x := begin()
+	defer x.end()
+	ctx, stop, client := x.ctx, x.stop, x.client()
+	lead := func(ctx context.Context, epoch int64) error {
+		fmt.Println("this process leads")
+		stop()
+		<-ctx.Done()
+		return nil
+	}
+
+	lease, err := client.Lease(ctx, "leader", 1)
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+		return lead(ctx, p.Epoch) // returns when ctx ends
+	})
+	fmt.Println("stopped:", errors.Is(err, context.Canceled))
+	// Output:
+	// this process leads
+	// stopped: true
+}
+
+func ExampleWithConnConfig() {
+	x := begin()
+	defer x.end()
+	ctx, pool := x.ctx, x.pool
+	directURL, _ := pgtest.DirectURL(x.url)
+
+	direct, err := pgx.ParseConfig(directURL) // past the pooler, where notifications arrive
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithConnConfig(direct))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(client.Close(ctx))
+	// Output: <nil>
+}
+
+func ExampleLease_PartitionFor() {
+	x := begin()
+	defer x.end()
+	ctx, client, pool := x.ctx, x.client(), x.pool
+	lease, err := client.Lease(ctx, "orders", 128)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, key := range []string{"customer-1", "customer-42", "Grüße"} {
+		var inSQL int
+		if err := pool.QueryRow(ctx, "SELECT pgleases.partition_for($1, 128)", key).Scan(&inSQL); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(key, lease.PartitionFor(key), inSQL)
+	}
+	// Output:
+	// customer-1 71 71
+	// customer-42 53 53
+	// Grüße 58 58
+}
+
+func ExampleFormatPartitions() {
+	fmt.Println(pgleases.FormatPartitions([]int{0, 1, 2, 3, 4, 7}))
+	fmt.Println(pgleases.FormatPartitions(nil))
+	// Output:
+	// 0-4,7
+	// -
+}
+
+const orders = `
+CREATE TABLE orders (
+    id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer  text NOT NULL,
+    shipped   boolean NOT NULL DEFAULT false,
+    partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 128)) STORED
+);
+INSERT INTO orders (customer) SELECT 'customer-' || n FROM generate_series(1, 300) AS n`
+
+// An example is what an Example runs with: a database with orders in it, a pool, and a context that stop ends. It is a
+// pgtest.TB, so that the examples share the server of the tests.
+type example struct {
+	ctx      context.Context
+	stop     context.CancelFunc
+	url      string
+	pool     *pgxpool.Pool
+	cleanups []func()
+}
+
+func begin() *example {
+	x := &example{}
+	x.ctx, x.stop = context.WithTimeout(context.Background(), time.Minute)
+	x.url = pgtest.Database(x)
+	var err error
+	x.pool, err = pgxpool.New(x.ctx, x.url)
+	x.check(err)
+	x.Cleanup(x.pool.Close)
+	x.check(pgleases.Migrate(x.ctx, x.pool))
+	_, err = x.pool.Exec(x.ctx, orders, pgx.QueryExecModeSimpleProtocol)
+	x.check(err)
+	return x
+}
+
+func (x *example) client() *pgleases.Client {
+	client, err := pgleases.NewClient(x.ctx, x.pool)
+	x.check(err)
+	x.Cleanup(func() { x.check(client.Close(x.ctx)) })
+	return client
+}
+
+// stopOnceShipped ends the example's context when no order is left.
+func (x *example) stopOnceShipped() {
+	defer x.stop()
+	for x.ctx.Err() == nil && x.ordersLeft() > 0 {
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+func (x *example) ordersLeft() (n int) {
+	err := x.pool.QueryRow(context.Background(), "SELECT count(*) FROM orders WHERE NOT shipped").Scan(&n)
+	x.check(err)
+	return n
+}
+
+func (x *example) end() {
+	x.stop()
+	for _, cleanup := range slices.Backward(x.cleanups) {
+		cleanup()
+	}
+}
+
+func (x *example) check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func (x *example) Helper()                           {}
+func (x *example) Cleanup(f func())                  { x.cleanups = append(x.cleanups, f) }
+func (x *example) Failed() bool                      { return false }
+func (x *example) Logf(format string, args ...any)   { log.Printf(format, args...) }
+func (x *example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (x *example) Fatal(args ...any)                 { log.Fatal(args...) } // there is no server

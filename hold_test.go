@@ -1,0 +1,215 @@
+package pgleases_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// twoClients returns two clients with short heartbeats, of which the first owns all of a lease and the second has not joined.
+func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
+	t.Helper()
+	return twoClientsOn(t, pgtest.Database(t), partitions, opts...)
+}
+
+func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
+	t.Helper()
+	pool = newPool(t, url)
+	ca = newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
+	cb = newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithHeartbeat(50*time.Millisecond))
+	a = joined(t, ca, "work", partitions, opts...)
+	untilOwns(t, a, partitions)
+	return pool, ca, cb, a
+}
+
+// untilOwns waits until a lease owns that many partitions, without reading Values.
+func untilOwns(t testing.TB, l *pgleases.Lease, n int) {
+	t.Helper()
+	until(t, "it owns as many as it should", func() bool { return len(numbers(l)) == n }, l)
+}
+
+// numbers returns what a lease owns; unlike Values it does not count as reading.
+func numbers(l *pgleases.Lease) []int {
+	var owned []int
+	for n := range l.Partitions() {
+		if _, ok := l.Partition(n); ok {
+			owned = append(owned, n)
+		}
+	}
+	return owned
+}
+
+// ownedBy returns what the database says a client owns.
+func ownedBy(t testing.TB, pool *pgxpool.Pool, client string) []int {
+	t.Helper()
+	return value[[]int](t, pool,
+		`SELECT coalesce(array_agg(partition ORDER BY partition), '{}') FROM pgleases.status WHERE owner = $1`, client)
+}
+
+func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, a := twoClients(t, 4)
+	hold := a.Hold(t.Context())
+	defer hold.Release()
+	b := joined(t, cb, "work", 4)
+	untilOwns(t, a, 2)
+	beats(t, ca, 3)
+	beats(t, cb, 3)
+	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(numbers(b)) != 0 {
+		t.Errorf("while all are held, a owns %v and b %v", got, numbers(b))
+	}
+	if got := hold.Values(); !slices.Equal(got, []int{0, 1, 2, 3}) || len(got) != cap(got) {
+		t.Errorf("the hold is of %v", got)
+	}
+	if err := hold.Context().Err(); err != nil {
+		t.Errorf("a hand-over ended the hold's context: %v", context.Cause(hold.Context()))
+	}
+	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > patience {
+		t.Errorf("stats while two drain: %+v", s)
+	}
+	for _, n := range hold.Values() {
+		p, ok := hold.Partition(n)
+		if !ok || p.Number != n {
+			t.Errorf("the hold's partition %d is %v, %v", n, p, ok)
+		}
+		guarded(t, pool, a, p)
+	}
+	if p, ok := hold.Partition(4); ok {
+		t.Errorf("the hold contains %v", p)
+	}
+	hold.Release()
+	hold.Release()
+	untilOwns(t, b, 2)
+	if cause := context.Cause(hold.Context()); !errors.Is(cause, context.Canceled) {
+		t.Errorf("released, its context ended with %v", cause)
+	}
+	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handover: 2}) })
+}
+
+func TestAPartitionLeavesWhenNoOpenHoldContainsIt(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, a := twoClients(t, 4)
+	first, second := a.Hold(t.Context()), a.Hold(t.Context())
+	defer second.Release()
+	b := joined(t, cb, "work", 4)
+	untilOwns(t, a, 2)
+	third := a.Hold(t.Context())
+	defer third.Release()
+	if got := third.Values(); !slices.Equal(got, numbers(a)) {
+		t.Errorf("a hold contains %v, owned are %v", got, numbers(a))
+	}
+	first.Release()
+	first.Release()
+	beats(t, ca, 3)
+	beats(t, cb, 3)
+	if got := ownedBy(t, pool, "a"); len(got) != 4 {
+		t.Errorf("while a second hold is open, a owns %v", got)
+	}
+	second.Release()
+	untilOwns(t, b, 2) // though the third is open
+	if err := third.Context().Err(); err != nil {
+		t.Errorf("the end of others ended a hold: %v", err)
+	}
+}
+
+func TestAHoldsContextEndsWithTheOwnership(t *testing.T) {
+	t.Parallel()
+	why := errors.New("supper")
+	for name, test := range map[string]struct {
+		end  func(t *testing.T, pool *pgxpool.Pool, a *pgleases.Client, l *pgleases.Lease)
+		want error
+	}{
+		"trust lost": {func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
+			execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`)
+		}, pgleases.ErrTrustLost},
+		"drain timeout": {func(t *testing.T, _ *pgxpool.Pool, _ *pgleases.Client, l *pgleases.Lease) {
+			if err := l.SetWeight(t.Context(), 0); err != nil {
+				t.Error(err)
+			}
+		}, pgleases.ErrDrainTimeout},
+		"close without waiting": {func(t *testing.T, _ *pgxpool.Pool, c *pgleases.Client, _ *pgleases.Lease) {
+			if err := closes(t, c, cancelled(nil)); err == nil {
+				t.Error("Close says that nothing was left in work")
+			}
+		}, pgleases.ErrClosed},
+		"superseded": {func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
+			newClient(t, pool, pgleases.WithClientID("a"))
+		}, pgleases.ErrDrainTimeout}, // it is waited for until then
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, ca, _, a := twoClients(t, 2, pgleases.WithDrainTimeout(200*time.Millisecond))
+			hold := a.Hold(t.Context())
+			defer hold.Release()
+			p, _ := hold.Partition(1)
+			test.end(t, pool, ca, a)
+			if cause := ended(t, "the hold ends", hold.Context()); !errors.Is(cause, test.want) {
+				t.Errorf("the hold ended with %v", cause)
+			}
+			if cause := ended(t, "the ownership ends", p.Context()); !errors.Is(cause, test.want) {
+				t.Errorf("the ownership ended with %v", cause)
+			}
+		})
+	}
+	t.Run("its parent", func(t *testing.T) {
+		t.Parallel()
+		_, _, _, a := twoClients(t, 2)
+		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), hour(0), "six"))
+		hold := a.Hold(ctx)
+		defer hold.Release()
+		if hold.Context().Value(hour(0)) != "six" {
+			t.Error("the hold's context does not have its parent's values")
+		}
+		cancel(why)
+		if cause := ended(t, "the hold ends", hold.Context()); !errors.Is(cause, why) {
+			t.Errorf("the hold ended with %v", cause)
+		}
+		if p, _ := a.Partition(0); p.Context().Err() != nil {
+			t.Error("the ownership ended with a hold's parent")
+		}
+	})
+}
+
+type hour int
+
+func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	c := newClient(t, pool)
+	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
+	check := func(hold *pgleases.Hold) {
+		t.Helper()
+		if got := hold.Values(); got == nil || len(got) != 0 || cap(got) != 0 {
+			t.Errorf("it is of %#v", got)
+		}
+		if p, ok := hold.Partition(0); ok || p != (pgleases.Partition{}) {
+			t.Errorf("it contains %v", p)
+		}
+		if err := hold.Context().Err(); err != nil {
+			t.Errorf("its context has ended: %v", err)
+		}
+		hold.Release()
+		hold.Release()
+		if err := hold.Context().Err(); !errors.Is(err, context.Canceled) {
+			t.Errorf("released, its context's error is %v", err)
+		}
+	}
+	check(l.Hold(t.Context()))
+	if err := l.SetWeight(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	untilOwns(t, l, 2)
+	open := l.Hold(t.Context())
+	if err := closes(t, c, cancelled(nil)); err == nil {
+		t.Error("Close says that nothing was left in work")
+	}
+	check(l.Hold(t.Context()))
+	open.Release()
+}

@@ -1,0 +1,843 @@
+package pgleases_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// What users give that cannot work: every piece of it is an error that names what was given; nothing panics, nothing stays
+// behind in the process or in the database.
+
+// errCause is the cause of contexts that have ended already.
+var errCause = errors.New("the reason of the test")
+
+// refused fails the test unless err tells all that it should.
+func refused(t *testing.T, what string, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: no error", what)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: the error does not tell %s: %v", what, text, err)
+		}
+	}
+	if testing.Verbose() {
+		t.Logf("%s: %v", what, err)
+	}
+}
+
+func wraps(t *testing.T, what string, err error, wanted ...error) {
+	t.Helper()
+	for _, want := range wanted {
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, which is not %q", what, err, want)
+		}
+	}
+}
+
+// noGoroutineLeft fails the test if it leaves one behind. Not for parallel tests.
+func noGoroutineLeft(t *testing.T) {
+	t.Helper()
+	before := goleak.IgnoreCurrent()
+	t.Cleanup(func() { goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction(pgtest.WaitFunc)) })
+}
+
+// registered returns what is in the tables: clients, leases, members and partitions.
+func registered(t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	return value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
+		(SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.leases),
+		(SELECT count(*) FROM pgleases.members), (SELECT count(*) FROM pgleases.partitions))`)
+}
+
+// closedPort returns an address at which nobody listens.
+func closedPort(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+func closedURL(t *testing.T) string {
+	t.Helper()
+	return "postgres://nobody@" + closedPort(t) + "/nowhere?sslmode=disable"
+}
+
+var (
+	tooLong = strings.Repeat("x", 300)
+	notUTF8 = "abc\xff"
+)
+
+// There is no server, so that an error that names the option was found before anything was sent.
+func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
+	noGoroutineLeft(t)
+	url := closedURL(t)
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for _, c := range []struct {
+		what    string
+		options []pgleases.Option
+		texts   []string
+	}{
+		{"nil option", []pgleases.Option{nil}, []string{"option", "nil"}},
+		{"empty client ID", []pgleases.Option{pgleases.WithClientID("")}, []string{"client ID", `""`}},
+		{"client ID of 300 bytes", []pgleases.Option{pgleases.WithClientID(tooLong)}, []string{"client ID", `"xxx`, "300"}},
+		{"client ID with NUL", []pgleases.Option{pgleases.WithClientID("a\x00b")}, []string{"client ID", `"a\x00b"`, "NUL"}},
+		{"client ID not UTF-8", []pgleases.Option{pgleases.WithClientID(notUTF8)}, []string{"client ID", `"abc\xff"`, "UTF-8"}},
+		{"TTL of 0", []pgleases.Option{pgleases.WithTTL(0)}, []string{"TTL 0s", "1s"}},
+		{"TTL below 0", []pgleases.Option{pgleases.WithTTL(-time.Second)}, []string{"TTL -1s", "1s"}},
+		{"TTL of 10 ms", []pgleases.Option{pgleases.WithTTL(10 * time.Millisecond)}, []string{"TTL 10ms", "1s"}},
+		{"TTL of 11 minutes", []pgleases.Option{pgleases.WithTTL(11 * time.Minute)}, []string{"TTL 11m0s", "10m0s"}},
+		{"heartbeat of 0", []pgleases.Option{pgleases.WithHeartbeat(0)}, []string{"heartbeat 0s"}},
+		{"heartbeat below 0", []pgleases.Option{pgleases.WithHeartbeat(-time.Second)}, []string{"heartbeat -1s"}},
+		{"heartbeat of 1 ns", []pgleases.Option{pgleases.WithHeartbeat(1)}, []string{"heartbeat 1ns"}},
+		{"heartbeat above half the TTL", []pgleases.Option{pgleases.WithTTL(4 * time.Second), pgleases.WithHeartbeat(2*time.Second + 1)},
+			[]string{"heartbeat 2.000000001s", "half the TTL", "2s"}},
+		{"the same, the other way round", []pgleases.Option{pgleases.WithHeartbeat(5 * time.Second), pgleases.WithTTL(6 * time.Second)},
+			[]string{"heartbeat 5s", "half the TTL", "3s"}},
+		{"empty schema", []pgleases.Option{pgleases.WithSchema("")}, []string{"schema", `""`}},
+		{"schema of 64 bytes", []pgleases.Option{pgleases.WithSchema(strings.Repeat("s", 64))}, []string{"schema", `"sss`, "64", "63"}},
+		{"schema with NUL", []pgleases.Option{pgleases.WithSchema("a\x00b")}, []string{"schema", `"a\x00b"`, "NUL"}},
+		{"schema not UTF-8", []pgleases.Option{pgleases.WithSchema(notUTF8)}, []string{"schema", `"abc\xff"`, "UTF-8"}},
+	} {
+		client, err := pgleases.NewClient(t.Context(), pool, c.options...)
+		refused(t, "NewClient: "+c.what, err, c.texts...)
+		opened, err2 := pgleases.Open(t.Context(), url, c.options...)
+		refused(t, "Open: "+c.what, err2, c.texts...)
+		refused(t, "Migrate: "+c.what, pgleases.Migrate(t.Context(), pool, c.options...), c.texts...)
+		ddl, err := pgleases.Schema(c.options...)
+		refused(t, "Schema: "+c.what, err, c.texts...)
+		if client != nil || opened != nil || ddl != "" {
+			t.Errorf("%s: something came with the error: %v, %v, %q", c.what, client, opened, ddl)
+		}
+	}
+}
+
+func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	client := newClient(t, pool)
+	for _, c := range []struct {
+		what       string
+		name       string
+		partitions int
+		options    []pgleases.LeaseOption
+		texts      []string
+	}{
+		{"N of 0", "orders", 0, nil, []string{`"orders"`, "0 partitions", "1 to 65536"}},
+		{"N of -1", "orders", -1, nil, []string{`"orders"`, "-1 partitions", "1 to 65536"}},
+		{"N of 65,537", "orders", 65537, nil, []string{`"orders"`, "65537 partitions", "1 to 65536"}},
+		{"N above 32 bits", "orders", 1<<32 + 4, nil, []string{`"orders"`, "4294967300 partitions"}},
+		{"empty name", "", 4, nil, []string{"lease name", `""`}},
+		{"name of 300 bytes", tooLong, 4, nil, []string{"lease name", `"xxx`, "300"}},
+		{"name with NUL", "a\x00b", 4, nil, []string{"lease name", `"a\x00b"`, "NUL"}},
+		{"name not UTF-8", notUTF8, 4, nil, []string{"lease name", `"abc\xff"`, "UTF-8"}},
+		{"nil option", "orders", 4, []pgleases.LeaseOption{nil}, []string{`"orders"`, "option", "nil"}},
+		{"weight of -1", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(-1)}, []string{`"orders"`, "weight -1", "0 to 1000"}},
+		{"weight of 1,001", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(1001)}, []string{`"orders"`, "weight 1001", "0 to 1000"}},
+		{"negative hand-off delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithHandoffDelay(-time.Second)},
+			[]string{`"orders"`, "hand-off delay -1s"}},
+		{"negative drain timeout", "orders", 4, []pgleases.LeaseOption{pgleases.WithDrainTimeout(-time.Second)},
+			[]string{`"orders"`, "drain timeout -1s"}},
+	} {
+		lease, err := client.Lease(t.Context(), c.name, c.partitions, c.options...)
+		refused(t, c.what, err, c.texts...)
+		if lease != nil {
+			t.Errorf("%s: a lease came with the error", c.what)
+		}
+	}
+	if got := registered(t, pool); got != "1 clients, 0 leases, 0 members, 0 partitions" {
+		t.Errorf("the tables hold %s", got)
+	}
+}
+
+// Not beside others: it takes a processor for a quarter of a minute, and beside all that wants one, several times as long.
+func TestTheLargestInputWorks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a quarter of a minute")
+	}
+	pool := newPool(t, pgtest.Database(t))
+	name := strings.Repeat("ß", 127) + "!"
+	client := newClient(t, pool, pgleases.WithClientID(name),
+		pgleases.WithSchema(strings.Repeat("s", 63)), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
+	lease := joined(t, client, name, 65536, pgleases.WithWeight(1000))
+	until(t, "it owns all", func() bool { return len(lease.Values()) == 65536 }, lease)
+	if got := value[int](t, pool, "SELECT count(*) FROM "+strings.Repeat("s", 63)+".status WHERE owner = $1 AND lease = $1", name); got != 65536 {
+		t.Errorf("the view shows %d partitions", got)
+	}
+}
+
+func TestBadWeightIsRefusedAndLeavesTheOld(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	lease := joined(t, newClient(t, pool), "orders", 4, pgleases.WithWeight(7))
+	refused(t, "-1", lease.SetWeight(t.Context(), -1), `"orders"`, "weight -1", "0 to 1000")
+	refused(t, "1001", lease.SetWeight(t.Context(), 1001), `"orders"`, "weight 1001", "0 to 1000")
+	if got := value[int](t, pool, "SELECT weight FROM pgleases.members"); got != 7 {
+		t.Errorf("the weight is %d", got)
+	}
+}
+
+func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
+	t.Parallel()
+	lease := joined(t, newClient(t, newPool(t, pgtest.Database(t))), "orders", 4)
+	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+	hold := lease.Hold(t.Context())
+	defer hold.Release()
+	for _, n := range []int{-1, 4, 1 << 40, -1 << 40} {
+		if lease.Owns(n) {
+			t.Errorf("it owns %d", n)
+		}
+		for _, partition := range []func(int) (pgleases.Partition, bool){lease.Partition, hold.Partition} {
+			if p, owned := partition(n); owned || p != (pgleases.Partition{}) {
+				t.Errorf("it owns %d: %v", n, p)
+			}
+		}
+	}
+}
+
+// Every quote and sign that means something to SQL, to the driver's placeholders or to the embedded files.
+func TestASchemaNameThatNeedsQuotingWorks(t *testing.T) {
+	t.Parallel()
+	for _, schema := range []string{
+		`$pgleases_body$`,
+		`Order "Leases"; -- 'x' $1 %s /* ü`,
+		`pgleases.pgleases.`,
+		`SELECT`,
+		` `,
+		`a\b'c"d`,
+		strings.Repeat("ü", 31) + `"`,
+	} {
+		t.Run(fmt.Sprintf("%q", schema), func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, pgtest.Database(t))
+			var log logbook
+			logger := log.option()
+			ca := newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID("a"), logger)
+			cb := newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID("b"), logger)
+			a, b := joined(t, ca, "orders", 4), joined(t, cb, "orders", 4)
+			until(t, "each owns half", func() bool { return len(a.Values()) == 2 && len(b.Values()) == 2 }, a, b)
+			if err := b.SetWeight(t.Context(), 0); err != nil {
+				t.Error(err)
+			}
+			until(t, "a owns all", func() bool { return len(a.Values()) == 4 }, a, b)
+
+			quoted := pgx.Identifier{schema}.Sanitize()
+			if got := value[int](t, pool, "SELECT count(*) FROM "+quoted+".status WHERE owner = 'a'"); got != 4 {
+				t.Errorf("the view status shows %d partitions of a", got)
+			}
+			if got := value[int](t, pool, "SELECT count(*) FROM "+quoted+".members_status"); got != 2 {
+				t.Errorf("the view members_status shows %d members", got)
+			}
+			if got, want := value[int](t, pool, "SELECT "+quoted+".partition_for('customer-42', 4)"), a.PartitionFor("customer-42"); got != want {
+				t.Errorf("customer-42 is in partition %d in SQL, %d in Go", got, want)
+			}
+			p, _ := a.Partition(1)
+			zombie := p
+			zombie.Epoch--
+			if err := inGuardedTx(t, pool, a, p); err != nil {
+				t.Error(err)
+			}
+			wraps(t, "an older epoch", inGuardedTx(t, pool, a, zombie), pgleases.ErrNotOwner)
+			if err := inGuardedSQLTx(t, pool, a, p); err != nil {
+				t.Error(err)
+			}
+			wraps(t, "an older epoch over database/sql", inGuardedSQLTx(t, pool, a, zombie), pgleases.ErrNotOwner)
+			shut(t, ca)
+			shut(t, cb)
+			execute(t, pool, "SELECT "+quoted+".drop_lease('orders')")
+			if got := value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'"); got != 0 {
+				t.Error("a schema pgleases was made too")
+			}
+			if lines := append(log.lines("WARN"), log.lines("ERROR")...); len(lines) > 0 {
+				t.Errorf("something did not go well:\n%s", strings.Join(lines, "\n"))
+			}
+		})
+	}
+}
+
+func inGuardedTx(t *testing.T, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
+	t.Helper()
+	return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return lease.Guard(t.Context(), tx, p) })
+}
+
+func inGuardedSQLTx(t *testing.T, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
+	t.Helper()
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.GuardSQL(t.Context(), tx, p); err != nil {
+		_ = tx.Rollback()
+		return err
+	}
+	return tx.Commit()
+}
+
+func TestALeaseOfAnotherSizeIsRefusedAndBothNumbersTold(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	first, second := newClient(t, pool), newClient(t, pool)
+	lease := joined(t, first, "orders", 4)
+	before := registered(t, pool)
+	for what, client := range map[string]*pgleases.Client{"another client": second, "the same client": first} {
+		_, err := client.Lease(t.Context(), "orders", 8)
+		refused(t, what, err, `"orders"`, "4", "8")
+		wraps(t, what, err, pgleases.ErrPartitionCount)
+	}
+	if got := registered(t, pool); got != before {
+		t.Errorf("the tables hold %s, before: %s", got, before)
+	}
+	until(t, "its member owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+	joined(t, second, "orders", 4)
+}
+
+func TestALeaseIsTheSameUnderTheSameOptionsOnly(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, newPool(t, pgtest.Database(t)))
+	lease := joined(t, client, "orders", 4, pgleases.WithWeight(3))
+	if again := joined(t, client, "orders", 4, pgleases.WithWeight(3)); again != lease {
+		t.Error("it is another one")
+	}
+	for _, c := range []struct {
+		option     pgleases.LeaseOption
+		old, given string
+	}{
+		{pgleases.WithWeight(5), "weight 3", "weight 5"},
+		{pgleases.WithHandoffDelay(7 * time.Second), "hand-off delay 1s", "hand-off delay 7s"},
+		{pgleases.WithDrainTimeout(9 * time.Second), "drain timeout 0s", "drain timeout 9s"},
+	} {
+		_, err := client.Lease(t.Context(), "orders", 4, pgleases.WithWeight(3), c.option)
+		refused(t, c.given, err, `"orders"`, c.old, c.given)
+	}
+}
+
+func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := newPool(t, pgtest.Database(t))
+	without := func() error {
+		_, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration())
+		return err
+	}
+	with := func() error {
+		_, err := pgleases.NewClient(ctx, pool)
+		return err
+	}
+	err := without()
+	refused(t, "missing", err, `"pgleases"`, "missing", "pgleases.Migrate", "pgleases.Schema")
+	wraps(t, "missing", err, pgleases.ErrSchema)
+	if value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'") != 0 {
+		t.Error("it was made all the same")
+	}
+
+	if err := pgleases.Migrate(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, pool, "UPDATE pgleases.schema_version SET version = 0, min_code = 0")
+	err = without()
+	refused(t, "too old", err, `"pgleases"`, "version 0", "pgleases.Migrate", "pgleases.Schema")
+	wraps(t, "too old", err, pgleases.ErrSchema)
+
+	execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 99")
+	for what, open := range map[string]func() error{
+		"too new, WithoutMigration": without,
+		"too new":                   with,
+		"too new, Migrate":          func() error { return pgleases.Migrate(ctx, pool) },
+	} {
+		err := open()
+		refused(t, what, err, `"pgleases"`, "version 99", "newer version of this library")
+		wraps(t, what, err, pgleases.ErrSchema)
+	}
+	if got := registered(t, pool); got != "0 clients, 0 leases, 0 members, 0 partitions" {
+		t.Errorf("the tables hold %s", got)
+	}
+
+	// An application that was rolled back meets a schema that is newer than its code.
+	execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 1")
+	for _, options := range [][]pgleases.Option{nil, {pgleases.WithoutMigration()}} {
+		client := newClient(t, pool, options...)
+		lease := joined(t, client, "orders", 4)
+		until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+		shut(t, client)
+	}
+	if err := pgleases.Migrate(ctx, pool); err != nil {
+		t.Error(err)
+	}
+	if got := value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
+		t.Errorf("the version is %d now", got)
+	}
+}
+
+// Logs in as a role that has no more than what PUBLIC has.
+func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	url := pgtest.Database(t)
+	pool := newPool(t, url)
+	role, password := "pgleases_test_"+strings.ToLower(rand.Text()), rand.Text()
+	execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))
+	t.Cleanup(func() { // before the database goes
+		_, err := pool.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	direct, _ := pgtest.DirectURL(url) // a pooler may log in as somebody else
+	config, err := pgx.ParseConfig(direct)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.User, config.Password = role, password
+	open := func(options ...pgleases.Option) error {
+		client, err := pgleases.NewClient(ctx, pool, append(options, pgleases.WithConnConfig(config))...)
+		if err == nil {
+			shut(t, client)
+		}
+		return err
+	}
+	err = open()
+	refused(t, "no schema, and no right to make one", err, `"pgleases"`, "permission denied")
+	err = open(pgleases.WithoutMigration())
+	refused(t, "no schema", err, `"pgleases"`, "missing", "pgleases.Migrate")
+
+	if err := pgleases.Migrate(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	err = open()
+	refused(t, "no right to the schema", err, "schema", "pgleases", "permission denied")
+	execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
+	err = open()
+	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")
+	execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role)
+	err = open()
+	refused(t, "no right to register", err, `schema "pgleases"`, "permission denied", "register")
+	if got := registered(t, pool); got != "0 clients, 0 leases, 0 members, 0 partitions" {
+		t.Errorf("the tables hold %s", got)
+	}
+}
+
+func TestNoPoolAndNoServerAreErrors(t *testing.T) {
+	noGoroutineLeft(t)
+	_, err := pgleases.NewClient(t.Context(), nil)
+	refused(t, "nil pool", err, "pool is nil")
+	refused(t, "nil pool", pgleases.Migrate(t.Context(), nil), "pool is nil")
+
+	for _, connString := range []string{"postgres://%zz", "port=x", "postgres://host:port/", "mysql://localhost"} {
+		_, err := pgleases.Open(t.Context(), connString)
+		refused(t, connString, err, "open client", connString)
+	}
+
+	address := closedPort(t)
+	began := time.Now()
+	_, err = pgleases.Open(t.Context(), "postgres://somebody:secret@"+address+"/orders?sslmode=disable")
+	refused(t, "nobody listens", err, "connect", address)
+	if strings.Contains(err.Error(), "secret") {
+		t.Errorf("the error tells the password: %v", err)
+	}
+	if elapsed := time.Since(began); elapsed > 5*time.Second {
+		t.Errorf("it took %v to see that nobody listens", elapsed)
+	}
+}
+
+// A server that accepts connections and never says a word: only ctx ends the attempt.
+func TestOpeningEndsWithItsContext(t *testing.T) {
+	noGoroutineLeft(t)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	url := "postgres://somebody@" + listener.Addr().String() + "/orders?sslmode=disable"
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for what, open := range map[string]func(context.Context) error{
+		"Open":      func(ctx context.Context) error { _, err := pgleases.Open(ctx, url); return err },
+		"NewClient": func(ctx context.Context) error { _, err := pgleases.NewClient(ctx, pool); return err },
+		"Migrate":   func(ctx context.Context) error { return pgleases.Migrate(ctx, pool) },
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		began := time.Now()
+		err := open(ctx)
+		cancel()
+		wraps(t, what, err, context.DeadlineExceeded)
+		if elapsed := time.Since(began); elapsed > time.Second {
+			t.Errorf("%s went on for %v", what, elapsed)
+		}
+	}
+}
+
+func TestAContextThatHasEndedAlready(t *testing.T) {
+	t.Parallel()
+	ended := cancelled(errCause)
+	url := pgtest.Database(t)
+	pool := newPool(t, url)
+	if err := pgleases.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	_, err := pgleases.NewClient(ended, pool)
+	wraps(t, "NewClient", err, context.Canceled)
+	_, err = pgleases.Open(ended, url)
+	wraps(t, "Open", err, context.Canceled)
+	wraps(t, "Migrate", pgleases.Migrate(ended, pool), context.Canceled)
+	if got := registered(t, pool); got != "0 clients, 0 leases, 0 members, 0 partitions" {
+		t.Errorf("the tables hold %s", got)
+	}
+
+	client := newClient(t, pool)
+	_, err = client.Lease(ended, "orders", 4)
+	wraps(t, "Lease", err, errCause)
+	refused(t, "Lease", err, `"orders"`)
+	idle := joined(t, client, "idle", 4, pgleases.WithWeight(0))
+	wraps(t, "Wait", idle.Wait(ended), errCause)
+	wraps(t, "SetWeight", idle.SetWeight(ended, 9), errCause)
+	if got := value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
+		t.Errorf("the weight is %d", got)
+	}
+	wraps(t, "Run", idle.Run(ended, func(context.Context, pgleases.Partition) error {
+		t.Error("a callback was called")
+		return nil
+	}), errCause)
+
+	busy := joined(t, client, "busy", 4)
+	until(t, "it owns all", func() bool { return len(busy.Values()) == 4 }, busy)
+	if err := busy.Wait(ended); err != nil {
+		t.Errorf("Wait for what is there: %v", err)
+	}
+	p, _ := busy.Partition(0)
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = busy.Guard(ended, tx, p)
+	wraps(t, "Guard", err, context.Canceled)
+	refused(t, "Guard", err, `"busy"`)
+	_ = tx.Rollback(t.Context())
+	hold := busy.Hold(ended)
+	if hold.Context().Err() == nil || context.Cause(hold.Context()) != errCause {
+		t.Errorf("the hold's context: %v", context.Cause(hold.Context()))
+	}
+	hold.Release()
+
+	// What is free is released all the same.
+	if err := busy.Leave(ended); err != nil {
+		t.Errorf("Leave: %v", err)
+	}
+	if err := client.Close(ended); err != nil {
+		t.Errorf("Close: %v", err)
+	}
+	if got := registered(t, pool); got != "0 clients, 2 leases, 0 members, 8 partitions" {
+		t.Errorf("the tables hold %s", got)
+	}
+	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
+		t.Errorf("%d partitions are owned", got)
+	}
+}
+
+func TestCallsAfterCloseSaySo(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := newPool(t, pgtest.Database(t))
+	client := newClient(t, pool)
+	lease := joined(t, client, "orders", 4)
+	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+	p, _ := lease.Partition(2)
+	changed := lease.Changed()
+	if client.Err() != nil {
+		t.Errorf("Err of a client that runs: %v", client.Err())
+	}
+	shut(t, client)
+	saysClosed(t, pool, client, lease, p, changed)
+
+	if err := client.Close(ctx); err != nil {
+		t.Errorf("Close again: %v", err)
+	}
+	_, err := client.Lease(ctx, "orders", 4)
+	wraps(t, "Lease", err, pgleases.ErrClosed)
+	_, err = client.Lease(ctx, "others", 4)
+	wraps(t, "Lease of another name", err, pgleases.ErrClosed)
+	select {
+	case <-client.Done():
+	default:
+		t.Error("Done is open")
+	}
+	wraps(t, "Err", client.Err(), pgleases.ErrClosed)
+	if stats := client.Stats(); stats.Trust != 0 || stats.Owned != 0 || stats.Leases != 0 || stats.Draining != 0 || stats.Listening {
+		t.Errorf("Stats: %+v", stats)
+	}
+	if client.ID() == "" {
+		t.Error("it has forgotten its ID")
+	}
+	if got := registered(t, pool); got != "0 clients, 1 leases, 0 members, 4 partitions" {
+		t.Errorf("the tables hold %s", got)
+	}
+	if err := pool.Ping(ctx); err != nil {
+		t.Errorf("the pool was closed too: %v", err)
+	}
+}
+
+func TestCallsAfterLeaveSaySo(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	client := newClient(t, pool)
+	lease := joined(t, client, "orders", 4)
+	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
+	p, _ := lease.Partition(2)
+	changed := lease.Changed()
+	if err := lease.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	saysClosed(t, pool, client, lease, p, changed)
+	if client.Err() != nil {
+		t.Errorf("the client ended too: %v", client.Err())
+	}
+	again := joined(t, client, "orders", 4)
+	until(t, "it owns all again", func() bool { return len(again.Values()) == 4 }, again)
+	if again == lease {
+		t.Error("it is the lease that was left")
+	}
+	wraps(t, "a Partition from before", inGuardedTx(t, pool, again, p), pgleases.ErrNotOwner)
+}
+
+// saysClosed calls everything on a lease that has ended.
+func saysClosed(t *testing.T, pool *pgxpool.Pool, client *pgleases.Client, lease *pgleases.Lease, p pgleases.Partition, changed <-chan struct{}) {
+	t.Helper()
+	ctx := t.Context()
+	if values := lease.Values(); values == nil || len(values) != 0 {
+		t.Errorf("Values: %#v", values)
+	}
+	if lease.Owns(2) {
+		t.Error("it owns 2")
+	}
+	if got, owned := lease.Partition(2); owned || got != (pgleases.Partition{}) {
+		t.Errorf("it owns %v", got)
+	}
+	if !lease.TrustDeadline().IsZero() {
+		t.Errorf("TrustDeadline: %v", lease.TrustDeadline())
+	}
+	wraps(t, "the ownership's context", context.Cause(p.Context()), pgleases.ErrClosed)
+	hold := lease.Hold(ctx)
+	if hold.Values() == nil || len(hold.Values()) != 0 {
+		t.Errorf("Hold: %#v", hold.Values())
+	}
+	if _, held := hold.Partition(2); held {
+		t.Error("a hold contains 2")
+	}
+	hold.Release()
+	hold.Release()
+	wraps(t, "Run", lease.Run(ctx, func(context.Context, pgleases.Partition) error {
+		t.Error("a callback was called")
+		return nil
+	}), pgleases.ErrClosed)
+	err := inGuardedTx(t, pool, lease, p)
+	wraps(t, "Guard", err, pgleases.ErrClosed)
+	refused(t, "Guard", err, `"orders"`, "2")
+	err = inGuardedSQLTx(t, pool, lease, p)
+	wraps(t, "GuardSQL", err, pgleases.ErrClosed)
+	wraps(t, "Wait", lease.Wait(ctx), pgleases.ErrClosed)
+	err = lease.SetWeight(ctx, 3)
+	wraps(t, "SetWeight", err, pgleases.ErrClosed)
+	refused(t, "SetWeight", err, `"orders"`)
+	if err := lease.Leave(ctx); err != nil {
+		t.Errorf("Leave again: %v", err)
+	}
+	for what, channel := range map[string]<-chan struct{}{"Changed": lease.Changed(), "Changed, taken before": changed} {
+		select {
+		case <-channel:
+		default:
+			t.Errorf("%s is open", what)
+		}
+	}
+	if lease.Name() != "orders" || lease.Partitions() != 4 || lease.PartitionFor("a") != 2 {
+		t.Errorf("it is lease %q of %d partitions, with a in %d", lease.Name(), lease.Partitions(), lease.PartitionFor("a"))
+	}
+}
+
+func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := newPool(t, pgtest.Database(t))
+	client := newClient(t, pool)
+	lease, other := joined(t, client, "orders", 4), joined(t, client, "others", 4)
+	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 && len(other.Values()) == 4 }, lease, other)
+	p, _ := lease.Partition(3)
+	foreign, _ := other.Partition(3)
+
+	for what, partition := range map[string]pgleases.Partition{
+		"a Partition of another lease": foreign,
+		"the zero Partition":           {},
+		"a partition out of range":     {Number: 4, Epoch: p.Epoch},
+		"a negative partition":         {Number: -1, Epoch: p.Epoch},
+		"a negative epoch":             {Number: 3, Epoch: -p.Epoch},
+		"a number above 32 bits":       {Number: 1<<32 + 3, Epoch: p.Epoch},
+		"a number below 32 bits":       {Number: -1<<32 + 3, Epoch: p.Epoch},
+		"the next epoch":               {Number: 3, Epoch: p.Epoch + 1},
+	} {
+		for call, err := range map[string]error{
+			"Guard":    inGuardedTx(t, pool, lease, partition),
+			"GuardSQL": inGuardedSQLTx(t, pool, lease, partition),
+		} {
+			wraps(t, call+": "+what, err, pgleases.ErrNotOwner)
+			refused(t, call+": "+what, err, `"orders"`, fmt.Sprintf("partition %d ", partition.Number), fmt.Sprintf("epoch %d", partition.Epoch))
+		}
+	}
+	// One that was stored and read back is as good as the one that was got.
+	if err := inGuardedTx(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}); err != nil {
+		t.Error(err)
+	}
+
+	refused(t, "nil tx", lease.Guard(ctx, nil, p), `"orders"`, "nil")
+	refused(t, "nil sql.Tx", lease.GuardSQL(ctx, nil, p), `"orders"`, "nil")
+	tx, err := pool.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	err = lease.Guard(ctx, tx, p)
+	wraps(t, "a transaction that has ended", err, pgx.ErrTxClosed)
+	refused(t, "a transaction that has ended", err, `"orders"`)
+
+	// A transaction that reads only cannot lock, and says so.
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error { return lease.Guard(ctx, tx, p) })
+	refused(t, "a read-only transaction", err, `"orders"`, "read-only")
+	if errors.Is(err, pgleases.ErrNotOwner) {
+		t.Errorf("a read-only transaction: %v", err)
+	}
+	// In a transaction that has failed, Guard fails with the transaction's error.
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, _ = tx.Exec(ctx, "SELECT 1/0")
+		return lease.Guard(ctx, tx, p)
+	})
+	var pgErr *pgconn.PgError
+	if !errors.As(err, &pgErr) || pgErr.Code != "25P02" {
+		t.Errorf("a failed transaction: %v", err)
+	}
+}
+
+func TestTheZeroPartitionIsHarmless(t *testing.T) {
+	t.Parallel()
+	var p pgleases.Partition
+	if got := p.String(); got != "0@0" {
+		t.Errorf("String: %s", got)
+	}
+	wraps(t, "the zero Partition's context", context.Cause(p.Context()), pgleases.ErrNotOwner)
+}
+
+// Callers that give up must not disturb the heartbeat, nor leave memberships that nobody asked for.
+func TestAThousandJoinsThatWereGivenUpCostNothing(t *testing.T) {
+	t.Parallel()
+	const heartbeat = 500 * time.Millisecond
+	pool := newPool(t, pgtest.Database(t))
+	client := newClient(t, pool, pgleases.WithTTL(5*time.Second), pgleases.WithHeartbeat(heartbeat))
+	wanted := joined(t, client, "wanted", 4, pgleases.WithHandoffDelay(0))
+	until(t, "it owns all", func() bool { return len(wanted.Values()) == 4 }, wanted)
+	p, _ := wanted.Partition(0)
+
+	stop := make(chan struct{})
+	oldest := make(chan time.Duration)
+	go func() {
+		var age time.Duration
+		for {
+			age = max(age, client.Stats().HeartbeatAge)
+			select {
+			case <-stop:
+				oldest <- age
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	kept := map[string]bool{"wanted": true}
+	var answered []*pgleases.Lease
+	for i := range 1000 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		lease, err := client.Lease(ctx, fmt.Sprintf("lease-%d", i), 8)
+		cancel()
+		switch {
+		case err == nil:
+			kept[lease.Name()] = true
+			answered = append(answered, lease)
+		case !errors.Is(err, context.DeadlineExceeded):
+			t.Fatalf("call %d: %v", i, err)
+		}
+	}
+	if len(answered) == 1000 {
+		t.Skip("the machine is faster than the test")
+	}
+	names := func() []string {
+		return value[[]string](t, pool, "SELECT coalesce(array_agg(lease ORDER BY lease), '{}') FROM pgleases.members")
+	}
+	want := make([]string, 0, len(kept))
+	for name := range kept {
+		want = append(want, name)
+	}
+	until(t, "the members are those that were answered", func() bool {
+		got := names()
+		if len(got) != len(want) {
+			return false
+		}
+		for _, name := range got {
+			if !kept[name] {
+				return false
+			}
+		}
+		return true
+	})
+	until(t, "nothing is owned of what was given up", func() bool {
+		return value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL AND NOT lease = ANY($1)", want) == 0
+	})
+	until(t, "all is owned of what was not", func() bool {
+		for _, lease := range answered {
+			if len(lease.Values()) != 8 {
+				return false
+			}
+		}
+		return true
+	})
+	close(stop)
+	age := <-oldest
+	t.Logf("%d of 1000 calls joined a lease, the last heartbeat was at most %v old", len(answered), age)
+	if limit := 2 * heartbeat; age > limit {
+		t.Errorf("a heartbeat was missed: the last one was %v old, more than %v", age, limit)
+	}
+	if stats := client.Stats(); stats.Losses.TrustLost != 0 || stats.Reconnects != 0 {
+		t.Errorf("%+v", stats)
+	}
+	if now, owned := wanted.Partition(0); !owned || !reflect.DeepEqual(now, p) {
+		t.Errorf("the ownership from before is %v now, was %v", now, p)
+	}
+	if stats := client.Stats(); stats.Leases != len(kept) {
+		t.Errorf("Stats counts %d leases of %d", stats.Leases, len(kept))
+	}
+}

@@ -1,0 +1,869 @@
+package pgleases
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+// What every plan must be, checked from the promises and not from how the planner works.
+
+// checkPlan reports the first broken promise of a plan that can be seen without comparing it with other plans: valid, fair per lease,
+// fair over leases, homes respected, nothing moved without need, and a fixed point.
+func checkPlan(leases []planLease, plans [][]int32) error {
+	if len(plans) != len(leases) {
+		return fmt.Errorf("%d plans for %d leases", len(plans), len(leases))
+	}
+	for i := range leases {
+		for _, check := range []func(*planLease, []int32) error{checkComplete, checkShares, checkMoves, checkHomes} {
+			if err := check(&leases[i], plans[i]); err != nil {
+				return fmt.Errorf("lease %d: %w", i, err)
+			}
+		}
+	}
+	if err := checkTotals(leases, plans); err != nil {
+		return err
+	}
+	applied := slices.Clone(leases)
+	for i := range applied {
+		applied[i].current = plans[i]
+	}
+	for i, again := range plan(applied) {
+		if !slices.Equal(again, plans[i]) {
+			return fmt.Errorf("lease %d: planned %v, then, with that applied, %v", i, plans[i], again)
+		}
+	}
+	return nil
+}
+
+func checkComplete(l *planLease, to []int32) error {
+	if len(to) != len(l.current) {
+		return fmt.Errorf("plan for %d of %d partitions", len(to), len(l.current))
+	}
+	working := slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight > 0 })
+	for p, m := range to {
+		switch {
+		case m < -1 || int(m) >= len(l.members):
+			return fmt.Errorf("partition %d goes to %d of %d members", p, m, len(l.members))
+		case m == -1 && working:
+			return fmt.Errorf("partition %d goes to nobody", p)
+		case m >= 0 && l.members[m].weight == 0:
+			return fmt.Errorf("partition %d goes to member %d, whose weight is 0", p, m)
+		}
+	}
+	return nil
+}
+
+func countOwned(l *planLease, owners []int32) []int {
+	n := make([]int, len(l.members))
+	for _, m := range owners {
+		if m >= 0 {
+			n[m]++
+		}
+	}
+	return n
+}
+
+func checkShares(l *planLease, to []int32) error {
+	total := 0
+	for _, m := range l.members {
+		total += m.weight
+	}
+	for m, n := range countOwned(l, to) {
+		// n is the floor or the ceiling of N*w/total: less than one away, and no other whole number is.
+		if total > 0 && max(n*total-len(to)*l.members[m].weight, len(to)*l.members[m].weight-n*total) >= total {
+			return fmt.Errorf("member %d of weight %d of %d has %d of %d", m, l.members[m].weight, total, n, len(to))
+		}
+	}
+	return nil
+}
+
+// checkMoves: who gives partitions away gains none, so no partition moved that could have stayed under the same quotas.
+func checkMoves(l *planLease, to []int32) error {
+	before, after := countOwned(l, l.current), countOwned(l, to)
+	for p, m := range l.current {
+		if m >= 0 && to[p] != m && before[m] <= after[m] {
+			return fmt.Errorf("partition %d is taken from member %d, which has %d and shall have %d", p, m, before[m], after[m])
+		}
+	}
+	return nil
+}
+
+// checkHomes: no partition goes to a member as a stranger while that member's own stays free, stays with the same giver or
+// goes elsewhere.
+func checkHomes(l *planLease, to []int32) error {
+	if l.home == nil {
+		return nil
+	}
+	type pair struct{ from, to int32 }
+	strangers := map[pair]int{} // a move to its receiver of a partition that is not its own
+	received := map[int32]bool{}
+	for p, m := range to {
+		if m != l.current[p] && m >= 0 && l.home[p] != m {
+			strangers[pair{l.current[p], m}] = p
+			received[m] = true
+		}
+	}
+	for p, h := range l.home {
+		if h < 0 || h == to[p] || h == l.current[p] {
+			continue
+		}
+		if to[p] != l.current[p] && received[h] {
+			return fmt.Errorf("partition %d moves to %d, and its home %d gets another's", p, to[p], h)
+		}
+		if q, ok := strangers[pair{l.current[p], h}]; ok {
+			return fmt.Errorf("member %d gives partition %d to %d and not %d, which is at home there", l.current[p], q, h, p)
+		}
+	}
+	return nil
+}
+
+// teamKey names the leases that must be fair together: the IDs of the members that work, if their weights are equal.
+func teamKey(l *planLease) (string, bool) {
+	var ids []string
+	weight := 0
+	for _, m := range l.members {
+		if m.weight == 0 {
+			continue
+		}
+		if weight != 0 && weight != m.weight {
+			return "", false
+		}
+		weight = m.weight
+		ids = append(ids, m.id)
+	}
+	slices.Sort(ids)
+	return fmt.Sprintf("%q", ids), len(ids) > 0
+}
+
+func checkTotals(leases []planLease, plans [][]int32) error {
+	totals := map[string]map[string]int{}
+	for i := range leases {
+		l := &leases[i]
+		key, ok := teamKey(l)
+		if !ok {
+			continue
+		}
+		if totals[key] == nil {
+			totals[key] = map[string]int{}
+		}
+		for m, n := range countOwned(l, plans[i]) {
+			if l.members[m].weight > 0 {
+				totals[key][l.members[m].id] += n
+			}
+		}
+	}
+	for _, total := range totals {
+		low, high := math.MaxInt, 0
+		for _, n := range total {
+			low, high = min(low, n), max(high, n)
+		}
+		if high-low > 1 {
+			return fmt.Errorf("totals over leases are from %d to %d: %v", low, high, total)
+		}
+	}
+	return nil
+}
+
+func countMoves(leases []planLease, plans [][]int32) int {
+	n := 0
+	for i := range leases {
+		for p, m := range leases[i].current {
+			if m >= 0 && plans[i][p] != m {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// fewestMoves tries every assignment of every lease and every combination of them over leases that must be fair together.
+func fewestMoves(leases []planLease) int {
+	type totals [5]int
+	sums := map[string]map[totals]int{} // per team: totals reached so far, and the fewest moves that reach them
+	for i := range leases {
+		l := &leases[i]
+		key, fairTogether := teamKey(l)
+		if !fairTogether {
+			key = fmt.Sprint(i)
+		}
+		order := make([]int, 0, len(l.members)) // members that work, by ID: the same in all leases of a team
+		for m := range l.members {
+			if l.members[m].weight > 0 {
+				order = append(order, m)
+			}
+		}
+		slices.SortFunc(order, func(a, b int) int { return cmp.Compare(l.members[a].id, l.members[b].id) })
+		options := map[totals]int{}
+		to := make([]int32, len(l.current))
+		var try func(p int)
+		try = func(p int) {
+			if p < len(to) {
+				for _, m := range order {
+					to[p] = int32(m)
+					try(p + 1)
+				}
+				if len(order) == 0 {
+					to[p] = -1
+					try(p + 1)
+				}
+				return
+			}
+			if checkShares(l, to) != nil {
+				return
+			}
+			var sum totals
+			if n := countOwned(l, to); fairTogether {
+				for j, m := range order {
+					sum[j] = n[m]
+				}
+			}
+			cost := countMoves([]planLease{*l}, [][]int32{to})
+			if best, ok := options[sum]; !ok || cost < best {
+				options[sum] = cost
+			}
+		}
+		try(0)
+		before, ok := sums[key]
+		if !ok {
+			before = map[totals]int{{}: 0}
+		}
+		after := map[totals]int{}
+		for a, costA := range before {
+			for b, costB := range options {
+				for j := range a {
+					b[j] += a[j]
+				}
+				if best, ok := after[b]; !ok || costA+costB < best {
+					after[b] = costA + costB
+				}
+			}
+		}
+		sums[key] = after
+	}
+	all := 0
+	for key, reached := range sums {
+		size := strings.Count(key, `"`) / 2
+		best := math.MaxInt
+		for sum, cost := range reached {
+			if size == 0 || slices.Max(sum[:size])-slices.Min(sum[:size]) <= 1 {
+				best = min(best, cost)
+			}
+		}
+		all += best
+	}
+	return all
+}
+
+// cheaperCycle looks for a proof that a plan for leases of one team does not have the fewest moves: extras passed round in a circle (or from a
+// member above the mean to one below it, which is a circle through the extra node) that saves moves. It finds one if there is one.
+func cheaperCycle(leases []planLease, plans [][]int32) bool {
+	members := len(leases[0].members)
+	cost := make([][]int, members+1)
+	for a := range cost {
+		cost[a] = slices.Repeat([]int{math.MaxInt32}, members+1)
+	}
+	total := make([]int, members)
+	for i := range leases {
+		has, gets := countOwned(&leases[i], leases[i].current), countOwned(&leases[i], plans[i])
+		floor := len(plans[i]) / members
+		saves := func(m int) int { return min(has[m], floor+1) - min(has[m], floor) }
+		for a := range members {
+			total[a] += gets[a]
+			for b := range members {
+				if gets[a] > floor && gets[b] == floor {
+					cost[a][b] = min(cost[a][b], saves(a)-saves(b))
+				}
+			}
+		}
+	}
+	low, high := slices.Min(total), slices.Max(total)
+	for m := range members {
+		if low < high && total[m] == low {
+			cost[m][members] = 0
+		} else if low < high {
+			cost[members][m] = 0
+		}
+	}
+	for k := range cost {
+		for a := range cost {
+			for b := range cost {
+				cost[a][b] = min(cost[a][b], cost[a][k]+cost[k][b])
+			}
+			if cost[a][a] < 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func drawOwners(t *rapid.T, label string, partitions, members int) []int32 {
+	return rapid.SliceOfN(rapid.Int32Range(-1, int32(members)-1), partitions, partitions).Draw(t, label)
+}
+
+func drawLease(t *rapid.T, partitions, members, weight int) planLease {
+	l := planLease{members: []planMember{}}
+	for _, id := range rapid.SliceOfNDistinct(rapid.IntRange(0, members), 0, members, rapid.ID[int]).Draw(t, "ids") {
+		l.members = append(l.members, planMember{string(rune('a' + id)), rapid.IntRange(0, weight).Draw(t, "weight")})
+	}
+	n := rapid.IntRange(1, partitions).Draw(t, "partitions")
+	l.current = drawOwners(t, "current", n, len(l.members))
+	if rapid.Bool().Draw(t, "homes") {
+		l.home = drawOwners(t, "home", n, len(l.members))
+	}
+	return l
+}
+
+// drawTeam draws leases with the same members of equal weight, the case in which extras travel.
+func drawTeam(t *rapid.T, leases, partitions, members int) []planLease {
+	m := rapid.IntRange(2, members).Draw(t, "members")
+	busy := rapid.IntRange(1, m).Draw(t, "busy") // so that some teams have newcomers
+	all := make([]planLease, rapid.IntRange(1, leases).Draw(t, "leases"))
+	for i := range all {
+		n := rapid.IntRange(1, partitions).Draw(t, "partitions")
+		all[i] = planLease{members: teamOf(m), current: drawOwners(t, "current", n, busy), home: drawOwners(t, "home", n, m)}
+	}
+	return all
+}
+
+// teamOf returns n members of weight 1.
+func teamOf(n int) []planMember {
+	members := make([]planMember, n)
+	for m := range members {
+		members[m] = planMember{fmt.Sprintf("client-%05d", m), 1}
+	}
+	return members
+}
+
+func TestPlanKeepsItsPromises(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		leases := make([]planLease, rapid.IntRange(0, 6).Draw(t, "leases"))
+		for i := range leases {
+			leases[i] = drawLease(t, 40, 6, rapid.SampledFrom([]int{1, 3, 1000}).Draw(t, "heaviest"))
+		}
+		if err := checkPlan(leases, plan(leases)); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestPlanKeepsItsPromisesInATeam(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		leases := drawTeam(t, 30, 12, 9)
+		plans := plan(leases)
+		if err := checkPlan(leases, plans); err != nil {
+			t.Fatal(err)
+		}
+		if cheaperCycle(leases, plans) {
+			t.Fatalf("%d moves are not the fewest", countMoves(leases, plans))
+		}
+	})
+}
+
+func TestPlanMovesTheFewest(t *testing.T) {
+	check := func(t *rapid.T, leases []planLease) {
+		plans := plan(leases)
+		if got, want := countMoves(leases, plans), fewestMoves(leases); got != want {
+			t.Fatalf("%d moves, %d would do: %v", got, want, plans)
+		}
+	}
+	rapid.Check(t, func(t *rapid.T) { // any members, any weights
+		leases := make([]planLease, rapid.IntRange(1, 4).Draw(t, "leases"))
+		for i := range leases {
+			leases[i] = drawLease(t, 5, 4, rapid.SampledFrom([]int{1, 3}).Draw(t, "heaviest"))
+		}
+		check(t, leases)
+	})
+	rapid.Check(t, func(t *rapid.T) { check(t, drawTeam(t, 5, 4, 4)) })
+	rapid.Check(t, func(t *rapid.T) { check(t, drawTeam(t, 8, 2, 5)) })
+}
+
+func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		leases := make([]planLease, rapid.IntRange(1, 4).Draw(t, "leases"))
+		shuffled := make([]planLease, len(leases))
+		names := func(l *planLease, owners []int32) []string {
+			ids := make([]string, len(owners))
+			for p, m := range owners {
+				if m >= 0 {
+					ids[p] = l.members[m].id
+				}
+			}
+			return ids
+		}
+		for i := range leases {
+			l := drawLease(t, 12, 5, rapid.SampledFrom([]int{1, 3}).Draw(t, "heaviest"))
+			order := make([]int, len(l.members))
+			for m := range order {
+				order[m] = m
+			}
+			order = rapid.Permutation(order).Draw(t, "order")
+			s := planLease{members: make([]planMember, len(order)), current: slices.Clone(l.current), home: slices.Clone(l.home)}
+			for m, place := range order {
+				s.members[place] = l.members[m]
+			}
+			for _, owners := range [][]int32{s.current, s.home} {
+				for p, m := range owners {
+					if m >= 0 {
+						owners[p] = int32(order[m])
+					}
+				}
+			}
+			leases[i], shuffled[i] = l, s
+		}
+		a, b := plan(leases), plan(shuffled)
+		for i := range leases {
+			if x, y := names(&leases[i], a[i]), names(&shuffled[i], b[i]); !slices.Equal(x, y) {
+				t.Fatalf("lease %d: %q, members in another order: %q", i, x, y)
+			}
+		}
+	})
+}
+
+func TestPlanLeavesItsInputAlone(t *testing.T) {
+	l := planLease{members: teamOf(3), current: []int32{0, 0, 0, -1}, home: []int32{-1, 1, 2, 0}}
+	before := planLease{members: slices.Clone(l.members), current: slices.Clone(l.current), home: slices.Clone(l.home)}
+	plan([]planLease{l})
+	if fmt.Sprint(l) != fmt.Sprint(before) {
+		t.Errorf("input is %v, was %v", l, before)
+	}
+}
+
+func TestPlanWithoutAnyoneToOwn(t *testing.T) {
+	for name, l := range map[string]planLease{
+		"no members":      {current: []int32{-1, -1}},
+		"all weights 0":   {members: []planMember{{"a", 0}, {"b", 0}}, current: []int32{0, -1, 1}, home: []int32{1, 0, -1}},
+		"no partitions":   {members: teamOf(2)},
+		"nothing at home": {members: []planMember{{"a", 0}}, current: []int32{0}, home: []int32{-1}},
+	} {
+		for p, m := range plan([]planLease{l})[0] {
+			if m != -1 {
+				t.Errorf("%s: partition %d goes to %d", name, p, m)
+			}
+		}
+	}
+	if plans := plan(nil); len(plans) != 0 {
+		t.Errorf("no leases: %v", plans)
+	}
+}
+
+func TestPlanWithTheLargestNumbers(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, weight := range []func() int{
+		func() int { return 1000 },
+		func() int { return rng.IntN(1001) },
+		func() int { return 1 + 999*rng.IntN(2) },
+	} {
+		l := planLease{members: teamOf(10_000), current: make([]int32, 65_536), home: make([]int32, 65_536)}
+		for m := range l.members {
+			l.members[m].weight = weight()
+		}
+		for p := range l.current {
+			l.current[p], l.home[p] = rng.Int32N(10_001)-1, rng.Int32N(10_001)-1
+		}
+		leases := []planLease{l}
+		if err := checkPlan(leases, plan(leases)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// planCluster plays the caller: it applies plans, and keeps homes as the field's comment says.
+type planCluster struct {
+	weights map[string]int
+	owner   [][]string // per lease and partition; empty: nobody
+	home    [][]string
+}
+
+func newPlanCluster(leases, partitions, clients int) *planCluster {
+	c := &planCluster{weights: map[string]int{}}
+	for range leases {
+		c.owner = append(c.owner, make([]string, partitions))
+		c.home = append(c.home, make([]string, partitions))
+	}
+	for _, m := range teamOf(clients) {
+		c.weights[m.id] = 1
+	}
+	return c
+}
+
+// rebalance plans and applies, and returns how many partitions a living client lost.
+func (c *planCluster) rebalance(t *testing.T) int {
+	t.Helper()
+	var members []planMember
+	for id, weight := range c.weights {
+		members = append(members, planMember{id, weight})
+	}
+	slices.SortFunc(members, func(a, b planMember) int { return cmp.Compare(a.id, b.id) })
+	index := func(ids []string) []int32 {
+		found := make([]int32, len(ids))
+		for p, id := range ids {
+			found[p] = int32(slices.IndexFunc(members, func(m planMember) bool { return m.id == id }))
+		}
+		return found
+	}
+	leases := make([]planLease, len(c.owner))
+	for i := range leases {
+		leases[i] = planLease{members: members, current: index(c.owner[i]), home: index(c.home[i])}
+	}
+	plans := plan(leases)
+	if err := checkPlan(leases, plans); err != nil {
+		t.Fatal(err)
+	}
+	for i, to := range plans {
+		for p, m := range to {
+			id, owner, home := "", c.owner[i][p], &c.home[i][p]
+			if m >= 0 {
+				id = members[m].id
+			}
+			switch {
+			case id == owner:
+			case id == *home:
+				*home = ""
+			case owner != "" && c.weights[owner] == 0: // gone or draining
+				*home = owner
+			}
+			c.owner[i][p] = id
+		}
+	}
+	return countMoves(leases, plans)
+}
+
+func (c *planCluster) snapshot() [][]string {
+	owner := make([][]string, len(c.owner))
+	for i := range owner {
+		owner[i] = slices.Clone(c.owner[i])
+	}
+	return owner
+}
+
+// differ counts the partitions whose owner is another than in before.
+func (c *planCluster) differ(before [][]string) int {
+	n := 0
+	for i := range before {
+		for p := range before[i] {
+			if before[i][p] != c.owner[i][p] {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func TestPlanJoinOfAnEleventhMoves11Of128(t *testing.T) {
+	c := newPlanCluster(1, 128, 10)
+	c.rebalance(t)
+	c.weights["client-00010"] = 1
+	if n := c.rebalance(t); n != 11 {
+		t.Errorf("%d partitions moved, want 11", n)
+	}
+}
+
+func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
+	for _, size := range []struct{ leases, partitions, clients int }{
+		{1, 1000, 10}, {1, 128, 10}, {1, 16, 5}, {1, 1, 3}, {100, 1, 4}, {30, 1, 4}, {7, 10, 4}, {20, 33, 8}, {3, 100, 2},
+	} {
+		for _, m := range teamOf(size.clients) {
+			id := m.id
+			c := newPlanCluster(size.leases, size.partitions, size.clients)
+			c.rebalance(t)
+			before := c.snapshot()
+			due := 0
+			for i := range before {
+				for _, owner := range before[i] {
+					if owner == id {
+						due++
+					}
+				}
+			}
+			delete(c.weights, id)
+			if n := c.rebalance(t); n != 0 {
+				t.Errorf("%v: %s left, and %d partitions of others moved", size, id, n)
+			}
+			c.weights[id] = 1
+			got := c.rebalance(t)
+			// Where shares are not whole numbers, one who returns may be due one less than it had.
+			if got > due || got < due-max(1, size.leases) || size.leases*size.partitions%size.clients == 0 && size.leases == 1 && got != due {
+				t.Errorf("%v: %s returned to %d of its %d", size, id, got, due)
+			}
+			if lost := due - got; c.differ(before) != lost {
+				t.Errorf("%v: %s returned to %d of its %d, and %d partitions are elsewhere", size, id, got, due, c.differ(before))
+			}
+		}
+	}
+}
+
+// Its partitions are free: nobody took them yet. Extras go back as well, to whoever had them.
+func TestPlanGivesAClientThatReturnsBeforeAnyPlanItsOwn(t *testing.T) {
+	before := []int32{0, 0, 1, 1, 2, 2, 2, 3, 3, 3}
+	for gone := range int32(4) {
+		l := planLease{members: teamOf(4), current: slices.Clone(before), home: slices.Repeat([]int32{-1}, 10)}
+		for p, m := range before {
+			if m == gone {
+				l.current[p], l.home[p] = -1, gone
+			}
+		}
+		if to := plan([]planLease{l})[0]; !slices.Equal(to, before) {
+			t.Errorf("%d came back: %v, want %v", gone, to, before)
+		}
+	}
+}
+
+// What homes and fairness leave open goes by number and ID, so that an operator can foresee it.
+func TestPlanTakesTheLowestNumbers(t *testing.T) {
+	l := planLease{members: teamOf(3), current: []int32{0, 0, 0, 0, 0, 0}}
+	if to := plan([]planLease{l})[0]; !slices.Equal(to, []int32{1, 1, 2, 2, 0, 0}) {
+		t.Errorf("plan is %v", to)
+	}
+}
+
+func TestPlanDrainAndBack(t *testing.T) {
+	c := newPlanCluster(3, 40, 4)
+	c.rebalance(t)
+	before := c.snapshot()
+	c.weights["client-00002"] = 0
+	if n := c.rebalance(t); n != 30 {
+		t.Errorf("drain: %d moves, want 30", n)
+	}
+	c.weights["client-00002"] = 1
+	if n := c.rebalance(t); n != 30 || c.differ(before) != 0 {
+		t.Errorf("back: %d moves, want 30, and %d partitions elsewhere", n, c.differ(before))
+	}
+}
+
+func TestPlanRollingRestartShufflesNobodyElse(t *testing.T) {
+	c := newPlanCluster(1, 1000, 10)
+	c.rebalance(t)
+	start := c.snapshot()
+	for round := range 3 {
+		for _, m := range teamOf(10) {
+			delete(c.weights, m.id)
+			if n := c.rebalance(t); n != 0 {
+				t.Errorf("round %d: %s left, and %d partitions of others moved", round, m.id, n)
+			}
+			c.weights[m.id] = 1
+			if n := c.rebalance(t); n != 100 {
+				t.Errorf("round %d: %s returned, %d moves, want 100", round, m.id, n)
+			}
+			if n := c.differ(start); n != 0 {
+				t.Errorf("round %d: after %s returned %d partitions are elsewhere", round, m.id, n)
+			}
+		}
+	}
+}
+
+func TestPlanHundredSingletonsOverFour(t *testing.T) {
+	c := newPlanCluster(100, 1, 1)
+	c.rebalance(t) // all with the first
+	for _, m := range teamOf(4) {
+		c.weights[m.id] = 1
+	}
+	if n := c.rebalance(t); n != 75 {
+		t.Errorf("%d moves, want 75", n)
+	}
+	even := func() {
+		t.Helper()
+		has := map[string]int{}
+		for _, owner := range c.owner {
+			has[owner[0]]++
+		}
+		for id := range c.weights {
+			if has[id] != 100/len(c.weights) && has[id] != (100+len(c.weights)-1)/len(c.weights) {
+				t.Errorf("%s has %d of 100 with %d clients", id, has[id], len(c.weights))
+			}
+		}
+	}
+	even()
+	before := c.snapshot()
+	delete(c.weights, "client-00001")
+	c.rebalance(t)
+	even()
+	c.weights["client-00001"] = 1
+	if n := c.rebalance(t); n != 25 || c.differ(before) != 0 {
+		t.Errorf("back: %d moves, want 25, and %d leases elsewhere", n, c.differ(before))
+	}
+	even()
+}
+
+// A long life of random joins, leaves, drains and weights, each step checked.
+func TestPlanChurn(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	for range 20 {
+		c := newPlanCluster(1+rng.IntN(12), 1+rng.IntN(30), 1+rng.IntN(6))
+		for range 40 {
+			id := teamOf(8)[rng.IntN(8)].id
+			if _, lives := c.weights[id]; lives && rng.IntN(2) == 0 {
+				delete(c.weights, id)
+			} else {
+				c.weights[id] = min(rng.IntN(6), 1) // mostly 1, sometimes draining
+			}
+			c.rebalance(t)
+		}
+	}
+}
+
+// decodeLeases makes leases of any bytes. It reads them one by one, and zeros after the end.
+func decodeLeases(data []byte) []planLease {
+	next := func(n int) int {
+		if len(data) == 0 {
+			return 0
+		}
+		b := int(data[0])
+		data = data[1:]
+		return b % n
+	}
+	var members []planMember
+	leases := make([]planLease, 1+next(12))
+	for i := range leases {
+		if i == 0 || next(3) == 0 { // else the same team as the lease before
+			members = nil
+			for m := range next(7) {
+				members = append(members, planMember{string(rune('a' + m)), 1})
+			}
+			if next(2) == 0 {
+				for m := range members {
+					members[m].weight = []int{0, 1, 1, 2, 7, 1000}[next(6)]
+				}
+			}
+		}
+		n := 1 + next(24)
+		l := planLease{members: members, current: make([]int32, n)}
+		if next(2) == 0 {
+			l.home = make([]int32, n)
+		}
+		for p := range n {
+			l.current[p] = int32(next(len(members)+1)) - 1
+			if l.home != nil {
+				l.home[p] = int32(next(len(members)+1)) - 1
+			}
+		}
+		leases[i] = l
+	}
+	return leases
+}
+
+// checkAll checks everything that is promised, the fewest moves by trying all plans where the leases are small enough for that.
+func checkAll(leases []planLease) error {
+	plans := plan(leases)
+	if err := checkPlan(leases, plans); err != nil {
+		return err
+	}
+	small := len(leases) <= 4
+	for _, l := range leases {
+		small = small && len(l.current) <= 5 && len(l.members) <= 4
+	}
+	if small {
+		if got, want := countMoves(leases, plans), fewestMoves(leases); got != want {
+			return fmt.Errorf("%d moves, %d would do", got, want)
+		}
+	}
+	teams := map[string][]int{}
+	for i := range leases {
+		if key, ok := teamKey(&leases[i]); ok {
+			teams[key] = append(teams[key], i)
+		}
+	}
+	for _, numbers := range teams {
+		var some []planLease
+		var done [][]int32
+		for _, i := range numbers {
+			l := leases[i]
+			if slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight == 0 }) {
+				some = nil // cheaperCycle wants members that all work, and the whole team
+				break
+			}
+			some, done = append(some, l), append(done, plans[i])
+		}
+		if some != nil && cheaperCycle(some, done) {
+			return fmt.Errorf("%d moves are not the fewest", countMoves(some, done))
+		}
+	}
+	return nil
+}
+
+// The property tests draw small numbers by preference; these are spread evenly.
+func TestPlanKeepsItsPromisesOnRandomBytes(t *testing.T) {
+	rng := rand.New(rand.NewPCG(7, 8))
+	data := make([]byte, 800)
+	for range 5000 {
+		for i := range data {
+			data[i] = byte(rng.Uint32())
+		}
+		if err := checkAll(decodeLeases(data)); err != nil {
+			t.Fatalf("%v\n%+v", err, decodeLeases(data))
+		}
+	}
+}
+
+func FuzzPlan(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{3, 4, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1})
+	f.Add([]byte("a lease has a name and partitions, and every client owns some of them"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		leases := decodeLeases(data)
+		if err := checkAll(leases); err != nil {
+			t.Fatalf("%v\n%+v", err, leases)
+		}
+	})
+}
+
+func BenchmarkPlan(b *testing.B) {
+	balanced := func(leases, partitions, members int) []planLease {
+		all := make([]planLease, leases)
+		for i := range all {
+			all[i] = planLease{members: teamOf(members), current: slices.Repeat([]int32{-1}, partitions), home: slices.Repeat([]int32{-1}, partitions)}
+		}
+		for i, to := range plan(all) {
+			all[i].current = to
+		}
+		return all
+	}
+	for _, size := range []struct{ leases, partitions, members int }{
+		{1, 1000, 100}, {1, 10_000, 1000}, {1, 100_000, 1000}, {1, 99_999, 1000}, {1000, 1, 100}, {1000, 1, 1000}, {100, 64, 100}, {1000, 150, 100},
+	} {
+		steady := balanced(size.leases, size.partitions, size.members)
+		change := func(owner func(lease, p int, m int32) int32) []planLease {
+			changed := slices.Clone(steady)
+			for i := range changed {
+				changed[i].current, changed[i].home = slices.Clone(steady[i].current), slices.Clone(steady[i].home)
+				for p, m := range steady[i].current {
+					if changed[i].current[p] = owner(i, p, m); changed[i].current[p] != m {
+						changed[i].home[p] = m
+					}
+				}
+			}
+			return changed
+		}
+		rng := rand.New(rand.NewPCG(5, 6))
+		for _, scene := range []struct {
+			name   string
+			leases []planLease
+		}{
+			{"steady", steady},
+			{"empty", change(func(int, int, int32) int32 { return -1 })},
+			{"all-with-one", change(func(int, int, int32) int32 { return 0 })},
+			{"one-returns", change(func(lease, p int, m int32) int32 {
+				if m == 3 {
+					return int32((lease + p) % 3)
+				}
+				return m
+			})},
+			{"half-return", change(func(_, _ int, m int32) int32 { return m / 2 })},
+			{"random", change(func(int, int, int32) int32 { return rng.Int32N(int32(size.members)+1) - 1 })},
+		} {
+			b.Run(fmt.Sprintf("%dx%dx%d/%s", size.leases, size.partitions, size.members, scene.name), func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					plan(scene.leases)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,329 @@
+package pgleases_test
+
+import (
+	"cmp"
+	"context"
+	"runtime/debug"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
+	t.Parallel()
+	const delay = time.Second
+	for name, test := range map[string]struct {
+		read func(a *pgleases.Lease)
+		paid bool
+	}{
+		"Values": {func(a *pgleases.Lease) { a.Values() }, true},
+		"Owns":   {func(a *pgleases.Lease) { a.Owns(99) }, true},
+		"nothing": {func(a *pgleases.Lease) {
+			a.Partition(0)
+			a.Hold(context.Background()).Release()
+			_ = a.Wait(context.Background())
+			a.Changed()
+			a.TrustDeadline()
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, direct(t))
+			journal(t, pool)
+			a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 4, pgleases.WithHandoffDelay(delay))
+			untilOwns(t, a, 4)
+			test.read(a)
+			b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4)
+			untilOwns(t, b, 2)
+			if got := numbers(a); len(got) != 2 {
+				t.Errorf("a owns %v", got)
+			}
+			for _, took := range delays(t, pool) {
+				t.Logf("asked, then %v until the new owner had it", took)
+				if test.paid && (took < delay || took > delay+slack) || !test.paid && took >= delay {
+					t.Errorf("%v from asked to handed over, the delay is %v", took, delay)
+				}
+			}
+		})
+	}
+}
+
+// delays returns how long each hand-over took, from the ask.
+func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
+	t.Helper()
+	micros := value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
+		FROM public.journal WHERE old_owner <> owner`)
+	if len(micros) != 2 {
+		t.Errorf("%d hand-overs", len(micros))
+	}
+	took := make([]time.Duration, len(micros))
+	for i, us := range micros {
+		took[i] = time.Duration(us) * time.Microsecond
+	}
+	return took
+}
+
+// Who reads at one time pays for what was shown then, not for what came afterwards.
+func TestTheHandoffDelayIsNotPaidForWhatCameAfterTheLastRead(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	journal(t, pool)
+	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 2,
+		pgleases.WithHandoffDelay(time.Hour), pgleases.WithWeight(0))
+	if got := a.Values(); len(got) != 0 {
+		t.Fatal(got)
+	}
+	if err := a.SetWeight(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	untilOwns(t, a, 2)
+	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 2)
+	untilOwns(t, b, 1)
+}
+
+func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, a := twoClients(t, 4, pgleases.WithHandoffDelay(time.Hour))
+	loop := a.Values()
+	if len(loop) != 4 {
+		t.Fatal(loop)
+	}
+	p := []pgleases.Partition{ownership(t, a, 0), ownership(t, a, 1), ownership(t, a, 2), ownership(t, a, 3)}
+	b := joined(t, cb, "work", 4)
+	until(t, "two are withdrawn", func() bool { return len(a.Values()) == 2 }, a)
+	if !slices.Equal(loop, []int{0, 1, 2, 3}) {
+		t.Errorf("the slice that was read became %v", loop)
+	}
+	beats(t, ca, 2)
+	beats(t, cb, 2)
+	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(b.Values()) != 0 {
+		t.Errorf("during the delay a owns %v and b %v", got, b.Values())
+	}
+	for n := range 4 {
+		if shown := slices.Contains(a.Values(), n); shown != a.Owns(n) {
+			t.Errorf("Values and Owns differ on %d", n)
+		}
+		if p[n].Context().Err() != nil {
+			t.Errorf("%v ended during the delay", p[n])
+		}
+		guarded(t, pool, a, p[n])
+	}
+	began := time.Now() // Close does not wait the hour
+	shut(t, ca)
+	untilOwns(t, b, 4)
+	if took := time.Since(began); took > 100*time.Millisecond+slack {
+		t.Errorf("after Close, b owned all after %v", took)
+	}
+}
+
+func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	c := newClient(t, pool, pgleases.WithClientID("a"))
+	a := joined(t, c, "work", 16, pgleases.WithHandoffDelay(0))
+	check := func() bool {
+		t.Helper()
+		got := a.Values()
+		if got == nil || len(got) != cap(got) || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) {
+			t.Errorf("Values is %#v with capacity %d", got, cap(got))
+		}
+		return len(got) == 16
+	}
+	check()
+	until(t, "it owns all", check, a)
+	_ = append(a.Values(), 99)
+	check()
+	other := newClient(t, pool, pgleases.WithClientID("b"))
+	b := joined(t, other, "work", 16, pgleases.WithHandoffDelay(0))
+	until(t, "b owns half", func() bool { check(); return len(b.Values()) == 8 }, a, b)
+	for weight, want := range []int{0, 8} {
+		if err := a.SetWeight(t.Context(), weight); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "shares follow", func() bool { check(); return len(a.Values()) == want }, a)
+	}
+	shut(t, other)
+	until(t, "it owns all again", check, a)
+	for _, n := range []int{-1, 16, 1 << 40, -1 << 40} {
+		if _, ok := a.Partition(n); ok || a.Owns(n) {
+			t.Errorf("it owns partition %d", n)
+		}
+	}
+	shut(t, c)
+	if check() {
+		t.Error("closed, it owns all")
+	}
+}
+
+func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
+	a := joined(t, ca, "work", 2, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
+	next := func(what string, do func()) {
+		t.Helper()
+		changed := a.Changed()
+		before := numbers(a)
+		beats(t, ca, 5)
+		select {
+		case <-changed:
+			t.Errorf("before %s: closed without a change", what)
+		default:
+		}
+		if a.Changed() != changed {
+			t.Errorf("before %s: another channel without a change", what)
+		}
+		do()
+		receive(t, what+" closes Changed", changed)
+		if got := numbers(a); slices.Equal(got, before) {
+			t.Errorf("%s: closed, and still owned are %v", what, got)
+		}
+	}
+	next("a gain", func() {
+		if err := a.SetWeight(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+	})
+	untilOwns(t, a, 2)
+	var cb *pgleases.Client
+	var b *pgleases.Lease
+	next("a hand-over", func() {
+		cb = newClient(t, pool, pgleases.WithClientID("b"))
+		b = joined(t, cb, "work", 2, pgleases.WithHandoffDelay(0))
+	})
+	untilOwns(t, b, 1)
+	next("a return", func() { shut(t, cb) })
+	untilOwns(t, a, 2)
+	next("a loss of trust", func() { execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`) })
+	untilOwns(t, a, 2)
+	next("the end", func() { shut(t, ca) })
+	receive(t, "Changed stays closed", a.Changed())
+}
+
+// The same set under new epochs is a change.
+func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.Database(t))
+	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
+	l := joined(t, c, "work", 1)
+	untilOwns(t, l, 1)
+	p, changed := ownership(t, l, 0), l.Changed()
+	execute(t, pool, `BEGIN; UPDATE pgleases.partitions SET epoch = epoch + 5; UPDATE pgleases.leases SET generation = generation + 1; COMMIT`)
+	receive(t, "Changed is closed", changed)
+	untilOwns(t, l, 1)
+	if now := ownership(t, l, 0); now.Epoch < p.Epoch+5 {
+		t.Errorf("%v follows %v", now, p)
+	}
+	ended(t, "the ownership under the old epoch ends", p.Context())
+}
+
+func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process: not in parallel
+	c := newClient(t, newPool(t, pgtest.Database(t)))
+	l := joined(t, c, "work", 64)
+	untilOwns(t, l, 64)
+	for name, read := range map[string]func(){
+		"Values":        func() { l.Values() },
+		"Owns":          func() { l.Owns(63) },
+		"Partition":     func() { l.Partition(17) },
+		"Changed":       func() { l.Changed() },
+		"TrustDeadline": func() { l.TrustDeadline() },
+		"Stats":         func() { c.Stats() },
+	} {
+		if n := testing.AllocsPerRun(1000, read); n != 0 {
+			t.Errorf("%s: %v allocations", name, n)
+		}
+	}
+}
+
+// It reads the clock, which is most of what it costs. The two take turns, so that a busy machine slows both down.
+func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not in parallel
+	l := joined(t, newClient(t, newPool(t, pgtest.Database(t))), "work", 64)
+	untilOwns(t, l, 64)
+	const calls, rounds, most = 10_000, 101, 1.3
+	now, n := time.Now(), 0
+	var values, clock [rounds]time.Duration
+	var ratios [rounds]float64
+	measure := func() float64 {
+		for i := range rounds {
+			began := time.Now()
+			for range calls {
+				n += len(l.Values())
+			}
+			values[i] = time.Since(began)
+			began = time.Now()
+			for range calls {
+				if time.Since(now) < 0 {
+					n++
+				}
+			}
+			clock[i] = time.Since(began)
+			ratios[i] = float64(values[i]) / float64(clock[i])
+		}
+		return middle(ratios[:])
+	}
+	ratio := measure()
+	for range 3 { // once in a while others use the machine all the time
+		if ratio > most {
+			ratio = measure()
+		}
+	}
+	t.Logf("Values takes %v, time.Since %v: %.2f times as long", middle(values[:])/calls, middle(clock[:])/calls, ratio)
+	if n%(calls*rounds*64) != 0 {
+		t.Errorf("%d values were read", n)
+	}
+	if ratio > most && !instrumented() {
+		t.Errorf("Values takes %.2f times as long as time.Since", ratio)
+	}
+}
+
+func middle[T cmp.Ordered](of []T) T { return slices.Sorted(slices.Values(of))[len(of)/2] }
+
+// instrumented reports whether the race detector or the coverage counts along, which falsifies measurements.
+func instrumented() bool {
+	info, ok := debug.ReadBuildInfo()
+	return testing.CoverMode() != "" || ok && slices.ContainsFunc(info.Settings, func(s debug.BuildSetting) bool {
+		return s.Key == "-race" && s.Value == "true"
+	})
+}
+
+func benchmark(b *testing.B, read func(l *pgleases.Lease)) {
+	l := joined(b, newClient(b, newPool(b, pgtest.Database(b))), "work", 64)
+	untilOwns(b, l, 64)
+	b.Run("serial", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			read(l)
+		}
+	})
+	b.Run("parallel", func(b *testing.B) {
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				read(l)
+			}
+		})
+	})
+}
+
+func BenchmarkValues(b *testing.B) { benchmark(b, func(l *pgleases.Lease) { l.Values() }) }
+func BenchmarkOwns(b *testing.B)   { benchmark(b, func(l *pgleases.Lease) { l.Owns(42) }) }
+
+func BenchmarkTimeSince(b *testing.B) {
+	now := time.Now()
+	b.Run("serial", func(b *testing.B) {
+		for b.Loop() {
+			time.Since(now)
+		}
+	})
+	b.Run("parallel", func(b *testing.B) {
+		b.RunParallel(func(pb *testing.PB) {
+			for pb.Next() {
+				time.Since(now)
+			}
+		})
+	})
+}
