@@ -1,0 +1,1075 @@
+/*
+ * The protocol of pgleases, for Spin: processes that own partitions of one lease, the database that they share, time, and
+ * faults. What is modelled and what is left out, and why that is sound, stands in doc.go.
+ *
+ * Every statement of sql/ is one inline here, named as its file, and one step: each is a single autocommitted statement
+ * that takes its row locks before it decides. What a client makes of an answer is a step of its own, answer_*, so that
+ * anything may happen between the two, and the answer may be lost.
+ *
+ * The size and the faults are chosen by -D, as are the mutants: each names one rule of the protocol that it breaks.
+ */
+
+#ifndef N
+#define N 2                 /* processes */
+#endif
+#ifndef P
+#define P 1                 /* partitions */
+#endif
+#ifndef MAXEPOCH
+#define MAXEPOCH 4          /* changes of owner of one partition, within an era */
+#endif
+#ifndef CRASHES
+#define CRASHES 0           /* processes that die */
+#endif
+#ifndef CLOSES
+#define CLOSES 0            /* processes that are closed */
+#endif
+#ifndef RESTARTS
+#define RESTARTS 0          /* crashes of the database, which lose asynchronous commits */
+#endif
+#ifndef PROMOTIONS
+#define PROMOTIONS 0        /* promotions of a standby that missed the last commits; at most 1 */
+#endif
+#ifndef REREGISTERS
+#define REREGISTERS 1       /* sessions that a process begins after an eviction; at most 1 */
+#endif
+#ifndef LOSSES
+#define LOSSES 1            /* answers that are lost: in the model of completeness; in that of safety any may be */
+#endif
+
+#ifndef TTL
+#define TTL 3               /* ticks until a session expires, by the database's clock */
+#endif
+#ifndef TRUST
+#define TRUST (TTL - 1)     /* ticks that a client trusts itself, from before it sent the heartbeat: a tick is the margin */
+#endif
+#define ERA    16           /* the first epoch of an era is a multiple of it */
+#define NOBODY 0            /* no session; process c has the sessions 2c+1 and 2c+2, by turns */
+#define QUIET  (3 * TTL)    /* ticks after the last fault within which every partition has an owner again */
+
+/* In the model of safety a client may do at any time all that it can ever do. In that of completeness it does what it has a
+ * reason to do, and time goes on when nobody has. */
+#ifdef COMPLETENESS
+#define REASON(r) (r)
+#define mayLose   (!calm && losses > 0)
+#else
+#define REASON(r) true
+#define mayLose   true
+#endif
+#if defined(COMPLETENESS) || defined(APART)
+#define GENERATION true     /* generations are told apart; else a client may read at any time, for no reason */
+#else
+#define GENERATION false
+#endif
+
+/* ---- the database ---- */
+
+typedef Partition {
+	byte owner, target, epoch;
+	byte wrote              /* epoch under which the last guarded transaction committed: users' data in the same database */
+}
+typedef Tables {
+	Partition part[P];
+	bit alive[2*N + 1];     /* by session: it has a row in clients, and is a member */
+	byte incarnation        /* the highest of the ID that processes 0 and 1 share */
+}
+Tables db;
+Tables standby;             /* a state of the tables in the past: what a standby has when it is promoted */
+bit replicated;             /* standby is set */
+byte expires[2*N + 1];      /* by session: ticks until it expires */
+byte runs;                  /* ticks since the server's run began, at most TTL */
+byte era;
+bit timeline, settled;      /* the server's, and the one that is settled */
+
+/* ---- the processes ---- */
+
+mtype:ownership = { NOT_OWNED, SHOWN, DRAINING, ENDED };  /* ENDED: drains, but its trust ended meanwhile */
+mtype:operation = { NONE, REGISTERED, BEAT, READ, RELEASED, PLANNED };
+mtype:work      = { IDLE, WORKING, GUARDED };
+mtype:outcome   = { NOTHING, BUSY, HANDED, BACK };
+
+typedef Process {
+	bit up, known;              /* it lives; known: its session is registered as far as it knows */
+	bit turn;                   /* which of its two sessions is the present one */
+	bit ending;                 /* closed, or superseded by a newer process of the same ID */
+	byte incarnation;
+	byte trust;                 /* ticks left until the trust deadline; 0: none */
+	bit timeline;               /* on which all that is shown was confirmed */
+	bit seen;                   /* the server's timeline in the last heartbeat */
+	bit settled;                /* as the last heartbeat told it */
+	byte anchor;                /* 1 + ticks since the last heartbeat was sent, while a read must confirm before it counts */
+	bit dirty;                  /* the lease's generation is not the one last read */
+	mtype:ownership has[P];
+	byte epoch[P];
+
+	/* the one operation under way, and its answer; all zero where there is none */
+	mtype:operation op;
+	byte age;                   /* ticks since it was sent */
+	bit ansAlive, ansTimeline, ansSettled, ansNewer;
+	byte opPartition, opSession;
+	bit opFree;
+	mtype:outcome ansOutcome;
+	byte ansEpoch[P];           /* 0: not owned */
+	bit ansMoving[P];
+
+	/* the application: one piece of work in hand, which remembers the ownership that it began under */
+	mtype:work work;
+	byte workPartition, workEpoch;
+	bit pinned                  /* as under Run or Hold: a hand-over waits for it; else it is a zombie that may */
+}                               /* come back at any time, as work that nobody waits for can */
+Process pr[N];
+
+/* A release whose client gave up waiting, and which the database runs late, or never. */
+byte lateSession, latePartition, lateEpoch;
+
+byte highest[P];                /* the highest epoch that any server ever gave out */
+byte crashes, closes, restarts, promotions, losses, quiet;
+bit calm;                       /* faults are over */
+bit bounds;                     /* a process was ended because the model is bounded, by nothing in the protocol */
+hidden byte i, j;               /* only within a d_step */
+
+#define session(c)      (2*c + pr[c].turn + 1)
+#define process(s)      ((s - 1) / 2)
+#define living(s)       (s != NOBODY && db.alive[s])
+#define isSettled       (timeline == settled)
+#define ready(c)        (pr[c].up && pr[c].op == NONE)
+
+/* What a client does with a partition that it may take to be its own: it shows it, or its work on it has not ended. */
+#define works(c, p)     (pr[c].work != IDLE && pr[c].pinned && pr[c].workPartition == p && pr[c].workEpoch == pr[c].epoch[p])
+#define uses(c, p)      (pr[c].trust > 0 && (pr[c].has[p] == SHOWN || pr[c].has[p] == DRAINING && works(c, p)))
+
+#ifdef GUARD_WITHOUT_LOCK
+#define locks(c, p)     false
+#else
+#define locks(c, p)     (pr[c].work == GUARDED && pr[c].workPartition == p)
+#endif
+#if N > 2
+#define locked(p)       (locks(0, p) || locks(1, p) || locks(2, p))
+#define othersUse(c, p) (c != 0 && uses(0, p) || c != 1 && uses(1, p) || c != 2 && uses(2, p))
+#else
+#define locked(p)       (locks(0, p) || locks(1, p))
+#define othersUse(c, p) (c != 0 && uses(0, p) || c != 1 && uses(1, p))
+#endif
+#ifdef TAKEOVER_WITHOUT_FOR_UPDATE
+#define takeable(p)     true       /* a plain UPDATE does not conflict with FOR KEY SHARE */
+#else
+#define takeable(p)     (!locked(p))
+#endif
+
+#ifdef EPOCH_WITHOUT_ERA
+#define nextEpoch(p)    (db.part[p].epoch + 1)
+#else
+#define nextEpoch(p)    (db.part[p].epoch < era * ERA -> era * ERA : db.part[p].epoch + 1)
+#endif
+/* Bounds the model, not the protocol. Once faults are over a few more must do, else partitions go to and fro for ever. */
+#define bounded(p)      (nextEpoch(p) % ERA <= (calm -> MAXEPOCH + 8 : MAXEPOCH))
+
+/* ---- what several steps share ---- */
+
+inline raise_generation() {
+	for (i : 0 .. N-1) { pr[i].dirty = GENERATION && pr[i].up && pr[i].known }
+	skip                            /* a d_step must not end with a loop */
+}
+
+/* change_owner: every change of owner, under the next epoch. */
+inline change_owner(p, s) {
+	db.part[p].epoch = nextEpoch(p);
+	assert(db.part[p].epoch > highest[p]);           /* PROMISE: an epoch neither repeats nor falls */
+	highest[p] = db.part[p].epoch;
+	db.part[p].owner = s;
+	db.part[p].target = s;
+	raise_generation()
+}
+
+inline serve(c, p, e) {
+	pr[c].has[p] = SHOWN;
+	pr[c].epoch[p] = e;
+	assert(!uses(c, p) || !othersUse(c, p))          /* PROMISE: exclusive */
+}
+
+inline forget(c, p) {
+	pr[c].has[p] = NOT_OWNED;
+	pr[c].epoch[p] = 0
+}
+
+inline forget_all(c) {
+	for (j : 0 .. P-1) { forget(c, j) }
+	skip
+}
+
+inline withdraw_all(c) {
+	for (j : 0 .. P-1) {
+		if
+		:: pr[c].has[j] == SHOWN -> pr[c].has[j] = DRAINING
+		:: else
+		fi
+	}
+	skip
+}
+
+/* lose_trust: everything that is owned ends at once; what is still in work is given back when that has ended. */
+inline lose_trust(c) {
+	pr[c].trust = 0;
+	pr[c].anchor = 0;
+	for (j : 0 .. P-1) {
+		if
+		:: pr[c].has[j] != NOT_OWNED -> pr[c].has[j] = ENDED
+		:: else
+		fi
+	}
+	skip
+}
+
+/* give_trust: what a heartbeat sent so long ago is worth. */
+inline give_trust(c, since) {
+	if
+	:: since < TRUST && TRUST - since > pr[c].trust ->
+		if
+		:: pr[c].trust == 0 -> pr[c].dirty = GENERATION
+		:: else
+		fi;
+		pr[c].trust = TRUST - since
+	:: else
+	fi
+}
+
+inline no_operation(c) {
+	pr[c].op = NONE;
+	pr[c].age = 0;
+	pr[c].ansAlive = 0;
+	pr[c].ansTimeline = 0;
+	pr[c].ansSettled = 0;
+	pr[c].ansNewer = 0;
+	pr[c].opPartition = 0;
+	pr[c].opSession = 0;
+	pr[c].opFree = 0;
+	pr[c].ansOutcome = NOTHING;
+	for (j : 0 .. P-1) {
+		pr[c].ansEpoch[j] = 0;
+		pr[c].ansMoving[j] = 0
+	}
+	skip
+}
+
+inline no_work(c) {
+	pr[c].work = IDLE;
+	pr[c].workPartition = 0;
+	pr[c].workEpoch = 0;
+	pr[c].pinned = 0
+}
+
+inline gone(c) {                /* the process is no more; its session stays behind */
+	forget_all(c);
+	no_operation(c);
+	no_work(c);
+	pr[c].up = 0;
+	pr[c].known = 0;
+	pr[c].trust = 0;
+	pr[c].timeline = 0;
+	pr[c].seen = 0;
+	pr[c].settled = 0;
+	pr[c].anchor = 0;
+	pr[c].dirty = 0;
+	pr[c].ending = 0
+}
+
+/* ---- the statements ---- */
+
+/* register.sql, and join.sql with it: a session begins. A repeated one, after a lost answer, changes nothing. */
+inline register(c) {
+	atomic {
+		ready(c) && !pr[c].known && !pr[c].ending ->
+		d_step {
+#ifdef SAME_ID
+			if
+			:: c < 2 && pr[c].incarnation == 0 ->
+				db.incarnation++;
+				pr[c].incarnation = db.incarnation
+			:: c < 2 && db.incarnation < pr[c].incarnation -> db.incarnation = pr[c].incarnation
+			:: else
+			fi;
+			pr[c].ansNewer = (c < 2 && db.incarnation > pr[c].incarnation);
+#endif
+			pr[c].op = REGISTERED;
+			if
+			:: !pr[c].ansNewer ->
+				if
+				:: !db.alive[session(c)] -> raise_generation()
+				:: else
+				fi;
+				db.alive[session(c)] = 1;
+				expires[session(c)] = TTL
+			:: else
+			fi
+		}
+	}
+}
+
+inline answer_register(c) {
+	atomic {
+		pr[c].op == REGISTERED ->
+		d_step {
+			if
+			:: pr[c].ansNewer -> gone(c)                /* superseded before it began */
+			:: else ->
+				pr[c].known = 1;
+#ifdef TRUST_AT_ANSWER
+				give_trust(c, 0);
+#else
+				give_trust(c, pr[c].age);
+#endif
+				no_operation(c)
+			fi
+		}
+	}
+}
+
+/* heartbeat.sql. Sending is no step of its own: what the way to the database takes only makes expires later, and the client's
+ * trust is counted from before it. */
+inline heartbeat(c) {
+	atomic {
+		ready(c) && pr[c].known && REASON(pr[c].trust < TRUST || pr[c].seen != timeline || pr[c].settled != isSettled) ->
+		d_step {
+			if
+			:: db.alive[session(c)] ->
+				pr[c].ansAlive = 1;
+				expires[session(c)] = TTL
+			:: else
+			fi;
+			pr[c].op = BEAT;
+			pr[c].ansTimeline = timeline;
+			pr[c].ansSettled = isSettled;
+#ifdef SAME_ID
+			pr[c].ansNewer = (c < 2 && db.incarnation > pr[c].incarnation)
+#endif
+		}
+	}
+}
+
+/* Whether a heartbeat prolongs trust by itself. */
+#if P > 1
+#define shows(c) (pr[c].has[0] == SHOWN || pr[c].has[1] == SHOWN)
+#define holds(c) (pr[c].has[0] == SHOWN || pr[c].has[0] == DRAINING || pr[c].has[1] == SHOWN || pr[c].has[1] == DRAINING)
+#else
+#define shows(c) (pr[c].has[0] == SHOWN)
+#define holds(c) (pr[c].has[0] == SHOWN || pr[c].has[0] == DRAINING)
+#endif
+#if defined(TRUST_BEFORE_REREAD)
+#define CONFIRMED(c) true
+#elif defined(DRAINING_NOT_CONFIRMED)
+#define CONFIRMED(c) (pr[c].timeline == pr[c].ansTimeline || !shows(c))
+#else
+#define CONFIRMED(c) (pr[c].timeline == pr[c].ansTimeline || !holds(c))
+#endif
+
+inline answer_heartbeat(c) {
+	atomic {
+		pr[c].op == BEAT ->
+		d_step {
+			pr[c].seen = pr[c].ansTimeline;
+			if
+			:: !pr[c].ansAlive ->                       /* evicted: a new session begins, and joins again */
+				lose_trust(c);
+				forget_all(c);
+				pr[c].known = 0;
+				pr[c].dirty = 0;
+				if
+				:: pr[c].turn < REREGISTERS -> pr[c].turn = 1
+				:: else -> bounds = 1; gone(c)          /* bounds the model: as if it had died */
+				fi
+			:: else ->
+				if
+				:: pr[c].settled != pr[c].ansSettled ->
+					pr[c].settled = pr[c].ansSettled;
+					pr[c].dirty = GENERATION
+				:: else
+				fi;
+				/* A promoted server may have missed hand-overs: trust is not prolonged before all was read again. */
+				if
+				:: CONFIRMED(c) ->
+					pr[c].timeline = pr[c].ansTimeline;
+					pr[c].anchor = 0;
+#ifdef TRUST_AT_ANSWER
+					give_trust(c, 0)
+#else
+					give_trust(c, pr[c].age)
+#endif
+				:: else ->
+					pr[c].anchor = pr[c].age + 1;
+					pr[c].dirty = GENERATION
+				fi;
+				if
+				:: pr[c].ansNewer ->
+					pr[c].ending = 1;
+					withdraw_all(c)
+				:: else
+				fi
+			fi;
+			no_operation(c)
+		}
+	}
+}
+
+/* read.sql: what the session owns. */
+inline read(c) {
+	atomic {
+		ready(c) && pr[c].known && pr[c].trust > 0 && REASON(pr[c].dirty) ->
+		d_step {
+			for (i : 0 .. P-1) {
+				if
+				:: db.part[i].owner == session(c) ->
+					pr[c].ansEpoch[i] = db.part[i].epoch;
+					pr[c].ansMoving[i] = (db.part[i].target != db.part[i].owner)
+				:: else
+				fi
+			}
+			pr[c].op = READ;
+			pr[c].dirty = 0;                            /* what changes from here on is read again */
+			pr[c].ansTimeline = timeline;
+			pr[c].ansSettled = isSettled
+		}
+	}
+}
+
+#ifdef GAIN_UNSETTLED
+#define GAINS(c) true
+#else
+#define GAINS(c) pr[c].settled
+#endif
+inline answer_read(c) {
+	atomic {
+		pr[c].op == READ ->
+		d_step {
+			if
+			:: pr[c].trust == 0 -> pr[c].dirty = GENERATION
+			:: pr[c].trust > 0 && (pr[c].ansTimeline != pr[c].seen || pr[c].ansSettled != pr[c].settled) -> pr[c].dirty = GENERATION
+			:: else ->
+				for (i : 0 .. P-1) {
+					if                                  /* released meanwhile, or a failover raised the epoch */
+					:: pr[c].has[i] != NOT_OWNED && pr[c].epoch[i] != pr[c].ansEpoch[i] -> forget(c, i)
+					:: else
+					fi;
+					if
+					:: pr[c].ansEpoch[i] == 0
+					:: pr[c].ansEpoch[i] != 0 && pr[c].has[i] == SHOWN ->
+						if
+						:: pr[c].ansMoving[i] -> pr[c].has[i] = DRAINING
+						:: else
+						fi
+					:: pr[c].ansEpoch[i] != 0 && (pr[c].has[i] == DRAINING || pr[c].has[i] == ENDED) ->
+#ifdef SHOWN_AGAIN
+						if
+						:: !pr[c].ansMoving[i] && !pr[c].ending -> serve(c, i, pr[c].ansEpoch[i])
+						:: else
+						fi
+#else
+						skip                            /* its release may be on its way: never again under this epoch */
+#endif
+					:: else ->
+						if
+#ifndef GAIN_UNSETTLED
+						:: !pr[c].settled
+#endif
+						:: GAINS(c) && (pr[c].ansMoving[i] || pr[c].ending) ->
+							pr[c].has[i] = DRAINING;
+							pr[c].epoch[i] = pr[c].ansEpoch[i]
+						:: else -> serve(c, i, pr[c].ansEpoch[i])
+						fi
+					fi
+				}
+				if
+				:: pr[c].timeline != pr[c].ansTimeline ->
+					pr[c].timeline = pr[c].ansTimeline;
+					give_trust(c, pr[c].anchor - 1);
+					pr[c].anchor = 0
+				:: else
+				fi
+			fi;
+			no_operation(c)
+		}
+	}
+}
+/* release.sql: the owner gives a partition up, straight to its target, under the next epoch. It names the epoch that it gives
+ * up. One whose target is gone is free; one whose target is the owner itself begins anew. */
+#ifdef RELEASE_WITHOUT_EPOCH
+#define released(p, s, e)  (isSettled && db.part[p].owner == s && takeable(p))
+#else
+#define released(p, s, e)  (isSettled && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
+#endif
+#define heir(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
+#ifdef RELEASE_BEFORE_END
+#define releasable(c, p)   (pr[c].has[p] == DRAINING || pr[c].has[p] == ENDED)
+#else
+#define releasable(c, p)   ((pr[c].has[p] == DRAINING || pr[c].has[p] == ENDED) && !works(c, p))
+#endif
+
+inline release(c, p) {
+	atomic {
+		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && bounded(p) && REASON(takeable(p)) ->
+		d_step {
+			pr[c].op = RELEASED;
+			pr[c].opPartition = p;
+			if
+			:: released(p, session(c), pr[c].epoch[p]) ->
+				i = heir(p, session(c), pr[c].ending);
+				pr[c].ansOutcome = (i == session(c) -> BACK : HANDED);
+				pr[c].ansEpoch[p] = nextEpoch(p);
+				j = i;
+				change_owner(p, j)
+			:: else ->
+				pr[c].ansOutcome = (db.part[p].owner == session(c) && db.part[p].epoch == pr[c].epoch[p] -> BUSY : NOTHING)
+			fi;
+			if
+			:: pr[c].ansOutcome != BACK -> pr[c].ansEpoch[p] = 0
+			:: else
+			fi
+		}
+	}
+}
+
+inline answer_release(c) {
+	atomic {
+		pr[c].op == RELEASED ->
+		d_step {
+			i = pr[c].opPartition;
+			if
+			:: pr[c].ansOutcome == BUSY                  /* an open guarded transaction: later */
+			:: pr[c].ansOutcome == NOTHING || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
+				forget(c, i);                           /* an earlier one did it: a read tells who has it */
+				pr[c].dirty = GENERATION
+			:: pr[c].ansOutcome == BACK && pr[c].trust > 0 && !pr[c].ending -> serve(c, i, pr[c].ansEpoch[i])
+			:: else -> forget(c, i)
+			fi;
+			no_operation(c)
+		}
+	}
+}
+
+/* The client gives up a release, which then runs late, or never. */
+inline release_late(c, p) {
+	atomic {
+		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && lateSession == NOBODY && mayLose ->
+		d_step {
+			lateSession = session(c);
+			latePartition = p;
+			lateEpoch = pr[c].epoch[p];
+#ifdef COMPLETENESS
+			losses--;
+#endif
+#ifdef RELEASE_NOT_RETRIED
+			forget(c, p)
+#endif
+		}
+	}
+}
+
+inline run_late_release() {
+	atomic {
+		lateSession != NOBODY && bounded(latePartition) ->
+		d_step {
+			if
+			:: released(latePartition, lateSession, lateEpoch) ->
+				i = heir(latePartition, lateSession, 0);
+				j = i;
+				i = latePartition;
+				change_owner(latePartition, j)
+			:: else
+			fi;
+			lateSession = NOBODY;
+			latePartition = 0;
+			lateEpoch = 0
+		}
+	}
+}
+
+inline drop_late_release() {
+	atomic {
+		lateSession != NOBODY ->
+		d_step {
+			lateSession = NOBODY;
+			latePartition = 0;
+			lateEpoch = 0
+		}
+	}
+}
+
+/* close.sql: a session that owns nothing ends. */
+#if P > 1
+#define ownsNothing(s) (db.part[0].owner != s && db.part[1].owner != s)
+#define hasNothing(c)  (pr[c].has[0] == NOT_OWNED && pr[c].has[1] == NOT_OWNED)
+#else
+#define ownsNothing(s) (db.part[0].owner != s)
+#define hasNothing(c)  (pr[c].has[0] == NOT_OWNED)
+#endif
+inline close(c) {
+	atomic {
+		ready(c) && pr[c].ending && hasNothing(c) && (!pr[c].known || ownsNothing(session(c))) ->
+		d_step {
+			db.alive[session(c)] = 0;
+			expires[session(c)] = 0;
+			raise_generation();
+			gone(c)
+		}
+	}
+}
+
+/* evict.sql: a session is dead where it has expired by the clock that the evictor has watched, for a TTL, on this run of the
+ * server. No watch is longer than the run, so the run's age stands for the longest watch that any client can have. */
+#if defined(EVICT_WITHOUT_WATCH)
+#define watched true
+#elif defined(EVICT_SHORT_WATCH)
+#define watched (runs >= 1)
+#else
+#define watched (runs >= TTL)
+#endif
+inline evict(s) {
+	atomic {
+		db.alive[s] && expires[s] == 0 && isSettled && watched ->
+		d_step {
+			/* PROMISE: nobody is declared dead who trusts himself */
+			assert(!(pr[process(s)].up && session(process(s)) == s && pr[process(s)].trust > 0));
+			db.alive[s] = 0;
+			raise_generation()
+		}
+	}
+}
+
+/* plan.sql and apply.sql: a partition gets a target; one without a living owner goes to its target at once, under the next
+ * epoch. The plan may be any, as it decides no more than who shall have a partition. As apply writes nothing unless the
+ * generation is as it was read, all that it relies on is as it was read: so both are one step here. */
+#ifdef COMPLETENESS
+/* The planner, a pure function here too: partition p goes to process p, or to the next that lives. */
+#define live(c)      (pr[c].ending -> NOBODY : (db.alive[2*(c)+1] -> 2*(c)+1 : (db.alive[2*(c)+2] -> 2*(c)+2 : NOBODY)))
+#define choice(p, s) (s == (live(p) != NOBODY -> live(p) : live(1 - p)))
+#define shown(p)     (pr[0].trust > 0 && pr[0].has[p] == SHOWN || \
+                      pr[1].trust > 0 && pr[1].has[p] == SHOWN)
+#endif
+#define kept(p)      (living(db.part[p].owner))
+#ifdef ORPHANS_OF_UNMOVED_TARGETS
+#define moves(p, s)  (db.part[p].target != s)
+#else
+#define moves(p, s)  (kept(p) && db.part[p].target != s || !kept(p))
+#endif
+#ifdef COMPLETENESS
+#define wanted(p, s) (moves(p, s) && (kept(p) || takeable(p) && bounded(p)) && choice(p, s))
+#else
+#define wanted(p, s) (moves(p, s) && (kept(p) || takeable(p) && bounded(p)))
+#endif
+inline plan(p, s) {
+	atomic {
+		db.alive[s] && isSettled && wanted(p, s) ->
+		d_step {
+			if
+			:: living(db.part[p].owner) ->
+				db.part[p].target = s;
+				raise_generation()
+			:: else -> change_owner(p, s)
+			fi
+		}
+	}
+}
+
+/* The same in two steps, for a plan that something overtakes. */
+inline plan_apart(c, p, s) {
+	atomic {
+		ready(c) && pr[c].known && db.alive[s] && wanted(p, s) ->
+		d_step {
+			pr[c].op = PLANNED;
+			pr[c].opPartition = p;
+			pr[c].opSession = s;
+			pr[c].opFree = !kept(p);
+			pr[c].dirty = 0                             /* here: the generation is as it was read */
+		}
+	}
+}
+inline apply(c) {
+	atomic {
+		pr[c].op == PLANNED && isSettled && bounded(pr[c].opPartition) ->
+		d_step {
+			i = pr[c].opPartition;
+			if
+#ifdef CLAIM_WITHOUT_RECHECK
+			:: pr[c].opFree && takeable(i) && living(pr[c].opSession) ->
+				j = pr[c].opSession;
+				change_owner(pr[c].opPartition, j)
+			:: !pr[c].opFree && living(pr[c].opSession) ->
+				db.part[i].target = pr[c].opSession;
+				raise_generation()
+#else
+			:: pr[c].dirty || !living(pr[c].opSession)
+			:: !pr[c].dirty && living(pr[c].opSession) && !kept(i) && takeable(i) ->
+				j = pr[c].opSession;
+				change_owner(pr[c].opPartition, j)
+			:: !pr[c].dirty && living(pr[c].opSession) && kept(i) ->
+				db.part[i].target = pr[c].opSession;
+				raise_generation()
+#endif
+			:: else
+			fi;
+			pr[c].dirty = GENERATION;
+			no_operation(c)
+		}
+	}
+}
+
+/* settle.sql: a promoted server, once every owner of before has seen it or has stopped. */
+#if P > 1
+#define anyLocked (locked(0) || locked(1))
+#else
+#define anyLocked locked(0)
+#endif
+#ifdef SETTLE_WITHOUT_WATCH
+#define settles true
+#else
+#define settles (runs >= TTL)
+#endif
+inline settle() {
+	atomic {
+		!isSettled && settles && !anyLocked ->
+		d_step {
+#ifndef EPOCH_WITHOUT_ERA
+			era++;
+#endif
+			for (i : 0 .. P-1) {
+				db.part[i].epoch = nextEpoch(i);
+				if
+				:: db.part[i].owner != NOBODY ->
+					assert(db.part[i].epoch > highest[i]);   /* PROMISE: an epoch neither repeats nor falls */
+					highest[i] = db.part[i].epoch
+				:: else
+				fi
+			}
+			settled = timeline;
+			raise_generation()
+		}
+	}
+}
+
+/* guard.sql, in a transaction of the application, with whatever ownership it remembers. */
+#if defined(GUARD_CURRENT_EPOCH)
+#define passes(c, p, e) (db.part[p].owner == session(c) && living(db.part[p].owner))
+#else
+#define passes(c, p, e) (db.part[p].epoch == e && living(db.part[p].owner))
+#endif
+inline guard(c) {
+	atomic {
+		pr[c].work == WORKING ->
+		d_step {
+			if
+			:: passes(c, pr[c].workPartition, pr[c].workEpoch) -> pr[c].work = GUARDED
+			:: else -> no_work(c)
+			fi
+		}
+	}
+}
+
+inline commit(c) {
+	atomic {
+		pr[c].work == GUARDED ->
+		d_step {
+			/* PROMISE: fenced; nothing commits under an older epoch once something did under a newer one */
+			assert(pr[c].workEpoch >= db.part[pr[c].workPartition].wrote);
+			db.part[pr[c].workPartition].wrote = pr[c].workEpoch;
+			no_work(c)
+		}
+	}
+}
+
+/* Work ends without a write, or its transaction is rolled back. */
+inline end_work(c) {
+	atomic { pr[c].work != IDLE -> d_step { no_work(c) } }
+}
+
+inline begin_work(c, p, pin) {
+	atomic {
+		pr[c].up && pr[c].work == IDLE && uses(c, p) && pr[c].has[p] == SHOWN ->
+		d_step {
+			pr[c].work = WORKING;
+			pr[c].workPartition = p;
+			pr[c].workEpoch = pr[c].epoch[p];
+			pr[c].pinned = pin
+		}
+	}
+}
+
+/* An answer that never arrives: whatever it was, the client knows nothing and tries again. */
+inline lose_answer(c) {
+	atomic {
+		pr[c].op != NONE && pr[c].op != PLANNED && mayLose ->
+		d_step {
+			if
+			:: pr[c].op == READ -> pr[c].dirty = GENERATION
+			:: else
+			fi;
+#ifdef COMPLETENESS
+			losses--;
+#endif
+			no_operation(c)
+		}
+	}
+}
+
+/* ---- the processes of the model ---- */
+
+proctype Client(byte me) {
+	do
+	:: register(me)
+	:: answer_register(me)
+	:: heartbeat(me)
+	:: answer_heartbeat(me)
+	:: read(me)
+	:: answer_read(me)
+	:: release(me, 0)
+	:: answer_release(me)
+	:: lose_answer(me)
+	:: close(me)
+#if P > 1
+	:: release(me, 1)
+#endif
+#ifdef LATE
+	:: release_late(me, 0)
+#if P > 1
+	:: release_late(me, 1)
+#endif
+#endif
+#ifdef APART
+	:: plan_apart(me, 0, 1)
+	:: plan_apart(me, 0, 3)
+	:: apply(me)
+#endif
+#ifdef PINS
+	:: begin_work(me, 0, 1)
+#if P > 1
+	:: begin_work(me, 1, 1)
+#endif
+#endif
+#ifdef GUARDS
+	:: begin_work(me, 0, 0)
+#if P > 1
+	:: begin_work(me, 1, 0)
+#endif
+	:: guard(me)
+	:: commit(me)
+#endif
+#if defined(PINS) || defined(GUARDS)
+	:: end_work(me)
+#endif
+	od
+}
+
+/* Time, faults, and what any client does for all. */
+
+inline tick() {
+	d_step {
+		for (i : 0 .. N-1) {
+			if
+			:: (pr[i].op == BEAT || pr[i].op == REGISTERED) && pr[i].age < TRUST -> pr[i].age++
+			:: else
+			fi;
+			if
+			:: pr[i].anchor > 0 && pr[i].anchor <= TRUST -> pr[i].anchor++
+			:: else
+			fi;
+#ifndef NO_TRUST_DEADLINE
+			if
+			:: pr[i].trust > 1 -> pr[i].trust--
+			:: pr[i].trust == 1 -> lose_trust(i)        /* readers read the clock: it ends at that instant */
+			:: else
+			fi
+#endif
+		}
+		for (i : 1 .. 2*N) {
+			if
+			:: expires[i] > 0 -> expires[i]--
+			:: else
+			fi
+		}
+		if
+		:: runs < TTL -> runs++
+		:: else
+		fi
+	}
+}
+
+inline crash(c) {
+	atomic { pr[c].up && crashes < CRASHES && !calm -> d_step { crashes++; gone(c) } }
+}
+
+inline begin_close(c) {
+	atomic {
+		pr[c].up && pr[c].known && !pr[c].ending && closes < CLOSES && !calm ->
+		d_step {
+			closes++;
+			pr[c].ending = 1;
+			withdraw_all(c);
+			pr[c].dirty = GENERATION
+		}
+	}
+}
+
+/* The server runs anew: heartbeats, which wait for no flush, may be lost, all or some: as if all had expired, since to be
+ * expired allows more than not to be. The mark is gone, and open transactions are. */
+inline new_run() {
+	for (i : 1 .. 2*N) { expires[i] = 0 }
+#ifndef EVICT_WITHOUT_MARK
+	runs = 0;
+#endif
+	for (i : 0 .. N-1) {
+		if
+		:: pr[i].work == GUARDED -> no_work(i)
+		:: else
+		fi
+	}
+	skip
+}
+
+inline copy(to, from) {
+	for (i : 0 .. P-1) {
+		to.part[i].owner = from.part[i].owner;
+		to.part[i].target = from.part[i].target;
+		to.part[i].epoch = from.part[i].epoch;
+		to.part[i].wrote = from.part[i].wrote
+	}
+	for (i : 1 .. 2*N) { to.alive[i] = from.alive[i] }
+	to.incarnation = from.incarnation
+}
+inline no_standby() {
+	for (i : 0 .. P-1) {
+		standby.part[i].owner = 0;
+		standby.part[i].target = 0;
+		standby.part[i].epoch = 0;
+		standby.part[i].wrote = 0
+	}
+	for (i : 1 .. 2*N) { standby.alive[i] = 0 }
+	standby.incarnation = 0;
+	replicated = 0
+}
+
+inline replicate() {
+	atomic { !replicated && promotions == 0 && !calm -> d_step { copy(standby, db); replicated = 1 } }
+}
+
+inline promote() {
+	atomic {
+		replicated && promotions < PROMOTIONS && !calm ->
+		d_step {
+			promotions++;
+			copy(db, standby);
+			no_standby();
+			timeline = 1;
+			new_run();
+			raise_generation()                          /* what a client makes of an unsettled timeline does not ask for it */
+		}
+	}
+}
+
+inline restart_database() {
+	atomic {
+		restarts < RESTARTS && !calm ->
+		d_step {
+			restarts++;
+#ifdef ASYNC_OWNERSHIP
+			if
+			:: replicated -> copy(db, standby); no_standby()
+			:: else
+			fi;
+#endif
+			new_run()
+		}
+	}
+}
+
+proctype World() {
+	do
+#ifdef COMPLETENESS
+	:: atomic { !calm -> tick() }
+	:: atomic { !calm -> calm = 1 }
+	:: atomic {
+		calm && timeout ->                              /* nobody has anything left to do at this instant */
+		if
+		:: quiet < QUIET -> quiet++; tick()
+		:: else ->
+			assert(bounds || shown(0));                         /* PROMISE: every partition has an owner, who knows it */
+#if P > 1
+			assert(bounds || shown(1));
+#endif
+			break
+		fi
+	}
+#else
+	:: tick()
+#endif
+	:: evict(1)
+	:: evict(2)
+	:: evict(3)
+	:: evict(4)
+#if N > 2
+	:: evict(5)
+	:: evict(6)
+#endif
+	:: plan(0, 1)
+	:: plan(0, 2)
+	:: plan(0, 3)
+	:: plan(0, 4)
+#if N > 2
+	:: plan(0, 5)
+	:: plan(0, 6)
+#endif
+#if P > 1
+	:: plan(1, 1)
+	:: plan(1, 2)
+	:: plan(1, 3)
+	:: plan(1, 4)
+#if N > 2
+	:: plan(1, 5)
+	:: plan(1, 6)
+#endif
+#endif
+#ifdef LATE
+	:: run_late_release()
+	:: drop_late_release()
+#endif
+#if CRASHES > 0
+	:: crash(0)
+	:: crash(1)
+#if N > 2
+	:: crash(2)
+#endif
+#endif
+#if CLOSES > 0
+	:: begin_close(0)
+	:: begin_close(1)
+#endif
+#if RESTARTS > 0
+	:: restart_database()
+#endif
+#if PROMOTIONS > 0 || defined(ASYNC_OWNERSHIP)
+	:: replicate()
+#endif
+#if PROMOTIONS > 0
+	:: promote()
+	:: settle()
+#endif
+	od
+}
+
+init {
+	d_step {
+		for (i : 0 .. N-1) {
+			pr[i].up = 1;
+			pr[i].op = NONE;
+			pr[i].work = IDLE;
+			pr[i].ansOutcome = NOTHING;
+			for (j : 0 .. P-1) { pr[i].has[j] = NOT_OWNED }
+		}
+		losses = LOSSES
+	}
+	atomic {
+		run Client(0);
+		run Client(1);
+#if N > 2
+		run Client(2);
+#endif
+		run World()
+	}
+}

@@ -1,0 +1,197 @@
+package model
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+//go:embed lease.pml
+var lease string
+
+// small is what most configurations share: two processes, one partition, and a margin shorter than a tick. The states
+// that this leaves out are those of clocks that read more values, not of other orders of events.
+const small = "N=2 P=1 TTL=2 TRUST=2 REREGISTERS=0 MAXEPOCH=2 "
+
+var visit = flag.String("visit", "few", "which configurations: few, most, or all")
+
+// The configurations that hold.
+var configurations = []struct {
+	name, defines string
+	short, long   bool
+}{
+	{name: "hand-overs and evictions", defines: small + "SAME_ID", short: true},
+	{name: "margin of a tick", defines: "N=2 P=1 TTL=3 REREGISTERS=0 MAXEPOCH=2"},
+	{name: "new sessions", defines: small + "REREGISTERS=1"},
+	{name: "database crash", defines: small + "RESTARTS=1"},
+	{name: "work in hand", defines: small + "MAXEPOCH=3 PINS"},
+	{name: "guards", defines: small + "GUARDS"},
+	{name: "late releases", defines: small + "MAXEPOCH=3 LATE"},
+	{name: "overtaken plans", defines: small + "APART"},
+	{name: "promotion", defines: small + "MAXEPOCH=1 PROMOTIONS=1"},
+	{name: "completeness, a crash", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1"},
+	{name: "completeness, late releases", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", long: true},
+	{name: "promotion after a hand-over", defines: small + "PROMOTIONS=1", long: true},
+	{name: "promotion with work in hand", defines: small + "PROMOTIONS=1 PINS", long: true},
+	{name: "guards over three ownerships", defines: small + "MAXEPOCH=3 GUARDS", long: true},
+	{name: "late releases over four ownerships", defines: small + "MAXEPOCH=4 LATE", long: true},
+}
+
+// What a violation is told by.
+const (
+	exclusive = `^assertion violated \( !\(\(\(pr\[me\]\.trust>0`                // serve
+	wrongful  = `^assertion violated  ?!\(\(\(pr\[\(\(1-1\)/2\)\]|turn\)\+1\)==` // evict
+	repeats   = `epoch>highest`                                                  // change_owner, settle
+	fenced    = `workEpoch>=`                                                    // commit
+	complete  = `bounds\|\|`                                                     // World
+)
+
+// The mutants, each with the promise that it must break.
+var mutants = []struct {
+	name, defines, breaks string
+	short                 bool
+}{
+	{"NO_TRUST_DEADLINE", small, wrongful, true},
+	{"TRUST_AT_ANSWER", small, wrongful, true},
+	{"EVICT_WITHOUT_WATCH", small + "RESTARTS=1", wrongful, false},
+	{"EVICT_SHORT_WATCH", small + "RESTARTS=1", wrongful, false},
+	{"EVICT_WITHOUT_MARK", small + "RESTARTS=1", wrongful, false},
+	{"ASYNC_OWNERSHIP", small + "MAXEPOCH=1 RESTARTS=1", repeats, false},
+	{"RELEASE_BEFORE_END", small + "PINS", exclusive, false},
+	{"RELEASE_WITHOUT_EPOCH", small + "MAXEPOCH=4 LATE", exclusive, false},
+	{"SHOWN_AGAIN", small + "MAXEPOCH=4 LATE", exclusive, false},
+	{"CLAIM_WITHOUT_RECHECK", small + "MAXEPOCH=3 APART", exclusive, false},
+	{"GUARD_WITHOUT_LOCK", small + "GUARDS", fenced, true},
+	{"TAKEOVER_WITHOUT_FOR_UPDATE", small + "GUARDS", fenced, false},
+	{"GUARD_CURRENT_EPOCH", small + "MAXEPOCH=3 GUARDS", fenced, false},
+	{"RELEASE_NOT_RETRIED", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", complete, false},
+	{"ORPHANS_OF_UNMOVED_TARGETS", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1", complete, false},
+	{"EPOCH_WITHOUT_ERA", small + "PROMOTIONS=1", repeats, false},
+	{"GAIN_UNSETTLED", small + "PROMOTIONS=1", exclusive, false},
+	{"SETTLE_WITHOUT_WATCH", small + "PROMOTIONS=1", exclusive, false},
+	{"TRUST_BEFORE_REREAD", small + "PROMOTIONS=1", exclusive, false},
+	{"DRAINING_NOT_CONFIRMED", small + "PROMOTIONS=1 PINS", exclusive, false},
+}
+
+func TestProtocolHolds(t *testing.T) {
+	need(t)
+	for _, c := range configurations {
+		t.Run(c.name, func(t *testing.T) {
+			if !c.short && *visit == "few" || c.long && *visit != "all" {
+				t.Skip("a larger configuration")
+			}
+			if r := explore(t, c.defines); r.errors != 0 {
+				t.Errorf("%s is violated: %s", c.defines, r.violation)
+			}
+		})
+	}
+}
+
+func TestMutantsAreCaught(t *testing.T) {
+	need(t)
+	for _, m := range mutants {
+		t.Run(m.name, func(t *testing.T) {
+			if !m.short && *visit == "few" {
+				t.Skip("a larger configuration")
+			}
+			r := explore(t, m.defines+" "+m.name)
+			if r.errors == 0 {
+				t.Fatal("it breaks nothing")
+			}
+			if !regexp.MustCompile(m.breaks).MatchString(r.violation) {
+				t.Errorf("it breaks another promise than %s: %s", m.breaks, r.violation)
+			}
+		})
+	}
+}
+
+// need skips the test where its tools are not installed, except where they must be.
+func need(t *testing.T) {
+	for _, tool := range []string{"spin", "gcc"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			if os.Getenv("CI") == "true" {
+				t.Fatalf("%s is needed to check the model: %v", tool, err)
+			}
+			t.Skipf("%s is needed to check the model: %v", tool, err)
+		}
+	}
+}
+
+type result struct {
+	errors    int
+	violation string // the assertion that failed
+}
+
+var (
+	errorsFound = regexp.MustCompile(`errors: (\d+)`)
+	states      = regexp.MustCompile(`(\d+) states, stored\n`)
+	depth       = regexp.MustCompile(`depth reached (\d+)`)
+	memory      = regexp.MustCompile(`([\d.]+)\s+total actual memory`)
+	violated    = regexp.MustCompile(`(?m)^pan:1: (.*)$`)
+)
+
+// explore visits every state of the model with these definitions, of which a later one of a name counts, up to the first
+// violation.
+func explore(t *testing.T, defines string) result {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "lease.pml"), []byte(lease), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string]string)
+	for _, d := range strings.Fields(defines) {
+		name, _, _ := strings.Cut(d, "=")
+		values[name] = "-D" + d
+	}
+	args := []string{"-a"}
+	for _, d := range values {
+		args = append(args, d)
+	}
+	command(t, dir, "spin", append(args, "lease.pml")...)
+	command(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DNOFAIR", "-DMEMLIM=1500", "-o", "pan", "pan.c")
+	begun := time.Now()
+	out := command(t, dir, "./pan", "-E", "-m100000", "-w22")
+
+	number := func(re *regexp.Regexp) string {
+		m := re.FindStringSubmatch(out)
+		if m == nil {
+			t.Fatalf("no %s in:\n%s", re, out)
+		}
+		return m[1]
+	}
+	// What was not visited proves nothing.
+	for _, sign := range []string{"Search not completed", "max search depth too small", "out of memory"} {
+		if strings.Contains(out, sign) && !violated.MatchString(out) {
+			t.Fatalf("the search is not exhaustive:\n%s", out)
+		}
+	}
+	r := result{}
+	r.errors, _ = strconv.Atoi(number(errorsFound))
+	if r.errors > 0 {
+		r.violation = number(violated)
+	}
+	t.Logf("%s states, depth %s, %s MB, %v: %s", number(states), number(depth), number(memory),
+		time.Since(begun).Round(10*time.Millisecond), defines)
+	return r
+}
+
+func command(t *testing.T, dir, name string, args ...string) string {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, name, args...)
+	c.Dir = dir
+	out, err := c.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && (name != "./pan" || !errors.As(err, &exit) || exit.ExitCode() < 0) {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}

@@ -1,0 +1,244 @@
+//go:build unix
+
+package mutants
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var (
+	pattern = flag.String("mutants", "", "run those mutants whose name matches this")
+	seeds   = flag.Int("mutant-seeds", 5, "with so many seeds each")
+)
+
+// patience is how soon each has to be caught.
+const patience = time.Minute
+
+// An edit replaces text that occurs exactly so often.
+type edit struct {
+	file, old, new string
+	times          int // 0 is once
+}
+
+// A mutant is what somebody might write who has not thought of the case.
+type mutant struct {
+	name  string
+	by    string // in detectors
+	finds string // what it says, a regular expression: failing for another reason is not catching
+	edits []edit
+}
+
+// A detector is a test in a package, with the arguments that make it use a seed where it has one.
+type detector struct {
+	folder string
+	args   func(seed int) []string
+}
+
+var detectors = map[string]detector{
+	// Worker processes under faults, on a real server.
+	"fleet": {".", func(seed int) []string {
+		return []string{"-test.run=^TestSoak$", "-soak=1s", "-soak-episode=40s", fmt.Sprint("-soak-seed=", seed), "-soak-log=" + os.DevNull}
+	}},
+	// Random histories of the client's loop on a simulated database, in simulated time.
+	"histories": {".", func(seed int) []string {
+		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=100"}
+	}},
+	// A crash of the server that loses heartbeats, with live clients.
+	"crash": {".", func(int) []string { return []string{"-test.run=^TestHeartbeatsThatACrashLosesEvictNobody$"} }},
+	// What is known of each statement, and random ones at once, on a real server.
+	"statements": {"./internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
+	// Each statement's flush of the log, on a real server.
+	"durability": {"./internal/store", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
+}
+
+const guarded = `    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3`
+
+var mutants = []mutant{
+	{"no local trust deadline", "histories", `overlap|stale`, []edit{
+		{"lease.go", `left := time.Duration(deadline) - time.Since(t.opened)`, `left := time.Duration(deadline)`, 0},
+		{"session.go", `if e.term == nil || e.term.trusted() && now.Round(0).Before(e.wallLimit) {`, `if true {`, 0},
+	}},
+	{"trust anchored at the answer", "histories", `overlap|stale`, []edit{
+		{"session.go", "		e.trust(sent)\n	} else {", "		e.trust(received)\n	} else {", 0},
+	}},
+	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
+		{"sql/apply.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
+		{"sql/release.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
+	}},
+	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
+		{"sql/schema.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
+	}},
+	{"Guard that takes the current epoch", "fleet", `zombie|linearizable`, []edit{
+		{"sql/schema.sql", guarded, `    WHERE p.lease = $1 AND p.partition = $2`, 0},
+	}},
+	{"take-over without FOR UPDATE", "fleet", `zombie|linearizable`, []edit{
+		{"sql/apply.sql", "    ORDER BY p.lease, p.partition\n    FOR UPDATE OF p SKIP LOCKED\n", "    ORDER BY p.lease, p.partition\n", 0},
+	}},
+	{"claim without re-check", "statements", `after another's join`, []edit{
+		{"sql/apply.sql", `ON r.name = l.name AND r.generation = l.generation, settings`, `ON r.name = l.name, settings`, 0},
+	}},
+	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
+		{"session.go", `wait := max(minTTL, e.unwatched) - e.watch.lasts(now); wait > 0`, `e.watch.lasts(now) < 0`, 0},
+		{"session.go", `		e.checkAt = now.Add(wait)`, ``, 0},
+		{"balance.go", `e.watch.cutoff(now), e.watch.lasts(now), e.watch.run`, `e.watch.cutoff(now), maxTTL, e.watch.run`, 0},
+	}},
+	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
+		{"balance.go", `e.watch.cutoff(now), e.watch.lasts(now), e.watch.run`, `e.watch.cutoff(now), 8*e.watch.lasts(now), e.watch.run`, 0},
+	}},
+	{"eviction without the mark", "crash", `something changed`, []edit{
+		{"sql/evict.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5::bigint`, `      AND $5::bigint IS NOT NULL`, 0},
+		{"watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
+	}},
+	{"session numbers from a sequence that repeats", "histories", `overlap`, []edit{
+		{"engine.go", `func randomID() int64 { return rand.Int64N(1<<63-1) + 1 }`, `func randomID() int64 { return rand.Int64N(4) + 1 }`, 0},
+	}},
+	{"release without epoch", "statements", `answer: got {Released`, []edit{
+		{"sql/release.sql", `(p.owner = $1::bigint) IS TRUE AND p.epoch = b.epoch
+        FOR UPDATE`, `(p.owner = $1::bigint) IS TRUE
+        FOR UPDATE`, 0},
+	}},
+	{"release before the work ended", "histories", `handed over under work`, []edit{
+		{"ownership.go", `return o.draining && !now.Before(o.readyAt) && (o.overdue || !o.pinned())`, `return o.draining && !now.Before(o.readyAt)`, 0},
+	}},
+	{"releases not retried", "histories", `has no owner`, []edit{
+		{"ownership.go", "			if err == nil {\n				e.released(owned, leaving, released)\n			}", `			for _, o := range owned {
+				delete(e.draining, o)
+			}
+			if err == nil {
+				e.released(owned, leaving, released)
+			}`, 0},
+	}},
+	{"losses that are not told", "fleet", `without telling`, []edit{
+		{"ownership.go", "	o.end(cause)\n", "", 0},
+	}},
+	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
+		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
+	}},
+}
+
+func root(t *testing.T) string {
+	t.Helper()
+	dir, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// overlay writes the changed files, and the file that has the compiler take them.
+func (m mutant) overlay(t *testing.T, dir string) string {
+	t.Helper()
+	sources := make(map[string]string)
+	for _, e := range m.edits {
+		path := filepath.Join(root(t), e.file)
+		text, known := sources[path]
+		if !known {
+			bytes, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text = string(bytes)
+		}
+		if n := strings.Count(text, e.old); n != max(1, e.times) {
+			t.Fatalf("%s has this text %d times: %s", e.file, n, e.old)
+		}
+		sources[path] = strings.ReplaceAll(text, e.old, e.new)
+	}
+	replaced := make(map[string]string)
+	for path, text := range sources {
+		to := filepath.Join(dir, fmt.Sprint(len(replaced))+filepath.Ext(path))
+		if err := os.WriteFile(to, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		replaced[path] = to
+	}
+	bytes, err := json.Marshal(map[string]any{"Replace": replaced})
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(dir, "overlay.json")
+	if err := os.WriteFile(file, bytes, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+func TestEveryMutantApplies(t *testing.T) {
+	for _, m := range mutants {
+		if detectors[m.by].args == nil {
+			t.Errorf("%s: no detector %q", m.name, m.by)
+		}
+		m.overlay(t, t.TempDir())
+	}
+}
+
+func TestEveryMutantIsCaught(t *testing.T) {
+	if *pattern == "" {
+		t.Skip("-mutants says which")
+	}
+	names := regexp.MustCompile(*pattern)
+	for _, m := range mutants {
+		if !names.MatchString(m.name) {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			dir := t.TempDir()
+			binary := filepath.Join(dir, "mutant.test")
+			build := exec.Command("go", "test", "-c", "-overlay", m.overlay(t, dir), "-o", binary, detectors[m.by].folder)
+			build.Dir = root(t)
+			if text, err := build.CombinedOutput(); err != nil {
+				t.Fatalf("it does not compile: %v\n%s", err, text)
+			}
+			var caught []time.Duration
+			for seed := 1; seed <= *seeds; seed++ {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				run := exec.CommandContext(ctx, binary, detectors[m.by].args(seed)...)
+				run.Dir, run.WaitDelay = filepath.Join(root(t), detectors[m.by].folder), time.Second
+				began := time.Now()
+				text, err := run.CombinedOutput()
+				took := time.Since(began)
+				late := ctx.Err()
+				cancel()
+				var exit *exec.ExitError
+				switch {
+				case err == nil:
+					t.Errorf("seed %d: it lives", seed)
+				case late != nil:
+					t.Errorf("seed %d: not caught within %v", seed, patience)
+				case !errors.As(err, &exit) || !regexp.MustCompile(m.finds).MatchString(reason(string(text))):
+					t.Errorf("seed %d: %v: %s", seed, err, reason(string(text)))
+				default:
+					caught = append(caught, took.Round(100*time.Millisecond))
+					t.Logf("seed %d: after %v: %s", seed, took.Round(100*time.Millisecond), reason(string(text)))
+				}
+			}
+			slices.Sort(caught)
+			t.Logf("caught with %d of %d seeds, by %s, after %v", len(caught), *seeds, m.by, caught)
+		})
+	}
+}
+
+// says is a line of a test's; what an attack only notes, its seed and its figures, is none.
+var says = regexp.MustCompile(`_test\.go:\d+: (.*)`)
+
+// reason returns the first thing that a test found wrong.
+func reason(text string) string {
+	for _, match := range says.FindAllStringSubmatch(text, -1) {
+		if line := match[1]; !regexp.MustCompile(`^seed \d+$|^0 overlaps|^\d+ overlaps,`).MatchString(line) {
+			return line[:min(200, len(line))]
+		}
+	}
+	return text[:min(1000, len(text))]
+}
