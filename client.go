@@ -38,8 +38,9 @@ type Client struct {
 // takes the configuration only, and never closes it. The schema is created or migrated where it is needed, unless
 // WithoutMigration is given.
 //
-// ctx covers the opening only. The errors: a bad option, the connection's, ErrSchema, or the database's where the role
-// lacks rights. Nothing stays behind then.
+// ctx covers the opening only; a host that does not answer for 5 s, or for a heartbeat where that is longer, is passed
+// over. The errors: a bad option, the connection's, ErrSchema, or the database's where the role lacks rights. Nothing stays
+// behind then.
 func NewClient(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -72,7 +73,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 		config = o.connConfig
 	}
 	connector := store.NewConnector(config.Copy(), beforeConnect, o.schema, o.heartbeat)
-	first, err := connector.Connect(ctx)
+	first, err := connector.Connect(ctx, 5*time.Second) // nothing is lost yet: a slow start is better than none
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
 	}
@@ -86,7 +87,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 		return nil, openError("open client", o.schema, err)
 	}
 	connect := func(ctx context.Context) (conn, error) {
-		c, err := connector.Connect(ctx)
+		c, err := connector.Connect(ctx, time.Second)
 		if err != nil {
 			return nil, err // not a nil *store.Conn in an interface
 		}

@@ -275,7 +275,7 @@ func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := store.NewConnector(config, nil, "pgleases", ttl/3).Connect(t.Context())
+	conn, err := store.NewConnector(config, nil, "pgleases", ttl/3).Connect(t.Context(), time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}

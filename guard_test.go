@@ -336,7 +336,7 @@ func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testi
 	if err != nil {
 		t.Fatal(err)
 	}
-	dying, err := store.NewConnector(config, nil, "pgleases", ttl).Connect(t.Context())
+	dying, err := store.NewConnector(config, nil, "pgleases", ttl).Connect(t.Context(), time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,8 +419,8 @@ func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testi
 	if got := len(third.Values()); got < 3 || got > 4 {
 		t.Errorf("who joined owns %d of %d", got, partitions)
 	}
-	if lines := book.lines("failed"); len(lines) != 0 {
-		t.Errorf("somebody had to wait: %q", lines)
+	if lines := book.lines("heartbeat failed"); len(lines) != 0 {
+		t.Errorf("a heartbeat had to wait: %q", lines)
 	}
 	for _, c := range clients {
 		if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 {

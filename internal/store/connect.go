@@ -38,16 +38,17 @@ var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming
 // ErrReadOnly tells that a server was left because it does not take writes.
 var ErrReadOnly = errors.New("server is a standby or read-only")
 
-// Connect opens a connection to a server that takes writes; ctx bounds it. Of several hosts it is the first such.
-func (cr *Connector) Connect(ctx context.Context) (*Conn, error) {
+// Connect opens a connection to a server that takes writes; ctx bounds it. Of several hosts it is the first such; each
+// has so long, or the heartbeat where that is longer: a dead one must not use up the time of the others.
+func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
 		if err := cr.BeforeConnect(ctx, config); err != nil {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
-	if limit := max(cr.Heartbeat, time.Second); config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
-		config.ConnectTimeout = limit // per host: a dead one must not use up the time of the others
+	if limit := max(cr.Heartbeat, perHost); config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
+		config.ConnectTimeout = limit
 	}
 	for name, value := range settings {
 		config.RuntimeParams[name] = value

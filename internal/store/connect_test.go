@@ -52,7 +52,7 @@ func (f *fixture) reconnect(c *client) *client {
 	f.until("the server is back", func() bool {
 		ctx, cancel := context.WithTimeout(f.ctx, 5*time.Second)
 		defer cancel()
-		conn, err := f.connector(20 * time.Second).Connect(ctx)
+		conn, err := f.connector(20*time.Second).Connect(ctx, time.Second)
 		if err != nil {
 			if Code(err) != "" && !Transient(err) {
 				f.Fatal(err)
@@ -79,7 +79,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 		f.exec("ALTER DATABASE " + f.sql.Config().Database + " SET default_transaction_read_only = " + on)
 	}
 	setReadOnly("on")
-	_, err = f.connector(time.Second).Connect(f.ctx)
+	_, err = f.connector(time.Second).Connect(f.ctx, time.Second)
 	if !errors.Is(err, ErrReadOnly) {
 		t.Fatalf("read-only server: %v", err)
 	}
@@ -96,7 +96,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	defer second.Close(f.ctx)
 	_, err = second.Exec(f.ctx, "CREATE DATABASE "+config.Database)
 	f.ok(err)
-	conn, err := NewConnector(config, nil, "pgleases", time.Second).Connect(f.ctx)
+	conn, err := NewConnector(config, nil, "pgleases", time.Second).Connect(f.ctx, time.Second)
 	f.ok(err)
 	defer conn.Close()
 	expect(t, valueOn[string](f, conn.conn, "SHOW port"), other.Port(), "port")
@@ -116,7 +116,7 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 	expect(t, valueOn[string](f, f.conn().conn, "SHOW application_name"), "pgleases", "name by default")
 	refused := errors.New("no token")
 	cr.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return refused }
-	if _, err := cr.Connect(f.ctx); !errors.Is(err, refused) {
+	if _, err := cr.Connect(f.ctx, time.Second); !errors.Is(err, refused) {
 		t.Error(err)
 	}
 }

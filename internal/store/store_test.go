@@ -89,7 +89,7 @@ func (f *fixture) conn() *Conn {
 
 func (f *fixture) connect(cr *Connector) *Conn {
 	f.Helper()
-	conn, err := cr.Connect(f.ctx)
+	conn, err := cr.Connect(f.ctx, time.Second)
 	f.ok(err)
 	f.Cleanup(conn.Close)
 	if f.runAs != "" {
