@@ -173,8 +173,10 @@ func crashAt(t *testing.T, test crashCase, kind faults.Breach) {
 		c.ended((*faults.Process).Close, false)
 		waitFor(t, patience, "the bystander owns what the victim released", c.bystanderOwns)
 	case opensNot:
-		if ended, err := c.victim.Ended(t.Context()); err == nil {
-			t.Errorf("it was opened, and ended with %+v", ended)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if ended, err := c.victim.Ended(ctx); err == nil || ctx.Err() != nil {
+			t.Errorf("it was opened, and ended with %+v, %v", ended, err)
 		}
 		c.within("the bystander owns all", c.bystanderOwns)
 	case endsClosed, endsOusted:
@@ -224,7 +226,7 @@ func newCrash(t *testing.T, kind faults.Breach) *crash {
 		}
 	})
 	c.config = worker(c.wire.URL(), "l", crashPartitions, c.dir, "victim", 1)
-	c.config.TTL = crashTTL
+	c.config.TTL, c.config.Patience = crashTTL, 0 // that it cannot be opened is told at once
 	return c
 }
 

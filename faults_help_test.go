@@ -7,6 +7,8 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -140,6 +142,35 @@ func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Lo
 		}
 		return logs
 	}
+}
+
+// smallDisk mounts a disk that can be filled, and returns the options of a server on it. Without the right to mount there is none.
+func smallDisk(t testing.TB) (dir string, options []pgtest.Option) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Log("no disk is filled: only root may mount one")
+		return "", nil
+	}
+	dir, err := os.MkdirTemp("", "pgleases-disk-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if text, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=192m,mode=755", "tmpfs", dir).CombinedOutput(); err != nil {
+		t.Logf("no disk is filled: mount: %v %s", err, text)
+		return "", nil
+	}
+	t.Cleanup(func() {
+		if text, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v %s", err, text)
+		}
+	})
+	small := map[string]string{"min_wal_size": "32MB", "max_wal_size": "64MB"}
+	return dir, []pgtest.Option{pgtest.WithDir(dir), pgtest.WithSettings(small)}
 }
 
 // startWorker starts a worker process, killed with the test.

@@ -24,8 +24,9 @@ func TestNoTwoProcessesHoldAPartitionAtOnceWhateverBefallsThem(t *testing.T) {
 		return
 	}
 	const total, each = 200, 3
-	server := pgtest.Private(t)
-	database := &faults.Database{Server: server, URL: server.URL()}
+	disk, options := smallDisk(t)
+	server := pgtest.Private(t, options...)
+	database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
 	check(t, attack(t, seed, 3*time.Minute, server.URL(), database, func(f *faults.Fleet) {
 		f.Enough = func(counts map[string]int) bool {
 			return sum(counts) >= total && slices.Min(slices.Collect(maps.Values(counts))) >= each

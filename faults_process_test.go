@@ -154,6 +154,7 @@ func TestPollingDoesWithoutNotifications(t *testing.T) {
 func worker(url, lease string, partitions int, dir, id string, n int) faults.Config {
 	return faults.Config{
 		URL: url, ID: id, Log: fmt.Sprintf("%s/%s.%d.log", dir, id, n), Lease: lease, Partitions: partitions, TTL: time.Second,
+		Patience: patience,
 	}
 }
 
@@ -224,6 +225,9 @@ func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
 			for i := range pods {
 				pods[i] = startWorker(t, worker(url, "l", test.partitions, dir, fmt.Sprintf("pod-%d", i), 1))
 			}
+			for _, p := range pods {
+				hasJoined(t, p)
+			}
 			balanced := func() bool {
 				total := 0
 				for _, p := range pods {
@@ -245,6 +249,7 @@ func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
 				waitFor(t, patience, "the others own all", func() bool { return len(held(t, pods[0]))+len(held(t, pods[2])) == test.partitions })
 			}
 			pods[1] = startWorker(t, worker(url, "l", test.partitions, dir, "pod-1", 2))
+			hasJoined(t, pods[1])
 			waitFor(t, patience, "all have their share again", balanced)
 			for i, p := range pods {
 				if now := held(t, p); !slices.Equal(now, before[i]) {

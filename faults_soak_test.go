@@ -36,8 +36,9 @@ func TestSoak(t *testing.T) {
 	}
 	for began, seed := time.Now(), *soakSeed; time.Since(began) < *soakFor; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			server := pgtest.Private(t)
-			database := &faults.Database{Server: server, URL: server.URL()}
+			disk, options := smallDisk(t)
+			server := pgtest.Private(t, options...)
+			database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
 			url := server.URL()
 			if seed%2 == 0 {
 				bouncer, err := pgtest.PgBouncer(t.Context(), url,
@@ -46,6 +47,9 @@ func TestSoak(t *testing.T) {
 					t.Fatal(err)
 				}
 				t.Cleanup(func() {
+					if t.Failed() {
+						t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())
+					}
 					if err := bouncer.Stop(); err != nil {
 						t.Error(err)
 					}

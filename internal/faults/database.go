@@ -6,10 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
@@ -19,6 +23,7 @@ type Database struct {
 	Server  *pgtest.Server
 	Bouncer *pgtest.Bouncer // in front of it; nil: none
 	URL     string          // past the pooler
+	Disk    string          // a directory on the server's disk, which may be filled; empty: it must not
 }
 
 // databaseFaults befall one at a time.
@@ -45,6 +50,9 @@ const openTransaction = "open transaction"
 func (d *Database) Befall(f *Fleet) {
 	f.Database = d
 	f.Faults = append(f.Faults[:len(f.Faults):len(f.Faults)], databaseFaults...)
+	if d.Disk != "" {
+		f.Faults = append(f.Faults, database("disk full", (*Fleet).fillDisk))
+	}
 	if d.Bouncer != nil {
 		f.Faults = append(f.Faults, database("pooler restart", func(_ *Fleet, ctx context.Context) error { return d.Bouncer.Restart(ctx) }))
 	}
@@ -213,6 +221,63 @@ func (f *Fleet) readOnly(ctx context.Context) error {
 	f.lasts(ctx)
 	return errors.Join(err, set("off"))
 }
+
+// fillDisk leaves the server no room, and asks it for more log than it has room for, at which it crashes. Without room it
+// cannot recover either.
+func (f *Fleet) fillDisk(ctx context.Context) (err error) {
+	d := f.Database
+	filler, err := os.Create(filepath.Join(d.Disk, "filler"))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, filler.Close(), os.Remove(filler.Name()), d.up(ctx))
+	}()
+	// A full disk is an error of the writer's; only that one is expected.
+	if _, err := io.Copy(filler, zeros{}); !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	conn, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	half, cancel := context.WithTimeout(ctx, ctx.Value(lengthKey{}).(time.Duration)/2)
+	defer cancel()
+	<-half.Done() // heartbeats still fit into the log that is there
+	for err == nil {
+		_, err = conn.Exec(ctx, "SELECT pg_logical_emit_message(false, 'filler', 'x'), pg_switch_wal()")
+	}
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Severity != "PANIC" && refused.Code != diskFull {
+		return err
+	}
+	f.lasts(ctx)
+	return nil
+}
+
+const diskFull = "53100"
+
+// up waits for a server that may recover by itself, or have given that up.
+func (d *Database) up(ctx context.Context) error {
+	for {
+		if err := d.Server.Up(ctx); err != nil {
+			return err
+		}
+		conn, err := pgx.Connect(ctx, d.URL)
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		if !pause(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
+}
+
+// zeros never ends.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 // openTransaction leaves a guarded transaction open, on a partition that somebody owns: idle, in a savepoint, or in a
 // statement that runs on.

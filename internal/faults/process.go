@@ -5,6 +5,7 @@ package faults
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -131,8 +132,13 @@ func (p *Process) Kill() {
 // Pause stops the process where it is.
 func (p *Process) Pause() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// Resume lets it go on.
-func (p *Process) Resume() error { return p.cmd.Process.Signal(syscall.SIGCONT) }
+// Resume lets it go on, unless it was killed meanwhile.
+func (p *Process) Resume() error {
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
 
 // Watched returns the oracle's log up to now.
 func (p *Process) Watched() (oracle.Log, error) { return oracle.Read(p.Config.Log) }

@@ -82,7 +82,7 @@ func (b *Bouncer) start(ctx context.Context) (err error) {
 	if b.account, err = unprivileged(); err != nil {
 		return err
 	}
-	if b.folder, err = newFolder(b.account, true); err != nil {
+	if b.folder, err = newFolder(b.account, "", true); err != nil {
 		return err
 	}
 	for range 10 {
@@ -135,7 +135,7 @@ func (b *Bouncer) configure() error {
 func (b *Bouncer) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	log, err := os.OpenFile(b.folder.file(logName), os.O_CREATE|os.O_TRUNC|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := os.OpenFile(b.folder.file(logName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
@@ -148,11 +148,11 @@ func (b *Bouncer) launch(ctx context.Context) error {
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	// By its log: an attempt to connect might reach another pooler.
-	for !b.logged(fmt.Sprintf("listening on 127.0.0.1:%d", b.port)) {
+	for !b.logged(p, fmt.Sprintf("listening on 127.0.0.1:%d", b.port)) {
 		select {
 		case <-poll.C:
 		case <-p.done:
-			if b.logged("cannot listen on") {
+			if b.logged(p, "cannot listen on") {
 				return errPortTaken
 			}
 			return fmt.Errorf("it ended before it was ready: %v, the end of its log:\n%s", p.err, b.folder.logTail())
@@ -166,7 +166,12 @@ func (b *Bouncer) launch(ctx context.Context) error {
 	return nil
 }
 
-func (b *Bouncer) logged(what string) bool { return strings.Contains(b.folder.logTail(), what) }
+// logged reports whether the process has logged something, in a log that those before it wrote to as well.
+func (b *Bouncer) logged(p *process, what string) bool {
+	return slices.ContainsFunc(strings.Split(b.folder.logTail(), "\n"), func(line string) bool {
+		return strings.Contains(line, fmt.Sprintf("[%d]", p.pid())) && strings.Contains(line, what)
+	})
+}
 
 // URL returns the connection string of the maintenance database, through the pooler.
 func (b *Bouncer) URL() string {
@@ -186,6 +191,17 @@ func (b *Bouncer) Through(databaseURL string) (string, error) {
 
 // Describe says in one line which PgBouncer this is.
 func (b *Bouncer) Describe() string { return b.describe }
+
+// Log returns the end of its log, and how it ended if it did so by itself.
+func (b *Bouncer) Log() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	log := b.folder.logTail()
+	if b.process != nil && b.process.ended() {
+		log += fmt.Sprintf("\nit ended by itself: %v", b.process.err)
+	}
+	return log
+}
 
 // Restart kills the pooler, with all connections through it, and starts it again on the same port. ctx covers the
 // wait until it listens.

@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,9 +23,9 @@ const (
 )
 
 // newFolder makes a folder that others may enter but not write to. It also removes what died processes left behind.
-// See tempRoot for where.
-func newFolder(a *account, inMemory bool) (*folder, error) {
-	root := tempRoot(a, inMemory)
+// It is in dir; where that is empty, see tempRoot.
+func newFolder(a *account, dir string, inMemory bool) (*folder, error) {
+	root := cmp.Or(dir, tempRoot(a, inMemory))
 	prefix := fmt.Sprintf("pgleases-pgtest-%d-", os.Getuid())
 	sweep(root, prefix)
 

@@ -7,6 +7,7 @@ type Option func(*options)
 
 type options struct {
 	private  bool
+	dir      string
 	settings map[string]string
 }
 
@@ -38,6 +39,12 @@ func WithSettings(settings map[string]string) Option {
 // disk.
 func WithDurable() Option {
 	return func(o *options) { o.settings["fsync"] = "on" }
+}
+
+// WithDir has an own server keep everything in that directory, which any user must be able to enter, for those who want a
+// particular disk.
+func WithDir(dir string) Option {
+	return func(o *options) { o.dir = dir }
 }
 
 // WithPrivate always starts an own server, whatever the environment points to: for those who restart or kill it.

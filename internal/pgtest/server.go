@@ -81,7 +81,7 @@ func startOwned(ctx context.Context, bin string, o options) (_ *Server, err erro
 	if err != nil {
 		return nil, err
 	}
-	folder, err := newFolder(account, o.settings["fsync"] == "off")
+	folder, err := newFolder(account, o.dir, o.settings["fsync"] == "off")
 	if err != nil {
 		return nil, err
 	}

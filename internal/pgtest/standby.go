@@ -40,7 +40,7 @@ func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
 }
 
 func (s *Server) startStandby(ctx context.Context, o options) (_ *Server, err error) {
-	folder, err := newFolder(s.account, o.settings["fsync"] != "on")
+	folder, err := newFolder(s.account, o.dir, o.settings["fsync"] != "on")
 	if err != nil {
 		return nil, err
 	}
