@@ -922,6 +922,17 @@ func (w *world) handOver(a, b *proc) (la, lb *Lease) {
 	return la, lb
 }
 
+// staysAway watches for 4 s that a lease does not show what it had handed over to another.
+func (w *world) staysAway(lease, other *Lease) {
+	for range 4000 {
+		time.Sleep(time.Millisecond)
+		if shows(lease) != "-" {
+			w.failf("it shows what it had handed over; the other shows %s", shows(other))
+			return
+		}
+	}
+}
+
 func TestNothingIsGainedOnAConnectionBeforeAHeartbeatToldWhereItLeads(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
@@ -930,13 +941,7 @@ func TestNothingIsGainedOnAConnectionBeforeAHeartbeatToldWhereItLeads(t *testing
 			return fault{err: errLocked}, op == "heartbeat" && c.client == a.name
 		})
 		w.promote(keepStates, false)
-		for range 4000 {
-			time.Sleep(time.Millisecond)
-			if shows(la) != "-" {
-				w.failf("a shows what it had handed over; b shows %s", shows(lb))
-				return
-			}
-		}
+		w.staysAway(la, lb)
 	})
 }
 
@@ -950,13 +955,7 @@ func TestAReadThatAPromotedServerAnswersGainsNothing(t *testing.T) {
 		w.db.edit(func() { w.db.notify(map[int64]bool{w.db.sessionOf("a"): true}) })
 		time.Sleep(500 * time.Millisecond)
 		w.promote(keepStates, true) // a pooler keeps the connections
-		for range 4000 {
-			time.Sleep(time.Millisecond)
-			if shows(la) != "-" {
-				w.failf("a shows what it had handed over; b shows %s", shows(lb))
-				return
-			}
-		}
+		w.staysAway(la, lb)
 	})
 }
 

@@ -153,15 +153,7 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 	const ttl, partitions = 2 * time.Second, 4
 	url := direct(t)
 	dir := t.TempDir()
-	proxies, err := faults.StartProxies()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxies.Close)
-	proxy, err := proxies.New(url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	proxy := newProxy(t, url)
 	config := faults.Config{URL: url, ID: "right", Lease: "wall", Partitions: partitions, TTL: ttl, Log: filepath.Join(dir, "right.log")}
 	right := startWorker(t, config)
 	hasJoined(t, right)

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -32,41 +31,11 @@ var databaseFaults = []struct {
 	do   func(context.Context, *pgtest.Server) error
 }{
 	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.
-	{"kill -9 of a backend", killBackend},
+	{"kill -9 of a backend", func(ctx context.Context, s *pgtest.Server) error {
+		return (&faults.Database{Server: s, URL: s.URL()}).KillBackend(ctx)
+	}},
 	{"fast restart", func(ctx context.Context, s *pgtest.Server) error { return s.Restart(ctx, pgtest.Fast) }},
 	{"immediate restart", func(ctx context.Context, s *pgtest.Server) error { return s.Restart(ctx, pgtest.Immediate) }},
-}
-
-// killBackend kills the process that serves one of the server's sessions, and waits until the server is back.
-func killBackend(ctx context.Context, s *pgtest.Server) error {
-	conn, err := pgx.Connect(ctx, s.URL())
-	if err != nil {
-		return err
-	}
-	var pid int
-	err = conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity
-WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`).Scan(&pid)
-	if err == nil {
-		err = s.Signal(pid, syscall.SIGKILL)
-	}
-	if err != nil {
-		return errors.Join(err, conn.Close(ctx))
-	}
-	for err == nil { // this connection breaks when the server has noticed
-		_, err = conn.Exec(ctx, "SELECT 1")
-	}
-	retry := time.NewTicker(20 * time.Millisecond) // every attempt costs the server a process, and it is busy
-	defer retry.Stop()
-	for {
-		if conn, err = pgx.Connect(ctx, s.URL()); err == nil {
-			return conn.Close(ctx)
-		}
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			return err
-		}
-	}
 }
 
 // Promise 11, and 1 and 3 with it. On each server there are clients whose partitions nothing but the fault could take, and
@@ -87,17 +56,7 @@ func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T)
 			history := newHistory(t, url)
 			for round := range rounds {
 				moving.writes(t)
-				began := time.Now()
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				if err := fault.do(ctx, server); err != nil {
-					t.Fatal(err)
-				}
-				cancel()
-				back := time.Now()
-				steady.down = append(steady.down, back.Sub(began))
-				steady.confirmed(t, back)
-				steady.silent = append(steady.silent, time.Since(back))
-				steady.check(t, round)
+				steady.survives(t, round, func(ctx context.Context) error { return fault.do(ctx, server) })
 				if t.Failed() {
 					break
 				}
@@ -131,17 +90,7 @@ func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
 		if err := withoutFlush(t, url, ttl+ttl/6); err != nil {
 			t.Fatal(err)
 		}
-		began := time.Now()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		if err := killBackend(ctx, server); err != nil {
-			t.Fatal(err)
-		}
-		cancel()
-		back := time.Now()
-		steady.down = append(steady.down, back.Sub(began))
-		steady.confirmed(t, back)
-		steady.silent = append(steady.silent, time.Since(back))
-		steady.check(t, round)
+		steady.survives(t, round, (&faults.Database{Server: server, URL: url}).KillBackend)
 		if t.Failed() {
 			break
 		}
@@ -243,6 +192,22 @@ func newSteady(t *testing.T, url string, ttl, heartbeat time.Duration, last ...p
 		s.owned = append(s.owned, owned)
 	}
 	return s
+}
+
+// survives has the fault befall the server, which returns when it is over, and checks that nobody lost anything.
+func (s *steady) survives(t *testing.T, round int, fault func(context.Context) error) {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := fault(ctx); err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	s.down = append(s.down, back.Sub(began))
+	s.confirmed(t, back)
+	s.silent = append(s.silent, time.Since(back))
+	s.check(t, round)
 }
 
 // confirmed waits until all have sent a successful heartbeat after that moment.

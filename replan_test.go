@@ -1,182 +1,97 @@
 package pgleases
 
 import (
-	"slices"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// planOf builds what a plan reads of a lease: nobody owns anything yet.
-func planOf(name string, partitions int, members ...store.Member) store.LeasePlan {
-	return store.LeasePlan{
+// read is what a plan reads of a lease.
+type read struct{ store.LeasePlan }
+
+// leaseOf has so many partitions, which nobody owns yet.
+func leaseOf(name string, partitions int, members ...store.Member) read {
+	return read{store.LeasePlan{
 		Name: name, Generation: 1, Members: members,
 		Owners: make([]int64, partitions), Targets: make([]int64, partitions),
 		OwnerIDs: make([]string, partitions), HomeIDs: make([]string, partitions),
-	}
+	}}
 }
 
 // owned has a session own partitions, with itself as their target.
-func owned(p store.LeasePlan, session int64, id string, partitions ...int) {
+func (r read) owned(session int64, id string, partitions ...int) read {
 	for _, n := range partitions {
-		p.Owners[n], p.Targets[n], p.OwnerIDs[n] = session, session, id
+		r.Owners[n], r.OwnerIDs[n] = session, id
 	}
+	return r.meant(session, partitions...)
+}
+
+// meant has partitions move to a session.
+func (r read) meant(session int64, partitions ...int) read {
+	for _, n := range partitions {
+		r.Targets[n] = session
+	}
+	return r
 }
 
 func member(session int64, id string, incarnation int64, weight int) store.Member {
 	return store.Member{Session: session, ID: id, Incarnation: incarnation, Weight: weight}
 }
 
-func targets(moves []store.Move) map[int]int64 {
-	to := make(map[int]int64)
-	for _, m := range moves {
-		to[m.Partition] = m.Target
-	}
-	return to
-}
-
-func TestReplanLeavesAloneWhatIsAsItShallBe(t *testing.T) {
+// What is planned for one lease, as "partition>session"; sessions that are no members are dead.
+func TestReplan(t *testing.T) {
 	t.Parallel()
-	p := planOf("x", 4, member(1, "a", 1, 1), member(2, "b", 1, 1))
-	owned(p, 1, "a", 0, 1)
-	owned(p, 2, "b", 2, 3)
-	if moves := replan([]store.LeasePlan{p}); len(moves) != 0 {
-		t.Errorf("moves %v", moves)
-	}
-}
-
-func TestReplanGivesOrphansToTheirTargetAlsoWhereThatStays(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 4, member(2, "b", 1, 1))
-	owned(p, 2, "b", 2, 3)
-	owned(p, 1, "a", 0, 1) // session 1 is dead
-	p.Targets[0], p.Targets[1] = 2, 2
-	moves := replan([]store.LeasePlan{p})
-	if want := []store.Move{{Lease: "x", Partition: 0, Target: 2}, {Lease: "x", Partition: 1, Target: 2}}; !slices.Equal(moves, want) {
-		t.Errorf("moves %v, not %v", moves, want)
-	}
-}
-
-func TestReplanGivesWhatNobodyOwnsAlsoWhereTheTargetStays(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 2, member(2, "b", 1, 1))
-	owned(p, 2, "b", 0)
-	p.Targets[1] = 2 // half a hand-over
-	if moves, want := replan([]store.LeasePlan{p}), []store.Move{{Lease: "x", Partition: 1, Target: 2}}; !slices.Equal(moves, want) {
-		t.Errorf("moves %v, not %v", moves, want)
-	}
-}
-
-func TestReplanGivesARestartedClientItsOwn(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 6, member(1, "a", 1, 1), member(5, "b", 2, 1), member(3, "c", 1, 1))
-	owned(p, 1, "a", 0, 3)
-	owned(p, 2, "b", 1, 4) // its first session is dead
-	owned(p, 3, "c", 2, 5)
-	got := targets(replan([]store.LeasePlan{p}))
-	if len(got) != 2 || got[1] != 5 || got[4] != 5 {
-		t.Errorf("targets %v: 1 and 4 shall go to session 5", got)
-	}
-}
-
-func TestReplanMovesWhatAnOlderProcessOwnsToTheNewer(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 4, member(1, "a", 1, 1), member(4, "a", 2, 1), member(3, "b", 1, 1))
-	owned(p, 1, "a", 0, 1)
-	owned(p, 3, "b", 2, 3)
-	got := targets(replan([]store.LeasePlan{p}))
-	if len(got) != 2 || got[0] != 4 || got[1] != 4 {
-		t.Errorf("targets %v: 0 and 1 shall go to session 4", got)
-	}
-}
-
-func TestReplanCountsOneMemberPerID(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 4, member(1, "a", 1, 1), member(4, "a", 2, 1), member(3, "b", 1, 1))
-	count := make(map[int64]int)
-	for _, m := range replan([]store.LeasePlan{p}) {
-		count[m.Target]++
-	}
-	if count[1] != 0 || count[4] != 2 || count[3] != 2 {
-		t.Errorf("partitions by session: %v", count)
-	}
-}
-
-func TestReplanTakesTheWeightOfTheNewerProcess(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 4, member(1, "a", 1, 1), member(4, "a", 2, 0), member(3, "b", 1, 1))
-	owned(p, 1, "a", 0, 1)
-	owned(p, 3, "b", 2, 3)
-	got := targets(replan([]store.LeasePlan{p}))
-	if len(got) != 2 || got[0] != 3 || got[1] != 3 {
-		t.Errorf("targets %v: 0 and 1 shall go to session 3", got)
-	}
-}
-
-func TestReplanDrainsAMemberOfWeightZero(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 4, member(1, "a", 1, 0), member(3, "b", 1, 1))
-	owned(p, 1, "a", 0, 1)
-	owned(p, 3, "b", 2, 3)
-	got := targets(replan([]store.LeasePlan{p}))
-	if len(got) != 2 || got[0] != 3 || got[1] != 3 {
-		t.Errorf("targets %v: 0 and 1 shall go to session 3", got)
-	}
-}
-
-func TestReplanWithAllWeightsZeroTakesFromAllAndAsksForNothingTwice(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 3, member(1, "a", 1, 0), member(3, "b", 1, 0))
-	owned(p, 1, "a", 0)
-	owned(p, 2, "c", 1) // dead
-	moves := replan([]store.LeasePlan{p})
-	want := []store.Move{{Lease: "x", Partition: 0}, {Lease: "x", Partition: 1}}
-	if !slices.Equal(moves, want) {
-		t.Errorf("moves %v, not %v", moves, want)
-	}
-	p.Targets[0], p.Owners[1], p.Targets[1] = 0, 0, 0
-	if moves := replan([]store.LeasePlan{p}); len(moves) != 0 {
-		t.Errorf("moves %v once more", moves)
-	}
-}
-
-func TestReplanKeepsWhatIsOnItsWay(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 4, member(1, "a", 1, 1), member(3, "b", 1, 1))
-	owned(p, 1, "a", 0, 1, 2, 3)
-	p.Targets[2], p.Targets[3] = 3, 3 // asked for already
-	if moves := replan([]store.LeasePlan{p}); len(moves) != 0 {
-		t.Errorf("moves %v", moves)
-	}
-}
-
-func TestReplanTakesBackWhatIsOnItsWayToADeadOne(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 2, member(1, "a", 1, 1))
-	owned(p, 1, "a", 0, 1)
-	p.Targets[1] = 9
-	if moves, want := replan([]store.LeasePlan{p}), []store.Move{{Lease: "x", Partition: 1, Target: 1}}; !slices.Equal(moves, want) {
-		t.Errorf("moves %v, not %v", moves, want)
-	}
-}
-
-func TestReplanWithoutMembersMovesOnlyWhatIsOwned(t *testing.T) {
-	t.Parallel()
-	p := planOf("x", 2)
-	owned(p, 1, "a", 0)
-	if moves, want := replan([]store.LeasePlan{p}), []store.Move{{Lease: "x", Partition: 0}}; !slices.Equal(moves, want) {
-		t.Errorf("moves %v, not %v", moves, want)
+	a, b, c := member(1, "a", 1, 1), member(2, "b", 1, 1), member(3, "c", 1, 1)
+	newer := member(4, "a", 2, 1)
+	for _, test := range []struct {
+		name  string
+		lease read
+		moves string
+	}{
+		{"what is as it shall be stays", leaseOf("x", 4, a, b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), ""},
+		{"orphans go to their target, also where that stays",
+			leaseOf("x", 4, b).owned(2, "b", 2, 3).owned(1, "a", 0, 1).meant(2, 0, 1), "0>2 1>2"},
+		{"what nobody owns is given, also where the target stays",
+			leaseOf("x", 2, b).owned(2, "b", 0).meant(2, 1), "1>2"},
+		{"a restarted client gets its own",
+			leaseOf("x", 6, a, member(5, "b", 2, 1), c).owned(1, "a", 0, 3).owned(2, "b", 1, 4).owned(3, "c", 2, 5), "1>5 4>5"},
+		{"what an older process owns goes to the newer",
+			leaseOf("x", 4, a, newer, b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), "0>4 1>4"},
+		{"an ID is one member, of its newest process", leaseOf("x", 4, a, newer, b).owned(2, "b", 2, 3), "0>4 1>4"},
+		{"the newer process's weight counts",
+			leaseOf("x", 4, a, member(4, "a", 2, 0), b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), "0>2 1>2"},
+		{"a member of weight zero is drained",
+			leaseOf("x", 4, member(1, "a", 1, 0), b).owned(1, "a", 0, 1).owned(2, "b", 2, 3), "0>2 1>2"},
+		{"weights of zero take from all, the dead too",
+			leaseOf("x", 3, member(1, "a", 1, 0), member(2, "b", 1, 0)).owned(1, "a", 0).owned(9, "c", 1), "0>0 1>0"},
+		{"what was taken from all is not asked for twice",
+			leaseOf("x", 3, member(1, "a", 1, 0), member(2, "b", 1, 0)).owned(1, "a", 0).meant(0, 0), ""},
+		{"what is on its way is kept", leaseOf("x", 4, a, b).owned(1, "a", 0, 1, 2, 3).meant(2, 2, 3), ""},
+		{"what is on its way to a dead one is taken back", leaseOf("x", 2, a).owned(1, "a", 0, 1).meant(9, 1), "1>1"},
+		{"without members only what is owned moves", leaseOf("x", 2).owned(1, "a", 0), "0>0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var moves []string
+			for _, m := range replan([]store.LeasePlan{test.lease.LeasePlan}) {
+				moves = append(moves, fmt.Sprintf("%d>%d", m.Partition, m.Target))
+			}
+			if got := strings.Join(moves, " "); got != test.moves {
+				t.Errorf("moves %q, not %q", got, test.moves)
+			}
+		})
 	}
 }
 
 func TestReplanPlansLeasesTogether(t *testing.T) {
 	t.Parallel()
-	var read []store.LeasePlan
+	var leases []store.LeasePlan
 	for _, name := range []string{"u", "v", "x", "y"} {
-		read = append(read, planOf(name, 1, member(1, "a", 1, 1), member(3, "b", 1, 1)))
+		leases = append(leases, leaseOf(name, 1, member(1, "a", 1, 1), member(3, "b", 1, 1)).LeasePlan)
 	}
 	count := make(map[int64]int)
-	for _, m := range replan(read) {
+	for _, m := range replan(leases) {
 		count[m.Target]++
 	}
 	if count[1] != 2 || count[3] != 2 {

@@ -29,7 +29,12 @@ type Database struct {
 // databaseFaults befall one at a time.
 var databaseFaults = []Fault{
 	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.
-	database("kill -9 of a backend", func(f *Fleet, ctx context.Context) error { return f.Database.killBackend(ctx) }),
+	database("kill -9 of a backend", func(f *Fleet, ctx context.Context) error {
+		if err := f.Database.KillBackend(ctx); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return nil
+	}),
 	database("kill -9 of the server", func(f *Fleet, ctx context.Context) error {
 		return errors.Join(f.Database.Server.Kill(), f.Database.Server.Up(ctx))
 	}),
@@ -99,24 +104,22 @@ func (f *Fleet) lasts(ctx context.Context) {
 	}
 }
 
-// killBackend kills the process that serves one of the server's sessions, and waits until the server is back.
-func (d *Database) killBackend(ctx context.Context) error {
+// KillBackend kills the process that serves one of the server's other sessions, and waits until the server is back. The
+// error wraps pgx.ErrNoRows where there is no session.
+func (d *Database) KillBackend(ctx context.Context) error {
 	conn, err := d.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	var pid int
-	err = conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity
+	for killed := false; !killed; { // the one that was picked may have ended
+		var pid int
+		err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`).Scan(&pid)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if err := d.Server.Signal(pid, syscall.SIGKILL); err != nil {
-		return nil // it had ended
+		if err != nil {
+			return err
+		}
+		killed = d.Server.Signal(pid, syscall.SIGKILL) == nil
 	}
 	for err == nil { // this connection breaks when the server has noticed
 		_, err = conn.Exec(ctx, "SELECT 1")
@@ -226,6 +229,11 @@ func (f *Fleet) readOnly(ctx context.Context) error {
 // cannot recover either.
 func (f *Fleet) fillDisk(ctx context.Context) (err error) {
 	d := f.Database
+	conn, err := d.connect(ctx) // before: a server that has just recovered needs room to let anybody in
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
 	filler, err := os.Create(filepath.Join(d.Disk, "filler"))
 	if err != nil {
 		return err
@@ -237,11 +245,6 @@ func (f *Fleet) fillDisk(ctx context.Context) (err error) {
 	if _, err := io.Copy(filler, zeros{}); !errors.Is(err, syscall.ENOSPC) {
 		return err
 	}
-	conn, err := d.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
 	half, cancel := context.WithTimeout(ctx, ctx.Value(lengthKey{}).(time.Duration)/2)
 	defer cancel()
 	<-half.Done() // heartbeats still fit into the log that is there
@@ -283,17 +286,11 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // statement that runs on.
 func (f *Fleet) openTransaction(ctx context.Context) (bool, error) {
 	partition, kind, length := f.random.IntN(f.Config.Partitions), f.random.IntN(3), f.span(3*f.Config.TTL)
-	f.mu.Lock()
-	f.note(nil, Incident{Fault: openTransaction})
-	f.mu.Unlock()
+	f.tell(nil, Incident{Fault: openTransaction})
 	f.waits.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		defer func() {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.note(nil, Incident{Fault: openTransaction, Over: true})
-		}()
+		defer f.tell(nil, Incident{Fault: openTransaction, Over: true})
 		conn, err := f.Database.connect(ctx)
 		if err != nil {
 			return // the next fault of the database tells

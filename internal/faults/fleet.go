@@ -256,6 +256,13 @@ func (f *Fleet) note(m *member, i Incident) {
 	f.Incidents = append(f.Incidents, i)
 }
 
+// tell is note where mu is not locked.
+func (f *Fleet) tell(m *member, i Incident) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.note(m, i)
+}
+
 // lookAround takes note of the workers that ended.
 func (f *Fleet) lookAround() error {
 	f.mu.Lock()
@@ -344,9 +351,7 @@ func (f *Fleet) crowd(context.Context) (bool, error) {
 	if len(f.crowded) > 0 || len(f.members) >= f.Max {
 		return false, nil
 	}
-	f.mu.Lock()
-	f.note(nil, Incident{Fault: "crowd"})
-	f.mu.Unlock()
+	f.tell(nil, Incident{Fault: "crowd"})
 	for range 10 {
 		m, err := f.start(f.newID())
 		if err != nil {

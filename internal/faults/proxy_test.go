@@ -32,6 +32,12 @@ func newProxy(t *testing.T) *Proxy {
 
 // echo returns the connection string of a server that sends back whatever it gets.
 func echo(t *testing.T) string {
+	return serverOf(t, func(conn net.Conn) { _, _ = io.Copy(conn, conn) })
+}
+
+// serverOf returns the connection string of a server that has each connection served so, and then closed.
+func serverOf(t *testing.T, serve func(net.Conn)) string {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -43,10 +49,13 @@ func echo(t *testing.T) string {
 			if err != nil {
 				return
 			}
-			go func() { _, _ = io.Copy(conn, conn); conn.Close() }()
+			go func() {
+				defer conn.Close()
+				serve(conn)
+			}()
 		}
 	}()
-	return "postgres://somebody@" + l.Addr().String() + "/database?sslmode=disable"
+	return "postgres://somebody@" + l.Addr().String() + "/database?sslmode=prefer"
 }
 
 func dial(t *testing.T, proxy *Proxy) net.Conn {

@@ -18,58 +18,42 @@ import (
 	"github.com/pgleases/pgleases/sql"
 )
 
-// serverOf returns the connection string of a server that sends a notification before every answer, and counts the
+// notifying returns the connection string of a server that sends a notification before every answer, and counts the
 // statements. One that contains FAIL fails.
-func serverOf(t *testing.T, answered *atomic.Int32) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			conn, err := l.Accept()
+func notifying(t *testing.T, answered *atomic.Int32) string {
+	return serverOf(t, func(conn net.Conn) {
+		b := pgproto3.NewBackend(conn, conn)
+		if _, err := b.ReceiveStartupMessage(); err != nil {
+			return
+		}
+		b.Send(&pgproto3.AuthenticationOk{})
+		b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+		text := ""
+		for b.Flush() == nil {
+			m, err := b.Receive()
 			if err != nil {
 				return
 			}
-			go func() {
-				defer conn.Close()
-				b := pgproto3.NewBackend(conn, conn)
-				if _, err := b.ReceiveStartupMessage(); err != nil {
-					return
-				}
-				b.Send(&pgproto3.AuthenticationOk{})
-				b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
-				text := ""
-				for b.Flush() == nil {
-					m, err := b.Receive()
-					if err != nil {
-						return
-					}
-					switch m := m.(type) {
-					case *pgproto3.Parse:
-						text = m.Query
-						continue
-					case *pgproto3.Query:
-						text = m.String
-					case *pgproto3.Sync:
-					default:
-						continue
-					}
-					answered.Add(1)
-					b.Send(&pgproto3.NotificationResponse{Channel: "c", Payload: fmt.Sprint(answered.Load())})
-					if strings.Contains(text, "FAIL") {
-						b.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "55P03"})
-					} else {
-						b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
-					}
-					b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
-				}
-			}()
+			switch m := m.(type) {
+			case *pgproto3.Parse:
+				text = m.Query
+				continue
+			case *pgproto3.Query:
+				text = m.String
+			case *pgproto3.Sync:
+			default:
+				continue
+			}
+			answered.Add(1)
+			b.Send(&pgproto3.NotificationResponse{Channel: "c", Payload: fmt.Sprint(answered.Load())})
+			if strings.Contains(text, "FAIL") {
+				b.Send(&pgproto3.ErrorResponse{Severity: "ERROR", Code: "55P03"})
+			} else {
+				b.Send(&pgproto3.CommandComplete{CommandTag: []byte("SELECT 1")})
+			}
+			b.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
 		}
-	}()
-	return "postgres://somebody@" + l.Addr().String() + "/database?sslmode=prefer"
+	})
 }
 
 func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
@@ -83,7 +67,7 @@ func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
 		for _, extended := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v, extended %v", test.kind, extended), func(t *testing.T) {
 				var answered atomic.Int32
-				wire, err := NewWire(serverOf(t, &answered), "s")
+				wire, err := NewWire(notifying(t, &answered), "s")
 				if err != nil {
 					t.Fatal(err)
 				}
