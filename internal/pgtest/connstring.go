@@ -31,7 +31,7 @@ func withDatabase(connString, name string) (string, error) {
 	u.Path, u.RawPath = "/"+name, ""
 	query := u.Query()
 	query.Del("dbname")
-	u.RawQuery = query.Encode()
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus as it stands
 	return u.String(), nil
 }
 
