@@ -76,7 +76,7 @@ func (e *engine) finish() {
 		l := e.leases[name]
 		if pinned := e.pinned(l); len(pinned) > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s",
-				l.name, FormatPartitions(pinned)))
+				l.name, listed(pinned)))
 		} else if n := len(l.owned); n > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
 				n, l.name))

@@ -1326,3 +1326,17 @@ func (db *fakeDB) executed() map[string]int {
 	defer db.mu.Unlock()
 	return maps.Clone(db.calls)
 }
+
+func TestWhatIsLoggedOfManyPartitionsIsShort(t *testing.T) {
+	t.Parallel()
+	var odd []int
+	for n := 1; n < 65536; n += 2 {
+		odd = append(odd, n)
+	}
+	if got := listed(odd); len(got) > 230 || !strings.HasPrefix(got, "1,3,5,7,") || !strings.HasSuffix(got, ",... (32768 in all)") {
+		t.Errorf("listed as %q", got)
+	}
+	if got := listed(odd[:3]); got != "1,3,5" {
+		t.Errorf("listed as %q", got)
+	}
+}

@@ -26,28 +26,6 @@ import (
 // A worker process is this test binary; it must not get as far as the tests.
 func init() { faults.Main() }
 
-// waitFor waits until a condition holds that nothing tells of.
-func waitFor(t testing.TB, within time.Duration, what string, holds func() bool) {
-	t.Helper()
-	if !comesTrue(within, holds) {
-		t.Fatalf("not within %v: %s", within, what)
-	}
-}
-
-func comesTrue(within time.Duration, holds func() bool) bool {
-	look := time.NewTicker(2 * time.Millisecond)
-	defer look.Stop()
-	late := time.After(within)
-	for !holds() {
-		select {
-		case <-look.C:
-		case <-late:
-			return holds()
-		}
-	}
-	return true
-}
-
 // size has a pool hold that many connections.
 func size(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }
 

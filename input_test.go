@@ -182,12 +182,17 @@ func TestTheLargestInputWorks(t *testing.T) {
 	}
 	pool := newPool(t, pgtest.Database(t))
 	name := strings.Repeat("ß", 127) + "!"
-	client := newClient(t, pool, pgleases.WithClientID(name),
+	var log logbook
+	client := newClient(t, pool, pgleases.WithClientID(name), log.option(),
 		pgleases.WithSchema(strings.Repeat("s", 63)), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
 	lease := joined(t, client, name, 65536, pgleases.WithWeight(1000))
-	until(t, "it owns all", func() bool { return len(lease.Values()) == 65536 }, lease)
+	waitFor(t, 3*time.Minute, "it owns all", func() bool { return len(lease.Values()) == 65536 })
 	if got := value[int](t, pool, "SELECT count(*) FROM "+strings.Repeat("s", 63)+".status WHERE owner = $1 AND lease = $1", name); got != 65536 {
 		t.Errorf("the view shows %d partitions", got)
+	}
+	shut(t, client)
+	if lines := log.lines("handed over", "partitions=0-8191"); len(lines) != 1 {
+		t.Errorf("it was not handed over in order: %q", log.lines("handed over"))
 	}
 }
 

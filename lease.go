@@ -208,7 +208,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 	}
 	if working := l.working(); len(working) > 0 {
 		return errors.Join(fmt.Errorf("pgleases: leave lease %q: partitions still in work: %s",
-			l.name, FormatPartitions(working)), context.Cause(ctx))
+			l.name, listed(working)), context.Cause(ctx))
 	}
 	select {
 	case <-l.ended:

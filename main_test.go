@@ -105,6 +105,28 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 	return l
 }
 
+// waitFor waits until a condition holds that nothing tells of.
+func waitFor(t testing.TB, within time.Duration, what string, holds func() bool) {
+	t.Helper()
+	if !comesTrue(within, holds) {
+		t.Fatalf("not within %v: %s", within, what)
+	}
+}
+
+func comesTrue(within time.Duration, holds func() bool) bool {
+	look := time.NewTicker(2 * time.Millisecond)
+	defer look.Stop()
+	late := time.After(within)
+	for !holds() {
+		select {
+		case <-look.C:
+		case <-late:
+			return holds()
+		}
+	}
+	return true
+}
+
 // until waits until a condition on leases holds; it looks again whenever one of them changes.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()

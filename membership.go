@@ -217,7 +217,7 @@ func (e *engine) unjoined(l *Lease) {
 	e.publish(l)
 	if len(removed) > 0 {
 		e.c.log.Warn("pgleases: partitions lost", slog.String("lease", l.name),
-			slog.String("partitions", FormatPartitions(numbersOf(removed))), slog.String("cause", "the membership was removed"))
+			slog.String("partitions", listed(numbersOf(removed))), slog.String("cause", "the membership was removed"))
 	}
 	if l.leaving != nil && e.ending == nil {
 		e.endLease(l, l.leaving)

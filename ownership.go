@@ -1,11 +1,13 @@
 package pgleases
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
@@ -105,7 +107,7 @@ func (e *engine) readAnswered(l *Lease, r store.LeaseRead) {
 	}
 	if len(lost) > 0 {
 		e.c.log.Warn("pgleases: partitions lost", slog.String("lease", l.name),
-			slog.String("partitions", FormatPartitions(lost)), slog.String("cause", "the server does not confirm them"))
+			slog.String("partitions", listed(lost)), slog.String("cause", "the server does not confirm them"))
 	}
 	e.withdraw(l, wanted, ErrHandover, now)
 	e.serve(l, gained, now)
@@ -133,7 +135,7 @@ func (e *engine) serve(l *Lease, gained []*ownership, now time.Time) {
 	e.publish(l)
 	if len(gained) > 0 {
 		e.c.log.Info("pgleases: partitions gained", slog.String("lease", l.name),
-			slog.String("partitions", FormatPartitions(numbersOf(gained))))
+			slog.String("partitions", listed(numbersOf(gained))))
 	}
 }
 
@@ -296,12 +298,20 @@ const maxReleases = 8192
 
 // releasing returns what is to be released now, and the leases to leave.
 func (e *engine) releasing(now time.Time) (owned []*ownership, leaving []string) {
-	free := make(map[*Lease]bool)
 	for o := range e.draining {
-		if len(owned) < maxReleases && o.lease.joined && o.releasable(now) {
+		if o.lease.joined && o.releasable(now) {
 			owned = append(owned, o)
-			free[o.lease] = true
 		}
+	}
+	if len(owned) > maxReleases {
+		slices.SortFunc(owned, func(a, b *ownership) int {
+			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
+		})
+		owned = owned[:maxReleases]
+	}
+	free := make(map[*Lease]bool)
+	for _, o := range owned {
+		free[o.lease] = true
 	}
 	for name, l := range e.leases {
 		if l.leaving != nil && l.joined && (!l.leaveSent || free[l]) {
@@ -374,7 +384,7 @@ func (e *engine) released(owned []*ownership, leaving []string, answer store.Rel
 	}
 	for l, numbers := range gone {
 		e.c.log.Info("pgleases: partitions handed over", slog.String("lease", l.name),
-			slog.String("partitions", FormatPartitions(numbers)))
+			slog.String("partitions", listed(numbers)))
 	}
 	for _, name := range leaving {
 		if l := e.leases[name]; l != nil && l.leaving != nil {

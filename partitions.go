@@ -64,3 +64,13 @@ func FormatPartitions(numbers []int) string {
 	}
 	return b.String()
 }
+
+// listed is FormatPartitions for logs and errors: of very many, the first, and how many there are.
+func listed(numbers []int) string {
+	const most = 200
+	text := FormatPartitions(numbers)
+	if len(text) <= most {
+		return text
+	}
+	return fmt.Sprintf("%s,... (%d in all)", text[:strings.LastIndexByte(text[:most], ',')], len(numbers))
+}
