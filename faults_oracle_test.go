@@ -74,6 +74,9 @@ func attack(t *testing.T, seed uint64, duration time.Duration, url string, datab
 		t.Fatal(err)
 	}
 	config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience}
+	if pooled { // pgx's pools cancel statements, at which PgBouncer 1.18 ends
+		config.DirectURL = direct
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	fleet, err := faults.NewFleet(ctx, config, t.TempDir(), 4, seed)
