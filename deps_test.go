@@ -24,6 +24,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"github.com/pgleases/pgleases",
 		"github.com/pgleases/pgleases/sql",
 		"github.com/pgleases/pgleases/internal/store",
+		"github.com/pgleases/pgleases/internal/seam",
 	}
 	foreign := []string{
 		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",

@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -39,6 +40,9 @@ type options struct {
 	connConfig   *pgx.ConnConfig
 
 	ownConnConfig bool // connConfig was set
+
+	// guard stands in for the SQL function guard, where there is no database: see openOn.
+	guard func(ctx context.Context, lease string, partition int, epoch int64) error
 }
 
 // An Option changes how a client works. Options are checked together, by the call that they are given to.
