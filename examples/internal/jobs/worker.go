@@ -34,7 +34,16 @@ type Worker struct {
 	// Refused, where not nil, is told when Guard refused a job.
 	Refused func(pgleases.Partition)
 
-	owned string // what was last logged
+	owned    string // what was last logged
+	inMemory table  // where there is no Pool
+}
+
+// A table is what the loop needs of the table of jobs. A Worker with a Pool is one itself; tests of the loop have another.
+type table interface {
+	// pending returns pending jobs of partitions, in their order.
+	pending(ctx context.Context, partitions []int) ([]Job, error)
+	// do does a job, unless the partition has another owner: that is pgleases.ErrNotOwner.
+	do(ctx context.Context, partition pgleases.Partition, job Job) error
 }
 
 // Run works until ctx ends, and returns nil then. A job in hand is finished first. It returns an error only if the
@@ -62,11 +71,6 @@ func (w *Worker) Run(ctx context.Context) error {
 	return nil
 }
 
-const pending = `
-SELECT id, customer, partition FROM pgleases_example.jobs
-WHERE partition = ANY($1) AND done_at IS NULL
-ORDER BY id LIMIT 100`
-
 // batch does some pending jobs, and returns how many, and the first error.
 func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, err error) {
 	// No partition in the hold goes to another worker before the hold is released. The job in hand is to be finished when
@@ -77,11 +81,11 @@ func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, 
 	if len(hold.Values()) == 0 {
 		return 0, nil
 	}
-	rows, err := w.Pool.Query(hold.Context(), pending, hold.Values())
-	if err != nil {
-		return 0, fmt.Errorf("find pending jobs: %w", err)
+	var from table = w
+	if w.inMemory != nil {
+		from = w.inMemory
 	}
-	jobs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Job])
+	jobs, err := from.pending(hold.Context(), hold.Values())
 	if err != nil {
 		return 0, fmt.Errorf("find pending jobs: %w", err)
 	}
@@ -100,7 +104,7 @@ func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, 
 		if !held || skip[job.Partition] {
 			continue
 		}
-		switch failed := w.do(hold.Context(), partition, job); {
+		switch failed := from.do(hold.Context(), partition, job); {
 		case failed == nil:
 			done++
 		case errors.Is(failed, pgleases.ErrNotOwner):
@@ -120,6 +124,19 @@ func (w *Worker) batch(ctx context.Context, changed <-chan struct{}) (done int, 
 		}
 	}
 	return done, err
+}
+
+const pending = `
+SELECT id, customer, partition FROM pgleases_example.jobs
+WHERE partition = ANY($1) AND done_at IS NULL
+ORDER BY id LIMIT 100`
+
+func (w *Worker) pending(ctx context.Context, partitions []int) ([]Job, error) {
+	rows, err := w.Pool.Query(ctx, pending, partitions)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[Job])
 }
 
 const finish = `
