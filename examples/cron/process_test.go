@@ -1,0 +1,273 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+const (
+	// envProcess makes this test binary a process that runs jobs, with the client ID that it holds.
+	envProcess = "PGLEASES_CRON_PROCESS"
+	jobCount   = 20
+	testTTL    = 2 * time.Second
+)
+
+func TestMain(m *testing.M) {
+	if id := os.Getenv(envProcess); id != "" {
+		if err := work(id, os.Getenv("DATABASE_URL")); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(pgtest.Main(m))
+}
+
+// effects is what the jobs write. It has no unique key on purpose: a tick that was run twice shall be seen, not prevented.
+// frozen has the ticks in the middle of which a process froze.
+const testTables = `
+CREATE TABLE effects (job text, tick timestamptz, worker text, ran_at timestamptz DEFAULT clock_timestamp());
+CREATE TABLE frozen (job text, tick timestamptz, worker text)`
+
+// work is a process: jobs at every second. Told so by a line, it freezes in the middle of a job.
+func work(id, url string) error {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	var freeze atomic.Bool
+	go func() {
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			freeze.Store(true)
+		}
+		os.Exit(1) // the end of the input is that of the test
+	}()
+	jobs := make([]Job, jobCount)
+	for i := range jobs {
+		name := fmt.Sprintf("job-%02d", i)
+		jobs[i] = Job{Name: name, Schedule: "* * * * * *", All: true, Do: func(ctx context.Context, tx pgx.Tx, tick time.Time) error {
+			_, err := tx.Exec(ctx, "INSERT INTO effects (job, tick, worker) VALUES ($1, $2, $3)", name, tick, id)
+			if err == nil && freeze.CompareAndSwap(true, false) {
+				err = freezeHere(ctx, url, name, tick, id)
+			}
+			return err
+		}}
+	}
+	return run(ctx, url, jobs, pgleases.WithClientID(id), pgleases.WithTTL(testTTL))
+}
+
+func freezeHere(ctx context.Context, url, job string, tick time.Time, id string) error {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	_, err = conn.Exec(ctx, "INSERT INTO frozen (job, tick, worker) VALUES ($1, $2, $3)", job, tick, id)
+	if err != nil {
+		return err
+	}
+	return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+}
+
+func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
+	duration := 30 * time.Second
+	if testing.Short() {
+		duration = 10 * time.Second
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), duration+time.Minute)
+	defer cancel()
+	url := pgtest.Database(t)
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, testTables); err != nil {
+		t.Fatal(err)
+	}
+	h := history{t, ctx, url, conn}
+
+	// A new job has missed nothing, so the faults wait until each was run once.
+	one, two, three := h.start("one"), h.start("two"), h.start("three")
+	h.eventually("all jobs run, on all processes", `
+		SELECT count(DISTINCT job) = $1 AND count(DISTINCT worker) = 3 FROM effects`, jobCount)
+	begin := time.Now()
+
+	three.terminate()
+	h.allRunAt(time.Now())
+	three = h.start("three")
+	h.eventually("the restarted process runs jobs", `
+		SELECT EXISTS (SELECT FROM effects WHERE worker = 'three' AND tick > $1)`, time.Now())
+
+	two.kill()
+	h.allRunAt(time.Now())
+	two = h.start("two")
+	h.eventually("the new process runs jobs", `
+		SELECT EXISTS (SELECT FROM effects WHERE worker = 'two' AND tick > $1)`, time.Now())
+
+	if _, err := io.WriteString(one.input, "freeze\n"); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("a process is frozen", `SELECT EXISTS (SELECT FROM frozen)`)
+	h.eventually("its session has expired", `SELECT NOT EXISTS (SELECT FROM pgleases.clients WHERE id = 'one')`)
+	h.allRunAt(time.Now())
+	if err := one.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the thawed process runs jobs", `
+		SELECT EXISTS (SELECT FROM effects WHERE worker = 'one' AND tick > $1)`, time.Now())
+
+	end := begin.Add(duration)
+	h.allRunAt(end)
+	for _, p := range []*process{one, two, three} {
+		p.terminate()
+	}
+	h.check("all jobs ran to the end", `
+		SELECT count(*) = $1 FROM (SELECT job FROM effects GROUP BY job HAVING min(tick) <= $2 AND max(tick) >= $3) AS whole`,
+		jobCount, begin, end.Truncate(time.Second))
+	h.check("no tick ran twice", `
+		SELECT count(*) = 0 FROM (SELECT FROM effects GROUP BY job, tick HAVING count(*) > 1) AS twice`)
+	h.check("no tick is missing", `
+		SELECT count(*) = 0 FROM (SELECT FROM effects GROUP BY job
+			HAVING count(DISTINCT tick) <> extract(epoch FROM max(tick) - min(tick)) + 1) AS incomplete`)
+	h.check("what ran is recorded, and nothing else", `
+		SELECT count(*) = 0 FROM effects FULL JOIN pgleases_cron.cron_runs AS r USING (job, tick)
+		WHERE effects.job IS NULL OR r.job IS NULL`)
+	h.check("a tick runs under no lower epoch than those before it", `
+		SELECT count(*) = 0 FROM (SELECT epoch < max(epoch) OVER (PARTITION BY job ORDER BY tick) AS late
+			FROM pgleases_cron.cron_runs) AS runs WHERE late`)
+	h.check("another process ran the tick in which one froze", `
+		SELECT count(*) = 1 FROM frozen JOIN effects USING (job, tick) WHERE effects.worker <> frozen.worker`)
+	var runs, late int
+	var latest time.Duration
+	err = conn.QueryRow(ctx, `
+		SELECT count(*), count(*) FILTER (WHERE ran_at > tick + interval '0.5 s'), max(ran_at - tick)
+		FROM effects`).Scan(&runs, &late, &latest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d ticks, %d of them more than half a second late, the latest by %v", runs, late, latest)
+}
+
+// A history is a test's processes and database.
+type history struct {
+	t    *testing.T
+	ctx  context.Context
+	url  string
+	conn *pgx.Conn
+}
+
+// check fails the test where the query does not say true.
+func (h *history) check(what, query string, args ...any) {
+	h.t.Helper()
+	if !h.ask(query, args...) {
+		h.t.Errorf("%s: no", what)
+	}
+}
+
+func (h *history) ask(query string, args ...any) (holds bool) {
+	h.t.Helper()
+	if err := h.conn.QueryRow(h.ctx, query, args...).Scan(&holds); err != nil {
+		h.t.Fatal(err)
+	}
+	return holds
+}
+
+// eventually waits until the query says true.
+func (h *history) eventually(what, query string, args ...any) {
+	h.t.Helper()
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for !h.ask(query, args...) {
+		select {
+		case <-again.C:
+		case <-h.ctx.Done():
+			h.t.Fatalf("%s: not in time", what)
+		}
+	}
+}
+
+// allRunAt waits until all jobs have run at the first tick from then on.
+func (h *history) allRunAt(then time.Time) {
+	h.t.Helper()
+	h.eventually("all jobs run", `
+		SELECT count(DISTINCT job) = $1 FROM effects WHERE tick >= $2 AND tick < $2::timestamptz + interval '1 s'`, jobCount, then)
+}
+
+// A process is a process that runs jobs.
+type process struct {
+	h     *history
+	id    string
+	cmd   *exec.Cmd
+	input io.Writer
+	done  chan struct{} // closed when it is gone
+	err   error         // how it ended; read it after done
+}
+
+func (h *history) start(id string) *process {
+	h.t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	p := &process{h: h, id: id, cmd: exec.Command(program), done: make(chan struct{})}
+	p.cmd.Env = append(os.Environ(), envProcess+"="+id, "DATABASE_URL="+h.url)
+	// A group of its own, without the terminal's Ctrl-C. When this process ends it is an orphan, which the system
+	// continues where it is frozen; then it finds its input at the end.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	var log strings.Builder
+	p.cmd.Stderr = &log
+	if p.input, err = p.cmd.StdinPipe(); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	h.t.Cleanup(func() {
+		p.kill()
+		if h.t.Failed() {
+			h.t.Logf("what %s logged:\n%s", id, &log)
+		}
+	})
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // an error tells that it is gone
+	<-p.done
+}
+
+// terminate ends it as a process manager does, and checks that it ends in good order.
+func (p *process) terminate() {
+	p.h.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.h.t.Fatal(err)
+	}
+	select {
+	case <-p.done:
+		if p.err != nil {
+			p.h.t.Errorf("%s ended with %v", p.id, p.err)
+		}
+	case <-p.h.ctx.Done():
+		p.h.t.Fatalf("%s did not end", p.id)
+	}
+}

@@ -1,0 +1,221 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// envProcess makes this test binary the program.
+const envProcess = "PGLEASES_LEADER_PROCESS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envProcess) != "" {
+		go func() {
+			_, _ = io.Copy(io.Discard, os.Stdin) // its end is that of the test
+			os.Exit(1)
+		}()
+		main()
+		os.Exit(0)
+	}
+	os.Exit(pgtest.Main(m))
+}
+
+func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	e := election{url: pgtest.Database(t), said: make(chan line, 100), processes: make(map[string]*process)}
+	conn, err := pgx.Connect(ctx, e.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+
+	// They start together: making the tables must bear that.
+	for _, id := range []string{"one", "two", "three"} {
+		e.start(ctx, t, id)
+	}
+	var first *process
+	for waiting := len(e.processes); waiting > 0 || first == nil; {
+		if l := e.next(ctx, t); l.what == "not leading" {
+			waiting--
+		} else {
+			first = e.processes[l.who]
+		}
+	}
+	last := wantTicks(ctx, t, conn, first, row{})
+	_ = first.cmd.Process.Kill()
+	<-first.done
+
+	second := e.elected(ctx, t)
+	last = wantTicks(ctx, t, conn, second, last)
+	second.terminate(ctx, t)
+
+	third := e.elected(ctx, t)
+	last = wantTicks(ctx, t, conn, third, last)
+	third.terminate(ctx, t)
+
+	if left := read(ctx, t, conn); left.Epoch != last.Epoch || left.Leader != third.id {
+		t.Errorf("the last one was %s, the row has %+v", third.id, left)
+	}
+	var clean bool
+	err = conn.QueryRow(ctx, `
+		SELECT NOT EXISTS (SELECT FROM pgleases.clients)
+		AND NOT EXISTS (SELECT FROM pgleases.partitions WHERE owner IS NOT NULL)`).Scan(&clean)
+	if err != nil || !clean {
+		t.Errorf("a client or an owner was left behind, %v", err)
+	}
+}
+
+// An election is the processes and what they say.
+type election struct {
+	url       string
+	said      chan line
+	processes map[string]*process
+}
+
+// A line is what a process printed.
+type line struct{ who, what string }
+
+// A process is the program in a process of its own.
+type process struct {
+	id   string
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it is gone
+	err  error         // how it ended; read it after done
+}
+
+func (e *election) start(ctx context.Context, t *testing.T, id string) {
+	t.Helper()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{id: id, done: make(chan struct{})}
+	p.cmd = exec.Command(program, "-id="+id, "-ttl=1s")
+	p.cmd.Env = append(os.Environ(), envProcess+"=1", "DATABASE_URL="+e.url)
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // without the terminal's Ctrl-C
+	var log strings.Builder
+	p.cmd.Stderr = &log
+	_, err = p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	output, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() {
+		for lines := bufio.NewScanner(output); lines.Scan(); {
+			who, what, _ := strings.Cut(lines.Text(), ": ")
+			e.said <- line{who, what}
+		}
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // an error tells that it is gone
+		<-p.done
+		if t.Failed() {
+			t.Logf("what %s logged:\n%s", id, &log)
+		}
+	})
+	e.processes[id] = p
+}
+
+// next returns what is said next.
+func (e *election) next(ctx context.Context, t *testing.T) line {
+	t.Helper()
+	select {
+	case l := <-e.said:
+		t.Logf("%s: %s", l.who, l.what)
+		return l
+	case <-ctx.Done():
+		t.Fatal("nobody says anything any more")
+		return line{}
+	}
+}
+
+// elected waits until one says that it leads.
+func (e *election) elected(ctx context.Context, t *testing.T) *process {
+	t.Helper()
+	for {
+		if l := e.next(ctx, t); strings.HasPrefix(l.what, "leading") {
+			return e.processes[l.who]
+		}
+	}
+}
+
+// terminate ends a process as a process manager does, and checks that it ends in good order.
+func (p *process) terminate(ctx context.Context, t *testing.T) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-p.done:
+		if p.err != nil {
+			t.Errorf("%s ended with %v", p.id, p.err)
+		}
+	case <-ctx.Done():
+		t.Fatalf("%s did not end", p.id)
+	}
+}
+
+// A row is the table's.
+type row struct {
+	Epoch  int64
+	Leader string
+	Ticks  int64
+}
+
+func read(ctx context.Context, t *testing.T, conn *pgx.Conn) row {
+	t.Helper()
+	rows, err := conn.Query(ctx, "SELECT epoch, leader, ticks FROM pgleases_leader.leader_ticks")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// wantTicks waits until the leader has advanced the row twice, and checks that nobody else did since the last leader.
+func wantTicks(ctx context.Context, t *testing.T, conn *pgx.Conn, leader *process, last row) row {
+	t.Helper()
+	again := time.NewTicker(5 * time.Millisecond)
+	defer again.Stop()
+	for from := last.Ticks; ; {
+		r := read(ctx, t, conn)
+		switch {
+		case r.Leader != leader.id:
+			from = r.Ticks // the last leader's last
+		case r.Epoch <= last.Epoch:
+			t.Fatalf("%s leads under epoch %d after %+v", leader.id, r.Epoch, last)
+		case r.Ticks >= from+2:
+			return r
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			t.Fatalf("%s leads and ticks no more: %+v", leader.id, r)
+		}
+	}
+}
