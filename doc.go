@@ -107,8 +107,9 @@
 // # TTL and heartbeat
 //
 // A client loses its partitions when no heartbeat succeeded for the TTL less a margin, which is a twentieth of the TTL and at least
-// 100 ms. So an outage of the database that is shorter than TTL - margin - heartbeat costs nothing; with the defaults (6 s and
-// 2 s) that is 3.7 s. A longer TTL survives more, but the partitions of a crashed process wait longer.
+// 100 ms. The last heartbeat may be one interval old when an outage of the database begins, and attempts to connect again are up to
+// half an interval apart: an outage that is shorter than TTL - margin - 1.5 heartbeats costs nothing; with the defaults (6 s and
+// 2 s) that is 2.7 s. A longer TTL survives more, but the partitions of a crashed process wait longer.
 // Choose a TTL above the longest restart or failover of your database plus a heartbeat, if that wait is acceptable.
 // See [WithTTL] and [WithHeartbeat].
 //

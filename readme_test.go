@@ -3,6 +3,7 @@ package pgleases_test
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -13,43 +14,62 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-func TestReadmeShowsCompiledCode(t *testing.T) {
+// The pages are README.md and those in docs. Their code is that of tests and examples, word for word but for the indentation.
+func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
-	compiled := "\n" + strings.Join(trimmedLines(readFile(t, "example_test.go")), "\n") + "\n"
-	blocks := codeBlocks(t, "go")
-	for _, block := range blocks {
-		if !strings.Contains(compiled, "\n"+strings.Join(trimmedLines(block), "\n")+"\n") {
-			t.Errorf("not a part of example_test.go:\n%s", block)
+	compiled := "\n"
+	for _, source := range []string{"example_test.go", "docs_test.go", "internal/migrations/migrations_test.go", "examples/otel/metrics.go"} {
+		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
+	}
+	found := 0
+	for _, page := range pages(t) {
+		for _, block := range codeBlocks(t, page, "go") {
+			found++
+			if !strings.Contains(compiled, "\n"+strings.Join(trimmedLines(block), "\n")+"\n") {
+				t.Errorf("%s: not a part of what is compiled:\n%s", page, block)
+			}
 		}
 	}
-	if len(blocks) < 5 {
-		t.Errorf("only %d blocks of Go found", len(blocks))
+	if found < 15 {
+		t.Errorf("only %d blocks of Go found", found)
 	}
 }
 
-func TestReadmeShowsSQLThatRuns(t *testing.T) {
+func TestPagesShowSQLThatRuns(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
-	if err := pgleases.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	blocks := codeBlocks(t, "sql")
-	for _, block := range blocks {
-		if _, err := pool.Exec(t.Context(), block, pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Errorf("%v:\n%s", err, block)
+	found := 0
+	for _, page := range pages(t) {
+		if page == "docs/operations.md" || page == "docs/roles.md" {
+			continue // they have tests of their own
+		}
+		blocks := codeBlocks(t, page, "sql")
+		if len(blocks) == 0 {
+			continue
+		}
+		pool := newPool(t, pgtest.Database(t))
+		if err := pgleases.Migrate(t.Context(), pool); err != nil {
+			t.Fatal(err)
+		}
+		for _, block := range blocks {
+			found++
+			if _, err := pool.Exec(t.Context(), block, pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Errorf("%s: %v:\n%s", page, err, block)
+			}
 		}
 	}
-	if len(blocks) < 2 {
-		t.Errorf("only %d blocks of SQL found", len(blocks))
+	if found < 3 {
+		t.Errorf("only %d blocks of SQL found", found)
 	}
 }
 
-func TestReadmeLinksLeadSomewhere(t *testing.T) {
+func TestLinksOfPagesLeadSomewhere(t *testing.T) {
 	t.Parallel()
-	for _, match := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readFile(t, "README.md"), -1) {
-		if target := match[1]; !strings.Contains(target, "://") {
-			if _, err := os.Stat(target); err != nil {
-				t.Error(err)
+	for _, page := range append(pages(t), "CONTRIBUTING.md", "SECURITY.md") {
+		for _, match := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readFile(t, page), -1) {
+			if target := match[1]; !strings.Contains(target, "://") {
+				if _, err := os.Stat(filepath.Join(filepath.Dir(page), target)); err != nil {
+					t.Errorf("%s: %v", page, err)
+				}
 			}
 		}
 	}
@@ -104,11 +124,21 @@ func readFile(t *testing.T, name string) string {
 	return strings.ReplaceAll(string(b), "\r\n", "\n")
 }
 
-// codeBlocks returns the README's blocks of a language.
-func codeBlocks(t *testing.T, language string) (blocks []string) {
+// pages returns README.md and the pages in docs.
+func pages(t *testing.T) []string {
 	t.Helper()
-	block := regexp.MustCompile("(?s)```" + language + "\n(.*?)\n```")
-	for _, match := range block.FindAllStringSubmatch(readFile(t, "README.md"), -1) {
+	names, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(names, "README.md")
+}
+
+// codeBlocks returns a page's blocks of a language, those in lists too.
+func codeBlocks(t *testing.T, page, language string) (blocks []string) {
+	t.Helper()
+	block := regexp.MustCompile("(?ms)^ *```" + language + "\n(.*?)\n *```$")
+	for _, match := range block.FindAllStringSubmatch(readFile(t, page), -1) {
 		blocks = append(blocks, match[1])
 	}
 	return blocks

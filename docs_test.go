@@ -1,0 +1,435 @@
+package pgleases_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// The pages in docs show lines of these examples word for word; TestPagesShowCompiledCode sees to that.
+
+func Example_tokens() {
+	x := begin()
+	defer x.end()
+	ctx, databaseURL := x.ctx, x.url
+	fetched := 0
+	token := func(context.Context) (string, error) {
+		fetched++
+		return x.pool.Config().ConnConfig.Password, nil
+	}
+
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	config.BeforeConnect = func(ctx context.Context, c *pgx.ConnConfig) (err error) {
+		c.Password, err = token(ctx) // of your cloud's library
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := pgleases.NewClient(ctx, pool)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(client.Close(ctx), fetched > 0)
+	pool.Close()
+	// Output: <nil> true
+}
+
+func Example_changingN() {
+	x := begin()
+	defer x.end()
+	ctx, pool := x.ctx, x.pool
+	client, before := x.client(), x.client()
+	old, err := before.Lease(ctx, "orders", 128)
+	x.check(err)
+	join := func() (*pgleases.Lease, error) {
+		for {
+			var old int
+			err := pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.members_status WHERE lease = 'orders'").Scan(&old)
+			if err != nil {
+				return nil, err
+			}
+			if old == 0 {
+				return client.Lease(ctx, "orders-256", 256)
+			}
+			select {
+			case <-time.After(time.Second):
+			case <-ctx.Done():
+				return nil, context.Cause(ctx)
+			}
+		}
+	}
+	left := make(chan error, 1)
+	go func() { left <- old.Leave(ctx) }()
+	lease, err := join()
+	x.check(err)
+	x.check(<-left)
+	fmt.Println(lease.Name(), lease.Partitions())
+	// Output: orders-256 256
+}
+
+func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) error {
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(os.Getenv("POD_NAME")))
+	if err != nil {
+		return err
+	}
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		if err := client.Err(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if client.Stats().Trust == 0 {
+			http.Error(w, "no heartbeat succeeded in time", http.StatusServiceUnavailable)
+		}
+	})
+	lease, err := client.Lease(ctx, "orders", 128, pgleases.WithDrainTimeout(20*time.Second))
+	if err == nil {
+		go func() { _ = lease.Run(context.WithoutCancel(ctx), work) }() // Close ends it
+		select {
+		case <-ctx.Done(): // SIGTERM
+		case <-client.Done(): // superseded
+			err = client.Err()
+		}
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 25*time.Second)
+	defer cancel()
+	return errors.Join(err, client.Close(closing))
+}
+
+// The program of kubernetes.md: a pod of the same name supersedes it, SIGTERM ends it once its work has ended.
+func TestThePodOfThePageServesAndEnds(t *testing.T) {
+	t.Setenv("POD_NAME", "worker-0")
+	pool := newPool(t, pgtest.Database(t))
+	type pod struct {
+		mux  *http.ServeMux
+		stop context.CancelFunc
+		done chan error
+		runs chan pgleases.Partition
+	}
+	start := func() pod {
+		ctx, cancel := context.WithCancel(context.Background())
+		t.Cleanup(cancel)
+		p := pod{http.NewServeMux(), cancel, make(chan error, 1), make(chan pgleases.Partition, 256)}
+		go func() {
+			p.done <- serve(ctx, pool, p.mux, func(ctx context.Context, partition pgleases.Partition) error {
+				p.runs <- partition
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		receive(t, "it works", p.runs)
+		return p
+	}
+	probe := func(p pod, path string) int {
+		answer := httptest.NewRecorder()
+		p.mux.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+		return answer.Code
+	}
+	older := start()
+	for _, path := range []string{"/livez", "/readyz"} {
+		if code := probe(older, path); code != http.StatusOK {
+			t.Errorf("%s of a pod that works: %d", path, code)
+		}
+	}
+	newer := start()
+	if err := receive(t, "the older ends", older.done); !errors.Is(err, pgleases.ErrSuperseded) {
+		t.Errorf("it ended with %v", err)
+	}
+	for _, path := range []string{"/livez", "/readyz"} {
+		if code := probe(older, path); code != http.StatusServiceUnavailable {
+			t.Errorf("%s of a pod that ended: %d", path, code)
+		}
+	}
+	newer.stop()
+	if err := receive(t, "the newer ends", newer.done); err != nil {
+		t.Error(err)
+	}
+	if n := value[int](t, pool, "SELECT count(*) FROM pgleases.clients"); n != 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+}
+
+// headed returns a page's blocks of SQL by the heading above them, and the headings in order.
+func headed(t *testing.T, page string) (headings []string, blocks map[string]string) {
+	t.Helper()
+	blocks = make(map[string]string)
+	for section := range strings.SplitSeq("\n"+readFile(t, page), "\n### ") {
+		heading, rest, _ := strings.Cut(section, "\n")
+		if _, block, found := strings.Cut(rest, "```sql\n"); found {
+			block, _, _ = strings.Cut(block, "\n```")
+			headings = append(headings, heading)
+			blocks[heading] = block
+		}
+	}
+	return headings, blocks
+}
+
+// Every query of operations.md finds what it is for, and only that.
+func TestTheQueriesForOperatorsTell(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	pool := newPool(t, url)
+	client := func(id string) *pgleases.Client {
+		return newClient(t, pool, pgleases.WithClientID(id), pgleases.WithHeartbeat(50*time.Millisecond))
+	}
+	lease := func(c *pgleases.Client, name string, n int) *pgleases.Lease {
+		return joined(t, c, name, n, pgleases.WithHandoffDelay(0))
+	}
+	gone := client("gone")
+	untilOwns(t, lease(gone, "reports", 2), 2)
+	shut(t, gone)
+	one, two := client("worker-1"), client("worker-2")
+	a, b := lease(one, "orders", 12), lease(two, "orders", 12)
+	for _, l := range []*pgleases.Lease{a, b} {
+		untilOwns(t, l, 6)
+	}
+	headings, blocks := headed(t, "docs/operations.md")
+	run := func(heading string) []string {
+		t.Helper()
+		if blocks[heading] == "" {
+			t.Fatalf("the page has no block %q, only %q", heading, headings)
+		}
+		rows, err := pool.Query(t.Context(), blocks[heading], pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			t.Fatalf("%s: %v", heading, err)
+		}
+		lines, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+			var words []string
+			for i, v := range row.RawValues() {
+				if name := row.FieldDescriptions()[i].Name; slices.Contains([]string{"oldest", "heartbeat_age", "expires_at",
+					"draining", "host", "dead_for", "open_for", "query"}, name) || name == "pid" && heading != "Open transactions" {
+					continue // differs from run to run
+				}
+				words = append(words, string(v))
+			}
+			return strings.Join(words, " "), nil
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", heading, err)
+		}
+		return lines
+	}
+	tells := func(heading string, want ...string) {
+		t.Helper()
+		if got := run(heading); !slices.Equal(got, want) {
+			t.Errorf("%s tells %q, not %q", heading, got, want)
+		}
+	}
+	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions"}
+	for _, heading := range calm {
+		tells(heading)
+	}
+	tells("Who owns what", "orders worker-1 6", "orders worker-2 6", "reports  2")
+	tells("Partitions without an owner", "reports 0 gone ", "reports 1 gone ")
+	if timeline := value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
+		t.Error("the server does not tell its timeline")
+	} else {
+		tells("After a failover", timeline+" "+timeline+" 0")
+	}
+
+	// One works on what is wanted elsewhere; one died, and nobody has watched for its TTL; one left a transaction open.
+	hold := a.Hold(t.Context())
+	three := client("worker-3")
+	c := lease(three, "orders", 12)
+	untilOwns(t, c, 2)
+	untilOwns(t, b, 4)
+	until(t, "the first was asked", func() bool { return len(numbers(a)) == 4 })
+	execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
+	execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+		VALUES (1, 'dead', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
+	execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
+	idle, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = idle.Rollback(context.Background()) }()
+	pid := idle.Conn().PgConn().PID()
+
+	tells("Who owns what", "orders worker-1 6", "orders worker-2 4", "orders worker-3 2", "reports dead 1", "reports  1")
+	tells("Unbalanced", "orders worker-1 6 4.00", "orders worker-3 2 4.00")
+	tells("Partitions without an owner", "reports 0 gone ", "reports 1 dead ")
+	var draining []string
+	for n := range 12 {
+		if !a.Owns(n) && slices.Contains(hold.Values(), n) {
+			draining = append(draining, fmt.Sprintf("orders %d worker-1 worker-3", n))
+		}
+	}
+	slices.Sort(draining)
+	if got := run("Draining for long"); !slices.Equal(slices.Sorted(slices.Values(got)), draining) || len(got) != 2 {
+		t.Errorf("it tells that %q drain, not %q", got, draining)
+	}
+	got := run("Heartbeats")
+	if slices.Sort(got); !slices.Equal(got, []string{"dead 00:10:00", "worker-1 00:00:06", "worker-2 00:00:06", "worker-3 00:00:06"}) {
+		t.Errorf("the heartbeats are of %q", got)
+	}
+	if first := value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
+		t.Errorf("the oldest heartbeat is of %s", first)
+	}
+	tells("Dead clients", "dead")
+	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, value[string](t, pool, "SELECT session_user::text")))
+
+	hold.Release()
+	untilOwns(t, c, 4)
+	if n := len(run("Forcing a client out")); n != 0 {
+		t.Errorf("it returned %d rows", n)
+	}
+	receive(t, "the third ends", three.Done())
+	if err := three.Err(); !errors.Is(err, pgleases.ErrSuperseded) {
+		t.Errorf("it ended with %v", err)
+	}
+	for _, l := range []*pgleases.Lease{a, b} {
+		untilOwns(t, l, 6)
+	}
+	again := client("worker-3")
+	untilOwns(t, lease(again, "orders", 12), 4)
+
+	if _, err := pool.Exec(t.Context(), blocks["Dropping a lease"]); err == nil || !strings.Contains(err.Error(), "living members") {
+		t.Errorf("a lease with members was dropped: %v", err)
+	}
+	for _, c := range []*pgleases.Client{one, two, again} {
+		shut(t, c)
+	}
+	run("Dropping a lease")
+	tells("Who owns what", "reports dead 1", "reports  1")
+
+	tested := append(calm, "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
+		"Dropping a lease")
+	for _, heading := range headings {
+		if !slices.Contains(tested, heading) {
+			t.Errorf("nothing tests %q", heading)
+		}
+	}
+}
+
+func ownersConfig() {
+	var ctx context.Context
+	var databaseURL string
+
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if err != nil {
+		log.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["role"] = "pgleases_owner" // not through PgBouncer
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := pgleases.Migrate(ctx, pool); err != nil {
+		log.Fatal(err)
+	}
+}
+
+var _ = ownersConfig // the test below does the same
+
+// The roles of roles.md, made as it says: what each may, and may not.
+func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	admin := newPool(t, url)
+	suffix := "_" + strings.ToLower(rand.Text())
+	role := func(name string) string { return "pgleases_" + name + suffix }
+	renamed := regexp.MustCompile(`pgleases_(owner|app|reader)\b`)
+	sql := func(text string) string { return renamed.ReplaceAllString(text, "pgleases_${1}"+suffix) }
+	blocks := codeBlocks(t, "docs/roles.md", "sql")
+	if len(blocks) != 3 {
+		t.Fatalf("%d blocks of SQL on the page", len(blocks))
+	}
+	as := func(name string) *pgxpool.Pool {
+		return newPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
+	}
+	t.Cleanup(func() { // before the database goes
+		for _, name := range []string{"reader", "app", "owner"} {
+			execute(t, admin, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
+		}
+	})
+	execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
+	owner := as("owner")
+	if err := pgleases.Migrate(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, owner, sql(blocks[2]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
+	execute(t, owner, sql(readFile(t, "sql/grants.sql")), pgx.QueryExecModeSimpleProtocol)
+	execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol)
+
+	app := as("app")
+	open := func(id string) *pgleases.Lease {
+		c := newClient(t, app, pgleases.WithClientID(id), pgleases.WithoutMigration(), pgleases.WithHeartbeat(50*time.Millisecond))
+		return joined(t, c, "work", 4, pgleases.WithHandoffDelay(0))
+	}
+	a, b := open("a"), open("b")
+	untilOwns(t, a, 2)
+	untilOwns(t, b, 2)
+	p := ownership(t, a, numbers(a)[0])
+	guarded(t, app, a, p)
+	if err := b.SetWeight(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	untilOwns(t, a, 4)
+	if err := b.Leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if n := value[int](t, app, "SELECT (SELECT count(*) FROM pgleases.status) * (SELECT count(*) FROM pgleases.members_status)"); n != 4 {
+		t.Errorf("the app reads %d rows", n)
+	}
+	refuses := func(pool *pgxpool.Pool, who string, statements ...string) {
+		t.Helper()
+		for _, statement := range statements {
+			if _, err := pool.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol); state(err) != "42501" {
+				t.Errorf("%s, %s: %v", who, statement, err)
+			}
+		}
+	}
+	refuses(app, "app", "DROP TABLE pgleases.clients", "ALTER TABLE pgleases.leases ADD x int", "TRUNCATE pgleases.members",
+		"DELETE FROM pgleases.partitions", "DELETE FROM pgleases.leases", "SELECT pgleases.drop_lease('work')",
+		"CREATE TABLE pgleases.x (y int)", "UPDATE pgleases.schema_version SET version = 2")
+
+	reader := as("reader")
+	relations := func(kind string) []string {
+		return value[[]string](t, admin, `SELECT array_agg('pgleases.' || c.relname ORDER BY c.relname) FROM pg_class AS c
+			WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind = $1`, kind)
+	}
+	tables, views := relations("r"), relations("v")
+	if len(tables) < 7 || len(views) < 2 {
+		t.Errorf("only %q and %q are in the schema", tables, views)
+	}
+	for _, relation := range append(tables, views...) {
+		execute(t, reader, "SELECT * FROM "+relation)
+	}
+	for _, table := range tables {
+		refuses(reader, "reader", "INSERT INTO "+table+" DEFAULT VALUES", "DELETE FROM "+table, "SELECT FROM "+table+" FOR KEY SHARE",
+			"TRUNCATE "+table, "DO 'BEGIN LOCK "+table+" IN ROW EXCLUSIVE MODE; END'")
+	}
+	execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC") // as it is by default
+	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1)",
+		"SELECT pgleases.drop_lease('work')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
+	_, queries := headed(t, "docs/operations.md")
+	for heading, query := range queries {
+		switch heading {
+		case "Forcing a client out", "Dropping a lease":
+			refuses(reader, "reader", query)
+		default:
+			execute(t, reader, query)
+		}
+	}
+}

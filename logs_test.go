@@ -1,0 +1,168 @@
+package pgleases_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// operations.md lists every line that the library logs, with level, message and fields, and every name that a line begins with.
+func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
+	t.Parallel()
+	logged, operations := logCalls(t)
+	page := readFile(t, "docs/operations.md")
+	documented := make(map[string]bool)
+	for _, row := range regexp.MustCompile("(?m)^\\| (DEBUG|INFO|WARN|ERROR) \\| `(.+?)` \\| (.*?) ?\\|").FindAllStringSubmatch(page, -1) {
+		documented[event(row[1], row[2], strings.Split(strings.ReplaceAll(row[3], "`", ""), ", "))] = true
+	}
+	same(t, "events", logged, documented)
+
+	_, table, found := strings.Cut(page, "| NAME |")
+	if !found {
+		t.Fatal("there is no table of names")
+	}
+	table, _, _ = strings.Cut(table, "\n\n")
+	names := make(map[string]bool)
+	for _, row := range regexp.MustCompile("(?m)^\\| `(.+?)` \\|").FindAllStringSubmatch(table, -1) {
+		names[row[1]] = true
+	}
+	same(t, "names", operations, names)
+	if len(logged) < 10 || len(operations) < 10 {
+		t.Errorf("only %d events and %d names were found in the code", len(logged), len(operations))
+	}
+}
+
+func same(t *testing.T, what string, code, page map[string]bool) {
+	t.Helper()
+	for _, s := range slices.Sorted(maps.Keys(code)) {
+		if !page[s] {
+			t.Errorf("%s: the page lacks %s", what, s)
+		}
+	}
+	for _, s := range slices.Sorted(maps.Keys(page)) {
+		if !code[s] {
+			t.Errorf("%s: the code lacks %s", what, s)
+		}
+	}
+}
+
+func event(level, message string, fields []string) string {
+	return fmt.Sprintf("%s %q %s", level, message, strings.Join(fields, ","))
+}
+
+// logCalls returns all events in the code of the library, and the names of the engine's operations.
+func logCalls(t *testing.T) (events, operations map[string]bool) {
+	t.Helper()
+	events, operations = make(map[string]bool), make(map[string]bool)
+	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go"} { // internal's other packages are for tests
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			set := token.NewFileSet()
+			file, err := parser.ParseFile(set, name, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(file, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.CallExpr:
+					if e, is := logCall(n); is {
+						if e == "" {
+							t.Errorf("%v: cannot tell what is logged", set.Position(n.Pos()))
+						}
+						events[e] = true
+					}
+				case *ast.CompositeLit:
+					if name := operationName(n); name != "" {
+						operations[name] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	return events, operations
+}
+
+var logMethod = regexp.MustCompile(`^(?:(Debug|Info|Warn|Error)(?:Context)?|Log|LogAttrs)$`)
+
+// logCall returns the event of a call that logs; "" where it cannot be told.
+func logCall(call *ast.CallExpr) (e string, is bool) {
+	method, ok := call.Fun.(*ast.SelectorExpr)
+	if !ok || len(call.Args) == 0 {
+		return "", false
+	}
+	match := logMethod.FindStringSubmatch(method.Sel.Name)
+	if match == nil {
+		return "", false
+	}
+	level, args := strings.ToUpper(match[1]), call.Args
+	for len(args) > 0 && text(args[0]) == "" { // a context, a level
+		if s, ok := args[0].(*ast.SelectorExpr); ok && strings.HasPrefix(s.Sel.Name, "Level") {
+			level = strings.ToUpper(strings.TrimPrefix(s.Sel.Name, "Level"))
+		}
+		args = args[1:]
+	}
+	if level == "" || len(args) == 0 {
+		return "", true
+	}
+	var fields []string
+	for _, arg := range args[1:] {
+		attr, ok := arg.(*ast.CallExpr)
+		if !ok || len(attr.Args) == 0 || text(attr.Args[0]) == "" {
+			return "", true
+		}
+		fields = append(fields, text(attr.Args[0]))
+	}
+	return event(level, text(args[0]), fields), true
+}
+
+// text returns a string that is put together of literals and variables, these as their names in capitals; "" for anything else.
+func text(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if s, err := strconv.Unquote(e.Value); err == nil && e.Kind == token.STRING {
+			return s
+		}
+	case *ast.BinaryExpr:
+		left, right := text(e.X), text(e.Y)
+		if name, ok := e.X.(*ast.Ident); ok {
+			left = strings.ToUpper(name.Name)
+		}
+		if name, ok := e.Y.(*ast.Ident); ok {
+			right = strings.ToUpper(name.Name)
+		}
+		if e.Op == token.ADD && left != "" && right != "" {
+			return left + right
+		}
+	}
+	return ""
+}
+
+// operationName returns the name in a literal of type operation.
+func operationName(l *ast.CompositeLit) string {
+	if kind, ok := l.Type.(*ast.Ident); !ok || kind.Name != "operation" {
+		return ""
+	}
+	for _, element := range l.Elts {
+		if pair, ok := element.(*ast.KeyValueExpr); ok {
+			if key, ok := pair.Key.(*ast.Ident); ok && key.Name == "name" {
+				return text(pair.Value)
+			}
+		}
+	}
+	return ""
+}
