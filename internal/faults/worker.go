@@ -47,10 +47,11 @@ type Config struct {
 
 // An Event is what a worker tells about its clients.
 type Event struct {
-	Kind       string // "joined": all have; "ended": the first one has
-	Error      string // why it ended
-	Superseded bool   // that is pgleases.ErrSuperseded
-	Left       string // what Close returned
+	Kind       string        // "joined": all have; "ended": the first one has
+	Error      string        // why it ended
+	Superseded bool          // that is pgleases.ErrSuperseded
+	Left       string        // what Close returned
+	Silent     time.Duration // since its last heartbeat that succeeded
 }
 
 // Main makes this process a worker, or one of proxies, and does not return, if Start or StartProxies started it; else it
@@ -146,7 +147,10 @@ func work(config Config, input io.Reader, events *json.Encoder) error {
 	if err := watched(); err != nil {
 		return err
 	}
-	ended := Event{Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded)}
+	ended := Event{
+		Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded),
+		Silent: first.Stats().HeartbeatAge,
+	}
 	if err := errors.Join(left...); err != nil {
 		ended.Left = err.Error()
 	}
