@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
@@ -46,7 +47,7 @@ type engine struct {
 	results chan func()
 
 	startedAt   time.Time
-	process     int64 // random
+	process     int64 // see nextProcess
 	incarnation int64 // 0 before the first registration
 	session     int64
 	registered  bool
@@ -111,7 +112,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 	e := &engine{
 		c: c, o: c.options, connect: connect, conn: first,
 		results:   make(chan func(), 1),
-		startedAt: now, process: randomID(), session: randomID(),
+		startedAt: now, process: nextProcess(), session: randomID(),
 		nothing: nothing, anchor: now,
 		watch:    newWatch(now, c.options.ttl),
 		leases:   make(map[string]*Lease),
@@ -127,6 +128,15 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 
 // randomID is 63 random bits, never 0. A sequence would repeat numbers after a crash or a promotion.
 func randomID() int64 { return rand.Int64N(1<<63-1) + 1 }
+
+// Clients of this program count up from a random number, so that of two of them the database knows the newer.
+var (
+	thisProgram = randomID() &^ (1<<store.ProcessBits - 1)
+	opened      atomic.Int64
+)
+
+// nextProcess numbers a client.
+func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessBits-1) }
 
 // run is the client's goroutine.
 func (e *engine) run() {

@@ -483,6 +483,8 @@ func (c *fakeConn) Register(ctx context.Context, r store.Registration) (int64, *
 				i.incarnation = clock / 1e6
 			}
 		case i.process == r.Process:
+		case r.Incarnation == 0 && i.process>>store.ProcessBits == r.Process>>store.ProcessBits && i.process > r.Process:
+			return answer{0, db.newest(r.ID, r.Session)}, true
 		case r.Incarnation == 0:
 			i.incarnation++
 		case i.incarnation < r.Incarnation:

@@ -2,7 +2,6 @@ package pgleases
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -41,12 +40,12 @@ func (e *engine) registration() store.Registration {
 // registerFirst registers before the goroutine runs.
 func (e *engine) registerFirst(ctx context.Context) error {
 	sent := time.Now()
-	incarnation, _, err := e.conn.Register(ctx, e.registration())
+	incarnation, newer, err := e.conn.Register(ctx, e.registration())
 	if err != nil {
 		return err
 	}
 	if incarnation == 0 {
-		return errors.New("the database refused a first registration")
+		return superseded(newer)
 	}
 	e.begin(sent, incarnation)
 	e.publishStats()

@@ -3,7 +3,7 @@
 -- $1 bigint      session
 -- $2 text        client ID
 -- $3 bigint      incarnation drawn at the process's first registration; 0: this is the first
--- $4 bigint      random number of the process
+-- $4 bigint      number of the client: random but for the lowest 24 bits, which count the clients of one program
 -- $5 bigint      TTL, microseconds
 -- $6 text        host
 -- $7 int         pid
@@ -40,7 +40,9 @@ WITH settings AS MATERIALIZED (
                            ELSE $3::bigint END,
         process = $4::bigint,
         used_at = clock_timestamp()
-    WHERE $3::bigint = 0 OR i.incarnation < $3::bigint OR i.process = $4::bigint
+    -- A first registration that comes late, after its client was given up and the program opened another, is the older.
+    WHERE $3::bigint = 0 AND NOT (i.process >> 24 = $4::bigint >> 24 AND i.process > $4::bigint)
+       OR i.incarnation < $3::bigint OR i.process = $4::bigint
     RETURNING i.incarnation
 ), client AS (
     INSERT INTO pgleases.clients AS c (session, id, incarnation, expires_at, ttl, host, pid, started_at)

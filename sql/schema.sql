@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS pgleases.identities (
 COMMENT ON TABLE pgleases.identities IS 'Which process is the newest under each client ID. Rows that no living session used for a day are deleted.';
 COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
 COMMENT ON COLUMN pgleases.identities.incarnation IS 'The highest incarnation drawn under this ID.';
-COMMENT ON COLUMN pgleases.identities.process IS 'Random number of the process that drew it: a repeated registration draws no second one.';
+COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew it: a repeated registration draws no second one. All but the lowest 24 bits are random and the same for all clients of a program, which count up.';
 COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID last registered or ended.';
 
 CREATE TABLE IF NOT EXISTS pgleases.leases (

@@ -63,6 +63,28 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 	expect(t, value[int64](f, "SELECT incarnation FROM identities"), newer.Incarnation, "recorded")
 }
 
+func TestAFirstRegistrationThatComesLateSupersedesNobodyOfItsProgram(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.conn()
+	const program = 5 << ProcessBits
+	register := func(process int64) int64 {
+		t.Helper()
+		incarnation, _, err := c.Register(f.ctx, registration(random(), "a", 0, process, time.Second))
+		f.ok(err)
+		return incarnation
+	}
+	first := register(program + 1)
+	second := register(program + 3)
+	expect(t, register(program+2), 0, "incarnation of one that was given up")
+	expect(t, value[int64](f, "SELECT incarnation FROM identities"), second, "recorded")
+	expect(t, value[int](f, "SELECT count(*) FROM clients"), 2, "sessions")
+	if third := register(2 * program); first >= second || second >= third {
+		t.Errorf("incarnations %d, %d, then %d of another program", first, second, third)
+	}
+	expect(t, register(program+4) > second, true, "a program that came back is newer")
+}
+
 func TestWhoWasFrozenUntilItsIDWasForgottenIsTheOlder(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

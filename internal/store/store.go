@@ -26,7 +26,7 @@ type Registration struct {
 	Session     int64
 	ID          string
 	Incarnation int64 // 0: draw one
-	Process     int64 // random, the same for every session of a process
+	Process     int64 // the same for every session of a client; of one program all but ProcessBits are the same, and rise
 	TTL         time.Duration
 	Host        string
 	PID         int
@@ -170,6 +170,9 @@ type Conn struct {
 	lockWait   int    // milliseconds
 	channel    string // of notifications
 }
+
+// ProcessBits is how many bits of a process's number count the clients of one program. register.sql knows it too.
+const ProcessBits = 24
 
 // Register begins a session. It returns the incarnation under which it owns; 0 where a newer process has the ID, and who.
 func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, error) {
