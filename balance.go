@@ -23,7 +23,7 @@ func (e *engine) opEvict(now time.Time) *operation {
 				return err
 			}
 			if evicted.CheckDueIn >= 0 {
-				e.checkAt = time.Now().Add(e.checkIn(evicted.CheckDueIn))
+				e.checkAt = e.lookAfter(evicted.CheckDueIn)
 			}
 			e.unwatched = evicted.Unwatched
 			if len(evicted.IDs) > 0 {
@@ -35,9 +35,17 @@ func (e *engine) opEvict(now time.Time) *operation {
 	}}
 }
 
-// checkIn is when to ask for a check that is due in so long: not all clients at the same instant.
-func (e *engine) checkIn(due time.Duration) time.Duration {
-	return due + time.Millisecond + rand.N(80*time.Millisecond)
+// lookers is how many clients, of however many, look whether a check is due that no heartbeat of theirs would see so soon. Among
+// that many, the chance that all of them are dead or late is none.
+const lookers = 25
+
+// lookAfter is when to look for a check that is due in so long: not all clients at the same instant, and of many only
+// some; the zero time: not before the next heartbeat.
+func (e *engine) lookAfter(due time.Duration) time.Time {
+	if e.sessions > lookers && rand.Int64N(e.sessions) >= lookers {
+		return time.Time{}
+	}
+	return time.Now().Add(due + time.Millisecond + rand.N(80*time.Millisecond))
 }
 
 // ask notes leases that ask for a plan.
@@ -93,19 +101,23 @@ func (e *engine) opRebalance(now time.Time) *operation {
 	}}
 }
 
+// overtaken is how long a plan is made again where another join overtakes it; longer ones wait until the joins calm down.
+const overtaken = 100 * time.Millisecond
+
 // rebalance claims leases, plans them and applies the plan. A plan that something overtook is made again.
 func rebalance(ctx context.Context, c conn, names []string) ([]store.LeasePlan, store.Applied, error) {
 	claimed, err := c.Claim(ctx, names)
 	if err != nil || len(claimed) == 0 {
 		return nil, store.Applied{}, err
 	}
+	began := time.Now()
 	for attempt := 1; ; attempt++ {
 		read, err := c.Plan(ctx, claimed)
 		if err != nil {
 			return nil, store.Applied{}, err
 		}
 		applied, err := c.Apply(ctx, read, replan(read))
-		if err != nil || applied.Applied || attempt == 3 {
+		if err != nil || applied.Applied || attempt == 3 || time.Since(began) > overtaken {
 			return read, applied, err
 		}
 		select {

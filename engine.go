@@ -71,7 +71,8 @@ type engine struct {
 	retry     time.Duration
 	pausedTo  time.Time // of all other operations, after one failed
 	pause     time.Duration
-	checkAt   time.Time     // when to ask whether a session may have expired; zero: it was asked
+	checkAt   time.Time     // when to look whether a session may have expired; zero: not before the next heartbeat
+	sessions  int64         // of all clients, about
 	evictAt   time.Time     // when to evict, after the database said so; zero: not
 	unwatched time.Duration // the least TTL for which the watch was too short at the last eviction; 0: for none
 	settleAt  time.Time

@@ -70,7 +70,7 @@ type (
 		owner, target, epoch int64
 		ownerID, homeID      string
 	}
-	serverRow struct{ timeline, era, nextCheckAt int64 }
+	serverRow struct{ timeline, era, nextCheckAt, sessions int64 }
 	memberKey struct {
 		lease   string
 		session int64
@@ -530,7 +530,7 @@ func (c *fakeConn) Heartbeat(ctx context.Context, session int64) (store.Beat, er
 	db := c.db
 	return call(ctx, c, "heartbeat", false, func(clock int64) (store.Beat, bool) {
 		row, alive := db.clients[session]
-		beat := store.Beat{Alive: alive, Clock: clock, Run: db.runLocked(), Settled: db.server.timeline}
+		beat := store.Beat{Alive: alive, Clock: clock, Run: db.runLocked(), Settled: db.server.timeline, Sessions: db.server.sessions}
 		if alive {
 			row.expiresAt = clock + row.ttl.Microseconds()
 			db.clients[session] = row
@@ -659,7 +659,7 @@ func (c *fakeConn) Join(ctx context.Context, session int64, lease string, partit
 			l.partitions = int64(partitions)
 			due := clock
 			if l.plannedAt >= clock-1e6 && l.plannedAt <= clock {
-				due = l.plannedAt + 250_000
+				due = l.plannedAt + 250_000 + 50*l.partitions
 			}
 			l.nextCheckAt = min(l.nextCheckAt, due)
 		}
@@ -888,6 +888,7 @@ func (c *fakeConn) Evict(ctx context.Context, cutoff int64, watched time.Duratio
 		answer.CheckDueIn = -time.Microsecond
 		if answer.Unwatched == 0 {
 			db.server.nextCheckAt = max(clock+50_000, next)
+			db.server.sessions = int64(len(db.clients))
 			answer.CheckDueIn = micros(min(db.server.nextCheckAt, clock+elevenMinutes) - clock)
 		}
 		if len(affected)+len(dead) > 0 {
@@ -912,7 +913,7 @@ func (c *fakeConn) Claim(ctx context.Context, leases []string) ([]string, error)
 		for _, name := range slices.Sorted(slices.Values(leases)) {
 			l, known := db.leases[name]
 			if known && (l.nextCheckAt <= clock || l.nextCheckAt > clock+1e6 && l.nextCheckAt < infinity) {
-				l.nextCheckAt = clock + 100_000
+				l.nextCheckAt, l.plannedAt = clock+100_000+50*l.partitions, clock
 				db.leases[name] = l
 				claimed = append(claimed, name)
 			}

@@ -180,6 +180,7 @@ func TestTheLargestInputWorks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes a quarter of a minute")
 	}
+	t.Parallel()
 	pool := newPool(t, pgtest.Database(t))
 	name := strings.Repeat("ß", 127) + "!"
 	var log logbook

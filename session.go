@@ -148,7 +148,8 @@ func (e *engine) beat(sent, received time.Time, beat store.Beat) {
 		e.newer = true
 		e.close(ErrSuperseded)
 	}
-	e.checkAt, e.evictAt = now.Add(e.checkIn(beat.CheckDueIn)), time.Time{}
+	e.sessions = beat.Sessions
+	e.checkAt, e.evictAt = e.lookAfter(beat.CheckDueIn), time.Time{}
 	if beat.CheckDueIn > 0 {
 		e.unwatched = 0
 	} else if wait := max(minTTL, e.unwatched) - e.watch.lasts(now); wait > 0 {

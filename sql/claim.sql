@@ -1,4 +1,5 @@
--- claim.sql: takes the planning of leases that ask for it, for 100 ms. A hint against doing it twice, no more.
+-- claim.sql: takes the planning of leases that ask for it, for 100 ms, and 50 us more for each partition. A hint against
+-- doing it twice, no more.
 --
 -- $1 text[] leases
 -- $2 int    lock timeout, milliseconds
@@ -14,7 +15,9 @@ WITH settings AS MATERIALIZED (
     ORDER BY l.name
     FOR UPDATE OF l SKIP LOCKED
 ), claimed AS (
-    UPDATE pgleases.leases AS l SET next_check_at = clock_timestamp() + interval '100 milliseconds'
+    UPDATE pgleases.leases AS l
+    SET next_check_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '50 microseconds',
+        planned_at = clock_timestamp()
     FROM due
     WHERE l.name = due.name
     RETURNING l.name

@@ -9,6 +9,7 @@ GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- Everybody may execute functions unless default privileges say otherwise.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int),
+    pgleases.evict(bigint, bigint, bigint, bigint, bigint, int),
     pgleases.partition_for(text, int), pgleases.guard(text, int, bigint) TO pgleases_app;
 
 -- A role that only works under a guard, and runs no clients, needs the UPDATE of some column for its row lock:

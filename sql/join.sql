@@ -1,5 +1,6 @@
 -- join.sql: the session joins a lease, which is made if it does not exist, and asks for a plan: at once where none was
--- made for a second, else 250 ms after the last, so that a deployment is planned a few times and not once a process.
+-- begun for a second, else 250 ms after the last, and 50 us more for each partition, so that a deployment is planned a few
+-- times and not once a process.
 --
 -- $1 bigint session
 -- $2 text   lease
@@ -23,7 +24,7 @@ WITH settings AS MATERIALIZED (
         created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
         next_check_at = least(l.next_check_at,
             CASE WHEN l.planned_at BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
-                 THEN l.planned_at + interval '250 milliseconds'
+                 THEN l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds'
                  ELSE clock_timestamp() END)
     WHERE l.partitions IN (0, EXCLUDED.partitions)
     RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at

@@ -69,7 +69,7 @@ COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the 
 COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was made, or made again after it was dropped.';
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; epochs go on above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'From when on a member shall plan this lease; infinity: nothing to do.';
-COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last applied.';
+COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last begun or applied.';
 
 CREATE TABLE IF NOT EXISTS pgleases.members (
     lease     text COLLATE "C" NOT NULL,
@@ -114,6 +114,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
     timeline      bigint NOT NULL,
     era           bigint NOT NULL,
     next_check_at timestamptz NOT NULL,
+    sessions      bigint NOT NULL DEFAULT 1,
     settling_to   timestamptz NOT NULL
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
@@ -121,6 +122,7 @@ COMMENT ON TABLE pgleases.server IS 'One row: what is known of the server that s
 COMMENT ON COLUMN pgleases.server.timeline IS 'The timeline that is settled. While the server is on another one, after a promotion, nothing free is given.';
 COMMENT ON COLUMN pgleases.server.era IS 'The upper 32 bits of every new epoch; rises with every settled promotion.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'The earliest instant at which a session can have expired.';
+COMMENT ON COLUMN pgleases.server.sessions IS 'How many sessions there were at the last check: of many, only some look early for the next.';
 COMMENT ON COLUMN pgleases.server.settling_to IS 'Until then, for up to 2 s, no guard passes: a new timeline is about to be settled, under new epochs.';
 
 -- A crash empties an unlogged table, and so does a promotion: who finds it empty knows that asynchronous
@@ -160,8 +162,8 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     session bigint, lock_ms int,
     OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
-    OUT incarnation bigint, OUT check_due_in bigint, OUT names text[], OUT generations bigint[], OUT due_in bigint[],
-    OUT weights int[])
+    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names text[], OUT generations bigint[],
+    OUT due_in bigint[], OUT weights int[])
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
     now timestamptz;
@@ -172,15 +174,15 @@ BEGIN
     UPDATE pgleases.clients AS c SET expires_at = clock_timestamp() + c.ttl
     FROM pgleases.server AS s
     WHERE c.session = $1
-    RETURNING true, s.timeline, s.next_check_at, (SELECT m.mark FROM pgleases.server_mark AS m),
+    RETURNING true, s.timeline, s.next_check_at, s.sessions, (SELECT m.mark FROM pgleases.server_mark AS m),
               (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
-    INTO alive, settled, due, mark, incarnation, ttl;
+    INTO alive, settled, due, sessions, mark, incarnation, ttl;
     IF alive IS NULL THEN
         alive := false;
         ttl := interval '10 minutes';
-        SELECT s.timeline, s.next_check_at, (SELECT m.mark FROM pgleases.server_mark AS m)
+        SELECT s.timeline, s.next_check_at, s.sessions, (SELECT m.mark FROM pgleases.server_mark AS m)
         FROM pgleases.server AS s
-        INTO settled, due, mark;
+        INTO settled, due, sessions, mark;
     END IF;
     mark := coalesce(mark, 0);
     incarnation := coalesce(incarnation, 0);
@@ -204,6 +206,106 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'Renews a session, and tells it all that it may have to act on. See heartbeat.sql.';
+
+-- A function for its first statement: of the clients that see a check fall due, all but one find at once that it is done.
+CREATE OR REPLACE FUNCTION pgleases.evict(
+    cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    OUT evicted text[], OUT asked text[], OUT check_due_in bigint, OUT unwatched bigint)
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    now timestamptz := clock_timestamp();
+    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- who expired before has been
+    longest interval := $2 * interval '1 microsecond';
+BEGIN
+    PERFORM pgleases.settings(true, $6);
+    PERFORM FROM pgleases.server AS s
+    WHERE (s.next_check_at <= now OR s.next_check_at > now + interval '1 second' + (SELECT min(c.ttl) FROM pgleases.clients AS c))
+      AND now >= silent
+      AND s.timeline = $3 AND pgleases.timeline() = $3
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $4
+      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5
+    FOR UPDATE OF s SKIP LOCKED;
+    IF NOT FOUND THEN
+        evicted := '{}';
+        asked := '{}';
+        check_due_in := -1;
+        unwatched := 0;
+        RETURN;
+    END IF;
+    WITH expired AS MATERIALIZED (
+        SELECT c.session, c.ttl, c.ttl <= longest AS watched
+        FROM pgleases.clients AS c
+        WHERE c.expires_at < silent
+    ), living AS MATERIALIZED (
+        SELECT m.lease, m.session FROM pgleases.members AS m
+        JOIN pgleases.clients AS c USING (session)
+        WHERE m.session NOT IN (SELECT e.session FROM expired AS e WHERE e.watched)
+    ), gone AS MATERIALIZED (
+        SELECT m.lease, m.session FROM pgleases.members AS m
+        WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = m.lease AND a.session = m.session)
+    ), orphaned AS ( -- also those whom a death seen through another lease, or half a protocol, left behind
+        SELECT p.lease
+        FROM (SELECT lease, owner AS session FROM pgleases.partitions WHERE owner IS NOT NULL
+              UNION SELECT lease, target FROM pgleases.partitions WHERE target IS NOT NULL) AS p
+        WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = p.lease AND a.session = p.session)
+          AND p.lease IN (SELECT a.lease FROM living AS a)
+    ), affected AS MATERIALIZED (
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name IN (SELECT g.lease FROM gone AS g UNION SELECT o.lease FROM orphaned AS o)
+        ORDER BY l.name
+        FOR UPDATE OF l
+    ), dead AS MATERIALIZED ( -- checked again under the lock; who is just renewing is not dead
+        SELECT c.session, c.id FROM pgleases.clients AS c
+        WHERE c.session IN (SELECT e.session FROM expired AS e WHERE e.watched)
+          AND c.expires_at < silent
+          AND (SELECT count(*) FROM affected) >= 0
+        ORDER BY c.session
+        FOR UPDATE OF c SKIP LOCKED
+    ), evicted AS (
+        DELETE FROM pgleases.clients AS c USING dead WHERE c.session = dead.session
+        RETURNING c.session, c.id
+    ), left_behind AS (
+        DELETE FROM pgleases.members AS m USING gone AS g
+        WHERE m.lease = g.lease AND m.session = g.session
+          AND (m.session IN (SELECT session FROM evicted)
+               OR NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = m.session))
+    ), idle AS MATERIALIZED ( -- one that is locked is being registered: it is used, and waits for this statement's locks
+        SELECT i.id, i.id IN (SELECT e.id FROM evicted AS e) AS just_now FROM pgleases.identities AS i
+        WHERE i.id IN (SELECT e.id FROM evicted AS e)
+           OR i.used_at < now - interval '1 day'
+              AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.id = i.id)
+        FOR UPDATE OF i SKIP LOCKED
+    ), used AS (
+        UPDATE pgleases.identities AS i SET used_at = clock_timestamp() FROM idle WHERE i.id = idle.id AND idle.just_now
+    ), forgotten AS (
+        DELETE FROM pgleases.identities AS i USING idle WHERE i.id = idle.id AND NOT idle.just_now
+    ), asked AS (
+        UPDATE pgleases.leases AS l
+        SET generation = l.generation + 1, next_check_at = clock_timestamp()
+        FROM affected
+        WHERE l.name = affected.name
+        RETURNING l.name
+    ), clamped AS ( -- the clock stepped back
+        UPDATE pgleases.clients AS c SET expires_at = now + c.ttl
+        WHERE c.expires_at > now + c.ttl + interval '1 second'
+    ), checked AS ( -- who could not evict all the expired leaves the check to others
+        UPDATE pgleases.server AS s
+        SET sessions = (SELECT count(*) FROM pgleases.clients) - (SELECT count(*) FROM evicted),
+            next_check_at = greatest(now + interval '50 milliseconds', coalesce(
+                (SELECT min(least(c.expires_at, now + c.ttl)) FROM pgleases.clients AS c
+                 WHERE c.session NOT IN (SELECT session FROM evicted)), 'infinity'))
+        WHERE NOT EXISTS (SELECT FROM expired AS e WHERE NOT e.watched)
+        RETURNING s.next_check_at
+    )
+    SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM evicted), '{}'),
+           coalesce((SELECT array_agg(name ORDER BY name) FROM asked), '{}'),
+           coalesce((SELECT extract(epoch FROM least(next_check_at, clock_timestamp() + interval '11 minutes')
+                                               - clock_timestamp()) * 1000000 FROM checked), -1),
+           coalesce((SELECT extract(epoch FROM min(e.ttl)) * 1000000 FROM expired AS e WHERE NOT e.watched), 0)
+    INTO evicted, asked, check_due_in, unwatched;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'Takes away sessions that are dead, and asks for plans. See evict.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key text, partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$

@@ -76,7 +76,7 @@ func database(name string, do func(*Fleet, context.Context) error) Fault {
 		if busy {
 			return false, nil
 		}
-		wait, calm := f.span(3*f.Config.TTL/2), f.span(3*f.Config.TTL)
+		wait, calm := f.span(3*f.Config.TTL/2), f.span(2*f.Config.TTL)
 		f.waits.Go(func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 			defer cancel()

@@ -105,7 +105,7 @@ var mutants = []mutant{
 		{"balance.go", `e.watch.cutoff(now), e.watch.lasts(now), e.watch.run`, `e.watch.cutoff(now), 8*e.watch.lasts(now), e.watch.run`, 0},
 	}},
 	{"eviction without the mark", "crash", `something changed`, []edit{
-		{"sql/evict.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5::bigint`, `      AND $5::bigint IS NOT NULL`, 0},
+		{"sql/schema.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5`, `      AND $5 IS NOT NULL`, 0},
 		{"watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
 	}},
 	{"session numbers from a sequence that repeats", "histories", `overlap`, []edit{

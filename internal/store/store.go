@@ -55,6 +55,7 @@ type Beat struct {
 	Settled     int64 // the timeline that is settled
 	Incarnation int64 // the highest under the client's ID
 	CheckDueIn  time.Duration
+	Sessions    int64 // there were at the last check, of all clients
 	Leases      []LeaseBeat
 }
 
@@ -207,6 +208,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
 		Alive                            bool
 		Clock, Timeline, Started, Mark   int64
 		Settled, Incarnation, CheckDueIn int64
+		Sessions                         int64
 		Names                            []string
 		Generations, DueIn               []int64
 		Weights                          []int
@@ -217,7 +219,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
 	}
 	beat := Beat{
 		Alive: got.Alive, Clock: got.Clock, Run: Run{got.Timeline, got.Started, got.Mark},
-		Settled: got.Settled, Incarnation: got.Incarnation, CheckDueIn: micros(got.CheckDueIn),
+		Settled: got.Settled, Incarnation: got.Incarnation, CheckDueIn: micros(got.CheckDueIn), Sessions: got.Sessions,
 		Leases: make([]LeaseBeat, len(got.Names)),
 	}
 	for i, name := range got.Names {
