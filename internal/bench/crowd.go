@@ -1,0 +1,351 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+)
+
+const crowdPoolSize = 20
+
+// A crowdSize says how many clients there are, how many of them die together, and how long they are watched before.
+type crowdSize struct {
+	clients, victims, partitions int
+	steady                       time.Duration
+}
+
+// measureCrowd has many clients of two processes join at once through PgBouncer, watches them do nothing, and kills one process.
+func measureCrowd(ctx context.Context, l *lab, out *part) error {
+	if l.bouncer == nil {
+		out.skip("everything", "PgBouncer is not installed")
+		return nil
+	}
+	sizes := []crowdSize{{100, 10, 10_000, 10 * time.Second}, {300, 30, 10_000, 10 * time.Second}, {1000, 100, 10_000, time.Minute}}
+	if l.quick {
+		sizes = []crowdSize{{20, 4, 200, time.Second}}
+	}
+	ttl := time.Duration(l.pick(1, 6)) * time.Second
+	line := curve{name: "crowd", axis: "clients of 1 lease of 10,000 partitions, heartbeat 2 s, through PgBouncer"}
+	for _, size := range sizes {
+		c, err := newCrowd(ctx, l, size, ttl)
+		if err != nil {
+			return err
+		}
+		err = c.explain(ctx, c.live(ctx))
+		c.end()
+		if err != nil && !errors.Is(err, errLate) {
+			return fmt.Errorf("%d clients: %w", size.clients, err)
+		}
+		c.tell(out, size == sizes[len(sizes)-1])
+		if err != nil {
+			out.add(row{what: fmt.Sprintf("%s clients: what did not come", grouped(size.clients)), figure: err.Error(),
+				floors: []floor{{"the harness's patience", duration(patience), ""}}, met: missed})
+		}
+		if c.steady.span > 0 {
+			line.points = append(line.points, point{size.clients, beatCost{processor: c.steady.server / time.Duration(c.nominal())}})
+		}
+	}
+	out.curves = append(out.curves, line)
+	out.note("The clients are goroutines of two processes beside the server, each with a connection of its own through PgBouncer in transaction mode to %d of the server; "+
+		"all open at once, TTL %v, heartbeat %v. The process that is killed has a tenth of them.",
+		crowdPoolSize, ttl, duration(ttl/3))
+	return nil
+}
+
+// A crowd is many clients in two processes, and what was seen of it.
+type crowd struct {
+	size  crowdSize
+	url   string
+	ttl   time.Duration
+	pool  *pgxpool.Pool
+	drop  func()
+	news  *newsroom
+	alive []*worker
+
+	counts       bool // statements are counted
+	postmaster   int
+	trips        time.Duration // a SELECT 1 for each client, one after the other
+	joined       time.Duration // from the first to the last
+	balanced     time.Duration // after the last join
+	repeated     int           // attempts that failed
+	moves        float64       // for each partition, after it was first given
+	mostMoves    int
+	arrival      usage // until balanced
+	steady       usage
+	deaths       usage         // until the survivors share
+	covered      time.Duration // from the last expiry of a victim until all is owned
+	balancedLast time.Duration // and shared evenly again
+}
+
+// A usage is what was used in a while.
+type usage struct {
+	span       time.Duration
+	statements map[string]tally // nothing where they are not counted
+	server     time.Duration    // processor time
+	bouncer    time.Duration
+}
+
+// nominal is how many heartbeats there would be in the calm if each client sent one in each interval, and no other.
+func (c *crowd) nominal() int {
+	return max(1, int(float64(c.size.clients)*share(c.steady.span, c.ttl/3)))
+}
+
+func newCrowd(ctx context.Context, l *lab, size crowdSize, ttl time.Duration) (*crowd, error) {
+	url, drop, err := newDatabase(ctx, l.durable)
+	if err != nil {
+		return nil, err
+	}
+	c := &crowd{size: size, ttl: ttl, drop: drop, news: newNewsroom()}
+	if c.pool, err = newPool(ctx, url); err == nil {
+		err = pgleases.Migrate(ctx, c.pool)
+	}
+	if err == nil {
+		_, err = c.pool.Exec(ctx, journal)
+	}
+	if err == nil && l.counts {
+		err = c.countStatements(ctx)
+	}
+	if err == nil {
+		c.url, err = l.bouncer.Through(url)
+	}
+	if err == nil {
+		c.postmaster, err = postmasterOf(ctx, c.pool)
+	}
+	if err != nil {
+		c.end()
+		return nil, err
+	}
+	return c, nil
+}
+
+// countStatements has the server count the statements of sessions that begin from now on.
+func (c *crowd) countStatements(ctx context.Context) error {
+	_, err := c.pool.Exec(ctx, `CREATE EXTENSION pg_stat_statements;
+DO $$
+BEGIN
+    EXECUTE format('ALTER DATABASE %I SET pg_stat_statements.track = top', current_database());
+    EXECUTE format('ALTER DATABASE %I SET compute_query_id = on', current_database());
+END $$`)
+	c.counts = err == nil
+	return err
+}
+
+// explain adds to an error what the database says.
+func (c *crowd) explain(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	state, asked := one[string](ctx, c.pool, `SELECT format('%s sessions, %s of them expired; the next check is due in %s; a plan in %s',
+    count(*), count(*) FILTER (WHERE expires_at < clock_timestamp()),
+    (SELECT next_check_at - clock_timestamp() FROM pgleases.server), (SELECT max(next_check_at) FROM pgleases.leases))
+FROM pgleases.clients`)
+	if asked != nil {
+		return errors.Join(err, asked)
+	}
+	now, asked := c.used(ctx)
+	return errors.Join(fmt.Errorf("%w; %s; statements in all: %s", err, state, listed(now.statements)), asked)
+}
+
+func (c *crowd) end() {
+	for _, w := range c.alive {
+		c.news.kill(w)
+	}
+	if c.pool != nil {
+		c.pool.Close()
+	}
+	c.drop()
+}
+
+// live is the crowd's life.
+func (c *crowd) live(ctx context.Context) error {
+	trips, err := roundTrips(ctx, c.url, 50, "SELECT 1")
+	if err != nil {
+		return err
+	}
+	c.trips = median(trips) * time.Duration(c.size.clients)
+	arrival, err := c.meter(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.arrive(ctx); err != nil {
+		return err
+	}
+	if c.arrival, err = arrival(ctx); err != nil {
+		return err
+	}
+	if err := atRest(ctx, c.pool, crewLease); err != nil {
+		return err
+	}
+	steady, err := c.meter(ctx)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-time.After(c.size.steady):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if c.steady, err = steady(ctx); err != nil {
+		return err
+	}
+	deaths, err := c.meter(ctx)
+	if err != nil {
+		return err
+	}
+	if err := c.die(ctx); err != nil {
+		return err
+	}
+	c.deaths, err = deaths(ctx)
+	return err
+}
+
+// arrive has all clients join, and waits until they share.
+func (c *crowd) arrive(ctx context.Context) error {
+	began := time.Now()
+	for _, j := range []job{{Prefix: "survivor", Clients: c.size.clients - c.size.victims}, {Prefix: "victim", Clients: c.size.victims}} {
+		j.URL, j.Partitions, j.TTL = c.url, c.size.partitions, c.ttl
+		w, err := c.news.start(j)
+		if err != nil {
+			return err
+		}
+		c.alive = append(c.alive, w)
+	}
+	last, err := c.news.until(ctx, "all have joined", func(t tiding) bool { return t.Joined == c.size.clients })
+	if err != nil {
+		return err
+	}
+	c.joined = last.At.Sub(began.Round(0))
+	even, err := c.news.until(ctx, "even shares", c.even(c.size.clients))
+	if err != nil {
+		return err
+	}
+	c.balanced, c.repeated = even.At.Sub(last.At), even.Repeated
+	moves, err := ask[struct {
+		Mean float64
+		Most int
+	}](ctx, c.pool, `SELECT avg(moves)::float8, max(moves)::int
+FROM (SELECT count(g.before) AS moves FROM pgleases.partitions AS p LEFT JOIN public.given AS g USING (lease, partition)
+      GROUP BY p.lease, p.partition) AS each`)
+	c.moves, c.mostMoves = moves.Mean, moves.Most
+	return err
+}
+
+func (c *crowd) even(clients int) func(tiding) bool {
+	return func(t tiding) bool { return t.Joined == clients && t.Owned == c.size.partitions && t.Most-t.Least <= 1 }
+}
+
+// die kills the process of the victims.
+func (c *crowd) die(ctx context.Context) error {
+	c.news.kill(c.alive[1])
+	c.alive = c.alive[:1]
+	expiry, err := one[time.Time](ctx, c.pool, "SELECT max(expires_at) FROM pgleases.clients WHERE id LIKE 'victim-%'")
+	if err != nil {
+		return err
+	}
+	all, err := c.news.until(ctx, "the survivors own all", func(t tiding) bool { return t.Owned == c.size.partitions })
+	if err != nil {
+		return err
+	}
+	c.covered = all.At.Sub(expiry)
+	all, err = c.news.until(ctx, "the survivors share", c.even(c.size.clients-c.size.victims))
+	c.balancedLast = all.At.Sub(expiry)
+	return err
+}
+
+// meter begins to measure what is used; what it returns tells.
+func (c *crowd) meter(ctx context.Context) (func(context.Context) (usage, error), error) {
+	began := time.Now()
+	before, err := c.used(ctx)
+	return func(ctx context.Context) (usage, error) {
+		after, err := c.used(ctx)
+		return usage{time.Since(began), since(before.statements, after.statements),
+			after.server - before.server, after.bouncer - before.bouncer}, err
+	}, err
+}
+
+// used is what was used until now; 0 for what is not known.
+func (c *crowd) used(ctx context.Context) (u usage, err error) {
+	u.server, _ = serverTime(c.postmaster)
+	u.bouncer, _ = namedTime("pgbouncer")
+	if c.counts {
+		u.statements, err = tallies(ctx, c.pool)
+	}
+	return u, err
+}
+
+func (c *crowd) tell(out *part, goals bool) {
+	n := grouped(c.size.clients) + " clients"
+	add := func(reached bool, r row) {
+		r.what = n + ": " + r.what
+		if !goals {
+			r.goal, r.met = "", noGoal
+		}
+		if reached {
+			out.add(r)
+		}
+	}
+	arrived, calm := c.arrival.span > 0, c.steady.span > 0
+	add(c.joined > 0, row{
+		what:   "all have joined",
+		figure: fmt.Sprintf("%s, %d attempts repeated", duration(c.joined), c.repeated),
+		floors: []floor{{"as many `SELECT 1`, one after the other", duration(c.trips), times(share(c.joined, c.trips))}},
+		goal:   "<= 5 s", met: judge(c.joined <= 5*time.Second),
+	})
+	add(arrived, row{
+		what:   "from the last join to even shares",
+		figure: duration(c.balanced),
+		floors: []floor{
+			{"processor time of the server until then", duration(c.arrival.server), percent(share(c.arrival.server, c.arrival.span)) + " of a core"},
+			{"statements until then", grouped(calls(c.arrival.statements)), significant(float64(calls(c.arrival.statements))/float64(c.size.clients)) + " a client"},
+		},
+		goal: "<= 5 s", met: judge(c.balanced <= 5*time.Second),
+	})
+	add(arrived, row{
+		what:   "moves of a partition meanwhile, after it was first given",
+		figure: fmt.Sprintf("%s on average, %d at most", significant(c.moves), c.mostMoves),
+		floors: []floor{{"the minimum", "0", ""}},
+		goal:   "<= 3", met: judge(c.mostMoves <= 3),
+	})
+	each := float64(calls(c.steady.statements)) / float64(c.nominal())
+	add(calm && c.counts, row{
+		what:   fmt.Sprintf("statements in %v of calm", c.size.steady),
+		figure: grouped(calls(c.steady.statements)),
+		floors: []floor{{"one for each client and heartbeat", grouped(c.nominal()), times(each)}},
+		goal:   "<= 1.1 x", met: judge(each <= 1.1),
+	})
+	add(calm, row{
+		what:   "processor time of the server meanwhile",
+		figure: fmt.Sprintf("%s, %s for each client and heartbeat", duration(c.steady.server), duration(c.steady.server/time.Duration(c.nominal()))),
+		floors: []floor{
+			{"one core", duration(c.steady.span), percent(share(c.steady.server, c.steady.span))},
+			{"PgBouncer", duration(c.steady.bouncer), percent(share(c.steady.bouncer, c.steady.span)) + " of a core"},
+		},
+		goal: "< 30 % of a core", met: judge(share(c.steady.server, c.steady.span) < 0.3),
+	})
+	add(c.covered > 0, row{
+		what:   fmt.Sprintf("%d of them killed: from the last expiry to all owned again", c.size.victims),
+		figure: fmt.Sprintf("%s (even shares: %s)", duration(c.covered), duration(c.balancedLast)),
+		floors: []floor{{"the TTL", duration(c.ttl), times(float64(c.ttl+c.covered) / float64(c.ttl))}},
+		goal:   "<= 1 s", met: judge(c.covered <= time.Second),
+	})
+	if goals {
+		c.list(out, n)
+	}
+}
+
+// list notes the statements of each phase.
+func (c *crowd) list(out *part, n string) {
+	if !c.counts {
+		out.note("Statements were not counted: the server is without pg_stat_statements.")
+		return
+	}
+	out.note("Statements of %s, with the time that the server took over each, planning apart. Until balanced: %s. Calm: %s. After the deaths: %s.", n,
+		listed(c.arrival.statements), listed(c.steady.statements), listed(c.deaths.statements))
+}
+
+func share(of, by time.Duration) float64 { return float64(of) / float64(by) }

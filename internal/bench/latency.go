@@ -1,0 +1,267 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	latencyPartitions = 128
+	latencyTTL        = time.Second // the shortest; the heartbeat is a third of it
+)
+
+// A sample is one time, and whether the machine was late meanwhile.
+type sample struct {
+	took time.Duration
+	late bool
+}
+
+// latencies are the samples of one way to reach the database.
+type latencies struct {
+	members int // of a crew
+
+	mu                            sync.Mutex // guards the rest
+	opened, joined, closed, taken []sample
+	trips                         []time.Duration // of SELECT 1
+	commits                       []time.Duration // of one row, directly; a join takes one of each owner, one after the other
+}
+
+func (s *latencies) add(l *lab, to *[]sample, from, until, begin time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*to = append(*to, sample{until.Sub(from), l.late.during(begin, until)})
+}
+
+func measureListening(ctx context.Context, l *lab, out *part) error {
+	return measureLatencies(ctx, l, out, 0, func(url string) (string, error) { return url, nil })
+}
+
+func measurePolling(ctx context.Context, l *lab, out *part) error {
+	if l.bouncer == nil {
+		out.skip("everything", "PgBouncer is not installed")
+		return nil
+	}
+	return measureLatencies(ctx, l, out, latencyTTL/3, l.bouncer.Through)
+}
+
+// measureLatencies times how partitions follow when clients come, close and are killed. Some crews do it side by side, since most of
+// the time they wait. What polling may cost more is a heartbeat.
+func measureLatencies(ctx context.Context, l *lab, out *part, more time.Duration, reach func(url string) (string, error)) error {
+	crews, rounds := l.pick(1, 4), l.pick(1, 25)
+	all := latencies{members: l.pick(3, 10)}
+	err := together(crews, func(int) error { return all.take(ctx, l, rounds, reach) })
+	if err != nil {
+		return err
+	}
+	all.tell(out, more)
+	out.note("%d clients share %d partitions, TTL %v, heartbeat %v, nothing in work; %d such groups side by side. "+
+		"A join is timed when no other was planned within a second before: joins that come in quick succession are planned together, every 250 ms.",
+		all.members, latencyPartitions, latencyTTL, duration(latencyTTL/3), crews)
+	return nil
+}
+
+// take adds samples of each kind, from a crew of its own.
+func (s *latencies) take(ctx context.Context, l *lab, rounds int, reach func(url string) (string, error)) error {
+	c, err := newLatencyCrew(ctx, l, s.members, reach)
+	if err != nil {
+		return err
+	}
+	defer c.disband()
+	news := newNewsroom()
+	for round := range rounds {
+		if err := s.comeAndGo(ctx, l, c, fmt.Sprintf("newcomer-%d", round)); err != nil {
+			return err
+		}
+		if err := s.die(ctx, l, c, news, fmt.Sprintf("victim-%d", round)); err != nil {
+			return err
+		}
+		trips, err := roundTrips(ctx, c.url, 20, "SELECT 1")
+		if err != nil {
+			return err
+		}
+		commits, err := roundTrips(ctx, c.direct, 5, "INSERT INTO public.commits VALUES (1)")
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		s.trips, s.commits = append(s.trips, trips...), append(s.commits, commits...)
+		s.mu.Unlock()
+	}
+	return nil
+}
+
+func newLatencyCrew(ctx context.Context, l *lab, members int, reach func(url string) (string, error)) (*crew, error) {
+	url, drop, err := newDatabase(ctx, l.durable)
+	if err != nil {
+		return nil, err
+	}
+	c := &crew{direct: url, partitions: latencyPartitions, ttl: latencyTTL, census: newCensus(), drop: drop}
+	if c.pool, err = newPool(ctx, url); err == nil {
+		c.url, err = reach(url)
+	}
+	if err == nil {
+		_, err = c.pool.Exec(ctx, "CREATE TABLE public.commits (n int)")
+	}
+	if err == nil {
+		err = c.enlist(ctx, members)
+	}
+	if err != nil {
+		c.disband()
+		return nil, err
+	}
+	return c, nil
+}
+
+// comeAndGo times a client that joins, and closes again.
+func (s *latencies) comeAndGo(ctx context.Context, l *lab, c *crew, id string) error {
+	if err := untilPlannedLongAgo(ctx, c.pool, crewLease); err != nil {
+		return err
+	}
+	began := time.Now()
+	m := &member{url: c.url, id: id, lease: crewLease, partitions: c.partitions, ttl: c.ttl}
+	if err := m.open(ctx); err != nil {
+		return err
+	}
+	opened := time.Now()
+	if err := m.join(ctx); err != nil {
+		m.close()
+		return err
+	}
+	c.members = append(c.members, m)
+	c.census.watch(m)
+	at, err := c.census.until(ctx, "even shares", balanced(len(c.members), c.partitions))
+	if err != nil {
+		return err
+	}
+	s.add(l, &s.opened, began, at, began)
+	s.add(l, &s.joined, opened, at, opened)
+	if err := atRest(ctx, c.pool, crewLease); err != nil {
+		return err
+	}
+
+	began = time.Now()
+	left := make(chan struct{})
+	go func() { c.dismiss(len(c.members) - 1); close(left) }()
+	at, err = c.census.until(ctx, "the others own all", func(owned []int) bool {
+		return len(owned) == s.members && total(owned) == c.partitions
+	})
+	<-left
+	if err != nil {
+		return err
+	}
+	s.add(l, &s.closed, began, at, began)
+	return c.settle(ctx)
+}
+
+// die times how a client's partitions follow when its process is killed, from the moment at which its session expires.
+func (s *latencies) die(ctx context.Context, l *lab, c *crew, news *newsroom, id string) error {
+	w, err := news.start(job{URL: c.url, Prefix: id, Clients: 1, Partitions: c.partitions, TTL: c.ttl})
+	if err != nil {
+		return err
+	}
+	_, err = news.until(ctx, "the victim owns its share", func(t tiding) bool { return t.Owned >= c.partitions/(s.members+1) })
+	if err == nil {
+		err = atRest(ctx, c.pool, crewLease)
+	}
+	news.kill(w)
+	if err != nil {
+		return err
+	}
+	killed := time.Now()
+	expires, err := one[time.Time](ctx, c.pool, "SELECT expires_at FROM pgleases.clients WHERE id = $1", id+"-0")
+	if err != nil {
+		return err
+	}
+	at, err := c.census.until(ctx, "the survivors own all", covered(c.partitions))
+	if err != nil {
+		return err
+	}
+	s.add(l, &s.taken, expires, at.Round(0), killed)
+	return c.settle(ctx)
+}
+
+// roundTrips times a statement on a way to the database.
+func roundTrips(ctx context.Context, url string, n int, statement string) ([]time.Duration, error) {
+	conn, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.Background())
+	took := make([]time.Duration, n)
+	for i := range took {
+		began := time.Now()
+		if _, err := conn.Exec(ctx, statement, pgx.QueryExecModeSimpleProtocol); err != nil {
+			return nil, err
+		}
+		took[i] = time.Since(began)
+	}
+	return took, nil
+}
+
+func (s *latencies) tell(out *part, more time.Duration) {
+	trip, commit := median(s.trips), median(s.commits)
+	byTrips := func(middle time.Duration) []floor {
+		return []floor{
+			{"`SELECT 1`", duration(trip), times(share(middle, trip))},
+			{"a bare commit", duration(commit), times(share(middle, commit))},
+		}
+	}
+	byTTL := func(middle time.Duration) []floor {
+		return []floor{{"the TTL", duration(latencyTTL), times(share(latencyTTL+middle, latencyTTL)) + " since the last heartbeat"}}
+	}
+	plus := ""
+	if more > 0 {
+		plus = " + a heartbeat"
+	}
+	for _, r := range []struct {
+		what    string
+		samples []sample
+		floors  func(median time.Duration) []floor
+		goal    string
+		q       float64 // of which quantile
+		most    time.Duration
+	}{
+		{"`Client.Lease` to even shares", s.joined, byTrips, "median <= 30 ms", 0.5, 30 * time.Millisecond},
+		{"`Open`, then `Client.Lease`, to even shares", s.opened, byTrips, "", 0, 0},
+		{"`Close` to all owned again", s.closed, byTrips, "median <= 10 ms", 0.5, 10 * time.Millisecond},
+		{"kill -9: from the session's expiry to all owned again", s.taken, byTTL, "p95 <= 200 ms", 0.95, 200 * time.Millisecond},
+	} {
+		took := tookOf(r.samples, func(sample) bool { return true })
+		told := row{what: r.what, figure: spreadOf(r.samples), floors: r.floors(median(took))}
+		if r.goal != "" {
+			told.goal, told.met = r.goal+plus, judge(quantile(took, r.q) <= r.most+more)
+		}
+		out.add(told)
+	}
+}
+
+// spreadOf writes median, 95th percentile and maximum; those during which the machine was late also apart.
+func spreadOf(all []sample) string {
+	of := func(took []time.Duration) string {
+		return fmt.Sprintf("%s, p95 %s, max %s (%d)", duration(median(took)), duration(quantile(took, 0.95)), duration(slices.Max(took)), len(took))
+	}
+	late := tookOf(all, func(s sample) bool { return s.late })
+	prompt := tookOf(all, func(s sample) bool { return !s.late })
+	text := of(tookOf(all, func(sample) bool { return true }))
+	if len(late) > 0 && len(prompt) > 0 {
+		text += "<br>machine on time: " + of(prompt) + "<br>machine late: " + of(late)
+	} else if len(late) > 0 {
+		text += "<br>the machine was late in all of them"
+	}
+	return text
+}
+
+func tookOf(of []sample, which func(sample) bool) []time.Duration {
+	var took []time.Duration
+	for _, s := range of {
+		if which(s) {
+			took = append(took, s.took)
+		}
+	}
+	return took
+}

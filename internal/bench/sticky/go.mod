@@ -1,0 +1,14 @@
+// A module of its own, so that the library's own go.mod stays free of the rival that it is measured beside.
+module github.com/pgleases/pgleases/internal/bench/sticky
+
+go 1.26.0
+
+require (
+	github.com/twmb/franz-go v1.22.2
+	github.com/twmb/franz-go/pkg/kmsg v1.15.0
+)
+
+require (
+	github.com/klauspost/compress v1.20.3 // indirect
+	github.com/pierrec/lz4/v4 v4.1.33 // indirect
+)
