@@ -75,7 +75,7 @@ const rowsWritten = "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::int FROM pg_
 
 // register sets the herd up, through one connection.
 func (h *herd) register(ctx context.Context) error {
-	conn, err := h.connector.Connect(ctx)
+	conn, err := h.connector.Connect(ctx, 5*time.Second)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (h *herd) register(ctx context.Context) error {
 
 func (h *herd) connect(ctx context.Context) error {
 	for range beatConnections {
-		conn, err := h.connector.Connect(ctx)
+		conn, err := h.connector.Connect(ctx, 5*time.Second)
 		if err != nil {
 			return err
 		}
