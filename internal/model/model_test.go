@@ -37,6 +37,7 @@ var configurations = []struct {
 	{name: "guards", defines: small + "GUARDS"},
 	{name: "late releases", defines: small + "MAXEPOCH=3 LATE"},
 	{name: "overtaken plans", defines: small + "APART"},
+	{name: "two partitions", defines: small + "P=2 MAXEPOCH=1"},
 	{name: "promotion", defines: small + "MAXEPOCH=1 PROMOTIONS=1"},
 	{name: "completeness, a crash", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1"},
 	{name: "completeness, late releases", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", long: true},
@@ -44,6 +45,8 @@ var configurations = []struct {
 	{name: "promotion with work in hand", defines: small + "PROMOTIONS=1 PINS", long: true},
 	{name: "guards over three ownerships", defines: small + "MAXEPOCH=3 GUARDS", long: true},
 	{name: "late releases over four ownerships", defines: small + "MAXEPOCH=4 LATE", long: true},
+	{name: "three processes", defines: small + "N=3 MAXEPOCH=1", long: true},
+	{name: "three processes over two ownerships", defines: small + "N=3", long: true},
 }
 
 // What a violation is told by.
@@ -156,7 +159,7 @@ func explore(t *testing.T, defines string) result {
 		args = append(args, d)
 	}
 	command(t, dir, "spin", append(args, "lease.pml")...)
-	command(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DNOFAIR", "-DMEMLIM=1500", "-o", "pan", "pan.c")
+	command(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DNOFAIR", "-DCOLLAPSE", "-DMEMLIM=8000", "-o", "pan", "pan.c")
 	begun := time.Now()
 	out := command(t, dir, "./pan", "-E", "-m100000", "-w22")
 
@@ -184,7 +187,7 @@ func explore(t *testing.T, defines string) result {
 }
 
 func command(t *testing.T, dir, name string, args ...string) string {
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	c := exec.CommandContext(ctx, name, args...)
 	c.Dir = dir
