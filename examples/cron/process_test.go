@@ -81,7 +81,14 @@ func freezeHere(ctx context.Context, url, job string, tick time.Time, id string)
 	if err != nil {
 		return err
 	}
-	return syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	thawed := make(chan os.Signal, 1)
+	signal.Notify(thawed, syscall.SIGCONT)
+	defer signal.Stop(thawed)
+	if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+		return err
+	}
+	<-thawed // the stop may come after Kill has returned, and this must not get as far as its commit before
+	return nil
 }
 
 func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
