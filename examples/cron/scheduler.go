@@ -163,7 +163,8 @@ func createTable(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 		var exists bool
-		err := tx.QueryRow(ctx, "SELECT to_regclass('pgleases_cron.cron_runs') IS NOT NULL").Scan(&exists)
+		// Not to_regclass: it may still say what was true before the wait.
+		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'pgleases_cron' AND tablename = 'cron_runs')").Scan(&exists)
 		if err != nil || exists {
 			return err
 		}

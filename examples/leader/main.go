@@ -154,7 +154,8 @@ func createTable(ctx context.Context, pool *pgxpool.Pool) error {
 			return err
 		}
 		var exists bool
-		err := tx.QueryRow(ctx, "SELECT to_regclass('pgleases_leader.leader_ticks') IS NOT NULL").Scan(&exists)
+		// Not to_regclass: it may still say what was true before the wait.
+		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'pgleases_leader' AND tablename = 'leader_ticks')").Scan(&exists)
 		if err != nil || exists {
 			return err
 		}

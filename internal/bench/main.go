@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -159,6 +160,7 @@ func (l *lab) close() error {
 func (l *lab) measure(ctx context.Context, wanted *regexp.Regexp, progress io.Writer) (*page, error) {
 	p := &page{system: describeSystem(l)}
 	var steps []func() error
+	var telling sync.Mutex // guards progress
 	for _, each := range parts {
 		if !wanted.MatchString(each.name) {
 			continue
@@ -170,6 +172,8 @@ func (l *lab) measure(ctx context.Context, wanted *regexp.Regexp, progress io.Wr
 			if err := each.measure(ctx, l, done); err != nil {
 				return fmt.Errorf("%s: %w", each.name, err)
 			}
+			telling.Lock()
+			defer telling.Unlock()
 			fmt.Fprintf(progress, "bench: %s: %.1f s\n", each.name, time.Since(began).Seconds())
 			return nil
 		})

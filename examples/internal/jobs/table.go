@@ -55,7 +55,8 @@ func Create(ctx context.Context, pool *pgxpool.Pool, count, customers int) error
 			return err
 		}
 		var exist bool
-		err := tx.QueryRow(ctx, "SELECT to_regclass('pgleases_example.jobs') IS NOT NULL").Scan(&exist)
+		// Not to_regclass: it may still say what was true before the wait.
+		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'pgleases_example' AND tablename = 'jobs')").Scan(&exist)
 		if err != nil || exist {
 			return err
 		}
