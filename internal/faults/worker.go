@@ -174,7 +174,7 @@ func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() er
 		if url == "" {
 			url = config.URL
 		}
-		pool, err := effectsPool(ctx, url)
+		pool, err := effectsPool(ctx, url, config.TTL)
 		if err != nil {
 			return nil, err
 		}
@@ -195,13 +195,15 @@ func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() er
 
 const effectsWriters = 2
 
-// effectsPool returns a small pool that also works through a pooler in transaction mode.
-func effectsPool(ctx context.Context, url string) (*pgxpool.Pool, error) {
+// effectsPool returns a small pool. The server ends its transactions that idle for longer than that: the guard in SQL, which
+// zombies use, does not limit them, and those of a worker that is paused would keep their partitions.
+func effectsPool(ctx context.Context, url string, idle time.Duration) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
 	config.MaxConns = effectsWriters
 	config.ConnConfig.DefaultQueryExecMode = pooled
+	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(idle.Milliseconds())
 	return pgxpool.NewWithConfig(ctx, config)
 }
