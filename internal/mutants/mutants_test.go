@@ -90,7 +90,7 @@ var mutants = []mutant{
 	{"Guard that takes the current epoch", "fleet", `zombie|linearizable`, []edit{
 		{"sql/schema.sql", guarded, `    WHERE p.lease = $1 AND p.partition = $2`, 0},
 	}},
-	{"take-over without FOR UPDATE", "fleet", `zombie|linearizable`, []edit{
+	{"take-over without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
 		{"sql/apply.sql", "    ORDER BY p.lease, p.partition\n    FOR UPDATE OF p SKIP LOCKED\n", "    ORDER BY p.lease, p.partition\n", 0},
 	}},
 	{"claim without re-check", "statements", `after another's join`, []edit{

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -57,21 +58,21 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		config.RuntimeParams["application_name"] = "pgleases"
 	}
 	config.OnNotification = nil // the application's own would take what Wait waits for
-	direct := false
-	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
-		direct, err = writable(ctx, conn)
-		return err
-	}
-	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, &direct) }
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = line.dialOne
-	conn, err := pgx.ConnectConfig(ctx, config)
+	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		direct, err := writable(ctx, conn)
+		line.direct.Store(direct)
+		return err
+	}
+	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, line) }
+	conn, err := pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config)
 	if err != nil {
 		line.close()
 		return nil, err
 	}
 	return &Conn{
-		conn: conn, direct: direct, line: line, statements: cr.statements, channel: cr.Schema,
+		conn: conn, line: line, statements: cr.statements, channel: cr.Schema,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
 	}, nil
 }
@@ -96,7 +97,7 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error)
 func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	private := fmt.Sprintf("pgleases_probe_%d", probe)
 	channel := pgx.Identifier{c.channel}.Sanitize()
-	if !c.direct {
+	if !c.line.direct.Load() {
 		return false, nil
 	}
 	for _, statement := range []string{"LISTEN " + channel, "LISTEN " + private, "NOTIFY " + private, "UNLISTEN " + private} {
@@ -126,22 +127,22 @@ type waiting struct{}
 // waits for a lock does not stay behind with its connection; a wait for notifications just ends. Through a pooler nothing
 // is cancelled, only given up: requests to cancel that are cut short bring PgBouncer 1.18 and 1.19 down.
 type watcher struct {
-	direct    *bool
+	line      *line
 	wait      pgconn.DeadlineContextWatcherHandler
 	statement pgconn.CancelRequestContextWatcherHandler
 	unwatch   func()
 }
 
-func newWatcher(conn *pgconn.PgConn, direct *bool) ctxwatch.Handler {
+func newWatcher(conn *pgconn.PgConn, line *line) ctxwatch.Handler {
 	return &watcher{
-		direct:    direct,
+		line:      line,
 		wait:      pgconn.DeadlineContextWatcherHandler{Conn: conn.Conn()},
 		statement: pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 200 * time.Millisecond},
 	}
 }
 
 func (w *watcher) HandleCancel(ctx context.Context) {
-	if !*w.direct || ctx.Value(waiting{}) != nil {
+	if !w.line.direct.Load() || ctx.Value(waiting{}) != nil {
 		w.unwatch = w.wait.HandleUnwatchAfterCancel
 		w.wait.HandleCancel(ctx)
 		return
@@ -157,6 +158,7 @@ func (w *watcher) HandleUnwatchAfterCancel() { w.unwatch() }
 type line struct {
 	dial        pgconn.DialFunc
 	userTimeout time.Duration
+	direct      atomic.Bool // it leads to the backend that it was opened to
 
 	// mu guards what follows.
 	mu     sync.Mutex
@@ -164,7 +166,16 @@ type line struct {
 	closed bool
 }
 
+// connecting marks the context of an attempt to connect; pgx dials without it to cancel a statement, also where it only
+// closes a connection on which one is under way.
+type connecting struct{}
+
+var errNoCancel = errors.New("nothing is cancelled through a pooler")
+
 func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, error) {
+	if ctx.Value(connecting{}) == nil && !l.direct.Load() {
+		return nil, errNoCancel
+	}
 	conn, err := l.dial(ctx, network, address)
 	if err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"strings"
 	"syscall"
@@ -118,6 +119,33 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 	cr.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return refused }
 	if _, err := cr.Connect(f.ctx, time.Second); !errors.Is(err, refused) {
 		t.Error(err)
+	}
+}
+
+// PgBouncer 1.18 and 1.19 end at some requests to cancel; pgx sends one also where it closes a connection on which a
+// statement is under way.
+func TestNothingIsCancelledThroughAPooler(t *testing.T) {
+	t.Parallel()
+	for _, direct := range []bool{false, true} {
+		f := newFixture(t)
+		config := f.config()
+		dial, dialled := config.DialFunc, make(chan struct{}, 10)
+		config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			dialled <- struct{}{}
+			return dial(ctx, network, address)
+		}
+		conn := f.connect(NewConnector(config, nil, f.schema, time.Second))
+		expect(t, conn.line.direct.Load(), true, "leads to the server itself")
+		conn.line.direct.Store(direct)
+		ctx, cancel := context.WithTimeout(f.ctx, 50*time.Millisecond)
+		if err := conn.exec(ctx, "SELECT pg_sleep(2)"); err == nil {
+			t.Error("it slept")
+		}
+		cancel()
+		if !direct {
+			<-conn.conn.PgConn().CleanupDone()
+		}
+		expect(t, len(dialled) > 1, direct, "a request to cancel was sent")
 	}
 }
 

@@ -165,7 +165,6 @@ type Handed struct {
 // A Conn is a connection on which the statements run. It is for one goroutine at a time.
 type Conn struct {
 	conn       *pgx.Conn
-	direct     bool // it leads to the backend that it was opened to
 	line       *line
 	statements sql.Statements
 	lockWait   int    // milliseconds
