@@ -10,6 +10,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -89,6 +90,8 @@ func TestSoak(t *testing.T) {
 	}
 }
 
+var logged = regexp.MustCompile(`\S*/(\S+)\.log`)
+
 // report tells what the episodes in a log have shown.
 func report(log string) (string, error) {
 	lines, err := os.ReadFile(log)
@@ -120,8 +123,8 @@ func report(log string) (string, error) {
 		all.Reads += e.Reads
 		all.Overlaps += e.Overlaps
 		all.Writes += e.Writes
-		for _, v := range e.Violations {
-			all.Violations = append(all.Violations, fmt.Sprintf("seed %d: %s", e.Seed, v))
+		for _, v := range e.Violations { // without the folder of the logs
+			all.Violations = append(all.Violations, fmt.Sprintf("seed %d: %s", e.Seed, logged.ReplaceAllString(strings.TrimSpace(v), "$1")))
 		}
 		for kind, n := range e.Faults {
 			all.Faults[kind] += n
@@ -133,6 +136,7 @@ func report(log string) (string, error) {
 	if len(seeds) == 0 {
 		return "", fmt.Errorf("%s: no episodes", log)
 	}
+	all.Violations = slices.Compact(all.Violations) // Run and Settled tell the same
 	var b strings.Builder
 	fmt.Fprintf(&b, soakHead, all.Seconds/60, len(seeds), slices.Min(seeds), slices.Max(seeds), pooled, alone, runtime.NumCPU(),
 		sum(all.Faults), all.Clients, all.Intervals, all.Reads, all.Overlaps, all.Writes, len(all.Violations))

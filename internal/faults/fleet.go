@@ -152,7 +152,7 @@ func (f *Fleet) start(id string) (*member, error) {
 	}
 	f.made++
 	config := f.Config
-	config.ID, config.URL, config.DirectURL = id, proxy.URL(), f.Config.URL
+	config.ID, config.URL, config.DirectURL = id, proxy.URL(), cmp.Or(f.Config.DirectURL, f.Config.URL)
 	config.Log = filepath.Join(f.Dir, fmt.Sprintf("%s.%d.log", id, f.made))
 	process, err := Start(config)
 	if err != nil {
