@@ -69,7 +69,7 @@ func TestAJoinAsksForAPlanAtOnceOrSoonAfterTheLast(t *testing.T) {
 	expect(t, a.join("l", 1).DueIn, 0, "due after the first join")
 	a.give("l", a.session)
 	a.join("l", 1)
-	expect(t, f.text("SELECT next_check_at - planned_at FROM leases"), "00:00:00.25005", "due after a plan")
+	expect(t, f.text("SELECT (next_check_at - planned_at)::text FROM leases"), "00:00:00.25005", "due after a plan")
 	f.exec("UPDATE leases SET planned_at = clock_timestamp() - interval '2 seconds', next_check_at = 'infinity'")
 	expect(t, a.join("l", 1).DueIn, 0, "due long after a plan")
 	f.exec("UPDATE leases SET planned_at = clock_timestamp() + interval '1 hour', next_check_at = 'infinity'")
