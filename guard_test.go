@@ -320,7 +320,7 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 // The dead owner is a session that just stops its heartbeats.
 func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testing.T) {
 	t.Parallel()
-	const ttl, partitions = time.Second, 12
+	const ttl, partitions = 2*time.Second, 12
 	url := pgtest.Database(t)
 	pool := newPool(t, url)
 	var book logbook
@@ -413,14 +413,14 @@ func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testi
 	if owning < ttl-10*time.Millisecond || owning > ttl+200*time.Millisecond+slack {
 		t.Errorf("the other partitions were owned again after %v", owning)
 	}
-	if joining > time.Second {
+	if joining > time.Second+slack {
 		t.Errorf("a join took %v", joining)
 	}
 	if got := len(third.Values()); got < 3 || got > 4 {
 		t.Errorf("who joined owns %d of %d", got, partitions)
 	}
-	if lines := book.lines("heartbeat failed"); len(lines) != 0 {
-		t.Errorf("a heartbeat had to wait: %q", lines)
+	if lines := book.lines("heartbeat failed", "lock timeout"); len(lines) != 0 || oldest >= ttl {
+		t.Errorf("a heartbeat had to wait: %q, the oldest %v", lines, oldest)
 	}
 	for _, c := range clients {
 		if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 {
