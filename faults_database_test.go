@@ -82,10 +82,10 @@ func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
 	if testing.Short() {
 		rounds = 1
 	}
-	const ttl = 3 * time.Second
+	const ttl = 5 * time.Second
 	server := pgtest.Private(t, pgtest.WithSettings(map[string]string{"wal_writer_delay": "10s", "autovacuum": "off"}))
 	url := server.URL()
-	steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, ttl/4))
+	steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, 750*time.Millisecond))
 	for round := range rounds {
 		if err := withoutFlush(t, url, ttl+ttl/6); err != nil {
 			t.Fatal(err)

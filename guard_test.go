@@ -320,7 +320,7 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 // The dead owner is a session that just stops its heartbeats.
 func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testing.T) {
 	t.Parallel()
-	const ttl, partitions = 2*time.Second, 12
+	const ttl, partitions = 2 * time.Second, 12
 	url := pgtest.Database(t)
 	pool := newPool(t, url)
 	var book logbook
