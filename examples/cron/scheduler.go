@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/examples/internal/tables"
 )
 
 // retry is how long a job that failed waits before it is tried again, as long as its tick is within the grace.
@@ -156,19 +157,8 @@ CREATE TABLE pgleases_cron.cron_runs (
 
 // createTable makes the table unless it exists.
 func createTable(ctx context.Context, pool *pgxpool.Pool) error {
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// Processes may start at the same time, and CREATE ... IF NOT EXISTS fails when it races itself. The number means
-		// nothing, but has to be the same everywhere.
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(5318008373)"); err != nil {
-			return err
-		}
-		var exists bool
-		// Not to_regclass: it may still say what was true before the wait.
-		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'pgleases_cron' AND tablename = 'cron_runs')").Scan(&exists)
-		if err != nil || exists {
-			return err
-		}
-		_, err = tx.Exec(ctx, table)
+	err := tables.Create(ctx, pool, "pgleases_cron", "cron_runs", func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, table)
 		return err
 	})
 	if err != nil {

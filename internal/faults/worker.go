@@ -4,6 +4,7 @@ package faults
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -170,11 +171,7 @@ func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() er
 	}
 	wg.Go(func() { watched = errors.Join(recorder.Watch(ctx, lease), recorder.Close()) })
 	if config.Effects {
-		url := config.DirectURL
-		if url == "" {
-			url = config.URL
-		}
-		pool, err := effectsPool(ctx, url, config.TTL)
+		pool, err := effectsPool(ctx, cmp.Or(config.DirectURL, config.URL), config.TTL)
 		if err != nil {
 			return nil, err
 		}

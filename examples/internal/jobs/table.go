@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/examples/internal/tables"
 )
 
 const (
@@ -23,7 +25,7 @@ const (
 // index makes finding the pending jobs of some partitions cheap however many are done.
 //
 // job_runs has no unique key on purpose: a job that was done twice shall be seen, not prevented.
-const tables = `
+const ddl = `
 CREATE SCHEMA pgleases_example;
 CREATE TABLE pgleases_example.jobs (
     id        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -48,22 +50,11 @@ SELECT 'customer-' || 1 + n % $2 FROM generate_series(0, $1 - 1) AS n`
 // Create makes the tables, with so many jobs of so many customers, unless they exist. It needs the schema pgleases,
 // which pgleases.NewClient and pgleases.Migrate make.
 func Create(ctx context.Context, pool *pgxpool.Pool, count, customers int) error {
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		// Workers may start at the same time, and CREATE ... IF NOT EXISTS fails when it races itself. The number means
-		// nothing, but has to be the same everywhere.
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock(5318008371)"); err != nil {
+	err := tables.Create(ctx, pool, "pgleases_example", "jobs", func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, ddl); err != nil {
 			return err
 		}
-		var exist bool
-		// Not to_regclass: it may still say what was true before the wait.
-		err := tx.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = 'pgleases_example' AND tablename = 'jobs')").Scan(&exist)
-		if err != nil || exist {
-			return err
-		}
-		if _, err := tx.Exec(ctx, tables); err != nil {
-			return err
-		}
-		_, err = tx.Exec(ctx, sampleJobs, count, customers)
+		_, err := tx.Exec(ctx, sampleJobs, count, customers)
 		return err
 	})
 	if err != nil {
