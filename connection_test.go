@@ -284,14 +284,15 @@ func TestAHeartbeatIsOneStatementWhateverTheNumberOfLeases(t *testing.T) {
 		beats(t, c, 3)
 		return len(tr.take()) <= 3
 	})
-	const intervals = 20
 	began := time.Now()
 	tr.take()
-	beats(t, c, intervals)
+	beats(t, c, 20)
 	sent := tr.take()
-	t.Logf("%d statements in %d intervals of at most 50 ms, in %v", len(sent), intervals, time.Since(began))
-	if n := len(sent); n < intervals-1 || n > intervals+2 { // a check of who has expired may be among them
+	took := time.Since(began)
+	t.Logf("%d statements in %v", len(sent), took)
+	// An interval is 45 to 50 ms; a check of who has expired, or a read, may be among them.
+	if n := len(sent); n < 19 || n > int(took/(45*time.Millisecond))+5 {
 		slices.Sort(sent)
-		t.Errorf("%d statements in %d intervals: %.2000q", n, intervals, slices.Compact(sent))
+		t.Errorf("%d statements in %v: %.2000q", n, took, slices.Compact(sent))
 	}
 }

@@ -42,7 +42,7 @@ var databaseFaults = []struct {
 // clients among which partitions keep moving.
 func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T) {
 	t.Parallel()
-	rounds := 30
+	rounds := 15
 	if testing.Short() {
 		rounds = 5
 	}

@@ -93,11 +93,11 @@ func newProxy(t testing.TB, url string) *faults.Proxy {
 // Promise 12.
 func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 	t.Parallel()
-	ttls := 30
+	const ttl = 2 * time.Second
+	ttls := 15
 	if testing.Short() {
-		ttls = 4
+		ttls = 2
 	}
-	const ttl = time.Second
 	url := pgtest.Database(t)
 	pool := newPool(t, url, size(2))
 	a, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), quietly(t))

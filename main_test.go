@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 const patience = 60 * time.Second
 
 // slack is granted to a loaded machine on top of a promised figure.
-const slack = time.Second
+const slack = 2 * time.Second
 
 // direct returns the URL of a new database past any pooler: for tests of the client's own connection, which a pooler hides,
 // and of what only notifications make fast.

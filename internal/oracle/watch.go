@@ -17,8 +17,8 @@ type Lease interface {
 }
 
 const (
-	burst        = 256
-	defaultPause = 500 * time.Microsecond
+	burst        = 64
+	defaultPause = time.Millisecond
 	// undecided is how long after a read its trust deadline must have been asked for to count against it.
 	undecided = 100 * time.Microsecond
 	// told is how long after a loss its context must have ended; time in which the process did not run does not count.
@@ -28,7 +28,7 @@ const (
 
 // A Recorder writes what one client's Values showed. It is for one goroutine.
 type Recorder struct {
-	// Pause between bursts of reads leaves the processor to those who are watched. Default 500 µs.
+	// Pause between bursts of reads leaves the processor to those who are watched. Default 1 ms.
 	Pause time.Duration
 
 	file  *file
