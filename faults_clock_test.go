@@ -68,7 +68,7 @@ func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 
 	var took []time.Duration
 	for round, fault := range clockFaults {
-		if testing.Short() && !fault.short {
+		if brief() && !fault.short {
 			continue
 		}
 		victim := startWorker(t, faults.Config{URL: url, ID: fmt.Sprintf("victim-%d", round), Lease: "crew", Partitions: partitions,

@@ -127,12 +127,12 @@ func TestACrashAtAnyStatementLeavesNothingStuck(t *testing.T) {
 	var wait sync.WaitGroup
 	covered := make(map[string]bool)
 	for i, test := range crashCases {
-		if covered[test.file] && testing.Short() {
+		if covered[test.file] && brief() {
 			continue
 		}
 		covered[test.file] = true
 		for kind := faults.KillBefore; kind <= faults.CutAfter; kind++ {
-			if testing.Short() && int(kind) != i%4 {
+			if brief() && int(kind) != i%4 {
 				continue
 			}
 			wait.Go(func() {

@@ -43,7 +43,7 @@ var databaseFaults = []struct {
 func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T) {
 	t.Parallel()
 	rounds := 15
-	if testing.Short() {
+	if brief() {
 		rounds = 5
 	}
 	for _, fault := range databaseFaults {
@@ -79,7 +79,7 @@ func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T)
 func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
 	t.Parallel()
 	rounds := 3
-	if testing.Short() {
+	if brief() {
 		rounds = 1
 	}
 	const ttl = 5 * time.Second

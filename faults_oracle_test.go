@@ -23,7 +23,10 @@ func TestNoTwoProcessesHoldAPartitionAtOnceWhateverBefallsThem(t *testing.T) {
 		check(t, attack(t, seed, 10*time.Second, pgtest.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
 		return
 	}
-	const total, each = 200, 3
+	total, each := 200, 3
+	if brief() {
+		total, each = 50, 1
+	}
 	disk, options := smallDisk(t)
 	server := pgtest.Private(t, options...)
 	database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}

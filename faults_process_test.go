@@ -95,7 +95,7 @@ func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 	t.Parallel()
 	const ttl = 2 * time.Second
 	ttls := 15
-	if testing.Short() {
+	if brief() {
 		ttls = 2
 	}
 	url := pgtest.Database(t)

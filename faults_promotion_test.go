@@ -31,7 +31,7 @@ import (
 func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 	t.Parallel()
 	rounds := 3
-	if testing.Short() {
+	if brief() {
 		rounds = 1
 	}
 	const ttl, shortTTL, heartbeat = 4 * time.Second, time.Second, 200 * time.Millisecond

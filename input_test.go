@@ -190,7 +190,7 @@ func TestTheLongestNamesWork(t *testing.T) {
 
 // Not in parallel: the database is busy with it for ten seconds.
 func TestTheMostPartitionsWork(t *testing.T) {
-	if testing.Short() {
+	if brief() {
 		t.Skip("takes a quarter of a minute")
 	}
 	pool := newPool(t, pgtest.Database(t))

@@ -44,6 +44,10 @@ const patience = 60 * time.Second
 // slack is granted to a loaded machine on top of a promised figure.
 const slack = 2 * time.Second
 
+// brief reports whether tests that repeat something shall do so less often. The race detector finds a race in a few rounds too, and
+// makes every one of them take longer.
+func brief() bool { return testing.Short() || raceDetector }
+
 // direct returns the URL of a new database past any pooler: for tests of the client's own connection, which a pooler hides,
 // and of what only notifications make fast.
 func direct(t testing.TB) string {

@@ -17,7 +17,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
-	const count = 2500
+	const count = 1000
 	url := pgtest.Database(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
@@ -50,9 +50,9 @@ func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 	workers["worker-2"].stop(t)
 
 	for what, query := range map[string]string{
-		"jobs done once": `SELECT count(*) = 2500 FROM (SELECT job FROM pgleases_example.job_runs
+		"jobs done once": `SELECT count(*) = 1000 FROM (SELECT job FROM pgleases_example.job_runs
 			GROUP BY job HAVING count(*) = 1) AS once`,
-		"jobs done": `SELECT count(*) = 2500 FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j
+		"jobs done": `SELECT count(*) = 1000 FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j
 			ON j.id = r.job AND j.done_by = r.worker AND j.epoch = r.epoch`,
 		"a worker at each partition at a time": `SELECT count(*) = 0 FROM (
 			SELECT r.epoch < max(r.epoch) OVER (PARTITION BY j.partition ORDER BY r.ran_at) AS late

@@ -1,0 +1,5 @@
+//go:build !race
+
+package pgleases_test
+
+const raceDetector = false
