@@ -24,6 +24,9 @@ type sample struct {
 // latencies are the samples of one way to reach the database.
 type latencies struct {
 	members int // of a crew
+	// stage is held alone by who times a join and a Close, which take little longer than the turns of the processors that
+	// others take; together by those who wait for a killed client's session to expire.
+	stage sync.RWMutex
 
 	mu                            sync.Mutex // guards the rest
 	opened, joined, closed, taken []sample
@@ -59,7 +62,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, more time.Duration
 		return err
 	}
 	all.tell(out, more)
-	out.note("%d clients share %d partitions, TTL %v, heartbeat %v, nothing in work; %d such groups side by side. "+
+	out.note("%d clients share %d partitions, TTL %v, heartbeat %v, nothing in work; %d such groups side by side, of which the others rest while a join and a Close are timed. "+
 		"A join is timed when no other was planned within a second before: joins that come in quick succession are planned together, every 250 ms.",
 		all.members, latencyPartitions, latencyTTL, duration(latencyTTL/3), crews)
 	return nil
@@ -122,6 +125,8 @@ func (s *latencies) comeAndGo(ctx context.Context, l *lab, c *crew, id string) e
 	if err := untilPlannedLongAgo(ctx, c.pool, crewLease); err != nil {
 		return err
 	}
+	s.stage.Lock()
+	defer s.stage.Unlock()
 	began := time.Now()
 	m := &member{url: c.url, id: id, lease: crewLease, partitions: c.partitions, ttl: c.ttl}
 	if err := m.open(ctx); err != nil {
@@ -160,6 +165,8 @@ func (s *latencies) comeAndGo(ctx context.Context, l *lab, c *crew, id string) e
 
 // die times how a client's partitions follow when its process is killed, from the moment at which its session expires.
 func (s *latencies) die(ctx context.Context, l *lab, c *crew, news *newsroom, id string) error {
+	s.stage.RLock()
+	defer s.stage.RUnlock()
 	w, err := news.start(job{URL: c.url, Prefix: id, Clients: 1, Partitions: c.partitions, TTL: c.ttl})
 	if err != nil {
 		return err
