@@ -50,6 +50,20 @@ func TestEveryRowHasAFigureAndAFloor(t *testing.T) {
 	}
 }
 
+func TestThePageNamesACommandThatAShellTakes(t *testing.T) {
+	got := commandLine([]string{"-run", "plan|crowd", "-o", "docs/figures.md"})
+	if want := "go run ./internal/bench -run 'plan|crowd' -o docs/figures.md"; got != want {
+		t.Errorf("it names %s, not %s", got, want)
+	}
+}
+
+func TestPartsThatDoNotExistAreRefused(t *testing.T) {
+	var out, progress strings.Builder
+	if err := run(t.Context(), []string{"-run", "plans"}, &out, &progress); err == nil || !strings.Contains(err.Error(), "values, heartbeat") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 var hasNumber = regexp.MustCompile(`\d`)
 
 func TestQuantile(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -64,7 +65,10 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	}
 	wanted, err := regexp.Compile(*only)
 	if err != nil {
-		return err
+		return fmt.Errorf("-run: %w", err)
+	}
+	if !slices.ContainsFunc(partNames(), wanted.MatchString) {
+		return fmt.Errorf("-run %s matches none of %s", *only, strings.Join(partNames(), ", "))
 	}
 	began := time.Now()
 	l, err := newLab(ctx, *quick)
@@ -73,13 +77,25 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	}
 	page, err := l.measure(ctx, wanted, progress)
 	err = errors.Join(err, l.close())
-	page.command = strings.Join(append([]string{"go run ./internal/bench"}, args...), " ")
+	page.command = commandLine(args)
 	page.took = time.Since(began)
 	fmt.Fprintln(out, page.tables())
 	if *file != "" {
 		err = errors.Join(err, page.write(*file)) // what was measured before an error too
 	}
 	return err
+}
+
+// commandLine returns what a shell takes for a run with these arguments.
+func commandLine(args []string) string {
+	line := "go run ./internal/bench"
+	for _, arg := range args {
+		if strings.ContainsAny(arg, " |&;()<>*?[]$\"\\") {
+			arg = "'" + arg + "'"
+		}
+		line += " " + arg
+	}
+	return line
 }
 
 func partNames() []string {
