@@ -43,7 +43,7 @@ func main() {
 	flag.Parse()
 	url := os.Getenv("DATABASE_URL")
 	if url == "" {
-		log.Fatal("DATABASE_URL is not set")
+		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
 	}
 
 	// SIGTERM is what Kubernetes and systemd stop a process with.
@@ -90,6 +90,9 @@ func run(ctx context.Context, url string, jobs []Job, options ...pgleases.Option
 		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	defer pool.Close()
+	if err := pool.Ping(ctx); err != nil {
+		return fmt.Errorf("DATABASE_URL must lead to a database that lets you in: %w", err)
+	}
 	if err := createTable(ctx, pool); err != nil {
 		return err
 	}

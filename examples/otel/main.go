@@ -23,7 +23,11 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, os.Getenv("DATABASE_URL")); err != nil {
+	url := os.Getenv("DATABASE_URL")
+	if url == "" {
+		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
+	}
+	if err := run(ctx, url); err != nil {
 		log.Fatal(err)
 	}
 }

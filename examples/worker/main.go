@@ -43,7 +43,7 @@ func main() {
 	flag.Parse()
 	url := os.Getenv("DATABASE_URL")
 	if url == "" {
-		log.Fatal("DATABASE_URL is not set")
+		log.Fatal("DATABASE_URL is not set: set it to a database's URL, such as postgres://localhost/postgres")
 	}
 
 	// SIGTERM is what Kubernetes and systemd stop a process with.
@@ -67,6 +67,9 @@ func run(ctx context.Context, url string, count int, options ...pgleases.Option)
 		return fmt.Errorf("DATABASE_URL: %w", err)
 	}
 	defer pool.Close()
+	if err := pool.Ping(ctx); err != nil {
+		return fmt.Errorf("DATABASE_URL must lead to a database that lets you in: %w", err)
+	}
 
 	client, err := pgleases.NewClient(ctx, pool, options...)
 	if err != nil {
