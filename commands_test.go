@@ -65,7 +65,7 @@ var commands = []struct {
 	{line: "go vet ./...", ci: "step 'vet' go vet ./..."},
 
 	{line: ".ci/run", why: "it runs this test"},
-	{line: "go test -run TestNoTwoClientsEver . -seeds 1000", why: hours},
+	{line: "go test -run TestNoTwoClientsEver -timeout 1h . -seeds 1000", why: hours},
 	{line: "go test -run TestSoak -timeout 3h -soak 1h -soak-report docs/soak.md .", why: hours},
 	{line: "go test -run TestSoak -timeout 3h -soak 1h -soak-log soak.jsonl -soak-report docs/soak.md .", why: hours},
 	{line: "go test ./internal/model -visit=all -v", why: hours},
