@@ -146,7 +146,7 @@ func testNames(t *testing.T) (names []string) {
 // Of tests in other packages that may take hours, the package and the flags are tried. Not beside other tests, which may mind the
 // compiler's work.
 func TestTheCommandsOfThePagesWork(t *testing.T) {
-	if testing.Short() {
+	if brief() {
 		t.Skip("it takes seconds to compile what they run")
 	}
 	if _, err := exec.LookPath("go"); err != nil {
