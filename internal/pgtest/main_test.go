@@ -37,7 +37,11 @@ func TestMain(m *testing.M) {
 
 func helper(how string) error {
 	ctx := context.Background()
-	s, err := pgtest.Start(ctx, pgtest.WithPrivate())
+	opts := []pgtest.Option{pgtest.WithPrivate()}
+	if how == "shared" {
+		opts = nil
+	}
+	s, err := pgtest.Start(ctx, opts...)
 	if err != nil {
 		return err
 	}

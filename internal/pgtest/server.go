@@ -25,13 +25,17 @@ const (
 	pollInterval = 5 * time.Millisecond
 )
 
-// Server is a PostgreSQL server: one that this process started (owned), or one that the environment points to
-// (foreign). All methods are safe for concurrent use; those that start, stop and signal the server wait for each other.
+// Server is a PostgreSQL server: one whose processes this process started (owned), one in a container, or one that the
+// environment points to (foreign). All methods are safe for concurrent use; those that start, stop and signal the server
+// wait for each other.
 type Server struct {
 	url      string
 	describe string
 
-	// Of an owned server; nil and empty for a foreign one. Constant after Start.
+	// remove ends a server in a container; nil of others. It may be called more than once. Constant after Start.
+	remove func() error
+
+	// Of an owned server; nil and empty for others. Constant after Start.
 	folder  *folder
 	account *account
 	bin     string
@@ -42,29 +46,25 @@ type Server struct {
 	stopped bool
 }
 
-// Start provides a server: the foreign one that the environment points to, unless WithPrivate is given; else it
-// starts one, in about half a second. ctx covers the start only, which takes at most a minute; the server lives until
-// Stop, or until this process ends. The error wraps ErrNotInstalled when there is nothing to start.
+// Start provides a server: the foreign one that the environment points to, unless WithPrivate is given; else one of the
+// first way that works (see the package's doc), from the machine's programs in about half a second. ctx covers the start
+// only, which takes at most a minute, and two more where something is downloaded; the server lives until Stop, or until
+// this process ends. The error wraps ErrNotInstalled when there is nothing to start.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-
 	o := newOptions(opts)
 	if connString, variable := environmentURL(); connString != "" && !o.private {
 		return useForeign(ctx, connString, variable)
 	}
-	bin, err := findPostgres(os.Getenv(EnvPostgresBin), os.Getenv("PATH"), postgresDirs)
+	ways, err := chooseWays(forcedWay(), o.private)
 	if err != nil {
 		return nil, fmt.Errorf("pgtest: %w", err)
 	}
-	s, err := startOwned(ctx, bin, o)
-	if err != nil {
-		return nil, fmt.Errorf("pgtest: start PostgreSQL from %s: %w", bin, err)
-	}
-	return s, nil
+	return provide(ctx, ways, o, os.Stderr)
 }
 
 func useForeign(ctx context.Context, connString, variable string) (*Server, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	s := &Server{url: connString}
 	err := s.maintain(ctx, func(conn *pgx.Conn) error {
 		s.describe = fmt.Sprintf("PostgreSQL %s at %s", conn.PgConn().ParameterStatus("server_version"), variable)
@@ -106,7 +106,6 @@ func startOwned(ctx context.Context, bin string, o options) (_ *Server, err erro
 		return nil, err
 	}
 	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", s.port)
-	s.describe = fmt.Sprintf("PostgreSQL %s from %s on 127.0.0.1:%d", programVersion(s.program("postgres")), bin, s.port)
 	return s, nil
 }
 
@@ -116,10 +115,10 @@ func (s *Server) URL() string { return s.url }
 // Describe says in one line which server this is, without any password.
 func (s *Server) Describe() string { return s.describe }
 
-// Owned reports whether this process started the server, so that it may be restarted, killed and paused.
+// Owned reports whether this process started the server's processes, so that it may be restarted, killed and paused.
 func (s *Server) Owned() bool { return s.folder != nil }
 
-// Log returns the last lines of an owned server's log; "" of a foreign one or after Stop.
+// Log returns the last lines of an owned server's log; "" of another one or after Stop.
 func (s *Server) Log() string {
 	if !s.Owned() {
 		return ""
@@ -127,9 +126,12 @@ func (s *Server) Log() string {
 	return s.folder.logTail()
 }
 
-// Stop ends an owned server, without saving anything, and removes all that it left. It is idempotent, takes at most
-// some seconds, whatever state the server is in, and leaves a foreign server alone.
+// Stop ends an owned server or one in a container, without saving anything, and removes all that it left. It is
+// idempotent, takes at most some seconds, whatever state the server is in, and leaves a foreign server alone.
 func (s *Server) Stop() error {
+	if s.remove != nil {
+		return s.remove()
+	}
 	if !s.Owned() {
 		return nil
 	}
