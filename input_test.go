@@ -56,6 +56,7 @@ func wraps(t *testing.T, what string, err error, wanted ...error) {
 // noGoroutineLeft fails the test if it leaves one behind. Not for parallel tests.
 func noGoroutineLeft(t *testing.T) {
 	t.Helper()
+	pgtest.Database(t) // the shared server's goroutines, if it has any, are there before
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() { goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction(pgtest.WaitFunc)) })
 }
