@@ -54,6 +54,7 @@ var commands = []struct {
 	{line: "(cd examples/otel && go test ./...)", ci: modules},
 	{line: "go run ./internal/pgtest/cmd/pgtest -bouncer -- go test -short ./...", ci: "go run ./internal/pgtest/cmd/pgtest -bouncer -- go test "},
 	{line: "PGLEASES_TEST_POSTGRES_BIN=/usr/lib/postgresql/17/bin go test ./...", ci: `PGLEASES_TEST_POSTGRES_BIN=$bin "${@:2}"`},
+	{line: "PGLEASES_TEST_POSTGRES=docker go test ./...", ci: "step 'tests on Docker' by_way docker .ci/docker"},
 	{line: "go test ./internal/store", ci: suite},
 	{line: "go test -run TestNoTwoProcesses -v .", ci: suite},
 	{line: "go test -run TestACrashAt -v .", ci: suite},
