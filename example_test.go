@@ -293,6 +293,7 @@ func (x *example) check(err error) {
 	}
 }
 
+func (x *example) Name() string                      { return "Example" }
 func (x *example) Helper()                           {}
 func (x *example) Cleanup(f func())                  { x.cleanups = append(x.cleanups, f) }
 func (x *example) Failed() bool                      { return false }

@@ -11,6 +11,11 @@ import (
 //go:embed *.sql
 var files embed.FS
 
+// Grants is grants.sql, as it stands.
+//
+//go:embed grants.sql
+var Grants string
+
 // Statements are the files' texts for one schema, without their head comments.
 type Statements struct {
 	Schema string

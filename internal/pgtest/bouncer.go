@@ -15,12 +15,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-const bouncerConfig = "pgbouncer.ini"
+const (
+	bouncerConfig = "pgbouncer.ini"
+	bouncerUsers  = "users.txt"
+)
 
 var bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/opt/local/bin"}
 
 // BouncerOption changes how PgBouncer is started.
-type BouncerOption func(map[string]string)
+type BouncerOption func(*Bouncer)
 
 // WithPoolSize sets how many server connections there are per database; default 20.
 func WithPoolSize(n int) BouncerOption {
@@ -30,7 +33,12 @@ func WithPoolSize(n int) BouncerOption {
 // WithBouncerSettings adds settings (section [pgbouncer] of its configuration) to the defaults, or replaces them.
 // Where it listens cannot be changed.
 func WithBouncerSettings(settings map[string]string) BouncerOption {
-	return func(s map[string]string) { maps.Copy(s, settings) }
+	return func(b *Bouncer) { maps.Copy(b.settings, settings) }
+}
+
+// WithUsers has it log in as the user that the client names, one of these, none of whom needs a password.
+func WithUsers(users ...string) BouncerOption {
+	return func(b *Bouncer) { b.users, b.settings["auth_type"] = users, "trust" }
 }
 
 // Bouncer is a PgBouncer that this process started. All methods are safe for concurrent use.
@@ -41,6 +49,7 @@ type Bouncer struct {
 	folder   *folder
 	account  *account
 	settings map[string]string
+	users    []string // none: it logs in as upstream's
 	port     int
 
 	mu      sync.Mutex // guards the life of the pooler: process, stopped
@@ -49,10 +58,10 @@ type Bouncer struct {
 }
 
 // PgBouncer starts a PgBouncer in transaction mode on a free port of 127.0.0.1, in front of the server that the
-// connection string upstream leads to. It passes every database through, as the user of that connection string, and
-// asks nobody for a password. Nothing is set in favour of its clients: prepared statements do not work unless its
-// version makes them work by itself. ctx covers the start only; it runs until Stop or until this process ends. The
-// error wraps ErrNotInstalled when there is no PgBouncer.
+// connection string upstream leads to. It passes every database through, as the user of that connection string (but see
+// WithUsers), and asks nobody for a password. Nothing is set in favour of its clients: prepared statements do not work
+// unless its version makes them work by itself. ctx covers the start only; it runs until Stop or until this process
+// ends. The error wraps ErrNotInstalled when there is no PgBouncer.
 func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *Bouncer, err error) {
 	program, err := findBouncer(os.Getenv("PATH"), bouncerDirs)
 	if err != nil {
@@ -70,7 +79,7 @@ func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *
 		},
 	}
 	for _, opt := range opts {
-		opt(b.settings)
+		opt(b)
 	}
 	if err := b.start(ctx); err != nil {
 		return nil, fmt.Errorf("pgtest: start PgBouncer: %w", err)
@@ -111,7 +120,10 @@ func (b *Bouncer) configure() error {
 	}
 	quote := strings.NewReplacer("'", "''")
 	var text strings.Builder
-	fmt.Fprintf(&text, "[databases]\n* = host=%s port=%d user='%s'", config.Host, config.Port, quote.Replace(config.User))
+	fmt.Fprintf(&text, "[databases]\n* = host=%s port=%d", config.Host, config.Port)
+	if b.users == nil {
+		fmt.Fprintf(&text, " user='%s'", quote.Replace(config.User))
+	}
 	if config.Password != "" {
 		fmt.Fprintf(&text, " password='%s'", quote.Replace(config.Password))
 	}
@@ -121,14 +133,18 @@ func (b *Bouncer) configure() error {
 	}
 	fmt.Fprintf(&text, "listen_addr = 127.0.0.1\nlisten_port = %d\nunix_socket_dir =\n", b.port)
 
-	path := b.folder.file(bouncerConfig)
-	if err := os.WriteFile(path, []byte(text.String()), 0o600); err != nil {
-		return err
+	if b.users != nil {
+		var users strings.Builder
+		for _, name := range b.users {
+			fmt.Fprintf(&users, "\"%s\" \"\"\n", name)
+		}
+		path := b.folder.file(bouncerUsers)
+		if err := b.account.write(path, users.String()); err != nil {
+			return err
+		}
+		fmt.Fprintf(&text, "auth_file = %s\n", path)
 	}
-	if b.account != nil {
-		return os.Chown(path, b.account.uid, b.account.gid)
-	}
-	return nil
+	return b.account.write(b.folder.file(bouncerConfig), text.String())
 }
 
 // launch starts the program on its port and waits until it listens.

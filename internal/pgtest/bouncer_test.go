@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -180,9 +181,10 @@ func TestCommandRunsWithADatabase(t *testing.T) {
 		{"not found", []string{"--", "/no/such/program"}, 2, "/no/such/program"},
 		{"url", []string{"--", "sh", "-c", `echo "url=$PGLEASES_TEST_DATABASE_URL"`}, 0, "url=postgres://"},
 		{"bouncer", []string{"-bouncer", "--", "sh", "-c", `test "$PGLEASES_TEST_DATABASE_URL" != "$PGLEASES_TEST_DIRECT_URL"; echo "direct=$PGLEASES_TEST_DIRECT_URL"`}, 0, "direct=postgres://"},
+		{"app", []string{"-bouncer", "-app", "--", "sh", "-c", `echo "role=$PGLEASES_TEST_ROLE direct=$PGLEASES_TEST_DIRECT_URL"`}, 0, "role=pgleases_app direct=postgres://"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if test.name == "bouncer" {
+			if slices.Contains(test.args, "-bouncer") {
 				needsBouncer(t)
 			}
 			temp := reachableTempDir(t)

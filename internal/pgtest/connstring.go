@@ -35,6 +35,23 @@ func withDatabase(connString, name string) (string, error) {
 	return u.String(), nil
 }
 
+// withUser returns a URL with another user in it, who needs no password.
+func withUser(databaseURL, name string) (string, error) {
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		return "", err
+	}
+	u.User = url.User(name)
+	return u.String(), nil
+}
+
+// sameServer reports whether two connection strings lead to the same host and port.
+func sameServer(a, b string) bool {
+	one, err1 := pgx.ParseConfig(a)
+	other, err2 := pgx.ParseConfig(b)
+	return err1 == nil && err2 == nil && one.Host == other.Host && one.Port == other.Port
+}
+
 // sameDatabase returns connString with the database that databaseURL names.
 func sameDatabase(connString, databaseURL string) (string, error) {
 	config, err := pgx.ParseConfig(databaseURL)
@@ -49,15 +66,16 @@ func sameDatabase(connString, databaseURL string) (string, error) {
 // returns databaseURL itself, and false.
 func DirectURL(databaseURL string) (string, bool) {
 	direct := os.Getenv(EnvDirectURL)
-	if direct == "" {
+	if direct == "" || !sameServer(databaseURL, os.Getenv(EnvDatabaseURL)) {
 		return databaseURL, false
 	}
-	pooler, err1 := pgx.ParseConfig(os.Getenv(EnvDatabaseURL))
-	config, err2 := pgx.ParseConfig(databaseURL)
-	if err1 != nil || err2 != nil || config.Host != pooler.Host || config.Port != pooler.Port {
-		return databaseURL, false
+	config, err := pgx.ParseConfig(databaseURL)
+	if err == nil {
+		direct, err = withDatabase(direct, config.Database)
 	}
-	direct, err := withDatabase(direct, config.Database)
+	if err == nil && config.User == App {
+		direct, err = withUser(direct, App)
+	}
 	if err != nil {
 		return databaseURL, false
 	}

@@ -3,11 +3,14 @@
 package pgtest_test
 
 import (
+	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
@@ -42,6 +45,39 @@ func TestDatabaseInParallel(t *testing.T) {
 			t.Parallel()
 			exec1(t, connect(t, pgtest.Database(t)), "CREATE TABLE mine ()")
 		})
+	}
+}
+
+// It is what the tests that run with -app rely on.
+func TestAppOwnsNothingButItsOwnSchema(t *testing.T) {
+	t.Parallel()
+	if os.Getenv(pgtest.EnvRole) == "" {
+		t.Skip("only command pgtest, with -app, makes the role")
+	}
+	url := pgtest.Database(t)
+	past, _ := pgtest.DirectURL(url)
+	for _, url := range []string{url, past} {
+		app := connect(t, url)
+		if got := query(t, app, "SELECT current_user::text"); got != pgtest.App {
+			t.Errorf("connected as %s", got)
+		}
+		for _, statement := range []string{
+			"CREATE SCHEMA x", "CREATE TABLE public.x ()", "CREATE TABLE pgleases.x ()", "DROP TABLE pgleases.clients", "CREATE ROLE x",
+			"CREATE DATABASE x", "DELETE FROM pgleases.partitions", "SELECT pgleases.drop_lease('x')", "SET ROLE postgres",
+		} {
+			_, err := app.Exec(testContext(t), statement)
+			var refused *pgconn.PgError
+			if !errors.As(err, &refused) || refused.Code != "42501" {
+				t.Errorf("%s: %v", statement, err)
+			}
+		}
+		exec1(t, app, "CREATE TABLE mine (); DROP TABLE mine")
+		if got := query(t, connect(t, pgtest.OwnerURL(url)), "SELECT rolsuper::text FROM pg_roles WHERE rolname = current_user"); got != "true" {
+			t.Error("the owner's URL is not the superuser's")
+		}
+	}
+	if url := pgtest.Private(t).URL(); pgtest.OwnerURL(url) != url {
+		t.Error("the superuser's URL of a server of the test's own is another's")
 	}
 }
 

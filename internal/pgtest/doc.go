@@ -19,6 +19,9 @@
 // A test takes a fresh database with [Database], or, to restart, kill or freeze the server, a server of its own with
 // [Private]. A program uses [Start]. [PgBouncer] puts a pooler in front of either kind of server.
 //
+// Tests connect as the user of that server's URL, a superuser. With PGLEASES_TEST_ROLE they connect as [App], who owns
+// nothing: [Database] then has the library's tables, which another role made.
+//
 // initdb and postgres refuse to run as root; there, they run as the user postgres, else nobody.
 //
 // An owned server does not outlive its process on Linux, however that ends: the kernel signals it. On other systems a
@@ -40,6 +43,8 @@ const (
 	EnvPostgres = "PGLEASES_TEST_POSTGRES"
 	// EnvPostgresImage is the image to run in Docker: the official one, or one with its interface.
 	EnvPostgresImage = "PGLEASES_TEST_POSTGRES_IMAGE"
+	// EnvRole is App where tests' clients connect as that role, which command pgtest makes on a server of its own.
+	EnvRole = "PGLEASES_TEST_ROLE"
 	// EnvPostgresBin is the only directory in which server programs are looked for.
 	EnvPostgresBin = "PGLEASES_TEST_POSTGRES_BIN"
 )

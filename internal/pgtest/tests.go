@@ -10,6 +10,7 @@ import (
 
 // TB is what pgtest needs of a testing.TB.
 type TB interface {
+	Name() string
 	Helper()
 	Cleanup(func())
 	Failed() bool
@@ -38,8 +39,9 @@ func sharedServer() (*Server, error) {
 }
 
 // Database returns the URL of a fresh, empty database, which is dropped, with all sessions in it, when the test ends.
-// It is on a server that all tests of the binary share: the one that the environment points to, else one that the
-// first call starts. Safe in parallel tests. The test fails at once when there is no server.
+// With EnvRole it has the library's tables, and the URL is App's, unless the test is one of asOwner. It is on a server
+// that all tests of the binary share: the one that the environment points to, else one that the first call starts. Safe
+// in parallel tests. The test fails at once when there is no server.
 func Database(tb TB) string {
 	tb.Helper()
 	s, err := sharedServer()
@@ -57,6 +59,29 @@ func Database(tb TB) string {
 			tb.Errorf("%v", err)
 		}
 	})
+	if isApps(tb.Name()) {
+		if err := prepare(ctx, url); err != nil {
+			tb.Fatal(fmt.Errorf("pgtest: make the tables for %s: %w", App, err))
+		}
+		if url, err = withUser(url, App); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	return url
+}
+
+// ProgramDatabase is Database for a program that makes a schema for tables of its own: App may make schemas in it.
+func ProgramDatabase(tb TB) string {
+	tb.Helper()
+	url := Database(tb)
+	if owners := OwnerURL(url); owners != url {
+		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+		defer cancel()
+		err := executeOn(ctx, owners, "DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO "+App+"', current_database()); END $$")
+		if err != nil {
+			tb.Fatal(err)
+		}
+	}
 	return url
 }
 

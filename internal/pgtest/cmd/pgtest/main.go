@@ -1,10 +1,12 @@
 // Command pgtest runs a command with a PostgreSQL at its disposal:
 //
-//	go run ./internal/pgtest/cmd/pgtest [-bouncer] -- go test ./...
+//	go run ./internal/pgtest/cmd/pgtest [-bouncer] [-app] -- go test ./...
 //
 // The command gets the server's URL in PGLEASES_TEST_DATABASE_URL. The server is the one that this variable, or
 // DATABASE_URL, points to already, else one that is started for the time of the command. With -bouncer a PgBouncer in
-// transaction mode is started in front of it, and PGLEASES_TEST_DIRECT_URL is the URL past it.
+// transaction mode is started in front of it, and PGLEASES_TEST_DIRECT_URL is the URL past it. With -app
+// the server is always one that is started, with the role pgtest.App in it, and PGLEASES_TEST_ROLE has the clients of
+// tests connect as that role.
 //
 // pgtest exits with the command's status, 128 plus the signal if that ended it, and 2 if it could not be run.
 package main
@@ -26,8 +28,9 @@ import (
 
 func main() {
 	bouncer := flag.Bool("bouncer", false, "put PgBouncer, in transaction mode, in front of the server")
+	app := flag.Bool("app", false, "have tests connect as a role that may do what sql/grants.sql gives, and no more")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgtest [-bouncer] -- command [argument ...]")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgtest [-bouncer] [-app] -- command [argument ...]")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -35,7 +38,7 @@ func main() {
 		flag.Usage()
 		os.Exit(2)
 	}
-	code, err := run(*bouncer, flag.Args())
+	code, err := run(*bouncer, *app, flag.Args())
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 2)
@@ -43,7 +46,7 @@ func main() {
 	os.Exit(code)
 }
 
-func run(withBouncer bool, args []string) (code int, err error) {
+func run(withBouncer, asApp bool, args []string) (code int, err error) {
 	// From the beginning: a signal must not end us before the server is stopped.
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -51,7 +54,11 @@ func run(withBouncer bool, args []string) (code int, err error) {
 
 	ctx := context.Background()
 	// A pooler keeps up to its pool size of connections to each of the tests' databases.
-	server, err := pgtest.Start(ctx, pgtest.WithSettings(map[string]string{"max_connections": "500"}))
+	options := []pgtest.Option{pgtest.WithSettings(map[string]string{"max_connections": "500"})}
+	if asApp { // which is nothing to leave on somebody else's
+		options = append(options, pgtest.WithPrivate())
+	}
+	server, err := pgtest.Start(ctx, options...)
 	if err != nil {
 		return 2, err
 	}
@@ -59,8 +66,16 @@ func run(withBouncer bool, args []string) (code int, err error) {
 	fmt.Fprintln(os.Stderr, "pgtest:", server.Describe())
 
 	url, env := server.URL(), os.Environ()
+	var users []pgtest.BouncerOption
+	if asApp {
+		if err := server.MakeApp(ctx); err != nil {
+			return 2, err
+		}
+		env = with(env, pgtest.EnvRole, pgtest.App)
+		users = append(users, pgtest.WithUsers("postgres", pgtest.App))
+	}
 	if withBouncer {
-		bouncer, startErr := pgtest.PgBouncer(ctx, server.URL())
+		bouncer, startErr := pgtest.PgBouncer(ctx, server.URL(), users...)
 		if startErr != nil {
 			return 2, startErr
 		}
