@@ -189,9 +189,9 @@ func headed(t *testing.T, page string) (headings []string, blocks map[string]str
 func TestTheQueriesForOperatorsTell(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	pool := newPool(t, url)
+	clients, pool := newPool(t, url), ownersPool(t, url) // operators may more
 	client := func(id string) *pgleases.Client {
-		return newClient(t, pool, pgleases.WithClientID(id), pgleases.WithHeartbeat(50*time.Millisecond))
+		return newClient(t, clients, pgleases.WithClientID(id), pgleases.WithHeartbeat(50*time.Millisecond))
 	}
 	lease := func(c *pgleases.Client, name string, n int) *pgleases.Lease {
 		return joined(t, c, name, n, pgleases.WithHandoffDelay(0))

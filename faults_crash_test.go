@@ -194,6 +194,7 @@ type crash struct {
 	kind  faults.Breach
 	url   string
 	pool  *pgxpool.Pool // past the wire
+	admin *pgxpool.Pool // for what no client does
 	wire  *faults.Wire
 	dir   string
 	since time.Time // from when on all has to be well again soon
@@ -215,7 +216,7 @@ type crash struct {
 
 func newCrash(t *testing.T, kind faults.Breach) *crash {
 	c := &crash{t: t, kind: kind, url: direct(t), dir: t.TempDir(), started: make(chan struct{})}
-	c.pool = newPool(t, c.url, size(3))
+	c.pool, c.admin = newPool(t, c.url, size(3)), ownersPool(t, c.url)
 	var err error
 	if c.wire, err = faults.NewWire(c.url, "pgleases"); err != nil {
 		t.Fatal(err)
@@ -378,7 +379,7 @@ func atDeath(statement string) func(*crash) {
 	}
 }
 
-func (c *crash) unmark() { execute(c.t, c.pool, "DELETE FROM pgleases.server_mark") }
+func (c *crash) unmark() { execute(c.t, c.admin, "DELETE FROM pgleases.server_mark") }
 
 // ask asks for a plan, and for one that moves something.
 func (c *crash) ask() {

@@ -74,6 +74,12 @@ func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxp
 	return pool
 }
 
+// ownersPool returns a pool on the same database for what a test does that is no client's part: see pgtest.OwnerURL.
+func ownersPool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	return newPool(t, pgtest.OwnerURL(url))
+}
+
 // newClient opens a client, closed with the test, which gets its log too.
 func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
@@ -239,17 +245,18 @@ func journal(t testing.TB, pool *pgxpool.Pool) {
 	if err := pgleases.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)
 	}
-	execute(t, pool, `
+	execute(t, ownersPool(t, pool.Config().ConnString()), `
 		CREATE TABLE public.journal (n serial, lease text, partition int, old_owner bigint, owner bigint, old_id text,
 		                             id text, old_epoch bigint, epoch bigint, asked_at timestamptz, at timestamptz);
-		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
 			INSERT INTO public.journal (lease, partition, old_owner, owner, old_id, id, old_epoch, epoch, asked_at, at)
 			VALUES (NEW.lease, NEW.partition, OLD.owner, NEW.owner, OLD.owner_id, NEW.owner_id, OLD.epoch, NEW.epoch,
 			        OLD.asked_at, clock_timestamp());
 			RETURN NULL;
 		END $$;
 		CREATE TRIGGER note AFTER UPDATE ON pgleases.partitions FOR EACH ROW
-		WHEN (OLD.owner IS DISTINCT FROM NEW.owner) EXECUTE FUNCTION public.note()`)
+		WHEN (OLD.owner IS DISTINCT FROM NEW.owner) EXECUTE FUNCTION public.note();
+		GRANT SELECT, DELETE ON public.journal TO PUBLIC`)
 }
 
 // A logbook is a logger that remembers.

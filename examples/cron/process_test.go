@@ -98,7 +98,7 @@ func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), duration+time.Minute)
 	defer cancel()
-	url := pgtest.Database(t)
+	url := pgtest.ProgramDatabase(t)
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		t.Fatal(err)

@@ -50,7 +50,7 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 
 func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	ctx := t.Context()
-	pool, err := connect(ctx, pgtest.Database(t))
+	pool, err := connect(ctx, pgtest.ProgramDatabase(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	e := election{url: pgtest.Database(t), said: make(chan line, 100), processes: make(map[string]*process)}
+	e := election{url: pgtest.ProgramDatabase(t), said: make(chan line, 100), processes: make(map[string]*process)}
 	conn, err := pgx.Connect(ctx, e.url)
 	if err != nil {
 		t.Fatal(err)

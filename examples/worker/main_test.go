@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 	const count = 1000
-	url := pgtest.Database(t)
+	url := pgtest.ProgramDatabase(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 

@@ -325,7 +325,7 @@ func (f *fixture) watchOwners() {
 	_, err := f.sql.PgConn().Exec(f.ctx, `
 		CREATE TABLE public.history (lease text, partition int, owner bigint, epoch bigint, PRIMARY KEY (lease, partition, epoch));
 		CREATE TABLE public.violations (what text);
-		CREATE FUNCTION public.watch_owner() RETURNS trigger LANGUAGE plpgsql AS $$
+		CREATE FUNCTION public.watch_owner() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 		BEGIN
 			IF NEW.owner IS NOT DISTINCT FROM OLD.owner AND NEW.epoch = OLD.epoch THEN RETURN NULL; END IF;
 			INSERT INTO public.history VALUES (NEW.lease, NEW.partition, NEW.owner, NEW.epoch);

@@ -143,8 +143,8 @@ func TestADropDuringAJoinWaitsForItAndIsRefused(t *testing.T) {
 	a.release(nil, "l")
 	f.ok(a.exec(f.ctx, "BEGIN"))
 	a.join("l", 1)
-	dropper := f.session()
-	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT drop_lease('l')")) })
+	dropper := f.raw()
+	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT pgleases.drop_lease('l')")) })
 	f.blocked(dropper.PgConn().PID())
 	f.ok(a.exec(f.ctx, "COMMIT"))
 	if err := dropping(); Code(err) != "55006" {
@@ -159,14 +159,14 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
 	stop := make(chan struct{})
-	dropper := f.session()
+	dropper := f.raw()
 	wg.Go(func() {
 		for {
 			select {
 			case <-stop:
 				return
 			default:
-				_, _ = dropper.Exec(f.ctx, "SELECT drop_lease('l')") // refused now and then
+				_, _ = dropper.Exec(f.ctx, "SELECT pgleases.drop_lease('l')") // refused now and then
 			}
 		}
 	})

@@ -23,7 +23,7 @@ type fixture struct {
 	url    string
 	schema string
 	sql    *pgx.Conn // of the superuser, in which the schema is found without its name
-	runAs  string    // role of the clients; empty: the superuser itself
+	runAs  string    // role of the clients; empty: the user of url
 }
 
 // database returns a fresh one, past a pooler: these tests look at the very backends that the statements run on.
@@ -52,19 +52,24 @@ func (f *fixture) ok(err error) {
 	}
 }
 
-// raw is a plain connection.
+// raw is a plain connection of the superuser's.
 func (f *fixture) raw() *pgx.Conn {
 	f.Helper()
-	conn, err := pgx.Connect(f.ctx, f.url)
+	return f.dial(pgtest.OwnerURL(f.url))
+}
+
+func (f *fixture) dial(url string) *pgx.Conn {
+	f.Helper()
+	conn, err := pgx.Connect(f.ctx, url)
 	f.ok(err)
 	f.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
 
-// session is a plain connection in which the schema is found without its name.
+// session is a plain connection of the clients' user's, in which the schema is found without its name.
 func (f *fixture) session() *pgx.Conn {
 	f.Helper()
-	conn := f.raw()
+	conn := f.dial(f.url)
 	_, err := conn.Exec(f.ctx, "SET search_path = "+pgx.Identifier{f.schema}.Sanitize()+", public")
 	f.ok(err)
 	return conn

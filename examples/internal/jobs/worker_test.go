@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 func newWorker(t *testing.T, count int) *Worker {
 	t.Helper()
 	ctx := t.Context()
-	pool, err := pgxpool.New(ctx, pgtest.Database(t))
+	pool, err := pgxpool.New(ctx, pgtest.ProgramDatabase(t))
 	if err != nil {
 		t.Fatal(err)
 	}
