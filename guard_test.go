@@ -211,7 +211,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 
 func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.T) {
 	t.Parallel()
-	pool, ca, _, a := twoClients(t, 1)
+	pool, ca, _, a := twoClientsOn(t, direct(t), 1) // a pooler may take another session for the next statement
 	p := ownership(t, a, 0)
 	conn, err := pool.Acquire(t.Context())
 	if err != nil {
