@@ -15,7 +15,7 @@ const (
 	// App is the role of clients that may do what sql/grants.sql gives and no more, under the name that it has there.
 	App = "pgleases_app"
 
-	owner = "pgleases_owner" // of the tables, as on docs/roles.md
+	tablesOwner = "pgleases_owner" // of the tables, as on docs/roles.md
 )
 
 // asOwner are the tests whose database stays empty, and whose clients stay those of a role that may do everything in it,
@@ -45,7 +45,7 @@ var asOwner = map[string]string{
 // tables' owner.
 func (s *Server) MakeApp(ctx context.Context) error {
 	err := s.maintain(ctx, func(conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "CREATE ROLE "+owner+" NOLOGIN; CREATE ROLE "+App+" LOGIN")
+		_, err := conn.Exec(ctx, "CREATE ROLE "+tablesOwner+" NOLOGIN; CREATE ROLE "+App+" LOGIN")
 		return err
 	})
 	if err != nil {
@@ -69,7 +69,7 @@ func isApps(test string) bool {
 func prepare(ctx context.Context, databaseURL string) error {
 	direct, _ := DirectURL(databaseURL)
 	return executeOn(ctx, direct, "REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "+App+" AUTHORIZATION "+App,
-		"CREATE SCHEMA pgleases AUTHORIZATION "+owner+"; SET ROLE "+owner,
+		"CREATE SCHEMA pgleases AUTHORIZATION "+tablesOwner+"; SET ROLE "+tablesOwner,
 		"SET client_min_messages = warning; "+sql.For("pgleases").Schema,
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
 		sql.Grants)
