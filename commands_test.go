@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	suite   = "go test -p=1 -count=1 -timeout=10m ./..."
+	suite   = "go test -count=1 -timeout=10m ./..."
 	modules = "for module in internal/migrations internal/bench/sticky examples/otel"
 	hours   = "may take hours"
 	minutes = "takes minutes; its own test measures everything with -quick"
