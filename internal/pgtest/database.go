@@ -32,6 +32,10 @@ func (s *Server) CreateDatabase(ctx context.Context, prefix string) (url string,
 		_, err := conn.Exec(ctx, "CREATE DATABASE "+quoted+" TEMPLATE template0")
 		return err
 	})
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Code == "42501" {
+		err = fmt.Errorf("%w; ALTER ROLE ... CREATEDB allows it, or connect as another user", err)
+	}
 	if err != nil {
 		return "", nil, fmt.Errorf("pgtest: create database %s: %w", name, err)
 	}

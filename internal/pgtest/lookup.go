@@ -59,7 +59,7 @@ func findPostgres(forced, path string, globs []string) (string, error) {
 		}
 	}
 	if forced != "" {
-		return "", fmt.Errorf("PostgreSQL server programs %w: %s=%s has no postgres and initdb", ErrNotInstalled, EnvPostgresBin, forced)
+		return "", fmt.Errorf("PostgreSQL server programs %w: %s=%s has no postgres and initdb; correct it, or unset it to have them looked for", ErrNotInstalled, EnvPostgresBin, forced)
 	}
 	return "", fmt.Errorf("PostgreSQL server programs %w: set %s to a server's URL, or install them "+
 		"(Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; "+

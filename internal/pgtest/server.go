@@ -71,7 +71,7 @@ func useForeign(ctx context.Context, connString, variable string) (*Server, erro
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("pgtest: the server that %s points to: %w", variable, err)
+		return nil, fmt.Errorf("pgtest: the server that %s points to: %w; correct %[1]s, or unset it to have a server started", variable, err)
 	}
 	return s, nil
 }
