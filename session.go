@@ -84,7 +84,7 @@ func superseded(newer *store.Process) error {
 	if newer == nil {
 		return ErrSuperseded
 	}
-	return fmt.Errorf("%w: host %s, pid %d, started %s", ErrSuperseded, newer.Host, newer.PID,
+	return fmt.Errorf("%w: host %s, pid %d, started %s; processes that live at once need an ID each", ErrSuperseded, newer.Host, newer.PID,
 		newer.StartedAt.Format(time.RFC3339Nano))
 }
 
