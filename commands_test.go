@@ -163,8 +163,7 @@ func TestTheCommandsOfThePagesWork(t *testing.T) {
 		case c.ci != "" || c.why != "":
 			continue
 		}
-		t.Run(line, func(t *testing.T) {
-			t.Parallel()
+		t.Run(line, func(t *testing.T) { // one after the other: examples of the same -id would supersede each other
 			if program, _, _ := strings.Cut(line, " "); program == "psql" {
 				if _, err := exec.LookPath(program); err != nil {
 					t.Skip(err)
