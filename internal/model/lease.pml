@@ -37,6 +37,10 @@
 #define LOSSES 1            /* answers that are lost: in the model of completeness; in that of safety any may be */
 #endif
 
+#ifndef OPERATIONS
+#define OPERATIONS N        /* statements whose answers are on their way at the same time */
+#endif
+
 #ifndef TTL
 #define TTL 3               /* ticks until a session expires, by the database's clock */
 #endif
@@ -106,7 +110,7 @@ typedef Process {
 	mtype:operation op;
 	byte age;                   /* ticks since it was sent */
 	bit ansAlive, ansTimeline, ansSettled, ansNewer;
-	byte opPartition, opSession;
+	byte opPartition, opSession;    /* opPartition: 1 + its number */
 	bit opFree;
 	mtype:outcome ansOutcome;
 	byte ansEpoch[P];           /* 0: not owned */
@@ -132,7 +136,12 @@ hidden byte i, j;               /* only within a d_step */
 #define process(s)      ((s - 1) / 2)
 #define living(s)       (s != NOBODY && db.alive[s])
 #define isSettled       (timeline == settled)
-#define ready(c)        (pr[c].up && pr[c].op == NONE)
+#if N > 2
+#define underWay        ((pr[0].op != NONE) + (pr[1].op != NONE) + (pr[2].op != NONE))
+#else
+#define underWay        ((pr[0].op != NONE) + (pr[1].op != NONE))
+#endif
+#define ready(c)        (pr[c].up && pr[c].op == NONE && underWay < OPERATIONS)
 
 /* What a client does with a partition that it may take to be its own: it shows it, or its work on it has not ended. */
 #define works(c, p)     (pr[c].work != IDLE && pr[c].pinned && pr[c].workPartition == p && pr[c].workEpoch == pr[c].epoch[p])
@@ -508,7 +517,7 @@ inline release(c, p) {
 		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && bounded(p) && REASON(takeable(p)) ->
 		d_step {
 			pr[c].op = RELEASED;
-			pr[c].opPartition = p;
+			pr[c].opPartition = p + 1;
 			if
 			:: released(p, session(c), pr[c].epoch[p]) ->
 				i = heir(p, session(c), pr[c].ending);
@@ -531,7 +540,7 @@ inline answer_release(c) {
 	atomic {
 		pr[c].op == RELEASED ->
 		d_step {
-			i = pr[c].opPartition;
+			i = pr[c].opPartition - 1;
 			if
 			:: pr[c].ansOutcome == BUSY                  /* an open guarded transaction: later */
 			:: pr[c].ansOutcome == NOTHING || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
@@ -675,7 +684,7 @@ inline plan_apart(c, p, s) {
 		ready(c) && pr[c].known && db.alive[s] && wanted(p, s) ->
 		d_step {
 			pr[c].op = PLANNED;
-			pr[c].opPartition = p;
+			pr[c].opPartition = p + 1;
 			pr[c].opSession = s;
 			pr[c].opFree = !kept(p);
 			pr[c].dirty = 0                             /* here: the generation is as it was read */
@@ -684,14 +693,14 @@ inline plan_apart(c, p, s) {
 }
 inline apply(c) {
 	atomic {
-		pr[c].op == PLANNED && isSettled && bounded(pr[c].opPartition) ->
+		pr[c].op == PLANNED && isSettled && bounded((pr[c].opPartition - 1)) ->
 		d_step {
-			i = pr[c].opPartition;
+			i = pr[c].opPartition - 1;
 			if
 #ifdef CLAIM_WITHOUT_RECHECK
 			:: pr[c].opFree && takeable(i) && living(pr[c].opSession) ->
 				j = pr[c].opSession;
-				change_owner(pr[c].opPartition, j)
+				change_owner(pr[c].opPartition - 1, j)
 			:: !pr[c].opFree && living(pr[c].opSession) ->
 				db.part[i].target = pr[c].opSession;
 				raise_generation()
@@ -699,7 +708,7 @@ inline apply(c) {
 			:: pr[c].dirty || !living(pr[c].opSession)
 			:: !pr[c].dirty && living(pr[c].opSession) && !kept(i) && takeable(i) ->
 				j = pr[c].opSession;
-				change_owner(pr[c].opPartition, j)
+				change_owner(pr[c].opPartition - 1, j)
 			:: !pr[c].dirty && living(pr[c].opSession) && kept(i) ->
 				db.part[i].target = pr[c].opSession;
 				raise_generation()
@@ -809,50 +818,149 @@ inline lose_answer(c) {
 	}
 }
 
+/* ---- symmetry ---- */
+
+/* Where nothing tells processes or partitions apart (not with SAME_ID, APART, CLOSES or COMPLETENESS), states that differ in their
+ * names only are one: after each step the state becomes the smallest of all its renamings, byte by byte. It is not of the
+ * protocol, makes the trail of a violation hard to read, and saves up to N! * P! times the states. */
+#ifdef SYMMETRIC
+c_code {
+	typedef struct Renamed {
+		struct Process pr[N];
+		struct Tables db, standby;
+		uchar expires[2*N + 1], highest[P];
+#ifdef LATE
+		uchar lateSession, latePartition;
+#endif
+	} Renamed;
+
+	static const uchar processes[][3] = { {0, 1, 2}, {1, 0, 2}, {0, 2, 1}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0} };
+	static const uchar partitions[][2] = { {0, 1}, {1, 0} };
+
+	static uchar
+	renamed_session(const uchar *to, uchar s)
+	{
+		return s == NOBODY ? NOBODY : 2*to[(s - 1)/2] + 1 + (s - 1)%2;
+	}
+
+	static void
+	rename_tables(const uchar *c, const uchar *p, struct Tables *from, struct Tables *to)
+	{
+		int i;
+		for (i = 0; i < P; i++) {
+			struct Partition *x = &to->part[p[i]];
+			*x = from->part[i];
+			x->owner = renamed_session(c, x->owner);
+			x->target = renamed_session(c, x->target);
+		}
+		for (i = 1; i <= 2*N; i++)
+			to->alive[renamed_session(c, i)] = from->alive[i];
+		to->incarnation = from->incarnation;
+	}
+
+	static void
+	rename_all(const uchar *c, const uchar *p, Renamed *to)
+	{
+		int i, j;
+		memset(to, 0, sizeof *to);
+		for (i = 0; i < N; i++) {
+			struct Process *from = &now.pr[i], *x = &to->pr[c[i]];
+			memcpy(x, from, sizeof *x);
+			for (j = 0; j < P; j++) {
+				x->has[p[j]] = from->has[j];
+				x->epoch[p[j]] = from->epoch[j];
+				x->ansEpoch[p[j]] = from->ansEpoch[j];
+				x->ansMoving[p[j]] = from->ansMoving[j];
+			}
+			if (from->opPartition > 0)
+				x->opPartition = p[from->opPartition - 1] + 1;
+			if (from->workEpoch > 0)
+				x->workPartition = p[from->workPartition];
+		}
+		rename_tables(c, p, &now.db, &to->db);
+		rename_tables(c, p, &now.standby, &to->standby);
+		for (i = 1; i <= 2*N; i++)
+			to->expires[renamed_session(c, i)] = now.expires[i];
+		for (i = 0; i < P; i++)
+			to->highest[p[i]] = now.highest[i];
+#ifdef LATE
+		to->lateSession = renamed_session(c, now.lateSession);
+		to->latePartition = now.lateSession == NOBODY ? 0 : p[now.latePartition];
+#endif
+	}
+
+	static void
+	rename_to_smallest(void)
+	{
+		Renamed smallest, other;
+		int i, j;
+		rename_all(processes[0], partitions[0], &smallest);
+		for (i = 0; i < (N == 3 ? 6 : 2); i++)
+			for (j = 0; j < P; j++) {
+				rename_all(processes[i], partitions[j], &other);
+				if (memcmp(&other, &smallest, sizeof other) < 0)
+					smallest = other;
+			}
+		memcpy(now.pr, smallest.pr, sizeof now.pr);
+		now.db = smallest.db;
+		now.standby = smallest.standby;
+		memcpy(now.expires, smallest.expires, sizeof now.expires);
+		memcpy(now.highest, smallest.highest, sizeof now.highest);
+#ifdef LATE
+		now.lateSession = smallest.lateSession;
+		now.latePartition = smallest.latePartition;
+#endif
+	}
+}
+#define step(s) atomic { s; c_code { rename_to_smallest(); } }
+#else
+#define step(s) s
+#endif
+
 /* ---- the processes of the model ---- */
 
 proctype Client(byte me) {
 	do
-	:: register(me)
-	:: answer_register(me)
-	:: heartbeat(me)
-	:: answer_heartbeat(me)
-	:: read(me)
-	:: answer_read(me)
-	:: release(me, 0)
-	:: answer_release(me)
-	:: lose_answer(me)
-	:: close(me)
+	:: step(register(me))
+	:: step(answer_register(me))
+	:: step(heartbeat(me))
+	:: step(answer_heartbeat(me))
+	:: step(read(me))
+	:: step(answer_read(me))
+	:: step(release(me, 0))
+	:: step(answer_release(me))
+	:: step(lose_answer(me))
+	:: step(close(me))
 #if P > 1
-	:: release(me, 1)
+	:: step(release(me, 1))
 #endif
 #ifdef LATE
-	:: release_late(me, 0)
+	:: step(release_late(me, 0))
 #if P > 1
-	:: release_late(me, 1)
+	:: step(release_late(me, 1))
 #endif
 #endif
 #ifdef APART
-	:: plan_apart(me, 0, 1)
-	:: plan_apart(me, 0, 3)
-	:: apply(me)
+	:: step(plan_apart(me, 0, 1))
+	:: step(plan_apart(me, 0, 3))
+	:: step(apply(me))
 #endif
 #ifdef PINS
-	:: begin_work(me, 0, 1)
+	:: step(begin_work(me, 0, 1))
 #if P > 1
-	:: begin_work(me, 1, 1)
+	:: step(begin_work(me, 1, 1))
 #endif
 #endif
 #ifdef GUARDS
-	:: begin_work(me, 0, 0)
+	:: step(begin_work(me, 0, 0))
 #if P > 1
-	:: begin_work(me, 1, 0)
+	:: step(begin_work(me, 1, 0))
 #endif
-	:: guard(me)
-	:: commit(me)
+	:: step(guard(me))
+	:: step(commit(me))
 #endif
 #if defined(PINS) || defined(GUARDS)
-	:: end_work(me)
+	:: step(end_work(me))
 #endif
 	od
 }
@@ -873,7 +981,14 @@ inline tick() {
 #ifndef NO_TRUST_DEADLINE
 			if
 			:: pr[i].trust > 1 -> pr[i].trust--
-			:: pr[i].trust == 1 -> lose_trust(i)        /* readers read the clock: it ends at that instant */
+			:: pr[i].trust == 1 ->
+				lose_trust(i);                          /* readers read the clock: it ends at that instant */
+				if
+				:: pr[i].op == READ ->                  /* its answer will count for nothing */
+					no_operation(i);
+					pr[i].dirty = GENERATION
+				:: else
+				fi
 			:: else
 			fi
 #endif
@@ -997,58 +1112,58 @@ proctype World() {
 		fi
 	}
 #else
-	:: tick()
+	:: step(tick())
 #endif
-	:: evict(1)
-	:: evict(2)
-	:: evict(3)
-	:: evict(4)
+	:: step(evict(1))
+	:: step(evict(2))
+	:: step(evict(3))
+	:: step(evict(4))
 #if N > 2
-	:: evict(5)
-	:: evict(6)
+	:: step(evict(5))
+	:: step(evict(6))
 #endif
-	:: plan(0, 1)
-	:: plan(0, 2)
-	:: plan(0, 3)
-	:: plan(0, 4)
+	:: step(plan(0, 1))
+	:: step(plan(0, 2))
+	:: step(plan(0, 3))
+	:: step(plan(0, 4))
 #if N > 2
-	:: plan(0, 5)
-	:: plan(0, 6)
+	:: step(plan(0, 5))
+	:: step(plan(0, 6))
 #endif
 #if P > 1
-	:: plan(1, 1)
-	:: plan(1, 2)
-	:: plan(1, 3)
-	:: plan(1, 4)
+	:: step(plan(1, 1))
+	:: step(plan(1, 2))
+	:: step(plan(1, 3))
+	:: step(plan(1, 4))
 #if N > 2
-	:: plan(1, 5)
-	:: plan(1, 6)
+	:: step(plan(1, 5))
+	:: step(plan(1, 6))
 #endif
 #endif
 #ifdef LATE
-	:: run_late_release()
-	:: drop_late_release()
+	:: step(run_late_release())
+	:: step(drop_late_release())
 #endif
 #if CRASHES > 0
-	:: crash(0)
-	:: crash(1)
+	:: step(crash(0))
+	:: step(crash(1))
 #if N > 2
-	:: crash(2)
+	:: step(crash(2))
 #endif
 #endif
 #if CLOSES > 0
-	:: begin_close(0)
-	:: begin_close(1)
+	:: step(begin_close(0))
+	:: step(begin_close(1))
 #endif
 #if RESTARTS > 0
-	:: restart_database()
+	:: step(restart_database())
 #endif
 #if PROMOTIONS > 0 || defined(ASYNC_OWNERSHIP)
-	:: replicate()
+	:: step(replicate())
 #endif
 #if PROMOTIONS > 0
-	:: promote()
-	:: settle()
+	:: step(promote())
+	:: step(settle())
 #endif
 	od
 }
