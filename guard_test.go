@@ -324,11 +324,6 @@ func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testi
 	url := pgtest.Database(t)
 	pool := newPool(t, url)
 	var book logbook
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("what the clients logged: %q", book.lines())
-		}
-	})
 	clients := []*pgleases.Client{
 		newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), book.option()),
 		newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithTTL(ttl), book.option()),

@@ -285,7 +285,7 @@ func (b *logbook) lines(words ...string) []string {
 	defer b.mu.Unlock()
 	var lines []string
 	for _, r := range b.records {
-		line := r.Time.Format("05.000 ") + r.Level.String() + " " + r.Message
+		line := r.Level.String() + " " + r.Message
 		r.Attrs(func(a slog.Attr) bool {
 			line += " " + a.String()
 			return true
