@@ -33,6 +33,22 @@ func unprivileged() (*account, error) {
 	return nil, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody to run it as")
 }
 
+// own gives a file or folder to the account.
+func (a *account) own(path string) error {
+	if a == nil {
+		return nil
+	}
+	return os.Chown(path, a.uid, a.gid)
+}
+
+// write writes a file that belongs to the account.
+func (a *account) write(path, text string) error {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		return err
+	}
+	return a.own(path)
+}
+
 // tempRoot returns a directory for temporary files that the account can reach: root's TMPDIR may lie below a folder
 // that only root may enter. With inMemory and no TMPDIR set, it is in memory where there is plenty: on a disk whose
 // files are slow to make, a start took 1.3 s instead of 0.35, a database 280 ms instead of 25.

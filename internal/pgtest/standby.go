@@ -163,22 +163,6 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// write writes a file that belongs to the account.
-func (a *account) write(path, text string) error {
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		return err
-	}
-	return a.own(path)
-}
-
-// own gives a file or folder to the account.
-func (a *account) own(path string) error {
-	if a == nil {
-		return nil
-	}
-	return os.Chown(path, a.uid, a.gid)
-}
-
 // Promote makes a standby a primary, on a timeline of its own, and returns when it takes writes. What it has not
 // received by then is lost; the server that it followed is left as it is. ctx covers the wait, which is at most a minute.
 func (s *Server) Promote(ctx context.Context) error {
