@@ -894,11 +894,10 @@ c_code {
 	{
 		Renamed smallest, other;
 		int i, j;
-		rename_all(processes[0], partitions[0], &smallest);
 		for (i = 0; i < (N == 3 ? 6 : 2); i++)
 			for (j = 0; j < P; j++) {
 				rename_all(processes[i], partitions[j], &other);
-				if (memcmp(&other, &smallest, sizeof other) < 0)
+				if (i == 0 && j == 0 || memcmp(&other, &smallest, sizeof other) < 0)
 					smallest = other;
 			}
 		memcpy(now.pr, smallest.pr, sizeof now.pr);
