@@ -24,7 +24,7 @@ func TestNoTwoProcessesHoldAPartitionAtOnceWhateverBefallsThem(t *testing.T) {
 		return
 	}
 	total, each := 200, 3
-	if brief() {
+	if raceDetector {
 		total, each = 50, 1
 	}
 	disk, options := smallDisk(t)
