@@ -30,7 +30,7 @@ var asOwner = map[string]string{
 	"TestARoleWithoutRightsIsToldWhere":                 "it makes a role with fewer rights",
 	"TestEachRoleOfThePageMayDoItsPartAndNoMore":        "it makes all roles itself",
 
-	// In internal/store and internal/migrations.
+	// In internal/store and proof/migrations.
 	"TestRacingMigrationsAllSucceed":                 "migration",
 	"TestASchemaThatDoesNotFitIsNamed":               "migration",
 	"TestAnySchemaNameServes":                        "schemas of its own",

@@ -1,0 +1,339 @@
+//go:build linux
+
+package proof_test
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+// clockFaults are what befalls the database's clock.
+var clockFaults = []struct {
+	name  string
+	step  time.Duration
+	rate  float64 // for a while; 0: a step
+	short bool    // befalls also where little time is
+}{
+	{"a minute on", time.Minute, 0, true},
+	{"a minute back", -time.Minute, 0, false},
+	{"an hour on", time.Hour, 0, false},
+	{"an hour back", -time.Hour, 0, true},
+	{"a tenth too fast", 0, 1.1, false},
+	{"a tenth too slow", 0, 0.9, false},
+}
+
+// Promises 1, 5 and 11 where the database's clock steps and runs wrong. In each round a worker process is killed too, right
+// before or right after.
+func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
+	t.Parallel()
+	const ttl, steadyTTL, slewed = time.Second, 3 * time.Second, 2 * time.Second
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	server := pgserver.Private(t)
+	clock := newClock(t, server)
+	url := server.URL()
+	steady := newSteady(t, url, steadyTTL, 200*time.Millisecond)
+	dir := t.TempDir()
+	const partitions = 6
+	var crew []*pgleases.Lease
+	leases := make(map[string]*pgleases.Lease)
+	for i := range 2 {
+		id := fmt.Sprintf("crew-%d", i)
+		c := opened(t, url, id, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
+		leases[id] = joined(t, c, "crew", partitions, pgleases.WithHandoffDelay(0))
+		crew = append(crew, leases[id])
+	}
+	crewLogs := watched(t, leases)
+	reader := connection(t, url)
+
+	var took []time.Duration
+	for round, fault := range clockFaults {
+		if brief() && !fault.short {
+			continue
+		}
+		victim := startWorker(t, faults.Config{URL: url, ID: fmt.Sprintf("victim-%d", round), Lease: "crew", Partitions: partitions,
+			TTL: ttl, Log: filepath.Join(dir, fmt.Sprintf("victim-%d.log", round))})
+		hasJoined(t, victim)
+		waitFor(t, patience, "the worker has its share", func() bool {
+			return len(held(t, victim)) == partitions/3 && len(crew[0].Values()) == partitions/3 && len(crew[1].Values()) == partitions/3
+		})
+		before := random.IntN(2) == 0
+		if before {
+			victim.Kill()
+		}
+		if fault.rate == 0 {
+			if err := clock.Set(clock.Offset() + fault.step); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !before {
+			victim.Kill()
+		}
+		from := clock.Offset()
+		if fault.rate != 0 {
+			// A watch bears no such slope, so the end of it counts. Clocks that are set right run wrong by a twentieth of that.
+			ctx, cancel := context.WithTimeout(t.Context(), slewed)
+			err := clock.Slew(ctx, fault.rate)
+			cancel()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		began := time.Now()
+		var now time.Time
+		if err := reader.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
+			t.Fatal(err)
+		}
+		if wrong := now.Sub(began.Add(clock.Offset())); wrong.Abs() > slack || fault.rate != 0 && (clock.Offset()-from).Abs() < slewed/20 {
+			t.Fatalf("%s: the database's clock is %v off what was set, %v", fault.name, wrong, clock.Offset())
+		}
+		most := 2*ttl + 2*slack // a watch begins anew, and so does the dead one's time; both are easily disturbed
+		if !comesTrue(patience, func() bool { return shared(crew...) }) {
+			t.Fatalf("%s: what the killed worker owned is not taken over", fault.name)
+		}
+		took = append(took, time.Since(began))
+		if last := took[len(took)-1]; last > most {
+			t.Errorf("%s, killed before %v: taken over after %v, not %v", fault.name, before, last, most)
+		}
+		steady.confirmed(t, time.Now())
+		steady.check(t, round)
+		if t.Failed() {
+			break
+		}
+	}
+	steady.stop(t)
+	logs, err := oracle.ReadAll(dir + "/*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := verify(t, append(logs, crewLogs()...))
+	t.Logf("%d rounds; taken over after the fault: %v; %v; %d reads of the steady", len(took), took, report, steady.reads)
+}
+
+// newClock gives the server a clock of its own. Only where everything is there by arrangement must that not fail.
+func newClock(t *testing.T, s *pgserver.Server) *pgserver.Clock {
+	t.Helper()
+	clock, err := s.Clock(t.Context())
+	if errors.Is(err, pgserver.ErrNotInstalled) && os.Getenv("CI") != "true" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return clock
+}
+
+// Promises 1, 2 and 14 where a client's own clock steps. Forward it looks like a sleep, so trust ends, and comes again with
+// the next heartbeat. Backward it must prolong nothing.
+func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
+	t.Parallel()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("Go asks the kernel's own code for the time, which this test can replace on amd64 only")
+	}
+	const ttl, partitions = 2 * time.Second, 4
+	url := direct(t)
+	dir := t.TempDir()
+	proxy := newProxy(t, url)
+	config := faults.Config{URL: url, ID: "right", Lease: "wall", Partitions: partitions, TTL: ttl, Log: filepath.Join(dir, "right.log")}
+	right := startWorker(t, config)
+	hasJoined(t, right)
+	set := wallClock(t, &config)
+	config.URL, config.ID, config.Log = proxy.URL(), "wrong", filepath.Join(dir, "wrong.log")
+	wrong := startWorker(t, config)
+	hasJoined(t, wrong)
+	share := func() bool { return len(held(t, right)) == partitions/2 && len(held(t, wrong)) == partitions/2 }
+	waitFor(t, patience, "the workers share the lease", share)
+	intervals := func() int { return len(watchedLog(t, wrong).Intervals) }
+	told := func() int { return strings.Count(wrong.Output(), "trust lost") }
+
+	var recovered []time.Duration
+	for _, offset := range []time.Duration{time.Hour, 2 * time.Hour} {
+		before := told()
+		began, at := time.Now(), oracle.Now()
+		set(offset)
+		waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
+		waitFor(t, patience, "it owns its share again", func() bool {
+			return share() && !slices.ContainsFunc(watchedLog(t, wrong).Intervals,
+				func(i oracle.Interval) bool { return i.Open && i.First < at })
+		})
+		recovered = append(recovered, time.Since(began))
+		if took := recovered[len(recovered)-1]; took > 2*ttl+slack {
+			t.Errorf("%v on: recovered after %v", offset, took)
+		}
+	}
+	// Backward while all is well takes nothing.
+	before, seen := told(), intervals()
+	set(time.Hour)
+	pause(t.Context(), ttl)
+	if told() != before || intervals() != seen {
+		t.Errorf("an hour back: lost trust %d times, %d intervals of ownership more", told()-before, intervals()-seen)
+	}
+	// Nor does it help one that is cut off, right after or right before.
+	set(0)
+	if err := proxy.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	cut := oracle.Now()
+	set(-time.Hour)
+	waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
+	waitFor(t, slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 }) // the oracle's log comes a little later
+	if last := slices.MaxFunc(watchedLog(t, wrong).Intervals, func(a, b oracle.Interval) int { return int(a.Last - b.Last) }).Last; last.Sub(cut) > ttl {
+		t.Errorf("it held something until %v after it was cut off, with a TTL of %v", last.Sub(cut), ttl)
+	}
+	waitFor(t, patience, "the other one takes over", func() bool { return len(held(t, right)) == partitions })
+	if took := oracle.Now().Sub(cut); took > 2*ttl+slack {
+		t.Errorf("taken over after %v", took)
+	}
+	if err := proxy.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, patience, "it owns its share again", share)
+	t.Logf("forward: recovered after %v; %v", recovered, verifyDir(t, dir))
+}
+
+// watchedLog returns the oracle's log of a worker.
+func watchedLog(t *testing.T, p *faults.Process) oracle.Log {
+	t.Helper()
+	l, err := p.Watched()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// envWallClock names the file that holds the offset of a worker's wall clock.
+const envWallClock = "PGLEASES_TEST_WALL_CLOCK"
+
+// wallClock has a worker to be started read its wall clock from a place where the returned function sets it at once.
+func wallClock(t *testing.T, config *faults.Config) (set func(offset time.Duration)) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "offset")
+	if err := os.WriteFile(path, make([]byte, 8), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	config.Env = append(config.Env, envWallClock+"="+path)
+	return func(offset time.Duration) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err == nil {
+			_, err = f.WriteAt(binary.LittleEndian.AppendUint64(nil, uint64(offset/time.Second)), 0)
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A worker's clock is replaced before package faults makes it a worker; init functions run in the order of their files.
+func init() {
+	path := os.Getenv(envWallClock)
+	if path == "" {
+		return
+	}
+	if err := replaceWallClock(path); err != nil {
+		fmt.Fprintln(os.Stderr, "replace the clock:", err)
+		os.Exit(1)
+	}
+}
+
+// replaceWallClock has this process's wall clock run ahead by the seconds in the file. Go does not ask libc, whose functions
+// a library could stand in for, but code that the kernel maps into every process; that is replaced here.
+func replaceWallClock(path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	offset, err := syscall.Mmap(int(f.Fd()), 0, 8, syscall.PROT_READ, syscall.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	base, code, err := kernelCode()
+	if err != nil {
+		return err
+	}
+	file, err := elf.NewFile(bytes.NewReader(code))
+	if err != nil {
+		return err
+	}
+	symbols, err := file.DynamicSymbols()
+	if err != nil {
+		return err
+	}
+	entry := make(map[string]elf.Symbol)
+	for _, s := range symbols {
+		entry[s.Name] = s
+	}
+	clock, spare := entry["__vdso_clock_gettime"], entry["__vdso_gettimeofday"] // Go calls only the first
+	body := []byte{0xb8, 228, 0, 0, 0,                                          // mov $SYS_clock_gettime, %eax
+		0x0f, 0x05, // syscall
+		0x85, 0xff, // test %edi, %edi; 0 is the wall clock
+		0x75, 16, // jne to the end
+		0x48, 0xb9} // movabs $offset, %rcx
+	body = binary.LittleEndian.AppendUint64(body, uint64(uintptr(unsafe.Pointer(&offset[0]))))
+	body = append(body, 0x48, 0x8b, 0x09, // mov (%rcx), %rcx
+		0x48, 0x01, 0x0e, // add %rcx, (%rsi)
+		0xc3) // ret
+	if clock.Value == 0 || spare.Size < uint64(len(body)) {
+		return fmt.Errorf("this kernel's code is not as expected: %+v, %+v", clock, spare)
+	}
+	memory, err := os.OpenFile("/proc/self/mem", os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer memory.Close()
+	if _, err := memory.WriteAt(body, int64(base+spare.Value)); err != nil {
+		return err
+	}
+	// In one aligned word: the runtime's threads look at the clock all the time.
+	jump := append([]byte{0xe9}, binary.LittleEndian.AppendUint32(nil, uint32(spare.Value-clock.Value-5))...)
+	jump = append(jump, code[clock.Value+5:clock.Value+8]...)
+	_, err = memory.WriteAt(jump, int64(base+clock.Value))
+	return err
+}
+
+// kernelCode returns the code that the kernel maps into this process, and where it is.
+func kernelCode() (base uint64, code []byte, err error) {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return 0, nil, err
+	}
+	for line := range strings.Lines(string(maps)) {
+		var end uint64
+		if !strings.Contains(line, "[vdso]") {
+			continue
+		}
+		if _, err := fmt.Sscanf(line, "%x-%x", &base, &end); err != nil {
+			return 0, nil, err
+		}
+		memory, err := os.Open("/proc/self/mem")
+		if err != nil {
+			return 0, nil, err
+		}
+		defer memory.Close()
+		code = make([]byte, end-base)
+		_, err = memory.ReadAt(code, int64(base))
+		return base, code, err
+	}
+	return 0, nil, errors.New("there is none")
+}

@@ -1,0 +1,562 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+const (
+	crashTTL        = time.Second
+	crashPartitions = 8
+	crashesAtOnce   = 8
+)
+
+// A crashCase has a worker process, the victim, send the statement of a file of package sql.
+type crashCase struct {
+	file, when string
+	run        func(*crash) // returns when it was sent, and the breach done
+	// What becomes of a victim that lives on; the zero value: it goes on as if nothing had been.
+	then outcome
+}
+
+type outcome int
+
+const (
+	goesOn     outcome = iota
+	opensNot           // Open returned the error, and the process ended with it
+	endsClosed         // it was being closed
+	endsOusted         // it was being superseded
+)
+
+// crashCases has an entry for every statement of the protocol, and two where it is sent at quite different moments.
+var crashCases = []crashCase{
+	{"schema", "it is the first", atFirst("schema"), opensNot},
+	{"register", "it is opened", atStart("register"), opensNot},
+	{"register", "its session was evicted", atEviction("register"), goesOn},
+	{"mark", "it is the first", atFirst("mark"), goesOn},
+	{"mark", "the server has lost its mark", atBalance("mark", (*crash).unmark), goesOn},
+	{"heartbeat", "nothing happens", atBalance("heartbeat", nil), goesOn},
+	{"join", "it is opened", atStart("join"), goesOn},
+	{"join", "its session was evicted", atEviction("join"), goesOn},
+	{"join", "it is closed before it can join again", func(c *crash) { atEviction("join")(c); c.close() }, endsClosed},
+	{"claim", "a plan is asked for", atBalance("claim", (*crash).ask), goesOn},
+	{"plan", "a plan is asked for", atBalance("plan", (*crash).ask), goesOn},
+	{"apply", "it is the first", atFirst("apply"), goesOn},
+	{"apply", "an owner is asked", atBalance("apply", (*crash).ask), goesOn},
+	{"apply", "the partitions of a dead one are given", atDeath("apply"), goesOn},
+	{"read", "it has joined", atStart("read"), goesOn},
+	{"read", "a lease has changed", atBalance("read", (*crash).change), goesOn},
+	{"release", "another has joined", func(c *crash) {
+		c.alone()
+		c.arm("release")
+		c.bystand()
+		c.await(nil)
+	}, goesOn},
+	{"release", "it is closed", atBalance("release", (*crash).close), endsClosed},
+	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
+	{"evict", "another has died", atDeath("evict"), goesOn},
+	{"settle", "the server was promoted", func(c *crash) {
+		c.alone()
+		c.arm("settle")
+		execute(c.t, c.pool, "UPDATE pgleases.server SET timeline = timeline + 1")
+		c.await(nil)
+		c.bystand()
+	}, goesOn},
+	{"weight", "its weight is not what it shall be", atBalance("weight", (*crash).misweigh), goesOn},
+	{"superseder", "a newer process has begun", atBalance("superseder", (*crash).supersede), endsOusted},
+	{"guard", "it works", func(c *crash) {
+		effects := faults.NewEffects(c.pool, "l")
+		if err := effects.Create(c.t.Context(), crashPartitions); err != nil {
+			c.t.Fatal(err)
+		}
+		c.config.Effects = true
+		c.bystand()
+		ctx, cancel := context.WithCancel(context.Background())
+		var writes sync.WaitGroup
+		writes.Go(func() { effects.Write(ctx, c.lease, "bystander") })
+		c.t.Cleanup(func() { cancel(); writes.Wait() })
+		c.effects = func() {
+			cancel()
+			writes.Wait()
+			n, zombies, err := effects.Check(context.Background())
+			if err != nil || n == 0 || len(zombies) > 0 {
+				c.t.Errorf("of %d writes under Guard, these came late: %v; %v", n, zombies, err)
+			}
+		}
+		c.start()
+		c.balanced()
+		c.arm("guard")
+		c.await(nil)
+	}, goesOn},
+}
+
+// notCrashed has the files that are no statement of the protocol, and why.
+var notCrashed = map[string]string{
+	"grants": "an administrator's script, which no client sends",
+}
+
+// Promise 5: wherever in the protocol a client crashes or loses its connection, and whether the statement was applied or
+// not, nothing is stuck. Not in parallel with other tests, but many cases at once: they mostly wait, and load figures.
+func TestACrashAtAnyStatementLeavesNothingStuck(t *testing.T) {
+	files, err := filepath.Glob("sql/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no statements: %v", err)
+	}
+	for _, path := range files {
+		name := strings.TrimSuffix(filepath.Base(path), ".sql")
+		listed := slices.ContainsFunc(crashCases, func(c crashCase) bool { return c.file == name })
+		if _, not := notCrashed[name]; listed == not {
+			t.Errorf("%s needs an entry in one of crashCases and notCrashed", path)
+		}
+	}
+	slots := make(chan struct{}, crashesAtOnce)
+	var wait sync.WaitGroup
+	covered := make(map[string]bool)
+	for i, test := range crashCases {
+		if covered[test.file] && brief() {
+			continue
+		}
+		covered[test.file] = true
+		for kind := faults.KillBefore; kind <= faults.CutAfter; kind++ {
+			if brief() && int(kind) != i%4 {
+				continue
+			}
+			wait.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				t.Run(fmt.Sprintf("%s/%v, when %s", test.file, kind, test.when), func(t *testing.T) { crashAt(t, test, kind) })
+			})
+		}
+	}
+	wait.Wait()
+}
+
+// crashAt runs one case.
+func crashAt(t *testing.T, test crashCase, kind faults.Breach) {
+	c := newCrash(t, kind)
+	for attempt := 1; ; attempt++ {
+		test.run(c)
+		if !c.missed {
+			break
+		}
+		if attempt == 3 {
+			t.Fatal("the victim never lived to send the statement")
+		}
+		c = newCrash(t, kind)
+	}
+	after := test.then
+	if kind == faults.KillBefore || kind == faults.KillAfter {
+		after = -1
+	}
+	for _, shut := range c.twins {
+		shut()
+	}
+	switch after {
+	case goesOn:
+		hasJoined(t, c.victim)
+		beats := c.beats + 2
+		c.within("both go on", func() bool { return c.wire.Seen("heartbeat") >= beats && c.bothOwn() })
+		c.ended((*faults.Process).Close, false)
+		waitFor(t, patience, "the bystander owns what the victim released", c.bystanderOwns)
+	case opensNot:
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if ended, err := c.victim.Ended(ctx); err == nil || ctx.Err() != nil {
+			t.Errorf("it was opened, and ended with %+v, %v", ended, err)
+		}
+		c.within("the bystander owns all", c.bystanderOwns)
+	case endsClosed, endsOusted:
+		c.ended((*faults.Process).Ended, after == endsOusted)
+		c.within("the bystander owns all", c.bystanderOwns)
+	default:
+		c.within("the bystander owns all", c.bystanderOwns)
+	}
+	c.finish()
+}
+
+// A crash is what one case needs.
+type crash struct {
+	t     *testing.T
+	kind  faults.Breach
+	url   string
+	pool  *pgxpool.Pool // past the wire
+	admin *pgxpool.Pool // for what no client does
+	wire  *faults.Wire
+	dir   string
+	since time.Time // from when on all has to be well again soon
+	beats int       // heartbeats of the victim before the breach
+
+	missed bool // there was no breach: the victim had ended before
+
+	config  faults.Config
+	victim  *faults.Process
+	started chan struct{}    // closed when victim is set
+	done    <-chan time.Time // tells of the breach
+
+	bystander *pgleases.Client
+	lease     *pgleases.Lease
+	logs      func() []oracle.Log
+	twins     []func() // close other clients under the victim's ID
+	effects   func()   // checks the writes under Guard; nil: there are none
+}
+
+func newCrash(t *testing.T, kind faults.Breach) *crash {
+	c := &crash{t: t, kind: kind, url: direct(t), dir: t.TempDir(), started: make(chan struct{})}
+	c.pool, c.admin = newPool(t, c.url, size(3)), ownersPool(t, c.url)
+	var err error
+	if c.wire, err = faults.NewWire(c.url, "pgleases"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.wire.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	c.config = worker(c.wire.URL(), "l", crashPartitions, c.dir, "victim", 1)
+	c.config.TTL, c.config.Patience = crashTTL, 0 // that it cannot be opened is told at once
+	return c
+}
+
+// start starts the victim.
+func (c *crash) start() {
+	victim, err := faults.Start(c.config)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.victim = victim
+	close(c.started)
+	c.t.Cleanup(func() {
+		victim.Kill()
+		if c.t.Failed() {
+			c.t.Logf("what the victim logged:\n%s", lastLines(victim.Output(), 100))
+		}
+	})
+}
+
+// bystand opens the bystander, which nothing befalls.
+func (c *crash) bystand() {
+	c.bystander = opened(c.t, c.url, "bystander", pgleases.WithTTL(crashTTL), quietly(c.t))
+	c.lease = joined(c.t, c.bystander, "l", crashPartitions, pgleases.WithHandoffDelay(0))
+	c.logs = watched(c.t, map[string]*pgleases.Lease{"bystander": c.lease})
+	c.since = time.Now()
+}
+
+// alone starts a victim that owns all.
+func (c *crash) alone() {
+	c.start()
+	hasJoined(c.t, c.victim)
+	c.waitFor("the victim owns all", func() bool { return len(held(c.t, c.victim)) == crashPartitions })
+}
+
+func (c *crash) balanced() {
+	hasJoined(c.t, c.victim)
+	c.waitFor("both own half", c.bothOwn)
+}
+
+func (c *crash) waitFor(what string, holds func() bool) {
+	c.t.Helper()
+	waitFor(c.t, patience, what, holds)
+}
+
+// arm has the wire wait for the statement.
+func (c *crash) arm(statement string) {
+	c.done = c.wire.Arm(statement, 1, c.kind, func() {
+		<-c.started // it may be quicker than start
+		c.victim.Kill()
+	})
+}
+
+// await waits until the victim has sent the statement; it provokes that again and again, as the bystander may be quicker.
+func (c *crash) await(provoke func(*crash)) {
+	c.t.Helper()
+	late := time.After(patience)
+	for {
+		if provoke != nil {
+			provoke(c)
+		}
+		select {
+		case c.since = <-c.done:
+			c.beats = c.wire.Seen("heartbeat")
+			return
+		case <-c.victim.Done():
+			select {
+			case c.since = <-c.done: // it was killed there
+				return
+			case <-time.After(crashTTL):
+			}
+			// As a client does that lost its trust on a machine with too much to do.
+			ended, err := c.victim.Ended(c.t.Context())
+			c.t.Logf("the victim ended before it sent the statement: %+v, %v", ended, err)
+			c.missed = true
+			return
+		case <-time.After(crashTTL / 2):
+		case <-late:
+			c.t.Fatalf("the victim never sent the statement, or it failed")
+		}
+	}
+}
+
+// atFirst breaches the first such statement of the first client of all.
+func atFirst(statement string) func(*crash) {
+	return func(c *crash) {
+		c.arm(statement)
+		c.start()
+		c.await(nil)
+		c.bystand()
+	}
+}
+
+// atStart breaches the first such statement of a victim.
+func atStart(statement string) func(*crash) {
+	return func(c *crash) {
+		c.bystand()
+		c.arm(statement)
+		c.start()
+		c.await(nil)
+	}
+}
+
+// atBalance breaches the next such statement when both own half.
+func atBalance(statement string, provoke func(*crash)) func(*crash) {
+	return func(c *crash) {
+		c.bystand()
+		c.start()
+		c.balanced()
+		c.arm(statement)
+		c.await(provoke)
+	}
+}
+
+// atEviction breaches the next such statement of a victim that was stopped until it was evicted.
+func atEviction(statement string) func(*crash) {
+	return func(c *crash) {
+		c.bystand()
+		c.start()
+		c.balanced()
+		if err := c.victim.Pause(); err != nil {
+			c.t.Fatal(err)
+		}
+		c.waitFor("the victim is evicted", c.bystanderOwns)
+		c.arm(statement)
+		if err := c.victim.Resume(); err != nil {
+			c.t.Fatal(err)
+		}
+		c.await(nil)
+	}
+}
+
+// atDeath breaches the next such statement when a third client has died, of which only the victim can know.
+func atDeath(statement string) func(*crash) {
+	return func(c *crash) {
+		c.start()
+		third := startWorker(c.t, worker(c.url, "l", crashPartitions, c.dir, "third", 1))
+		hasJoined(c.t, c.victim)
+		hasJoined(c.t, third)
+		c.waitFor("both own half", func() bool {
+			return len(held(c.t, c.victim)) == crashPartitions/2 && len(held(c.t, third)) == crashPartitions/2
+		})
+		third.Kill()
+		c.arm(statement)
+		// As if its TTL had passed: an earlier check would find nobody.
+		execute(c.t, c.pool, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE id = 'third'")
+		execute(c.t, c.pool, "UPDATE pgleases.server SET next_check_at = clock_timestamp()")
+		c.await(nil)
+		c.bystand()
+	}
+}
+
+func (c *crash) unmark() { execute(c.t, c.admin, "DELETE FROM pgleases.server_mark") }
+
+// ask asks for a plan, and for one that moves something.
+func (c *crash) ask() {
+	execute(c.t, c.pool, `WITH asked AS (
+			UPDATE pgleases.leases SET generation = generation + 1, next_check_at = clock_timestamp() RETURNING name
+		)
+		UPDATE pgleases.partitions AS p SET target = (SELECT session FROM pgleases.clients WHERE id = 'bystander')
+		FROM asked
+		WHERE p.lease = asked.name AND p.partition = (SELECT min(own.partition) FROM pgleases.partitions AS own
+			JOIN pgleases.clients AS c ON c.session = own.owner WHERE c.id = 'victim' AND own.target = own.owner)`)
+}
+
+func (c *crash) change() {
+	execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1")
+}
+
+func (c *crash) misweigh() {
+	execute(c.t, c.pool, `UPDATE pgleases.members SET weight = 2
+		WHERE session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
+}
+
+// close begins to close the victim.
+func (c *crash) close() {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	go func() {
+		defer cancel()
+		_, _ = c.victim.Close(ctx) // Ended tells the same
+	}()
+}
+
+// supersede opens another client under the victim's ID, which joins nothing.
+func (c *crash) supersede() {
+	if c.twins != nil {
+		return
+	}
+	twin := opened(c.t, c.url, "victim", pgleases.WithTTL(crashTTL), quietly(c.t))
+	c.twins = append(c.twins, func() { shut(c.t, twin) })
+}
+
+// within waits for what has to come within 2 TTLs, counted from when the bystander can watch the database's clock: not while it
+// has no trust, nor while answers take so long that they tell no time.
+func (c *crash) within(what string, holds func() bool) {
+	c.t.Helper()
+	const limit, tolerance = 2*crashTTL + slack, crashTTL / 20
+	look := time.NewTicker(20 * time.Millisecond) // it asks the database, and so do all the other cases
+	defer look.Stop()
+	late := time.After(patience)
+	for from := c.since; ; {
+		began := time.Now()
+		c.oneSession()
+		took := time.Since(began)
+		if holds() {
+			break
+		}
+		if took > tolerance || c.lease.TrustDeadline().IsZero() {
+			from = time.Now()
+		}
+		if time.Since(from) > limit {
+			c.t.Fatalf("not within %v: %s: %s", limit, what, c.state())
+		}
+		select {
+		case <-look.C:
+		case <-late:
+			c.t.Fatalf("not within %v: %s: %s", patience, what, c.state())
+		}
+	}
+	c.t.Logf("%s after %v", what, time.Since(c.since).Round(time.Millisecond))
+}
+
+// oneSession fails the test if a client ID has two sessions: a registration whose answer was lost left one behind.
+func (c *crash) oneSession() {
+	c.t.Helper()
+	if value[bool](c.t, c.pool, "SELECT count(*) > count(DISTINCT id) FROM pgleases.clients") {
+		c.t.Fatalf("one client has two sessions: %s", c.state())
+	}
+}
+
+// bothOwn reports whether both clients live and own half of the partitions, each once: both show what the database says, under
+// the same epochs.
+func (c *crash) bothOwn() bool {
+	if len(c.lease.Values()) != crashPartitions/2 {
+		return false
+	}
+	log, err := c.victim.Watched()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	owns := make([]string, crashPartitions)
+	for _, i := range log.Intervals {
+		if i.Open {
+			owns[i.Partition] += fmt.Sprintf("victim@%d", i.Epoch)
+		}
+	}
+	for _, n := range c.lease.Values() {
+		if p, ok := c.lease.Partition(n); ok {
+			owns[n] += fmt.Sprintf("bystander@%d", p.Epoch)
+		}
+	}
+	return !slices.Contains(owns, "") && c.counts() == "2 2 8" && strings.Join(owns, " ") == value[string](c.t, c.pool, `
+		SELECT string_agg(c.id || '@' || p.epoch, ' ' ORDER BY p.partition)
+		FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner`)
+}
+
+// bystanderOwns reports whether the bystander owns all, and nothing is left of anybody else.
+func (c *crash) bystanderOwns() bool {
+	return len(c.lease.Values()) == crashPartitions && c.counts() == "1 1 8"
+}
+
+// counts returns how many clients, members and partitions of living members there are.
+func (c *crash) counts() string {
+	return value[string](c.t, c.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.members),
+		(SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.members AS m ON m.lease = p.lease AND m.session = p.owner
+		 JOIN pgleases.clients AS c USING (session) WHERE p.target = p.owner))`)
+}
+
+// state describes the tables.
+func (c *crash) state() string {
+	var values []int
+	if c.lease != nil {
+		values = c.lease.Values()
+	}
+	return fmt.Sprintf("the bystander owns %s; clients %s; members %s; partitions %s", pgleases.FormatPartitions(values),
+		value[string](c.t, c.pool, "SELECT coalesce(string_agg(id || ' ' || session || ' ' || expires_at - clock_timestamp(), ', '), '') FROM pgleases.clients"),
+		value[string](c.t, c.pool, "SELECT coalesce(string_agg(session::text || '*' || weight, ', '), '') FROM pgleases.members"),
+		value[string](c.t, c.pool, "SELECT coalesce(string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition), '') FROM pgleases.partitions"))
+}
+
+// ended waits for the end of the victim, which is in good order: it has left, and not just been forgotten.
+func (c *crash) ended(end func(*faults.Process, context.Context) (faults.Event, error), superseded bool) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	defer cancel()
+	ended, err := end(c.victim, ctx)
+	if err != nil || ended.Superseded != superseded {
+		c.t.Errorf("the victim ended with %+v, %v", ended, err)
+	}
+	if ended.Left != "" || c.left("victim") {
+		c.stays("the victim has ended with %+v, and yet is there: %s", ended, c.state())
+	}
+}
+
+// stays tells of what a client that has ended left behind. It is an error, unless a heartbeat may have waited in vain for
+// its answer on a machine with too much to do: then the client had no trust left in which to leave.
+func (c *crash) stays(format string, args ...any) {
+	c.t.Helper()
+	if slowest := c.wire.Slowest(); slowest > crashTTL/4 {
+		c.t.Logf("an answer took %v: "+format, append([]any{slowest}, args...)...)
+		return
+	}
+	c.t.Errorf(format, args...)
+}
+
+// left reports whether a client that has ended is still there, or anything is without a client.
+func (c *crash) left(id string) bool {
+	c.t.Helper()
+	return value[bool](c.t, c.pool, `WITH others AS (SELECT session FROM pgleases.clients WHERE id <> $1)
+		SELECT EXISTS (SELECT FROM pgleases.clients WHERE session NOT IN (SELECT session FROM others))
+			OR EXISTS (SELECT FROM pgleases.members WHERE session NOT IN (SELECT session FROM others))
+			OR EXISTS (SELECT FROM pgleases.partitions WHERE owner IS NOT NULL AND owner NOT IN (SELECT session FROM others))`, id)
+}
+
+// finish closes the bystander; nothing is left then, and nothing was ever owned twice.
+func (c *crash) finish() {
+	c.t.Helper()
+	if c.effects != nil {
+		c.effects()
+	}
+	if err := c.bystander.Err(); err != nil {
+		c.t.Errorf("the bystander ended: %v", err)
+	}
+	shut(c.t, c.bystander)
+	if c.left("bystander") {
+		c.stays("after all were closed something is left: %s", c.state())
+	}
+	logs, err := oracle.ReadAll(c.dir + "/*.log")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	verify(c.t, append(logs, c.logs()...))
+}

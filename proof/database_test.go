@@ -1,0 +1,417 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+// databaseFaults are what befalls a server under load.
+var databaseFaults = []struct {
+	name string
+	do   func(context.Context, *pgserver.Server) error
+}{
+	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.
+	{"kill -9 of a backend", func(ctx context.Context, s *pgserver.Server) error {
+		return (&faults.Database{Server: s, URL: s.URL()}).KillBackend(ctx)
+	}},
+	{"fast restart", func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx, pgserver.Fast) }},
+	{"immediate restart", func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx, pgserver.Immediate) }},
+}
+
+// Promise 11, and 1 and 3 with it. On each server there are clients whose partitions nothing but the fault could take, and
+// clients among which partitions keep moving.
+func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T) {
+	t.Parallel()
+	rounds := 15
+	if brief() {
+		rounds = 8
+	}
+	for _, fault := range databaseFaults {
+		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
+			server := pgserver.Private(t)
+			url := server.URL()
+			steady := newSteady(t, url, 6*time.Second, 200*time.Millisecond) // the shorter the heartbeat, the shorter the rounds
+			moving := newMoving(t, url)
+			history := newHistory(t, url)
+			for round := range rounds {
+				moving.writes(t)
+				steady.survives(t, round, func(ctx context.Context) error { return fault.do(ctx, server) })
+				if t.Failed() {
+					break
+				}
+			}
+			writes := moving.stop(t)
+			steady.stop(t)
+			history.stop(t)
+			t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s; %d reads; %d epochs of %d partitions; %d guarded writes, %d refused, %d to zombies; gains of the moving: %d",
+				len(steady.down), figures(steady.down), figures(steady.silent), steady.reads, len(history.owners), len(history.newest), writes,
+				moving.effects.Refused.Load(), moving.effects.Zombies.Load(), moving.gains)
+			if moving.effects.Zombies.Load() == 0 || len(history.owners) < len(history.newest)+rounds/2 {
+				t.Error("the test proves too little")
+			}
+		})
+	}
+}
+
+// Promise 11, where it is hardest: heartbeats wait for no flush, so a crash loses the last of them, and then everybody seems to
+// have expired long ago.
+func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
+	t.Parallel()
+	rounds := 3
+	if brief() {
+		rounds = 1
+	}
+	const ttl = 5 * time.Second
+	server := pgserver.Private(t, pgserver.WithSettings(map[string]string{"wal_writer_delay": "10s", "autovacuum": "off"}))
+	url := server.URL()
+	steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, 750*time.Millisecond))
+	for round := range rounds {
+		if err := withoutFlush(t, url, ttl+ttl/6); err != nil {
+			t.Fatal(err)
+		}
+		steady.survives(t, round, (&faults.Database{Server: server, URL: url}).KillBackend)
+		if t.Failed() {
+			break
+		}
+	}
+	steady.stop(t)
+	t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s", len(steady.down), figures(steady.down), figures(steady.silent))
+}
+
+// withoutFlush waits until nothing was written to the write-ahead log for so long. What would be, the check for expired
+// sessions, is kept from it by a lock that it does not wait for and that the crash takes away.
+func withoutFlush(t *testing.T, url string, quiet time.Duration) error {
+	ctx := t.Context()
+	locker, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	t.Cleanup(func() { _ = locker.Close(context.Background()) }) // it stays for the crash
+	if _, err := locker.Exec(ctx, "BEGIN; SELECT FROM pgleases.server FOR UPDATE"); err != nil {
+		return err
+	}
+	reader, err := pgx.Connect(ctx, url)
+	if err != nil {
+		return err
+	}
+	defer reader.Close(ctx)
+	var written string
+	since := time.Now()
+	if !comesTrue(patience, func() bool {
+		var now string
+		err = reader.QueryRow(ctx, "SELECT pg_current_wal_lsn()::text").Scan(&now)
+		if now != written {
+			written, since = now, time.Now()
+		}
+		return err != nil || time.Since(since) >= quiet
+	}) {
+		return errors.New("the log was written all the time")
+	}
+	return err
+}
+
+// steady are clients that share a lease, from which nothing takes anything.
+type steady struct {
+	clients []*pgleases.Client
+	leases  []*pgleases.Lease
+	owned   [][]pgleases.Partition
+	changed []<-chan struct{}
+	pool    *pgxpool.Pool
+	ttl     time.Duration
+	oracle  func() []oracle.Log
+	down    []time.Duration // how long the server was
+	silent  []time.Duration // from then to the last client's first heartbeat
+	reads   int64
+}
+
+// comesBackLate has a client take that long to connect anew: until then the others see a session that seems dead.
+func comesBackLate(t *testing.T, url string, delay time.Duration) pgleases.Option {
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before atomic.Bool
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if before.Swap(true) {
+			pause(ctx, delay)
+		}
+		return dial(ctx, network, address)
+	}
+	return pgleases.WithConnConfig(config)
+}
+
+// newSteady opens the clients; the options are for the last one.
+func newSteady(t *testing.T, url string, ttl, heartbeat time.Duration, last ...pgleases.Option) *steady {
+	s := &steady{ttl: ttl, pool: newPool(t, url, size(4))}
+	leases := make(map[string]*pgleases.Lease)
+	for i := range 3 {
+		id := fmt.Sprintf("steady-%d", i)
+		opts := []pgleases.Option{pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat), quietly(t)}
+		if i == 2 {
+			opts = append(opts, last...)
+		}
+		c := opened(t, url, id, opts...)
+		l := joined(t, c, "steady", 32, pgleases.WithHandoffDelay(0))
+		s.clients, s.leases = append(s.clients, c), append(s.leases, l)
+		leases[id] = l
+	}
+	waitFor(t, patience, "the steady clients share their lease", func() bool { return shared(s.leases...) })
+	s.oracle = watched(t, leases)
+	for _, l := range s.leases {
+		s.changed = append(s.changed, l.Changed())
+		var owned []pgleases.Partition
+		for _, n := range l.Values() {
+			p, ok := l.Partition(n)
+			if !ok {
+				t.Fatalf("partition %d went while nothing happens", n)
+			}
+			owned = append(owned, p)
+		}
+		s.owned = append(s.owned, owned)
+	}
+	return s
+}
+
+// survives has the fault befall the server, which returns when it is over, and checks that nobody lost anything.
+func (s *steady) survives(t *testing.T, round int, fault func(context.Context) error) {
+	t.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := fault(ctx); err != nil {
+		t.Fatal(err)
+	}
+	back := time.Now()
+	s.down = append(s.down, back.Sub(began))
+	s.confirmed(t, back)
+	s.silent = append(s.silent, time.Since(back))
+	s.check(t, round)
+}
+
+// confirmed waits until all have sent a successful heartbeat after that moment.
+func (s *steady) confirmed(t *testing.T, since time.Time) {
+	t.Helper()
+	for i, c := range s.clients {
+		ok := comesTrue(s.ttl, func() bool { return c.Stats().HeartbeatAge < time.Since(since) })
+		if !ok {
+			t.Fatalf("%s: no heartbeat for %v, %v after the server came back", c.ID(), c.Stats().HeartbeatAge, time.Since(since))
+		}
+		if s.leases[i].TrustDeadline().IsZero() {
+			t.Errorf("%s is not trusted after a heartbeat", c.ID())
+		}
+	}
+}
+
+// check checks that every client owns what it did at first, without a break, and that the database still says so.
+func (s *steady) check(t *testing.T, round int) {
+	t.Helper()
+	for i, l := range s.leases {
+		select {
+		case <-s.changed[i]:
+			t.Errorf("round %d: something changed for %s: it owns %s of %v now", round, s.clients[i].ID(),
+				pgleases.FormatPartitions(l.Values()), s.owned[i])
+		default:
+		}
+		losses := s.clients[i].Stats().Losses
+		losses.Handover = 0 // of when it shared with those that came after it
+		if losses != (pgleases.Losses{}) {
+			t.Errorf("round %d: %s lost ownerships: %+v", round, s.clients[i].ID(), losses)
+		}
+		p := s.owned[i][rand.N(len(s.owned[i]))]
+		if err := s.guarded(t, l, p); err != nil {
+			t.Errorf("round %d: %s: %v", round, s.clients[i].ID(), err)
+		}
+	}
+}
+
+// guarded has Guard pass; connections of the pool that the fault broke are nobody's fault.
+func (s *steady) guarded(t *testing.T, l *pgleases.Lease, p pgleases.Partition) error {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var err error
+	comesTrue(patience, func() bool {
+		err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return l.Guard(ctx, tx, p) })
+		return err == nil || faults.Refused(err)
+	})
+	return err
+}
+
+func (s *steady) stop(t *testing.T) {
+	logs := s.oracle()
+	verify(t, logs)
+	for i, log := range logs { // ordered by client
+		s.reads += log.Reads
+		if n := len(log.Intervals); n != len(s.owned[i]) {
+			t.Errorf("%s: %d intervals of %d ownerships", log.Client, n, len(s.owned[i]))
+		}
+	}
+}
+
+// moving are clients among which partitions keep moving, under guarded writes.
+type moving struct {
+	clients []*pgleases.Client
+	oracle  func() []oracle.Log
+	effects *faults.Effects
+	end     context.CancelFunc
+	wait    sync.WaitGroup
+	gains   int64
+}
+
+func newMoving(t *testing.T, url string) *moving {
+	pool := newPool(t, url, size(8))
+	m := &moving{effects: faults.NewEffects(pool, "moving")}
+	const partitions = 8
+	if err := m.effects.Create(t.Context(), partitions); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.end = func() { cancel(); m.wait.Wait() }
+	t.Cleanup(m.end)
+	leases := make(map[string]*pgleases.Lease)
+	for i := range 3 {
+		id := fmt.Sprintf("moving-%d", i)
+		c := opened(t, url, id, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
+		l := joined(t, c, "moving", partitions, pgleases.WithHandoffDelay(0))
+		m.clients = append(m.clients, c)
+		leases[id] = l
+		for range 2 {
+			m.wait.Go(func() { m.effects.Write(ctx, l, id) })
+		}
+		m.wait.Go(func() { // moves some
+			for ctx.Err() == nil {
+				setting, cancel := context.WithTimeout(ctx, time.Second)
+				_ = l.SetWeight(setting, rand.N(3)) // with the server down it may well fail
+				cancel()
+				pause(ctx, rand.N(300*time.Millisecond))
+			}
+		})
+	}
+	m.oracle = watched(t, leases)
+	return m
+}
+
+// writes waits until there are some more of them.
+func (m *moving) writes(t *testing.T) {
+	t.Helper()
+	enough := m.effects.Written.Load() + 5
+	waitFor(t, patience, "guarded writes", func() bool { return m.effects.Written.Load() >= enough })
+}
+
+// stop returns how many guarded writes there were.
+func (m *moving) stop(t *testing.T) int64 {
+	m.end()
+	verify(t, m.oracle())
+	for _, c := range m.clients {
+		m.gains += c.Stats().Gains
+	}
+	var writes int64
+	var zombies []string
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var err error
+	if !comesTrue(patience, func() bool { // the pool's connections may be broken
+		writes, zombies, err = m.effects.Check(ctx)
+		return err == nil
+	}) {
+		t.Fatal(err)
+	}
+	if len(zombies) > 0 {
+		t.Errorf("%d zombie writes: %s", len(zombies), strings.Join(zombies[:min(10, len(zombies))], "\n"))
+	}
+	return writes
+}
+
+// A history is who owned what under which epoch, as the tables say.
+type history struct {
+	owners map[epochKey]int64 // session, 0: nobody
+	newest map[partitionKey]int64
+	stop   func(*testing.T)
+}
+
+type partitionKey struct {
+	lease     string
+	partition int
+}
+
+type epochKey struct {
+	partitionKey
+	epoch int64
+}
+
+// newHistory looks at the table all the time, on a connection that it makes anew when it breaks.
+func newHistory(t *testing.T, url string) *history {
+	h := &history{owners: make(map[epochKey]int64), newest: make(map[partitionKey]int64)}
+	ctx, cancel := context.WithCancel(context.Background())
+	wrong := make(map[string]bool)
+	var looks atomic.Int64
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		for ctx.Err() == nil {
+			conn, err := pgx.Connect(ctx, url)
+			if err != nil {
+				pause(ctx, 50*time.Millisecond)
+				continue
+			}
+			for h.look(ctx, conn, wrong) == nil {
+				looks.Add(1)
+				pause(ctx, 10*time.Millisecond)
+			}
+			_ = conn.Close(context.Background())
+		}
+	})
+	end := func() { cancel(); wait.Wait() }
+	t.Cleanup(end)
+	h.stop = func(t *testing.T) {
+		// One look at what the last fault left.
+		before := looks.Load()
+		waitFor(t, patience, "a look at the table", func() bool { return looks.Load() > before+1 })
+		end()
+		for _, w := range slices.Sorted(maps.Keys(wrong)) {
+			t.Error(w)
+		}
+	}
+	return h
+}
+
+func (h *history) look(ctx context.Context, conn *pgx.Conn, wrong map[string]bool) error {
+	rows, err := conn.Query(ctx, "SELECT lease, partition, epoch, coalesce(owner, 0) FROM pgleases.partitions")
+	if err != nil {
+		return err
+	}
+	var k partitionKey
+	var epoch, owner int64
+	_, err = pgx.ForEachRow(rows, []any{&k.lease, &k.partition, &epoch, &owner}, func() error {
+		if before, known := h.owners[epochKey{k, epoch}]; known && before != owner {
+			wrong[fmt.Sprintf("partition %d of %s: epoch %d has two owners: %d, %d", k.partition, k.lease, epoch, before, owner)] = true
+		}
+		if epoch < h.newest[k] {
+			wrong[fmt.Sprintf("partition %d of %s: epoch %d after %d", k.partition, k.lease, epoch, h.newest[k])] = true
+		}
+		h.owners[epochKey{k, epoch}] = owner
+		h.newest[k] = epoch
+		return nil
+	})
+	return err
+}

@@ -1,0 +1,319 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+// A Database is what stands behind a fleet, for faults that befall all of its workers at once.
+type Database struct {
+	Server  *pgserver.Server
+	Bouncer *pgserver.Bouncer // in front of it; nil: none
+	URL     string            // past the pooler
+	Disk    string            // a directory on the server's disk, which may be filled; empty: it must not
+}
+
+// databaseFaults befall one at a time.
+var databaseFaults = []Fault{
+	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.
+	database("kill -9 of a backend", func(f *Fleet, ctx context.Context) error {
+		if err := f.Database.KillBackend(ctx); !errors.Is(err, pgx.ErrNoRows) {
+			return err
+		}
+		return nil
+	}),
+	database("kill -9 of the server", func(f *Fleet, ctx context.Context) error {
+		return errors.Join(f.Database.Server.Kill(), f.Database.Server.Up(ctx))
+	}),
+	database("immediate restart", func(f *Fleet, ctx context.Context) error { return f.Database.Server.Restart(ctx, pgserver.Immediate) }),
+	database("fast restart", func(f *Fleet, ctx context.Context) error { return f.Database.Server.Restart(ctx, pgserver.Fast) }),
+	database("frozen server", (*Fleet).freezeServer),
+	database("terminated backends", (*Fleet).terminate),
+	database("locked table", (*Fleet).lockTable),
+	database("connections exhausted", (*Fleet).exhaust),
+	database("read-only server", (*Fleet).readOnly),
+	{openTransaction, 2, (*Fleet).openTransaction},
+}
+
+// openTransaction is the only one that leaves the database as it is.
+const openTransaction = "open transaction"
+
+// Befall adds the database's faults to those of a fleet.
+func (d *Database) Befall(f *Fleet) {
+	f.Database = d
+	f.Faults = append(f.Faults[:len(f.Faults):len(f.Faults)], databaseFaults...)
+	if d.Disk != "" {
+		f.Faults = append(f.Faults, database("disk full", (*Fleet).fillDisk))
+	}
+	if d.Bouncer != nil {
+		f.Faults = append(f.Faults, database("pooler restart", func(_ *Fleet, ctx context.Context) error { return d.Bouncer.Restart(ctx) }))
+	}
+}
+
+// database is a fault that goes on in the background, while no other befalls the database.
+func database(name string, do func(*Fleet, context.Context) error) Fault {
+	return Fault{name, 1, func(f *Fleet, ctx context.Context) (bool, error) {
+		f.mu.Lock()
+		busy := f.disturbed || time.Now().Before(f.calm)
+		if !busy {
+			f.disturbed = true
+			f.note(nil, Incident{Fault: name})
+		}
+		f.mu.Unlock()
+		if busy {
+			return false, nil
+		}
+		wait, calm := f.span(3*f.Config.TTL/2), f.span(2*f.Config.TTL)
+		f.waits.Go(func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			defer cancel()
+			err := do(f, context.WithValue(ctx, lengthKey{}, wait))
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			f.note(nil, Incident{Fault: name, Over: true})
+			f.disturbed, f.mended, f.calm = false, time.Now(), time.Now().Add(calm) // sometimes long enough for an eviction
+			if err != nil {
+				f.errs = append(f.errs, fmt.Errorf("faults: %s: %w", name, err))
+			}
+		})
+		return true, nil
+	}}
+}
+
+// lengthKey is the key of how long a fault shall last: drawn by the driver, whose random numbers are not for goroutines.
+type lengthKey struct{}
+
+// lasts waits as long as the fault shall last, or until Run ends.
+func (f *Fleet) lasts(ctx context.Context) {
+	select {
+	case <-time.After(ctx.Value(lengthKey{}).(time.Duration)):
+	case <-f.thaw.Done():
+	}
+}
+
+// KillBackend kills the process that serves one of the server's other sessions, and waits until the server is back. The
+// error wraps pgx.ErrNoRows where there is no session.
+func (d *Database) KillBackend(ctx context.Context) error {
+	conn, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for killed := false; !killed; { // the one that was picked may have ended
+		var pid int
+		err := conn.QueryRow(ctx, `SELECT pid FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1`).Scan(&pid)
+		if err != nil {
+			return err
+		}
+		killed = d.Server.Signal(pid, syscall.SIGKILL) == nil
+	}
+	for err == nil { // this connection breaks when the server has noticed
+		_, err = conn.Exec(ctx, "SELECT 1")
+	}
+	back, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	return back.Close(ctx)
+}
+
+// connect waits for the server; what a fault before this one has left may last a moment.
+func (d *Database) connect(ctx context.Context) (*pgx.Conn, error) {
+	for {
+		conn, err := pgx.Connect(ctx, d.URL)
+		if err == nil || !pause(ctx, 20*time.Millisecond) {
+			return conn, err
+		}
+	}
+}
+
+func (f *Fleet) freezeServer(ctx context.Context) error {
+	if err := f.Database.Server.Pause(); err != nil {
+		return err
+	}
+	f.lasts(ctx)
+	return f.Database.Server.Resume()
+}
+
+// terminate ends all sessions, again and again.
+func (f *Fleet) terminate(ctx context.Context) error {
+	conn, err := f.Database.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	for range 5 {
+		_, err := conn.Exec(ctx, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()`)
+		if err != nil {
+			return err
+		}
+		pause(ctx, ctx.Value(lengthKey{}).(time.Duration)/5)
+	}
+	return nil
+}
+
+func (f *Fleet) lockTable(ctx context.Context) error {
+	conn, err := f.Database.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	tables := []string{"clients", "leases", "members", "partitions", "server", "identities"}
+	table := tables[int(ctx.Value(lengthKey{}).(time.Duration)/time.Microsecond)%len(tables)]
+	return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "LOCK TABLE pgleases."+table); err != nil {
+			return err
+		}
+		f.lasts(ctx)
+		return nil
+	})
+}
+
+// exhaust takes all connections that the server has left.
+func (f *Fleet) exhaust(ctx context.Context) error {
+	var conns []*pgx.Conn
+	defer func() {
+		for _, conn := range conns {
+			_ = conn.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	for {
+		conn, err := pgx.Connect(ctx, f.Database.URL)
+		if err != nil {
+			break
+		}
+		conns = append(conns, conn)
+	}
+	f.lasts(ctx)
+	return nil
+}
+
+// readOnly makes the server one that refuses writes, as one is that was demoted.
+func (f *Fleet) readOnly(ctx context.Context) error {
+	set := func(value string) error {
+		conn, err := f.Database.connect(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Close(context.WithoutCancel(ctx))
+		for _, statement := range []string{
+			"SET default_transaction_read_only = off", "ALTER SYSTEM SET default_transaction_read_only = " + value, "SELECT pg_reload_conf()",
+		} {
+			if _, err := conn.Exec(ctx, statement); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	err := set("on")
+	f.lasts(ctx)
+	return errors.Join(err, set("off"))
+}
+
+// fillDisk leaves the server no room, and asks it for more log than it has room for, at which it crashes. Without room it
+// cannot recover either.
+func (f *Fleet) fillDisk(ctx context.Context) (err error) {
+	d := f.Database
+	conn, err := d.connect(ctx) // before: a server that has just recovered needs room to let anybody in
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	filler, err := os.Create(filepath.Join(d.Disk, "filler"))
+	if err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, filler.Close(), os.Remove(filler.Name()), d.up(ctx))
+	}()
+	// A full disk is an error of the writer's; only that one is expected.
+	if _, err := io.Copy(filler, zeros{}); !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	half, cancel := context.WithTimeout(ctx, ctx.Value(lengthKey{}).(time.Duration)/2)
+	defer cancel()
+	<-half.Done() // heartbeats still fit into the log that is there
+	for err == nil {
+		_, err = conn.Exec(ctx, "SELECT pg_logical_emit_message(false, 'filler', 'x'), pg_switch_wal()")
+	}
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Severity != "PANIC" && refused.Code != diskFull {
+		return err
+	}
+	f.lasts(ctx)
+	return nil
+}
+
+const diskFull = "53100"
+
+// up waits for a server that may recover by itself, or have given that up.
+func (d *Database) up(ctx context.Context) error {
+	for {
+		if err := d.Server.Up(ctx); err != nil {
+			return err
+		}
+		conn, err := pgx.Connect(ctx, d.URL)
+		if err == nil {
+			return conn.Close(ctx)
+		}
+		if !pause(ctx, 20*time.Millisecond) {
+			return err
+		}
+	}
+}
+
+// zeros never ends.
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// openTransaction leaves a guarded transaction open, on a partition that somebody owns: idle, in a savepoint, or in a
+// statement that runs on.
+func (f *Fleet) openTransaction(ctx context.Context) (bool, error) {
+	partition, kind, length := f.random.IntN(f.Config.Partitions), f.random.IntN(3), f.span(3*f.Config.TTL)
+	f.tell(nil, Incident{Fault: openTransaction})
+	f.waits.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		defer f.tell(nil, Incident{Fault: openTransaction, Over: true})
+		conn, err := f.Database.connect(ctx)
+		if err != nil {
+			return // the next fault of the database tells
+		}
+		defer conn.Close(context.WithoutCancel(ctx))
+		_ = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			var err error
+			if kind == 1 {
+				if tx, err = tx.Begin(ctx); err != nil {
+					return err
+				}
+			}
+			if _, err := tx.Exec(ctx, `SELECT pgleases.guard(lease, partition, epoch) FROM pgleases.partitions
+WHERE lease = $1 AND partition = $2`, f.Config.Lease, partition); err != nil {
+				return err
+			}
+			if kind == 2 {
+				_, err := tx.Exec(ctx, "SELECT pg_sleep($1)", length.Seconds())
+				return err
+			}
+			f.lasts(context.WithValue(ctx, lengthKey{}, length))
+			return nil
+		})
+	})
+	return true, nil
+}

@@ -1,0 +1,184 @@
+package faults
+
+import (
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+// pooled is how statements are sent so that a pooler in transaction mode does not break them.
+const pooled = pgx.QueryExecModeExec
+
+// Effects is a table of writes under Guard: one row each, with the epoch that Guard let pass and its place in the
+// partition's order of commits, which a counter tells that every writer has to lock. Whoever writes after a newer
+// epoch has written is a zombie.
+type Effects struct {
+	// Returns gets a line when a write is known to be committed: its name and the time. See History. Nil: none.
+	Returns io.Writer
+
+	pool  *pgxpool.Pool
+	lease string
+
+	Written atomic.Int64 // transactions that were committed
+	Refused atomic.Int64 // guards that did not pass
+	Zombies atomic.Int64 // of these, asked for in SQL, with an epoch that was over for the client
+}
+
+// NewEffects returns the writes of a lease, through the pool.
+func NewEffects(pool *pgxpool.Pool, lease string) *Effects { return &Effects{pool: pool, lease: lease} }
+
+const effectsTables = `
+CREATE TABLE IF NOT EXISTS effect_counters (lease text, partition int, n bigint NOT NULL, PRIMARY KEY (lease, partition));
+CREATE TABLE IF NOT EXISTS effects (lease text, partition int, n bigint, epoch bigint NOT NULL, writer text NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(), name text NOT NULL, called bigint NOT NULL, PRIMARY KEY (lease, partition, n))`
+
+// Create makes the tables.
+func (e *Effects) Create(ctx context.Context, partitions int) error {
+	for _, statement := range append(strings.Split(effectsTables, ";"), "INSERT INTO effect_counters SELECT '"+e.lease+"', n, 0 FROM generate_series(0, "+
+		fmt.Sprint(partitions-1)+") AS n") {
+		if _, err := e.pool.Exec(ctx, statement); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Write writes for what the lease owns, one transaction after the other, until ctx ends, and what is newly owned first: if
+// a zombie is still at it, that is when it shows. Some transactions linger between Guard and their writes. Others are
+// a zombie's: they use an epoch seen earlier, and ask SQL alone, which does not know what the client knows.
+func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer string) {
+	seen := make(map[int]pgleases.Partition)
+	for ctx.Err() == nil {
+		p, zombie, found := choose(lease, seen)
+		if !found {
+			select {
+			case <-lease.Changed():
+			case <-time.After(10 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		guard := lease.Guard
+		if zombie {
+			guard = e.guardSQL
+			pause(ctx, rand.N(100*time.Millisecond)) // one without rest would keep its partition locked
+		}
+		var linger time.Duration
+		switch rand.N(3) {
+		case 0:
+			linger = rand.N(300 * time.Millisecond)
+		case 1:
+			linger = rand.N(20 * time.Millisecond)
+		}
+		err := e.write(ctx, p, writer, guard, linger)
+		switch {
+		case err == nil:
+			e.Written.Add(1)
+		case Refused(err):
+			e.Refused.Add(1)
+			if zombie {
+				e.Zombies.Add(1)
+				delete(seen, p.Number)
+			}
+		default: // the server or the connection to it is down
+			pause(ctx, 50*time.Millisecond)
+		}
+	}
+}
+
+// choose returns what to write for, and whether as a zombie.
+func choose(lease *pgleases.Lease, seen map[int]pgleases.Partition) (p pgleases.Partition, zombie, found bool) {
+	owned := lease.Values()
+	if len(seen) > 0 && (len(owned) == 0 || rand.N(4) == 0) {
+		for _, p := range seen { // in random order
+			return p, true, true
+		}
+	}
+	if len(owned) == 0 {
+		return p, false, false
+	}
+	n := owned[rand.N(len(owned))]
+	for _, o := range owned {
+		if p, ok := lease.Partition(o); ok && seen[o].Epoch != p.Epoch {
+			n = o
+			break
+		}
+	}
+	if p, found = lease.Partition(n); found {
+		seen[n] = p
+	}
+	return p, false, found
+}
+
+func (e *Effects) guardSQL(ctx context.Context, tx pgx.Tx, p pgleases.Partition) error {
+	_, err := tx.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", e.lease, p.Number, p.Epoch)
+	return err
+}
+
+// pause reports whether ctx goes on after it.
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// Refused reports whether a guard refused, be it the client's or the database's.
+func Refused(err error) bool {
+	var refused *pgconn.PgError
+	return errors.Is(err, pgleases.ErrNotOwner) || errors.As(err, &refused) && refused.Code == "PL001"
+}
+
+func (e *Effects) write(ctx context.Context, p pgleases.Partition, writer string,
+	guard func(context.Context, pgx.Tx, pgleases.Partition) error, linger time.Duration) error {
+	name, called := crand.Text(), oracle.Now()
+	err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
+		if err := guard(ctx, tx, p); err != nil {
+			return err
+		}
+		if linger > 0 && !pause(ctx, linger) {
+			return ctx.Err()
+		}
+		_, err := tx.Exec(ctx, `WITH counter AS (
+    UPDATE effect_counters SET n = n + 1 WHERE lease = $1 AND partition = $2 RETURNING n
+)
+INSERT INTO effects (lease, partition, n, epoch, writer, name, called) SELECT $1, $2, n, $3, $4, $5, $6 FROM counter`,
+			e.lease, p.Number, p.Epoch, writer, name, int64(called))
+		return err
+	})
+	if err == nil && e.Returns != nil {
+		_, err = fmt.Fprintln(e.Returns, name, int64(oracle.Now()))
+	}
+	return err
+}
+
+// Check returns how many writes were committed, and each that was committed after one of a newer epoch.
+func (e *Effects) Check(ctx context.Context) (writes int64, zombies []string, err error) {
+	err = e.pool.QueryRow(ctx, "SELECT count(*) FROM effects WHERE lease = $1", e.lease).Scan(&writes)
+	if err != nil {
+		return 0, nil, err
+	}
+	rows, err := e.pool.Query(ctx, `SELECT format('%s wrote %s@%s at %s as number %s, after one wrote under %s',
+    writer, partition, epoch, at, n, newest)
+FROM (SELECT *, max(epoch) OVER (PARTITION BY partition ORDER BY n) AS newest FROM effects WHERE lease = $1) AS e
+WHERE epoch < newest ORDER BY partition, n`, e.lease)
+	if err != nil {
+		return 0, nil, err
+	}
+	zombies, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	return writes, zombies, err
+}

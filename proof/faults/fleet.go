@@ -1,0 +1,609 @@
+//go:build unix
+
+package faults
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+// A Fault is something that befalls one member of a fleet. Do begins it, in the driver's goroutine; what takes time
+// goes on in others (Fleet.later). It reports whether it found something to do.
+type Fault struct {
+	Name   string
+	Weight int // how often it is picked, relative to the others
+	Do     func(*Fleet, context.Context) (bool, error)
+}
+
+// Faults is the table from which Fleet.Run picks.
+var Faults = []Fault{
+	{"join", 3, (*Fleet).join},
+	{"close", 2, (*Fleet).close},
+	{"kill", 3, (*Fleet).kill},
+	{"restart", 2, (*Fleet).restart},
+	{"pause", 4, (*Fleet).pause},
+	{"ghost", 1, (*Fleet).ghost},
+	{"twin", 1, (*Fleet).twin},
+	{"crowd", 1, (*Fleet).crowd},
+	network("freeze", 2, (*Proxy).Freeze),
+	network("requests lost", 1, (*Proxy).LoseRequests),
+	network("answers lost", 1, (*Proxy).LoseAnswers),
+	network("reset", 1, (*Proxy).Reset),
+	{"slow", 2, (*Fleet).slow},
+	{"cut", 2, (*Fleet).cut},
+}
+
+// network is a fault of a worker's connection that lasts a while.
+func network(name string, weight int, do func(*Proxy) error) Fault {
+	return Fault{name, weight, func(f *Fleet, _ context.Context) (bool, error) {
+		m := f.pick(name, true)
+		if m == nil {
+			return false, nil
+		}
+		f.later(m, name, m.proxy.Thaw)
+		return true, do(m.proxy)
+	}}
+}
+
+// A Fleet is a number of worker processes that share one lease, each behind a proxy of its own. Its methods are for one
+// goroutine, unless they say otherwise.
+type Fleet struct {
+	Config    Config // of every worker; ID, URL and Log are set for each
+	Dir       string // for the logs
+	Min, Max  int    // how many workers Run keeps
+	Faults    []Fault
+	Database  *Database                        // what the faults of the database befall; nil: they find nothing to do
+	Counts    map[string]int                   // faults that befell, by name
+	Enough    func(counts map[string]int) bool // ends Run; nil: only its context does
+	Alone     bool                             // every fault, and what it led to, is over before the next one begins
+	Incidents []Incident                       // in order; guarded by mu during Run
+
+	random  *rand.Rand
+	proxies *Proxies
+	spared  *member // nothing befalls it, so that somebody always watches the clock and takes over
+	members map[*member]struct{}
+	made    int
+	crowded []*member      // the last crowd, until it disperses
+	alone   time.Time      // when that is
+	waits   sync.WaitGroup // for what goes on after a fault began
+	thaw    context.Context
+
+	mu        sync.Mutex // guards what goroutines tell
+	errs      []error
+	output    map[string]func() string // by log: what the clients logged
+	disturbed bool                     // a fault of the database is under way
+	mended    time.Time                // the last one ended
+	calm      time.Time                // until then there is no other
+}
+
+// An Incident is a fault that befell a worker, or the database, or its end.
+type Incident struct {
+	At     oracle.Instant
+	Wall   time.Time
+	Worker string // its oracle's log; empty: the database
+	Fault  string // empty: something else is told
+	Over   bool   // the fault has ended
+	Text   string
+}
+
+func (i Incident) String() string {
+	text := fmt.Sprintf("%s %s: %s", i.Wall.UTC().Format("15:04:05.000"), cmp.Or(i.Worker, "database"), i.Fault+i.Text)
+	if i.Over {
+		text += ", over"
+	}
+	return text
+}
+
+// A member is a worker and its way to the database.
+type member struct {
+	*Process
+	proxy *Proxy
+	// Guarded by Fleet.mu: that it is paused, frozen or slowed, and when it last was; that it may be superseded.
+	impaired, outlived bool
+	mended             time.Time
+}
+
+// NewFleet returns a fleet of so many workers, which have joined. The seed decides what Run will do.
+func NewFleet(ctx context.Context, config Config, dir string, size int, seed uint64) (*Fleet, error) {
+	f := &Fleet{
+		Config: config, Dir: dir, Min: max(2, size-2), Max: size + 2, Faults: Faults,
+		Counts: make(map[string]int), random: rand.New(rand.NewPCG(seed, 0)),
+		members: make(map[*member]struct{}), output: make(map[string]func() string),
+	}
+	var err error
+	if f.proxies, err = StartProxies(); err != nil {
+		return f, err
+	}
+	var members []*member
+	for range size {
+		m, err := f.start(f.newID())
+		if err != nil {
+			return f, err
+		}
+		members = append(members, m)
+	}
+	for _, m := range members {
+		if err := m.Joined(ctx); err != nil {
+			return f, err
+		}
+	}
+	f.spared = members[0]
+	return f, nil
+}
+
+func (f *Fleet) newID() string { return fmt.Sprintf("client-%d", f.made+1) }
+
+// start starts a worker under an ID.
+func (f *Fleet) start(id string) (*member, error) {
+	proxy, err := f.proxies.New(f.Config.URL)
+	if err != nil {
+		return nil, err
+	}
+	f.made++
+	config := f.Config
+	config.ID, config.URL, config.DirectURL = id, proxy.URL(), cmp.Or(f.Config.DirectURL, f.Config.URL)
+	config.Log = filepath.Join(f.Dir, fmt.Sprintf("%s.%d.log", id, f.made))
+	process, err := Start(config)
+	if err != nil {
+		return nil, err
+	}
+	m := &member{Process: process, proxy: proxy}
+	f.members[m] = struct{}{}
+	f.mu.Lock()
+	f.output[config.Log] = process.Output
+	f.note(m, Incident{Text: fmt.Sprintf("starts as process %d", m.PID())})
+	f.mu.Unlock()
+	return m, nil
+}
+
+// Run lets faults befall the fleet, one after the other, until ctx ends. They are drawn like tickets, of which there are new
+// ones only when all are used up or find nothing to do, so that each comes about as often as its weight says. It ends
+// early when there were enough, or when something else goes wrong: a worker that ends by itself, for instance.
+func (f *Fleet) Run(ctx context.Context) error {
+	thaw, cancel := context.WithCancel(context.Background())
+	f.thaw = thaw
+	defer func() { cancel(); f.waits.Wait() }()
+	for _, fault := range f.Faults {
+		f.Counts[fault.Name] += 0
+	}
+	tickets := slices.Clone(f.Faults) // one of each first
+	f.shuffle(tickets)
+	for {
+		if err := f.lookAround(); err != nil {
+			return err
+		}
+		f.disperse(ctx)
+		drawn, err := f.draw(ctx, tickets)
+		if err != nil {
+			return err
+		}
+		if drawn >= 0 {
+			tickets = slices.Delete(tickets, drawn, drawn+1)
+		} else {
+			var more []Fault
+			for _, fault := range f.Faults {
+				more = append(more, slices.Repeat([]Fault{fault}, fault.Weight)...)
+			}
+			f.shuffle(more)
+			tickets = append(tickets, more...)
+		}
+		if f.Alone {
+			if err := f.calmDown(ctx); err != nil || ctx.Err() != nil {
+				return err
+			}
+		}
+		pause := 50*time.Millisecond + time.Duration(f.random.Int64N(int64(f.Config.TTL/2)))
+		if f.Enough != nil && f.Enough(f.Counts) {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// calmDown waits until nothing is under way, every partition has an owner, and the clock was watched for a while.
+func (f *Fleet) calmDown(ctx context.Context) error {
+	for len(f.crowded) > 0 && pause(ctx, 20*time.Millisecond) {
+		f.disperse(ctx)
+	}
+	f.waits.Wait()
+	if err := f.Settled(ctx); err != nil && ctx.Err() == nil {
+		return err
+	}
+	pause(ctx, 2*f.Config.TTL)
+	return nil
+}
+
+func (f *Fleet) shuffle(tickets []Fault) {
+	f.random.Shuffle(len(tickets), func(i, j int) { tickets[i], tickets[j] = tickets[j], tickets[i] })
+}
+
+// draw lets the first fault befall that finds something to do, and returns its place; -1 if none does.
+func (f *Fleet) draw(ctx context.Context, tickets []Fault) (int, error) {
+	for i, fault := range tickets {
+		befell, err := fault.Do(f, ctx)
+		if err != nil {
+			return i, fmt.Errorf("faults: %s: %w", fault.Name, err)
+		}
+		if befell {
+			f.Counts[fault.Name]++
+			return i, nil
+		}
+	}
+	return -1, nil
+}
+
+// note notes what befell a worker, or nil, the database; mu is locked.
+func (f *Fleet) note(m *member, i Incident) {
+	i.At, i.Wall = oracle.Now(), time.Now()
+	if m != nil {
+		i.Worker = strings.TrimSuffix(filepath.Base(m.Config.Log), ".log")
+	}
+	f.Incidents = append(f.Incidents, i)
+}
+
+// tell is note where mu is not locked.
+func (f *Fleet) tell(m *member, i Incident) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.note(m, i)
+}
+
+// lookAround takes note of the workers that ended.
+func (f *Fleet) lookAround() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for m := range f.members {
+		select {
+		case <-m.Done():
+		default:
+			continue
+		}
+		delete(f.members, m)
+		f.note(m, Incident{Text: "ended: " + m.ended.Error})
+		if !m.outlived || !m.ended.Superseded {
+			f.errs = append(f.errs, fmt.Errorf("worker %s ended by itself: %+v %v %s", m.Config.Log, m.ended, m.err, m.stderr.String()))
+		}
+	}
+	return errors.Join(f.errs...)
+}
+
+// pick returns a random member that has joined, for a fault to befall it; nil if there is none. One that is to be impaired
+// is not yet.
+func (f *Fleet) pick(fault string, impair bool) *member {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var from []*member
+	for m := range f.members {
+		select {
+		case <-m.joined:
+			if m != f.spared && !m.outlived && !(impair && m.impaired) {
+				from = append(from, m)
+			}
+		default:
+		}
+	}
+	if len(from) == 0 {
+		return nil
+	}
+	// By name: a map's order is random beyond the seed.
+	slices.SortFunc(from, func(a, b *member) int { return strings.Compare(a.Config.Log, b.Config.Log) })
+	m := from[f.random.IntN(len(from))]
+	m.impaired = m.impaired || impair
+	f.note(m, Incident{Fault: fault})
+	return m
+}
+
+// span draws how long a fault lasts: a tenth of a TTL to most.
+func (f *Fleet) span(most time.Duration) time.Duration {
+	return f.Config.TTL/10 + time.Duration(f.random.Int64N(int64(most-f.Config.TTL/10)))
+}
+
+// later ends a fault after up to 5 TTL, or when Run ends.
+func (f *Fleet) later(m *member, fault string, end func() error) {
+	d := f.span(5 * f.Config.TTL)
+	f.waits.Go(func() {
+		select {
+		case <-time.After(d):
+		case <-m.Done():
+		case <-f.thaw.Done():
+		}
+		err := end()
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		m.impaired, m.mended = false, time.Now()
+		f.note(m, Incident{Fault: fault, Over: true})
+		select {
+		case <-m.Done(): // it was killed meanwhile
+		default:
+			if err != nil {
+				f.errs = append(f.errs, err)
+			}
+		}
+	})
+}
+
+// join starts a worker.
+func (f *Fleet) join(context.Context) (bool, error) {
+	if len(f.members) >= f.Max {
+		return false, nil
+	}
+	_, err := f.start(f.newID())
+	return true, err
+}
+
+// crowd starts ten workers at once, which leave again one by one.
+func (f *Fleet) crowd(context.Context) (bool, error) {
+	if len(f.crowded) > 0 || len(f.members) >= f.Max {
+		return false, nil
+	}
+	f.tell(nil, Incident{Fault: "crowd"})
+	for range 10 {
+		m, err := f.start(f.newID())
+		if err != nil {
+			return true, err
+		}
+		f.crowded = append(f.crowded, m)
+	}
+	f.alone = time.Now().Add(f.span(3 * f.Config.TTL))
+	return true, nil
+}
+
+// disperse has one worker of a crowd close, or kills it.
+func (f *Fleet) disperse(ctx context.Context) {
+	if len(f.crowded) == 0 || time.Now().Before(f.alone) {
+		return
+	}
+	m := f.crowded[0]
+	f.crowded = f.crowded[1:]
+	if _, here := f.members[m]; !here || m.outlived {
+		return
+	}
+	kill := len(f.crowded)%2 == 0
+	select {
+	case <-m.joined:
+	default:
+		kill = true
+	}
+	f.mu.Lock()
+	kill = kill || m.impaired
+	fault := "close"
+	if kill {
+		fault = "kill"
+	}
+	f.note(m, Incident{Fault: fault})
+	f.mu.Unlock()
+	if kill {
+		m.Kill()
+		delete(f.members, m)
+		return
+	}
+	f.leave(ctx, m)
+}
+
+// close has a worker close its client. One that a fault kept from the database, a moment ago or now, may leave everything
+// behind: without trust, Close does not wait for the database.
+func (f *Fleet) close(ctx context.Context) (bool, error) {
+	if len(f.members) <= f.Min {
+		return false, nil
+	}
+	m := f.pick("close", true)
+	if m == nil {
+		return false, nil
+	}
+	f.leave(ctx, m)
+	return true, nil
+}
+
+// leave has a worker close its client, and sees to its end.
+func (f *Fleet) leave(ctx context.Context, m *member) {
+	delete(f.members, m) // nothing else shall befall it
+	began := time.Now()
+	f.waits.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+		defer cancel()
+		ended, err := m.Close(ctx)
+		f.mu.Lock()
+		recently := began.Add(-2 * f.Config.TTL)
+		excused := f.disturbed || f.mended.After(recently) || m.mended.After(recently) ||
+			ended.Silent > f.Config.TTL-f.Config.TTL/5 // its trust was over, on a machine with too much to do
+		f.mu.Unlock()
+		if err == nil && ended.Left != "" && !excused {
+			err = fmt.Errorf("worker %s closed: %s", m.Config.Log, ended.Left)
+		}
+		if err != nil {
+			m.Kill()
+		}
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.note(m, Incident{Fault: "close", Over: true})
+		f.errs = append(f.errs, err)
+	})
+}
+
+// kill kills a worker, perhaps one that is paused or frozen.
+func (f *Fleet) kill(context.Context) (bool, error) {
+	if len(f.members) <= f.Min {
+		return false, nil
+	}
+	m := f.pick("kill", false)
+	if m == nil {
+		return false, nil
+	}
+	m.Kill()
+	delete(f.members, m)
+	return true, nil
+}
+
+// restart kills a worker and starts another under its ID.
+func (f *Fleet) restart(context.Context) (bool, error) {
+	m := f.pick("restart", false)
+	if m == nil {
+		return false, nil
+	}
+	m.Kill()
+	delete(f.members, m)
+	_, err := f.start(m.Config.ID)
+	return true, err
+}
+
+// pause stops a worker for a while.
+func (f *Fleet) pause(context.Context) (bool, error) {
+	m := f.pick("pause", true)
+	if m == nil {
+		return false, nil
+	}
+	f.later(m, "pause", m.Resume)
+	return true, m.Pause()
+}
+
+// ghost stops a worker, starts another under its ID, and lets the old one go on after a while: it is to end.
+func (f *Fleet) ghost(context.Context) (bool, error) {
+	if len(f.members) >= f.Max {
+		return false, nil
+	}
+	m := f.pick("ghost", true)
+	if m == nil {
+		return false, nil
+	}
+	if err := m.Pause(); err != nil {
+		return true, err
+	}
+	m.outlive(f)
+	f.later(m, "ghost", m.Resume)
+	_, err := f.start(m.Config.ID)
+	return true, err
+}
+
+// twin starts a second worker under the ID of one that lives: the older is to end.
+func (f *Fleet) twin(context.Context) (bool, error) {
+	if len(f.members) >= f.Max {
+		return false, nil
+	}
+	m := f.pick("twin", false)
+	if m == nil {
+		return false, nil
+	}
+	m.outlive(f)
+	_, err := f.start(m.Config.ID)
+	return true, err
+}
+
+func (m *member) outlive(f *Fleet) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	m.outlived = true
+}
+
+// slow delays what a worker's connection carries, for a while, by up to a TTL: statements arrive that the client has given up.
+func (f *Fleet) slow(context.Context) (bool, error) {
+	m := f.pick("slow", true)
+	if m == nil {
+		return false, nil
+	}
+	f.later(m, "slow", m.proxy.Thaw)
+	return true, m.proxy.Slow(time.Duration(f.random.Int64N(int64(f.Config.TTL))))
+}
+
+// cut breaks a worker's connection.
+func (f *Fleet) cut(context.Context) (bool, error) {
+	m := f.pick("cut", false)
+	if m == nil {
+		return false, nil
+	}
+	return true, m.proxy.Cut()
+}
+
+// Settled waits until the living workers, which nothing befalls any more, own every partition; those that were superseded
+// have to have ended.
+func (f *Fleet) Settled(ctx context.Context) error {
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for {
+		if err := f.lookAround(); err != nil {
+			return err
+		}
+		held := make(map[int]int)
+		outlived := 0
+		for m := range f.members {
+			log, err := m.Watched()
+			if err != nil {
+				return err
+			}
+			for _, n := range log.Held() {
+				held[n]++
+			}
+			if m.outlived {
+				outlived++
+			}
+		}
+		once := slices.IndexFunc(slices.Collect(maps.Values(held)), func(n int) bool { return n != 1 }) < 0
+		if len(held) == f.Config.Partitions && once && outlived == 0 {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return fmt.Errorf("faults: not settled: of %d partitions %d are held, %d superseded clients live on: %w",
+				f.Config.Partitions, len(held), outlived, context.Cause(ctx))
+		}
+	}
+}
+
+// Close has all workers close, or kills them where that fails, and ends the proxies.
+func (f *Fleet) Close(ctx context.Context) error {
+	if f.proxies == nil {
+		return nil
+	}
+	defer f.proxies.Close()
+	var wait sync.WaitGroup
+	errs := make(chan error, len(f.members))
+	for m := range f.members {
+		wait.Go(func() {
+			_, err := m.Process.Close(ctx)
+			if err != nil {
+				m.Kill()
+			}
+			errs <- err
+		})
+	}
+	wait.Wait()
+	close(errs)
+	clear(f.members)
+	var all []error
+	for err := range errs {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+// Report compares what all workers, also the dead ones, have seen.
+func (f *Fleet) Report() (oracle.Report, error) {
+	logs, err := oracle.ReadAll(filepath.Join(f.Dir, "*.log"))
+	return oracle.Check(logs), err
+}
+
+// Output returns what the clients logged, by log file.
+func (f *Fleet) Output() map[string]string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	output := make(map[string]string, len(f.output))
+	for path, read := range f.output {
+		output[path] = read()
+	}
+	return output
+}

@@ -1,0 +1,153 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+// A Process is a worker in a process of its own. All methods are safe for concurrent use.
+type Process struct {
+	Config Config
+
+	cmd    *exec.Cmd
+	input  io.WriteCloser
+	joined chan struct{} // closed when it has joined
+	done   chan struct{} // closed when the process is gone
+	ended  Event         // what it said at its end; read it after done
+	err    error         // how the process ended; read it after done
+	stderr strings.Builder
+}
+
+// Start starts a worker: this program anew, whose main function, or an init function, calls Main. It ends with this process.
+func Start(config Config) (*Process, error) {
+	text, err := json.Marshal(config)
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{Config: config, joined: make(chan struct{}), done: make(chan struct{})}
+	var output io.Reader
+	if p.cmd, p.input, output, err = spawn(envWorker+"="+string(text), &p.stderr, config.Env...); err != nil {
+		return nil, err
+	}
+	go p.listen(output)
+	return p, nil
+}
+
+// spawn starts this program anew with more variables in its environment.
+func spawn(variable string, stderr io.Writer, more ...string) (*exec.Cmd, io.WriteCloser, io.Reader, error) {
+	program, err := os.Executable()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	cmd := exec.Command(program)
+	cmd.Env = append(append(os.Environ(), variable), more...)
+	cmd.Stderr = stderr
+	// A group of its own: it hears of this process's end by its input, and if it is stopped just then, its group becomes an
+	// orphan, which the kernel continues.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	input, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return cmd, input, output, cmd.Start()
+}
+
+func (p *Process) listen(output io.Reader) {
+	events := json.NewDecoder(output)
+	for {
+		var e Event
+		if events.Decode(&e) != nil {
+			break
+		}
+		switch e.Kind {
+		case "joined":
+			close(p.joined)
+		case "ended":
+			p.ended = e
+		}
+	}
+	p.err = p.cmd.Wait()
+	close(p.done)
+}
+
+// PID returns the process's id.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Joined waits until the worker's clients have joined.
+func (p *Process) Joined(ctx context.Context) error {
+	select {
+	case <-p.joined:
+		return nil
+	case <-p.done:
+		return fmt.Errorf("faults: worker %s ended before it joined: %v %s", p.Config.ID, p.err, p.stderr.String())
+	case <-ctx.Done():
+		return fmt.Errorf("faults: worker %s did not join: %w", p.Config.ID, context.Cause(ctx))
+	}
+}
+
+// Done returns a channel that is closed when the process is gone.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Ended waits for the process to end by itself, and returns what its client told. It is an error if it did not end in good
+// order.
+func (p *Process) Ended(ctx context.Context) (Event, error) {
+	select {
+	case <-p.done:
+	case <-ctx.Done():
+		return Event{}, fmt.Errorf("faults: worker %s did not end: %w", p.Config.ID, context.Cause(ctx))
+	}
+	if p.err != nil || p.ended.Kind == "" {
+		return p.ended, fmt.Errorf("faults: worker %s: %v %s", p.Config.ID, p.err, p.stderr.String())
+	}
+	return p.ended, nil
+}
+
+// Close has the worker close its clients, and waits for its end.
+func (p *Process) Close(ctx context.Context) (Event, error) {
+	_, _ = io.WriteString(p.input, "close\n") // if it is gone already, Ended tells how
+	return p.Ended(ctx)
+}
+
+// Kill kills the process and waits until it is gone.
+func (p *Process) Kill() {
+	_ = p.cmd.Process.Kill() // an error tells that it is gone
+	<-p.done
+}
+
+// Pause stops the process where it is.
+func (p *Process) Pause() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Resume lets it go on, unless it was killed meanwhile.
+func (p *Process) Resume() error {
+	if err := p.cmd.Process.Signal(syscall.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
+		return err
+	}
+	return nil
+}
+
+// Watched returns the oracle's log up to now.
+func (p *Process) Watched() (oracle.Log, error) { return oracle.Read(p.Config.Log) }
+
+// Output returns what the clients logged.
+func (p *Process) Output() string {
+	text, err := os.ReadFile(p.Config.Log + ".txt")
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}

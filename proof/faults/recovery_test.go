@@ -1,0 +1,43 @@
+//go:build unix
+
+package faults
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+func TestRecoveriesArePutDownToTheNearestFault(t *testing.T) {
+	at := func(seconds int) oracle.Instant { return oracle.Instant(time.Duration(seconds) * time.Second) }
+	gap := func(from, to int) oracle.Gap {
+		return oracle.Gap{Before: oracle.Interval{Client: "a.1", Partition: 3, Last: at(from)}, After: oracle.Interval{Client: "b.2", Partition: 3, First: at(to)}}
+	}
+	incidents := []Incident{
+		{At: at(10), Worker: "a.1", Fault: "kill"},
+		{At: at(11), Worker: "b.2", Fault: "pause"},
+		{At: at(13), Worker: "b.2", Fault: "pause", Over: true},
+		{At: at(100), Fault: "frozen server"},
+		{At: at(105), Fault: "frozen server", Over: true},
+		{At: at(106), Text: "is told"},
+	}
+	for _, test := range []struct {
+		from, to int
+		cause    string
+		late     int
+	}{
+		{10, 12, "kill", 0},
+		{10, 20, "kill", 1},
+		{12, 13, "pause", 0},
+		{50, 51, handOver, 0},
+		{101, 109, "frozen server", 0}, // 5 s frozen, 1 s to watch anew, 2 TTLs, slack
+		{101, 111, "frozen server", 1},
+	} {
+		worst, late := Recoveries([]oracle.Gap{gap(test.from, test.to)}, incidents, time.Second)
+		if got, want := fmt.Sprint(worst), fmt.Sprint(map[string]time.Duration{test.cause: time.Duration(test.to-test.from) * time.Second}); got != want || len(late) != test.late {
+			t.Errorf("from %d to %d: %s, late %v; want %s", test.from, test.to, got, late, want)
+		}
+	}
+}

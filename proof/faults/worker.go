@@ -1,0 +1,206 @@
+//go:build unix
+
+package faults
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+const (
+	// envWorker makes a process that calls Main a worker; it holds the Config as JSON.
+	envWorker = "PGLEASES_FAULTS_WORKER"
+	// envProxies makes it a process full of proxies.
+	envProxies = "PGLEASES_FAULTS_PROXIES"
+)
+
+// Config is what a worker process does: it opens clients, each of which joins the lease, and watches their Values.
+type Config struct {
+	URL string
+	ID  string // of the client; where there are several, "-0" and so on are added
+	// Log is the path of the oracle's log, for which a process has exactly one client; empty: Values is not watched. What
+	// the clients log is beside it, in Log + ".txt".
+	Log        string
+	Lease      string // empty: none is joined
+	Partitions int
+	TTL        time.Duration
+	Handoff    time.Duration // the hand-off delay; 0 is none, not the default
+	Clients    int           // 0 is one
+	Effects    bool          // write under Guard
+	DirectURL  string        // for the writes of Effects; empty: URL
+	Env        []string      // added to the worker's environment
+	Patience   time.Duration // with a database that cannot be reached at the start
+}
+
+// An Event is what a worker tells about its clients.
+type Event struct {
+	Kind       string        // "joined": all have; "ended": the first one has
+	Error      string        // why it ended
+	Superseded bool          // that is pgleases.ErrSuperseded
+	Left       string        // what Close returned
+	Silent     time.Duration // since its last heartbeat that succeeded
+}
+
+// Main makes this process a worker, or one of proxies, and does not return, if Start or StartProxies started it; else it
+// returns at once. Programs that call these call it first; a test binary does so in an init function, before package
+// testing looks at any flag.
+func Main() {
+	var err error
+	switch text := os.Getenv(envWorker); {
+	case os.Getenv(envProxies) != "":
+		err = serveProxies(os.Stdin, os.Stdout)
+	case text != "":
+		var config Config
+		if err = json.Unmarshal([]byte(text), &config); err == nil {
+			err = work(config, os.Stdin, json.NewEncoder(os.Stdout))
+		}
+	default:
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "faults:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// work runs until a client ends, or the parent says so: a line closes the clients, the end of the input ends all at once.
+func work(config Config, input io.Reader, events *json.Encoder) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	lines := make(chan struct{})
+	go func() {
+		r := bufio.NewReader(input)
+		if _, err := r.ReadString('\n'); err != nil {
+			os.Exit(0)
+		}
+		close(lines)
+		_, _ = io.Copy(io.Discard, r)
+		os.Exit(0)
+	}()
+	log := slog.New(slog.DiscardHandler)
+	if config.Log != "" {
+		f, err := os.OpenFile(config.Log+".txt", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return err
+		}
+		log = slog.New(slog.NewTextHandler(f, nil))
+	}
+	clients := make([]*pgleases.Client, max(1, config.Clients))
+	leases := make([]*pgleases.Lease, len(clients))
+	for i := range clients {
+		id := config.ID
+		if config.Clients > 0 {
+			id = fmt.Sprintf("%s-%d", id, i)
+		}
+		var err error
+		for began := time.Now(); ; pause(ctx, 50*time.Millisecond) {
+			clients[i], err = pgleases.Open(ctx, config.URL, pgleases.WithClientID(id), pgleases.WithTTL(config.TTL), pgleases.WithLogger(log))
+			if err == nil || time.Since(began) >= config.Patience {
+				break
+			}
+		}
+		if err != nil {
+			return err
+		}
+		if config.Lease == "" {
+			continue
+		}
+		leases[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(config.Handoff))
+		if err != nil && clients[i].Err() == nil {
+			return err
+		}
+	}
+	watched, err := watch(ctx, config, leases[0])
+	if err != nil {
+		return err
+	}
+	if err := events.Encode(Event{Kind: "joined"}); err != nil {
+		return err
+	}
+	first := clients[0]
+	select {
+	case <-lines:
+	case <-first.Done():
+	}
+	closing, stop := context.WithTimeout(ctx, 10*time.Second)
+	defer stop()
+	var left []error
+	for _, c := range clients {
+		left = append(left, c.Close(closing))
+	}
+	// Until here: what Values shows while the client closes is watched too.
+	cancel()
+	if err := watched(); err != nil {
+		return err
+	}
+	ended := Event{
+		Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded),
+		Silent: first.Stats().HeartbeatAge,
+	}
+	if err := errors.Join(left...); err != nil {
+		ended.Left = err.Error()
+	}
+	return events.Encode(ended)
+}
+
+// watch has the lease watched and written under until ctx ends. What it returns waits for the end of that.
+func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() error, error) {
+	if lease == nil || config.Log == "" {
+		return func() error { return nil }, nil
+	}
+	var wg sync.WaitGroup
+	var watched error
+	recorder, err := oracle.Create(config.Log)
+	if err != nil {
+		return nil, err
+	}
+	wg.Go(func() { watched = errors.Join(recorder.Watch(ctx, lease), recorder.Close()) })
+	if config.Effects {
+		pool, err := effectsPool(ctx, cmp.Or(config.DirectURL, config.URL), config.TTL)
+		if err != nil {
+			return nil, err
+		}
+		returns, err := os.OpenFile(config.Log+returnsSuffix, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return nil, err
+		}
+		effects := NewEffects(pool, config.Lease)
+		effects.Returns = returns
+		var writers sync.WaitGroup
+		for range effectsWriters {
+			writers.Go(func() { effects.Write(ctx, lease, config.ID) })
+		}
+		wg.Go(func() { writers.Wait(); pool.Close(); _ = returns.Close() })
+	}
+	return func() error { wg.Wait(); return watched }, nil
+}
+
+const effectsWriters = 2
+
+// effectsPool returns a small pool. The server ends its transactions that idle for longer than that: the guard in SQL, which
+// zombies use, does not limit them, and those of a worker that is paused would keep their partitions.
+func effectsPool(ctx context.Context, url string, idle time.Duration) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = effectsWriters
+	config.ConnConfig.DefaultQueryExecMode = pooled
+	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(idle.Milliseconds())
+	return pgxpool.NewWithConfig(ctx, config)
+}

@@ -1,0 +1,245 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+// A worker process is this test binary; it must not get as far as the tests.
+func init() { faults.Main() }
+
+// size has a pool hold that many connections.
+func size(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }
+
+// lateWithoutNotify is what a promise of promptness allows on top where a pooler swallows notifications.
+func lateWithoutNotify(url string, heartbeat time.Duration) time.Duration {
+	if _, pooled := pgserver.DirectURL(url); pooled {
+		return heartbeat
+	}
+	return 0
+}
+
+// failureLog is a log that is shown if the test fails.
+type failureLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (l *failureLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func quietly(t testing.TB) pgleases.Option {
+	l := new(failureLog)
+	t.Cleanup(func() {
+		if t.Failed() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			t.Logf("what the clients logged:\n%s", lastLines(l.text.String(), 200))
+		}
+	})
+	return pgleases.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
+}
+
+func lastLines(text string, n int) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+// opened opens a client, closed with the test.
+func opened(t testing.TB, url, id string, opts ...pgleases.Option) *pgleases.Client {
+	t.Helper()
+	c, err := pgleases.Open(t.Context(), url, append([]pgleases.Option{pgleases.WithClientID(id)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		_ = c.Close(ctx) // tests that care close it themselves
+	})
+	return c
+}
+
+// verify reports all that logs of one lease prove to be wrong.
+func verify(t testing.TB, logs []oracle.Log) oracle.Report {
+	t.Helper()
+	report := oracle.Check(logs)
+	if err := report.Err(); err != nil {
+		t.Error(err)
+	}
+	return report
+}
+
+// watched has the oracle watch leases of clients of this process. What it returns ends that and gives the logs.
+func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Log {
+	t.Helper()
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	for name, lease := range leases {
+		recorder, err := oracle.Create(dir + "/" + name + ".log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		recorder.Pause = 2 * time.Millisecond // there may be dozens in this process
+		wait.Go(func() {
+			if err := recorder.Watch(ctx, lease); err != nil {
+				t.Error(err)
+			}
+			recorder.Close()
+		})
+	}
+	end := func() { cancel(); wait.Wait() }
+	t.Cleanup(end)
+	return func() []oracle.Log {
+		end()
+		logs, err := oracle.ReadAll(dir + "/*.log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return logs
+	}
+}
+
+// smallDisk mounts a disk that can be filled, and returns the options of a server on it. Without the right to mount there is none.
+func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Log("no disk is filled: only root may mount one")
+		return "", nil
+	}
+	dir, err := os.MkdirTemp("", "pgleases-disk-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	if text, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=192m,mode=755", "tmpfs", dir).CombinedOutput(); err != nil {
+		t.Logf("no disk is filled: mount: %v %s", err, text)
+		return "", nil
+	}
+	t.Cleanup(func() {
+		if text, err := exec.Command("umount", dir).CombinedOutput(); err != nil {
+			t.Errorf("umount: %v %s", err, text)
+		}
+	})
+	small := map[string]string{"min_wal_size": "32MB", "max_wal_size": "64MB"}
+	return dir, []pgserver.Option{pgserver.WithDir(dir), pgserver.WithSettings(small)}
+}
+
+// startWorker starts a worker process, killed with the test.
+func startWorker(t testing.TB, config faults.Config) *faults.Process {
+	t.Helper()
+	p, err := faults.Start(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		p.Kill()
+		if t.Failed() && config.Log != "" {
+			t.Logf("what %s logged:\n%s", config.Log, lastLines(p.Output(), 100))
+		}
+	})
+	return p
+}
+
+func hasJoined(t testing.TB, p *faults.Process) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := p.Joined(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// held returns what a worker's Values last showed.
+func held(t testing.TB, p *faults.Process) []int {
+	t.Helper()
+	log, err := p.Watched()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log.Held()
+}
+
+// shared reports whether leases own all partitions between them, each within one of an even share.
+func shared(leases ...*pgleases.Lease) bool {
+	var all []int
+	for _, l := range leases {
+		all = append(all, l.Values()...)
+	}
+	slices.Sort(all)
+	n := leases[0].Partitions()
+	if len(all) != n || len(slices.Compact(all)) != n {
+		return false
+	}
+	for _, l := range leases {
+		if own := len(l.Values()); own < n/len(leases) || own > (n+len(leases)-1)/len(leases) {
+			return false
+		}
+	}
+	return true
+}
+
+// median, of durations at least one.
+func median(ds []time.Duration) time.Duration {
+	ds = slices.Sorted(slices.Values(ds))
+	return ds[len(ds)/2]
+}
+
+// figures prints durations with their median and maximum.
+func figures(ds []time.Duration) string {
+	return fmt.Sprintf("median %v, max %v of %d", median(ds).Round(100*time.Microsecond),
+		slices.Max(ds).Round(100*time.Microsecond), len(ds))
+}
+
+// verifyDir reports all that the logs of worker processes in a folder prove to be wrong.
+func verifyDir(t testing.TB, dir string) oracle.Report {
+	t.Helper()
+	logs, err := oracle.ReadAll(dir + "/*.log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return verify(t, logs)
+}
+
+// pause spaces what goes on in the background.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+func ownership(t testing.TB, l *pgleases.Lease, n int) pgleases.Partition {
+	t.Helper()
+	p, ok := l.Partition(n)
+	if !ok {
+		t.Fatalf("partition %d is not owned", n)
+	}
+	return p
+}
+

@@ -1,0 +1,369 @@
+package proof_test
+
+import (
+	"context"
+	"crypto/rand"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
+		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
+	}
+	code := pgserver.Main(m)
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "after all tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// patience bounds what a test waits for that should come soon.
+const patience = 60 * time.Second
+
+// slack is granted to a loaded machine on top of a promised figure.
+const slack = 2 * time.Second
+
+// brief reports whether tests that repeat something shall do so less often. The race detector finds a race in a few rounds too, and
+// makes every one of them take longer.
+func brief() bool { return testing.Short() || raceDetector }
+
+// direct returns the URL of a new database past any pooler: for tests of the client's own connection, which a pooler hides,
+// and of what only notifications make fast.
+func direct(t testing.TB) string {
+	t.Helper()
+	url, _ := pgserver.DirectURL(pgserver.Database(t))
+	return url
+}
+
+// newPool returns a pool on a database, closed with the test.
+func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range configure {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// ownersPool returns a pool on the same database for what a test does that is no client's part: see pgserver.OwnerURL.
+func ownersPool(t testing.TB, url string) *pgxpool.Pool {
+	t.Helper()
+	return newPool(t, pgserver.OwnerURL(url))
+}
+
+// newClient opens a client, closed with the test, which gets its log too.
+func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
+	t.Helper()
+	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{pgleases.WithLogger(logger)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if c.Err() == nil { // else the test has looked at what Close returned
+			shut(t, c)
+		}
+	})
+	return c
+}
+
+func shut(t testing.TB, c *pgleases.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := c.Close(ctx); err != nil {
+		t.Errorf("close %s: %v", c.ID(), err)
+	}
+}
+
+// joined joins a lease.
+func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
+	t.Helper()
+	l, err := c.Lease(t.Context(), name, partitions, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// waitFor waits until a condition holds that nothing tells of.
+func waitFor(t testing.TB, within time.Duration, what string, holds func() bool) {
+	t.Helper()
+	if !comesTrue(within, holds) {
+		t.Fatalf("not within %v: %s", within, what)
+	}
+}
+
+func comesTrue(within time.Duration, holds func() bool) bool {
+	look := time.NewTicker(2 * time.Millisecond)
+	defer look.Stop()
+	late := time.After(within)
+	for !holds() {
+		select {
+		case <-look.C:
+		case <-late:
+			return holds()
+		}
+	}
+	return true
+}
+
+// until waits until a condition on leases holds; it looks again whenever one of them changes.
+func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
+	t.Helper()
+	late := time.After(patience)
+	for {
+		changes := make(chan struct{}, len(leases))
+		stop := make(chan struct{})
+		for _, l := range leases {
+			changed := l.Changed()
+			go func() {
+				select {
+				case <-changed:
+					changes <- struct{}{}
+				case <-stop:
+				}
+			}()
+		}
+		if holds() {
+			close(stop)
+			return
+		}
+		select {
+		case <-changes:
+		case <-time.After(20 * time.Millisecond): // conditions on the database change without a lease
+		case <-late:
+			close(stop)
+			for _, l := range leases {
+				t.Logf("%s owns %s", l.Name(), pgleases.FormatPartitions(l.Values()))
+			}
+			t.Fatalf("not so within %v: %s", patience, what)
+		}
+		close(stop)
+	}
+}
+
+// owned returns what leases own, counted.
+func owned(leases ...*pgleases.Lease) []int {
+	counts := make([]int, len(leases))
+	for i, l := range leases {
+		counts[i] = len(l.Values())
+	}
+	return counts
+}
+
+// closes returns what Close returned; a Close that takes longer than a moment after ctx is a failure.
+func closes(t testing.TB, c *pgleases.Client, ctx context.Context) error {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- c.Close(ctx) }()
+	return receive(t, "Close returns", done)
+}
+
+// receive waits for a value that should come soon.
+func receive[T any](t testing.TB, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("not so within %v: %s", patience, what)
+		panic("unreachable")
+	}
+}
+
+// ended waits until a context has ended, and returns the cause.
+func ended(t testing.TB, what string, ctx context.Context) error {
+	t.Helper()
+	receive(t, what, ctx.Done())
+	return context.Cause(ctx)
+}
+
+// value returns the one value of a query.
+func value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) T {
+	t.Helper()
+	var v T
+	if err := pool.QueryRow(context.Background(), query, args...).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return v
+}
+
+// execute runs statements.
+func execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
+	t.Helper()
+	if _, err := pool.Exec(context.Background(), statements, args...); err != nil {
+		t.Fatalf("%s: %v", statements, err)
+	}
+}
+
+// beats waits until that many more heartbeats of a client succeeded.
+func beats(t testing.TB, c *pgleases.Client, n int) {
+	t.Helper()
+	last := time.Now().Add(-c.Stats().HeartbeatAge)
+	until(t, "the client goes on with its heartbeats", func() bool {
+		if sent := time.Now().Add(-c.Stats().HeartbeatAge); sent.Sub(last) > 5*time.Millisecond {
+			last = sent
+			n--
+		}
+		return n <= 0
+	})
+}
+
+// journal has the database note every change of owner from now on in the table public.journal.
+func journal(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	if err := pgleases.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, ownersPool(t, pool.Config().ConnString()), `
+		CREATE TABLE public.journal (n serial, lease text, partition int, old_owner bigint, owner bigint, old_id text,
+		                             id text, old_epoch bigint, epoch bigint, asked_at timestamptz, at timestamptz);
+		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+			INSERT INTO public.journal (lease, partition, old_owner, owner, old_id, id, old_epoch, epoch, asked_at, at)
+			VALUES (NEW.lease, NEW.partition, OLD.owner, NEW.owner, OLD.owner_id, NEW.owner_id, OLD.epoch, NEW.epoch,
+			        OLD.asked_at, clock_timestamp());
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER note AFTER UPDATE ON pgleases.partitions FOR EACH ROW
+		WHEN (OLD.owner IS DISTINCT FROM NEW.owner) EXECUTE FUNCTION public.note();
+		GRANT SELECT, DELETE ON public.journal TO PUBLIC`)
+}
+
+// A logbook is a logger that remembers.
+type logbook struct {
+	mu      sync.Mutex // guards records
+	records []slog.Record
+}
+
+func (b *logbook) Enabled(context.Context, slog.Level) bool { return true }
+func (b *logbook) WithAttrs([]slog.Attr) slog.Handler       { return b }
+func (b *logbook) WithGroup(string) slog.Handler            { return b }
+
+func (b *logbook) Handle(_ context.Context, r slog.Record) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.records = append(b.records, r.Clone())
+	return nil
+}
+
+// option has a client log into the book.
+func (b *logbook) option() pgleases.Option { return pgleases.WithLogger(slog.New(b)) }
+
+// lines returns what was logged, each line with its attributes, that contains all the words.
+func (b *logbook) lines(words ...string) []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var lines []string
+	for _, r := range b.records {
+		line := r.Level.String() + " " + r.Message
+		r.Attrs(func(a slog.Attr) bool {
+			line += " " + a.String()
+			return true
+		})
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// A job is a Run that goes on in the background.
+type job struct {
+	stop context.CancelCauseFunc
+	done chan error // what Run returned
+}
+
+// run runs a lease in the background, until the test ends at the latest.
+func run(t testing.TB, l *pgleases.Lease, fn func(context.Context, pgleases.Partition) error) job {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	j := job{cancel, make(chan error, 1)}
+	go func() { j.done <- l.Run(ctx, fn) }()
+	t.Cleanup(func() { cancel(nil) })
+	return j
+}
+
+// untilAsked is a callback that works until it is asked to end.
+func untilAsked(ctx context.Context, _ pgleases.Partition) error {
+	<-ctx.Done()
+	return nil
+}
+
+// cancelled is a context that has ended.
+func cancelled(cause error) context.Context {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(cause)
+	return ctx
+}
+
+// A crew is all goroutines that begin within its calls of do, also those that these start.
+type crew struct {
+	t    testing.TB
+	name string
+}
+
+func newCrew(t testing.TB) crew { return crew{t, rand.Text()} }
+
+func (c crew) do(fn func()) {
+	pprof.Do(context.Background(), pprof.Labels("crew", c.name), func(context.Context) { fn() })
+}
+
+// gone fails the test unless all goroutines of the crew end soon.
+func (c crew) gone() {
+	c.t.Helper()
+	for late := time.Now().Add(time.Second); ; {
+		var all strings.Builder
+		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
+			c.t.Fatal(err)
+		}
+		var left []string
+		for stack := range strings.SplitSeq(all.String(), "\n\n") {
+			if strings.Contains(stack, c.name) {
+				left = append(left, stack)
+			}
+		}
+		if left == nil {
+			return
+		}
+		if time.Now().After(late) {
+			c.t.Fatalf("goroutines are left:\n%s", strings.Join(left, "\n\n"))
+		}
+		runtime.Gosched()
+	}
+}
+
+// connections counts the own connections of clients on a database.
+func connections(t testing.TB, pool *pgxpool.Pool) int {
+	t.Helper()
+	return value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'pgleases'`)
+}

@@ -1,0 +1,121 @@
+// Command pgtest runs a command with a PostgreSQL at its disposal:
+//
+//	go run ./internal/pgtest/cmd/pgtest [-bouncer] [-app] -- go test ./...
+//
+// The command gets the server's URL in PGLEASES_TEST_DATABASE_URL. The server is the one that this variable, or
+// DATABASE_URL, points to already, else one that is started for the time of the command. With -bouncer a PgBouncer in
+// transaction mode is started in front of it, and PGLEASES_TEST_DIRECT_URL is the URL past it. With -app
+// the server is always one that is started, with the role pgserver.App in it, and PGLEASES_TEST_ROLE has the clients of
+// tests connect as that role.
+//
+// pgtest exits with the command's status, 128 plus the signal if that ended it, and 2 if it could not be run.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+func main() {
+	bouncer := flag.Bool("bouncer", false, "put PgBouncer, in transaction mode, in front of the server")
+	app := flag.Bool("app", false, "have tests connect as a role that may do what sql/grants.sql gives, and no more")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgtest [-bouncer] [-app] -- command [argument ...]")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	if flag.NArg() == 0 {
+		flag.Usage()
+		os.Exit(2)
+	}
+	code, err := run(*bouncer, *app, flag.Args())
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = max(code, 2)
+	}
+	os.Exit(code)
+}
+
+func run(withBouncer, asApp bool, args []string) (code int, err error) {
+	// From the beginning: a signal must not end us before the server is stopped.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+
+	ctx := context.Background()
+	// A pooler keeps up to its pool size of connections to each of the tests' databases.
+	options := []pgserver.Option{pgserver.WithSettings(map[string]string{"max_connections": "500"})}
+	if asApp { // which is nothing to leave on somebody else's
+		options = append(options, pgserver.WithPrivate())
+	}
+	server, err := pgserver.Start(ctx, options...)
+	if err != nil {
+		return 2, err
+	}
+	defer func() { err = errors.Join(err, server.Stop()) }()
+	fmt.Fprintln(os.Stderr, "pgtest:", server.Describe())
+
+	url, env := server.URL(), os.Environ()
+	var users []pgserver.BouncerOption
+	if asApp {
+		if err := server.MakeApp(ctx); err != nil {
+			return 2, err
+		}
+		env = with(env, pgserver.EnvRole, pgserver.App)
+		users = append(users, pgserver.WithUsers("postgres", pgserver.App))
+	}
+	if withBouncer {
+		bouncer, startErr := pgserver.PgBouncer(ctx, server.URL(), users...)
+		if startErr != nil {
+			return 2, startErr
+		}
+		defer func() { err = errors.Join(err, bouncer.Stop()) }()
+		fmt.Fprintln(os.Stderr, "pgtest:", bouncer.Describe())
+		url = bouncer.URL()
+		env = with(env, pgserver.EnvDirectURL, server.URL())
+	}
+	return command(args, with(env, pgserver.EnvDatabaseURL, url), signals)
+}
+
+// command runs the command, passes the signals on, and returns its status.
+func command(args, env []string, signals <-chan os.Signal) (int, error) {
+	cmd := exec.Command(args[0], args[1:]...)
+	cmd.Env = env
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		return 2, err
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	for {
+		select {
+		case sig := <-signals:
+			_ = cmd.Process.Signal(sig) // it may have ended just now
+		case err := <-done:
+			var exit *exec.ExitError
+			if err != nil && !errors.As(err, &exit) {
+				return 2, err
+			}
+			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+				return 128 + int(status.Signal()), nil
+			}
+			return cmd.ProcessState.ExitCode(), nil
+		}
+	}
+}
+
+// with sets a variable in an environment.
+func with(env []string, name, value string) []string {
+	env = slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+	return append(env, name+"="+value)
+}

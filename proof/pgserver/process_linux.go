@@ -1,0 +1,51 @@
+package pgserver
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+)
+
+func attributes(a *account, death syscall.Signal) *syscall.SysProcAttr {
+	attr := &syscall.SysProcAttr{
+		Pdeathsig: death,
+		// A group of its own: Ctrl-C at a terminal is for us, we end the server. And should we die while the server is
+		// stopped, its group becomes an orphan, which the kernel continues, so that it gets to see the death signal.
+		Setpgid: true,
+	}
+	if a != nil {
+		attr.Credential = &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
+	}
+	return attr
+}
+
+// memoryDir returns a file system in memory in which a server will not run out of space, "" if there is none.
+func memoryDir() string {
+	const dir, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
+	var fs syscall.Statfs_t
+	if err := syscall.Statfs(dir, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < enough {
+		return ""
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode()&0o002 == 0 || !reachable(dir) {
+		return ""
+	}
+	return dir
+}
+
+// processTable returns the command lines of all living processes by pid; zombies have none.
+func processTable() map[int]string {
+	table := make(map[int]string)
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		line, err := os.ReadFile(file)
+		if err != nil || len(line) == 0 {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			table[pid] = string(bytes.ReplaceAll(line, []byte{0}, []byte{' '}))
+		}
+	}
+	return table
+}

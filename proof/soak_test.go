@@ -1,0 +1,205 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+var (
+	soakFor     = flag.Duration("soak", 0, "attack fleets of workers for so long, in episodes")
+	soakEpisode = flag.Duration("soak-episode", time.Minute, "how long an episode of a soak lasts")
+	soakSeed    = flag.Uint64("soak-seed", 1, "seed of the first episode; the next ones count on")
+	soakLog     = flag.String("soak-log", "soak.jsonl", "file to which every episode's result is appended as a line of JSON")
+	soakReport  = flag.String("soak-report", "", "file to write a report of all episodes in the log to")
+)
+
+// TestSoak is for a flag: go test -run TestSoak -timeout 2h -soak 1h . It goes on where another left off with the seed after the
+// last one's.
+func TestSoak(t *testing.T) {
+	if *soakFor == 0 && *soakReport == "" {
+		t.Skip("-soak says how long")
+	}
+	for began, seed := time.Now(), *soakSeed; time.Since(began) < *soakFor; seed++ {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			disk, options := smallDisk(t)
+			server := pgserver.Private(t, options...)
+			database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
+			url := server.URL()
+			if seed%2 == 0 {
+				bouncer, err := pgserver.PgBouncer(t.Context(), url,
+					pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"})) // else it keeps a server that came back waiting for 15 s
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if t.Failed() {
+						t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())
+					}
+					if err := bouncer.Stop(); err != nil {
+						t.Error(err)
+					}
+				})
+				database.Bouncer, url = bouncer, bouncer.URL()
+			}
+			alone := seed%3 == 0
+			e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) { f.Alone = alone })
+			least := int(soakEpisode.Seconds())
+			if alone {
+				least /= 20
+			}
+			check(t, e, least, 0)
+			line, err := json.Marshal(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.OpenFile(*soakLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if _, err := fmt.Fprintf(f, "%s\n", line); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if *soakReport == "" {
+		return
+	}
+	text, err := report(*soakLog)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(*soakReport, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var logged = regexp.MustCompile(`\S*/(\S+)\.log`)
+
+// report tells what the episodes in a log have shown.
+func report(log string) (string, error) {
+	lines, err := os.ReadFile(log)
+	if err != nil {
+		return "", err
+	}
+	var all episode
+	all.Faults, all.Worst = make(map[string]int), make(map[string]float64)
+	recoveries := map[bool]map[string][]float64{true: {}, false: {}} // whether alone, by kind
+	var seeds []uint64
+	pooled, alone := 0, 0
+	for decoder := json.NewDecoder(bytes.NewReader(lines)); ; {
+		var e episode
+		if err := decoder.Decode(&e); err == io.EOF {
+			break
+		} else if err != nil {
+			return "", fmt.Errorf("%s: %w", log, err)
+		}
+		seeds = append(seeds, e.Seed)
+		if e.Pooled {
+			pooled++
+		}
+		if e.Alone {
+			alone++
+		}
+		all.Seconds += e.Seconds
+		all.Clients += e.Clients
+		all.Intervals += e.Intervals
+		all.Reads += e.Reads
+		all.Overlaps += e.Overlaps
+		all.Writes += e.Writes
+		for _, v := range e.Violations { // without the folder of the logs
+			all.Violations = append(all.Violations, fmt.Sprintf("seed %d: %s", e.Seed, logged.ReplaceAllString(strings.TrimSpace(v), "$1")))
+		}
+		for kind, n := range e.Faults {
+			all.Faults[kind] += n
+		}
+		for kind, ms := range e.Worst {
+			recoveries[e.Alone][kind] = append(recoveries[e.Alone][kind], ms)
+		}
+	}
+	if len(seeds) == 0 {
+		return "", fmt.Errorf("%s: no episodes", log)
+	}
+	all.Violations = slices.Compact(all.Violations) // Run and Settled tell the same
+	var b strings.Builder
+	fmt.Fprintf(&b, soakHead, all.Seconds/60, len(seeds), slices.Min(seeds), slices.Max(seeds), pooled, alone, runtime.NumCPU(),
+		sum(all.Faults), all.Clients, all.Intervals, all.Reads, all.Overlaps, all.Writes, len(all.Violations))
+	for _, v := range all.Violations {
+		fmt.Fprintf(&b, "- %s\n", v)
+	}
+	fmt.Fprint(&b, soakTable)
+	kinds := maps.Clone(all.Faults)
+	for kind := range recoveries[false] {
+		kinds[kind] += 0
+	}
+	figures := func(ms []float64) string {
+		if len(ms) == 0 {
+			return "| |"
+		}
+		slices.Sort(ms)
+		return fmt.Sprintf("| %.0f ms | %.0f ms ", ms[len(ms)/2], ms[len(ms)-1])
+	}
+	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
+		fmt.Fprintf(&b, "| %s | %d %s%s|\n", kind, kinds[kind], figures(recoveries[true][kind]), figures(recoveries[false][kind]))
+	}
+	return b.String(), nil
+}
+
+const soakHead = `# A record of faults survived
+
+Written by the test that it reports on:
+
+    go test -run TestSoak -timeout 3h -soak 1h -soak-log soak.jsonl -soak-report docs/soak.md .
+
+It goes on where it left off with -soak-seed. Each episode has a PostgreSQL of its own and four to fifteen worker processes, each
+behind a proxy, sharing 16 partitions with a TTL of one second. Faults befall them, drawn from the seed: in two episodes of three
+about three per second, several at a time, in the third one after the other. Every process reads Values all the time and writes down, on the machine's monotonic clock, when it first
+and last saw each partition; others write under Guard, or as zombies, with epochs that are over. In the end all is compared: the
+intervals of different processes, the epochs, the order of the writes (for linearizability), and how long each partition had no
+owner.
+
+| | |
+|---|---|
+| minutes | %.0f |
+| episodes | %d, seeds %d to %d |
+| of these through PgBouncer in transaction mode | %d |
+| of these with one fault at a time | %d |
+| processors | %d |
+| faults | %d |
+| clients | %d |
+| intervals of ownership | %d |
+| reads of Values | %d |
+| overlaps | **%d** |
+| writes under Guard, linearizable | %d |
+| violations of any promise | **%d** |
+
+`
+
+const soakTable = `
+## By kind of fault
+
+How long a partition had no owner: of each episode the longest time that is put down to a kind, of these the median and the longest. One
+at a time, it is what the fault costs: while a client is paused, or the database away, nobody can take over, and after that a clock
+must be watched for a TTL. Where faults overlap, it is put down to what befell the last owner, whatever kept the others from
+taking over. It is a violation where it is longer than two TTLs and a second, plus, for each fault of the database
+meanwhile, its length and another TTL, plus the length of open transactions.
+
+| fault | befell | alone: median | alone: longest | overlapping: median | overlapping: longest |
+|---|---|---|---|---|---|
+`
