@@ -63,6 +63,9 @@
 // a limit. An ownership ends early, whatever still runs, when trust is lost. [context.Cause] tells why a context
 // ended: [ErrHandover], [ErrTrustLost], [ErrDrainTimeout], [ErrSuperseded], [ErrClosed].
 //
+// A loop ends with its lease: look at [Lease.Err] before each pass, or wait for [Lease.Done]. A lease ends when it is left, and
+// when its client is closed or superseded. Changed is a closed channel from then on: a loop that waits for it alone would spin.
+//
 // # Guard
 //
 // Call [Lease.Guard] in the transaction that writes, before the writes, with the Partition under which the work began. It

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // Ending a client: Close, or a newer process with its ID.
@@ -76,7 +78,7 @@ func (e *engine) finish() {
 		l := e.leases[name]
 		if pinned := e.pinned(l); len(pinned) > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s",
-				l.name, listed(pinned)))
+				l.name, ranges.Short(pinned)))
 		} else if n := len(l.owned); n > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
 				n, l.name))

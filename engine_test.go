@@ -14,6 +14,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 var (
@@ -845,7 +847,7 @@ func (p *proc) mustJoin(name string, partitions int, opts ...LeaseOption) *Lease
 
 // shows returns what a reader of a lease sees, without being one.
 func shows(l *Lease) string {
-	return FormatPartitions(numbersOf((&handle{l: l}).shown()))
+	return ranges.Format(numbersOf((&handle{l: l}).shown()))
 }
 
 // within waits for a condition, and reports how long it took. It looks after every millisecond.
@@ -1325,18 +1327,4 @@ func (db *fakeDB) executed() map[string]int {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	return maps.Clone(db.calls)
-}
-
-func TestWhatIsLoggedOfManyPartitionsIsShort(t *testing.T) {
-	t.Parallel()
-	var odd []int
-	for n := 1; n < 65536; n += 2 {
-		odd = append(odd, n)
-	}
-	if got := listed(odd); len(got) > 230 || !strings.HasPrefix(got, "1,3,5,7,") || !strings.HasSuffix(got, ",... (32768 in all)") {
-		t.Errorf("listed as %q", got)
-	}
-	if got := listed(odd[:3]); got != "1,3,5" {
-		t.Errorf("listed as %q", got)
-	}
 }

@@ -37,22 +37,28 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	for ctx.Err() == nil {
-		changed := lease.Changed() // taken before Values: a change in between closes it
-		for _, partition := range lease.Values() {
-			ship(ctx, partition)
-		}
-		select {
-		case <-changed:
-		case <-time.After(time.Second): // look for new orders
-		case <-ctx.Done():
-		}
-	}
+
+	shipOwned(ctx, lease, ship)
+
 	// ctx has ended, so Close waits for nothing: it hands over what is free, and leaves.
 	if err := client.Close(ctx); err != nil {
 		log.Print(err)
 	}
 	// Output: shipped the orders of 128 partitions
+}
+
+func shipOwned(ctx context.Context, lease *pgleases.Lease, ship func(context.Context, int)) {
+	for ctx.Err() == nil && lease.Err() == nil {
+		changed := lease.Changed() // taken before Values: a change in between closes it
+		for _, partition := range lease.Values() {
+			ship(ctx, partition)
+		}
+		select {
+		case <-changed: // also at the end of the lease
+		case <-time.After(time.Second): // look for new orders
+		case <-ctx.Done():
+		}
+	}
 }
 
 func ExampleLease_Hold() {
@@ -65,11 +71,16 @@ func ExampleLease_Hold() {
 	}
 	go x.stopOnceShipped()
 
-	for ctx.Err() == nil {
+	shipHeld(ctx, pool, lease)
+	fmt.Println("orders left:", x.ordersLeft())
+	// Output: orders left: 0
+}
+
+func shipHeld(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) {
+	for ctx.Err() == nil && lease.Err() == nil {
 		changed := lease.Changed()
 		hold := lease.Hold(ctx)
-		for _, number := range hold.Values() {
-			partition, _ := hold.Partition(number)
+		for _, partition := range hold.Partitions() {
 			if err := shipGuarded(hold.Context(), pool, lease, partition); err != nil {
 				log.Print(err) // another process owns it now, or the database is away: not shipped
 			}
@@ -81,8 +92,6 @@ func ExampleLease_Hold() {
 		case <-ctx.Done():
 		}
 	}
-	fmt.Println("orders left:", x.ordersLeft())
-	// Output: orders left: 0
 }
 
 func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, partition pgleases.Partition) error {
@@ -139,8 +148,14 @@ func ExampleLease_Run() {
 	}
 	go x.stopOnceShipped()
 
-	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		for ctx.Err() == nil { // ended: the partition is wanted elsewhere
+	err = shipEach(ctx, pool, lease)
+	fmt.Println("stopped:", errors.Is(err, context.Canceled))
+	// Output: stopped: true
+}
+
+func shipEach(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) error {
+	err := lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+		for ctx.Err() == nil { // ended: the partition is wanted elsewhere, or the lease has ended
 			if err := shipGuarded(p.Context(), pool, lease, p); err != nil {
 				return err // logged, and called again a little later
 			}
@@ -151,8 +166,7 @@ func ExampleLease_Run() {
 		}
 		return nil
 	})
-	fmt.Println("stopped:", errors.Is(err, context.Canceled))
-	// Output: stopped: true
+	return err
 }
 
 func ExampleClient_leader() {
@@ -216,14 +230,6 @@ func ExampleLease_PartitionFor() {
 	// customer-1 71 71
 	// customer-42 53 53
 	// Grüße 58 58
-}
-
-func ExampleFormatPartitions() {
-	fmt.Println(pgleases.FormatPartitions([]int{0, 1, 2, 3, 4, 7}))
-	fmt.Println(pgleases.FormatPartitions(nil))
-	// Output:
-	// 0-4,7
-	// -
 }
 
 const orders = `

@@ -17,7 +17,7 @@ type Hold struct {
 	release sync.Once
 }
 
-// Hold pins what this client owns now, for a piece of work: take one, work on its Values, release it, take the next. A
+// Hold pins what this client owns now, for a piece of work: take one, work on its Partitions, release it, take the next. A
 // partition that is wanted elsewhere leaves once no open hold contains it. Past the trust deadline, and after the
 // lease ended, the hold is empty. Its context is a child of ctx. Always Release it.
 func (l *Lease) Hold(ctx context.Context) *Hold {
@@ -45,10 +45,20 @@ func (l *Lease) Hold(ctx context.Context) *Hold {
 	return h
 }
 
-// Values returns the partitions that the hold pins, ascending. The slice is shared: clone it before writing.
+// Partitions returns the ownerships that the hold pins, for Guard, by number. The slice is the caller's. See Values where
+// the numbers are enough.
+func (h *Hold) Partitions() []Partition {
+	partitions := make([]Partition, len(h.owned))
+	for i, o := range h.owned {
+		partitions[i] = o.partition()
+	}
+	return partitions
+}
+
+// Values returns the numbers of the partitions that the hold pins, ascending. The slice is shared: clone it before writing.
 func (h *Hold) Values() []int { return h.values }
 
-// Partition returns the ownership that the hold pins, for Guard, and whether the hold contains the partition.
+// Partition returns the ownership that the hold pins of a partition, and whether there is one.
 func (h *Hold) Partition(partition int) (Partition, bool) {
 	i, found := slices.BinarySearch(h.values, partition)
 	if !found {

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // A Lease is a client's part in a lease: it tells which partitions the client owns now. It outlives sessions: after an
@@ -144,9 +146,23 @@ func (o *ownership) partition() Partition {
 func (l *Lease) PartitionFor(key string) int { return partitionFor(key, l.partitions) }
 
 // Changed returns a channel that is closed at the next change of what Values and Partition tell, the passing of the trust
-// deadline included. Take it before reading Values, and a change in between is not missed. After the lease or its
-// client ended it is closed already.
+// deadline included. Take it before reading Values, and a change in between is not missed. After the end of the lease it
+// is closed already: a loop that waits for it has to look at Err too.
 func (l *Lease) Changed() <-chan struct{} { return l.snapshot.Load().changed }
+
+// Done returns a channel that is closed when the lease has ended: it was left, or its client was closed or superseded. An
+// outage or an eviction ends no lease: the client joins again.
+func (l *Lease) Done() <-chan struct{} { return l.ended }
+
+// Err returns why the lease ended, ErrClosed or ErrSuperseded; nil while it has not. It costs nanoseconds.
+func (l *Lease) Err() error {
+	select {
+	case <-l.ended:
+		return l.endErr
+	default:
+		return nil
+	}
+}
 
 // Wait waits until the client owns at least one partition of the lease. It returns the cause of ctx if that ends first, and
 // the cause of the lease's or client's end.
@@ -208,7 +224,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 	}
 	if working := l.working(); len(working) > 0 {
 		return errors.Join(fmt.Errorf("pgleases: leave lease %q: partitions still in work: %s",
-			l.name, listed(working)), context.Cause(ctx))
+			l.name, ranges.Short(working)), context.Cause(ctx))
 	}
 	select {
 	case <-l.ended:

@@ -21,6 +21,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 func TestMain(m *testing.M) {
@@ -164,7 +165,7 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 		case <-late:
 			close(stop)
 			for _, l := range leases {
-				t.Logf("%s owns %s", l.Name(), pgleases.FormatPartitions(l.Values()))
+				t.Logf("%s owns %s", l.Name(), ranges.Format(l.Values()))
 			}
 			t.Fatalf("not so within %v: %s", patience, what)
 		}

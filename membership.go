@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -217,7 +218,7 @@ func (e *engine) unjoined(l *Lease) {
 	e.publish(l)
 	if len(removed) > 0 {
 		e.c.log.Warn("pgleases: partitions lost", slog.String("lease", l.name),
-			slog.String("partitions", listed(numbersOf(removed))), slog.String("cause", "the membership was removed"))
+			slog.String("partitions", ranges.Short(numbersOf(removed))), slog.String("cause", "the membership was removed"))
 	}
 	if l.leaving != nil && e.ending == nil {
 		e.endLease(l, l.leaving)

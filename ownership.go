@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -107,7 +108,7 @@ func (e *engine) readAnswered(l *Lease, r store.LeaseRead) {
 	}
 	if len(lost) > 0 {
 		e.c.log.Warn("pgleases: partitions lost", slog.String("lease", l.name),
-			slog.String("partitions", listed(lost)), slog.String("cause", "the server does not confirm them"))
+			slog.String("partitions", ranges.Short(lost)), slog.String("cause", "the server does not confirm them"))
 	}
 	e.withdraw(l, wanted, ErrHandover, now)
 	e.serve(l, gained, now)
@@ -135,7 +136,7 @@ func (e *engine) serve(l *Lease, gained []*ownership, now time.Time) {
 	e.publish(l)
 	if len(gained) > 0 {
 		e.c.log.Info("pgleases: partitions gained", slog.String("lease", l.name),
-			slog.String("partitions", listed(numbersOf(gained))))
+			slog.String("partitions", ranges.Short(numbersOf(gained))))
 	}
 }
 
@@ -384,7 +385,7 @@ func (e *engine) released(owned []*ownership, leaving []string, answer store.Rel
 	}
 	for l, numbers := range gone {
 		e.c.log.Info("pgleases: partitions handed over", slog.String("lease", l.name),
-			slog.String("partitions", listed(numbers)))
+			slog.String("partitions", ranges.Short(numbers)))
 	}
 	for _, name := range leaving {
 		if l := e.leases[name]; l != nil && l.leaving != nil {

@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"slices"
-	"strings"
 )
 
 // A Partition is one ownership of a partition of a lease: the same number under another epoch is another ownership.
@@ -38,39 +36,4 @@ func (p Partition) String() string { return fmt.Sprintf("%d@%d", p.Number, p.Epo
 func partitionFor(key string, n int) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1) % uint64(n))
-}
-
-// FormatPartitions writes partition numbers as people read them: runs as ranges, "0-4,7"; none as "-". The numbers may
-// come in any order; the slice is not changed.
-func FormatPartitions(numbers []int) string {
-	if len(numbers) == 0 {
-		return "-"
-	}
-	numbers = slices.Sorted(slices.Values(numbers))
-	var b strings.Builder
-	for i := 0; i < len(numbers); {
-		j := i
-		for j+1 < len(numbers) && numbers[j+1] <= numbers[j]+1 {
-			j++
-		}
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprint(&b, numbers[i])
-		if numbers[j] > numbers[i] {
-			fmt.Fprintf(&b, "-%d", numbers[j])
-		}
-		i = j + 1
-	}
-	return b.String()
-}
-
-// listed is FormatPartitions for logs and errors: of very many, the first, and how many there are.
-func listed(numbers []int) string {
-	const most = 200
-	text := FormatPartitions(numbers)
-	if len(text) <= most {
-		return text
-	}
-	return fmt.Sprintf("%s,... (%d in all)", text[:strings.LastIndexByte(text[:most], ',')], len(numbers))
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
@@ -501,7 +502,7 @@ func (c *crash) state() string {
 	if c.lease != nil {
 		values = c.lease.Values()
 	}
-	return fmt.Sprintf("the bystander owns %s; clients %s; members %s; partitions %s", pgleases.FormatPartitions(values),
+	return fmt.Sprintf("the bystander owns %s; clients %s; members %s; partitions %s", ranges.Format(values),
 		value[string](c.t, c.pool, "SELECT coalesce(string_agg(id || ' ' || session || ' ' || expires_at - clock_timestamp(), ', '), '') FROM pgleases.clients"),
 		value[string](c.t, c.pool, "SELECT coalesce(string_agg(session::text || '*' || weight, ', '), '') FROM pgleases.members"),
 		value[string](c.t, c.pool, "SELECT coalesce(string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition), '') FROM pgleases.partitions"))

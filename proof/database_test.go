@@ -20,6 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -231,7 +232,7 @@ func (s *steady) check(t *testing.T, round int) {
 		select {
 		case <-s.changed[i]:
 			t.Errorf("round %d: something changed for %s: it owns %s of %v now", round, s.clients[i].ID(),
-				pgleases.FormatPartitions(l.Values()), s.owned[i])
+				ranges.Format(l.Values()), s.owned[i])
 		default:
 		}
 		losses := s.clients[i].Stats().Losses

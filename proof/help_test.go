@@ -242,4 +242,3 @@ func ownership(t testing.TB, l *pgleases.Lease, n int) pgleases.Partition {
 	}
 	return p
 }
-

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
@@ -254,7 +255,7 @@ func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
 			for i, p := range pods {
 				if now := held(t, p); !slices.Equal(now, before[i]) {
 					t.Errorf("pod %d owned %s before the restart, %s after it", i,
-						pgleases.FormatPartitions(before[i]), pgleases.FormatPartitions(now))
+						ranges.Format(before[i]), ranges.Format(now))
 				}
 			}
 			if !test.late { // then the others kept their own all the time

@@ -12,7 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // A screen shows events, which stay, and below them a table that is drawn again and again. Where the output is not a
@@ -167,10 +167,10 @@ func (f *fleet) table(now, then progress, all []ownership) []string {
 		values, _ := owned(all, w.id)
 		lines = append(lines, fmt.Sprintf("  %-9s %7d  %-7s %7s  %6d  %3d: %s", w.id, w.cmd.Process.Pid, w.is(),
 			thousands(now.byWorker[w.id]), rate(now.byWorker[w.id], then.byWorker[w.id], took),
-			len(values), pgleases.FormatPartitions(values)))
+			len(values), ranges.Format(values)))
 	}
 	if values, _ := owned(all, ""); len(values) > 0 {
-		lines = append(lines, fmt.Sprintf("  %-44s  %3d: %s", "nobody", len(values), pgleases.FormatPartitions(values)))
+		lines = append(lines, fmt.Sprintf("  %-44s  %3d: %s", "nobody", len(values), ranges.Format(values)))
 	}
 	return lines
 }
@@ -183,13 +183,13 @@ func (f *fleet) line(now, then progress, all []ownership) string {
 		state := w.is()
 		switch {
 		case len(values) > 0 && state == working:
-			fmt.Fprintf(&b, " | %s: %s", w.id, pgleases.FormatPartitions(values))
+			fmt.Fprintf(&b, " | %s: %s", w.id, ranges.Format(values))
 		case len(values) > 0:
-			fmt.Fprintf(&b, " | %s (%s): %s", w.id, state, pgleases.FormatPartitions(values))
+			fmt.Fprintf(&b, " | %s (%s): %s", w.id, state, ranges.Format(values))
 		}
 	}
 	if values, _ := owned(all, ""); len(values) > 0 {
-		fmt.Fprintf(&b, " | nobody: %s", pgleases.FormatPartitions(values))
+		fmt.Fprintf(&b, " | nobody: %s", ranges.Format(values))
 	}
 	return b.String()
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // poll is how often a worker that has nothing to do looks for new jobs, and how long it pauses after an error.
@@ -47,10 +48,10 @@ type table interface {
 }
 
 // Run works until ctx ends, and returns nil then. A job in hand is finished first. It returns an error only if the
-// client came to an end.
+// lease came to an end.
 func (w *Worker) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		if err := w.Client.Err(); err != nil {
+		if err := w.Lease.Err(); err != nil {
 			return err
 		}
 		// Taken before batch takes its hold: a change after this line closes the channel, so none is missed.
@@ -162,7 +163,7 @@ func (w *Worker) do(ctx context.Context, partition pgleases.Partition, job Job) 
 // logOwned takes what a hold pins. To call Lease.Values for a log line would be a mistake: whoever reads that may be
 // working on it, so the next owner would have to wait for the hand-off delay.
 func (w *Worker) logOwned(values []int) {
-	if owned := pgleases.FormatPartitions(values); owned != w.owned {
+	if owned := ranges.Format(values); owned != w.owned {
 		w.owned = owned
 		slog.Info("jobs: owns", "worker", w.Client.ID(), "partitions", owned, "count", len(values), "of", w.Lease.Partitions())
 	}
