@@ -12,93 +12,138 @@ import (
 
 // Evicting the dead, and planning the leases that ask for it: what any client does for all.
 
-func (e *engine) opEvict(now time.Time) *operation {
-	cutoff, watched, run := e.watch.cutoff(now), e.watch.lasts(now), e.watch.run
-	return &operation{name: "evict", limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
-		evicted, err := c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, run)
-		return func(error) error {
-			e.evictAt = time.Time{}
-			e.checkAt = time.Now().Add(100*time.Millisecond + rand.N(min(e.o.heartbeat, minTTL))) // another is at it
-			if err != nil {
-				return err
-			}
-			if evicted.CheckDueIn >= 0 {
-				e.checkAt = e.lookAfter(evicted.CheckDueIn)
-			}
-			e.unwatched = evicted.Unwatched
-			if len(evicted.IDs) > 0 {
-				e.c.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
-			}
-			e.ask(time.Now(), evicted.Asked)
-			return nil
-		}
-	}}
+// check is when to look whether a session has expired, and what is known for that.
+type check struct {
+	watch     watch         // of the database's clock
+	lookAt    time.Time     // when to look, by an early heartbeat; never: not before the next one
+	evictAt   time.Time     // when to evict, where the database said that a session may have expired; never: it did not
+	sessions  int64         // of all clients, about
+	unwatched time.Duration // the least TTL that the watch was too short for at the last eviction; 0: for none
+}
+
+// heardCheck takes what a heartbeat tells of the next check: it is due at some time, or due now and this client's watch is
+// long enough or not.
+func (e *engine) heardCheck(beat store.Beat) {
+	now := time.Now()
+	c := &e.check
+	c.sessions = beat.Sessions
+	c.evictAt = never
+	if beat.CheckDueIn > 0 {
+		c.unwatched = 0
+		c.lookAt = c.lookAfter(beat.CheckDueIn)
+		return
+	}
+	if wait := max(minTTL, c.unwatched) - c.watch.lasts(now); wait > 0 {
+		c.lookAt = now.Add(wait)
+		return
+	}
+	c.lookAt, c.evictAt = never, now.Add(c.watch.spread()) // then the cutoff is past it too
 }
 
 // lookers is how many clients, of however many, look whether a check is due that no heartbeat of theirs would see so soon. Among
 // that many, the chance that all of them are dead or late is none.
 const lookers = 25
 
-// lookAfter is when to look for a check that is due in so long: not all clients at the same instant, and of many only
-// some; the zero time: not before the next heartbeat.
-func (e *engine) lookAfter(due time.Duration) time.Time {
-	if e.sessions > lookers && rand.Int64N(e.sessions) >= lookers {
-		return time.Time{}
+// lookAfter is when to look for a check that is due after that time: not all clients at the same instant, and of many only
+// some; never: not before the next heartbeat.
+func (c *check) lookAfter(due time.Duration) time.Time {
+	if c.sessions > lookers && rand.Int64N(c.sessions) >= lookers {
+		return never
 	}
 	return time.Now().Add(due + time.Millisecond + rand.N(80*time.Millisecond))
 }
 
-// ask notes leases that ask for a plan.
-func (e *engine) ask(at time.Time, names []string) {
+func (e *engine) evictDue(time.Time) time.Time {
+	if !e.session.settled || e.ending.reason != nil {
+		return never
+	}
+	return e.check.evictAt
+}
+
+func (e *engine) beginEvict(now time.Time) *operation {
+	cutoff, watched, run := e.check.watch.cutoff(now), e.check.watch.lasts(now), e.check.watch.run
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+		evicted, err := c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, run)
+		return func(error) error {
+			e.check.evictAt = never
+			e.check.lookAt = time.Now().Add(100*time.Millisecond + rand.N(min(e.options.heartbeat, minTTL))) // another client is at it
+			if err != nil {
+				return err
+			}
+			if evicted.CheckDueIn >= 0 {
+				e.check.lookAt = e.check.lookAfter(evicted.CheckDueIn)
+			}
+			e.check.unwatched = evicted.Unwatched
+			if len(evicted.IDs) > 0 {
+				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
+			}
+			e.askForPlan(time.Now(), evicted.Asked...)
+			return nil
+		}
+	}}
+}
+
+// askForPlan notes leases that ask for a plan, to be made at that time.
+func (e *engine) askForPlan(at time.Time, names ...string) {
 	for _, name := range names {
-		if planned := e.plans[name]; planned.IsZero() || at.Before(planned) {
-			e.plans[name] = at
+		if planned, known := e.leases.planAt[name]; !known || at.Before(planned) {
+			e.leases.planAt[name] = at
 		}
 	}
 }
 
-// opRebalance plans the leases that ask for it.
-func (e *engine) opRebalance(now time.Time) *operation {
+func (e *engine) rebalanceDue(time.Time) time.Time {
+	at := never
+	if !e.session.settled {
+		return at
+	}
+	for _, t := range e.leases.planAt {
+		at = earlier(at, t)
+	}
+	return at
+}
+
+// beginRebalance plans the leases that ask for it.
+func (e *engine) beginRebalance(now time.Time) *operation {
 	var names []string
-	for name, at := range e.plans {
-		if !now.Before(at) {
+	for name, at := range e.leases.planAt {
+		if !at.After(now) {
 			names = append(names, name)
 		}
 	}
-	if names == nil {
-		return nil
-	}
 	slices.Sort(names)
-	return &operation{name: "rebalance", limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
 		planned, applied, err := rebalance(ctx, c, names)
 		return func(error) error {
-			now := time.Now()
-			for _, name := range names {
-				delete(e.plans, name)
-			}
-			if err != nil {
-				if e.ending == nil { // who closes leaves it to the others
-					e.ask(now.Add(e.pause), names)
-				}
-				return err
-			}
-			switch {
-			case applied.More:
-				e.ask(now, names)
-			case applied.LeftOver > 0 || planned != nil && !applied.Applied:
-				e.ask(now.Add(busyRetry), names)
-			}
-			if applied.Asked+applied.Given > 0 {
-				for _, p := range planned {
-					if l := e.leases[p.Name]; l != nil && l.joined {
-						l.dirty = true
-						e.readAt = now
-					}
-				}
-			}
-			return nil
+			e.rebalanced(names, planned, applied, err)
+			return err
 		}
 	}}
+}
+
+// rebalanced takes what became of a plan for the leases that asked: the leases planned, which may be more, and what was applied.
+func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied store.Applied, err error) {
+	now := time.Now()
+	for _, name := range names {
+		delete(e.leases.planAt, name)
+	}
+	switch {
+	case err != nil && e.ending.reason != nil: // the other clients do it
+	case err != nil:
+		e.askForPlan(now.Add(e.agenda.pause), names...)
+	case applied.More:
+		e.askForPlan(now, names...)
+	case applied.LeftOver > 0 || planned != nil && !applied.Applied:
+		e.askForPlan(now.Add(busyRetry), names...)
+	}
+	if err != nil || applied.Asked+applied.Given == 0 {
+		return
+	}
+	for _, p := range planned {
+		if m := e.leases.byName[p.Name]; m != nil && m.joined {
+			m.changed = true
+		}
+	}
 }
 
 // overtaken is how long a plan is made again where another join overtakes it; longer ones wait until the joins calm down.

@@ -24,6 +24,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"github.com/pgleases/pgleases",
 		"github.com/pgleases/pgleases/sql",
 		"github.com/pgleases/pgleases/internal/store",
+		"github.com/pgleases/pgleases/internal/ranges",
 		"github.com/pgleases/pgleases/internal/seam",
 	}
 	foreign := []string{

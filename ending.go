@@ -14,99 +14,127 @@ import (
 
 // Ending a client: Close, or a newer process with its ID.
 
+// ending is the client's end.
+type ending struct {
+	reason       error     // nil: it does not end
+	lookUp       bool      // the process that superseded it, for the reason's text
+	hurried      error     // why Close waits for work no more; nil: it waits
+	giveUpAt     time.Time // when to leave behind what could not be released since
+	sessionEnded bool      // in the database
+}
+
 // close begins the client's end, for that reason.
 func (e *engine) close(reason error) {
-	if e.ending != nil {
+	if e.ending.reason != nil {
 		return
 	}
-	e.ending = reason
-	for _, l := range e.leases {
-		e.leaveFor(l, reason)
+	e.ending.reason = reason
+	for _, m := range e.leases.byName {
+		e.leave(m, reason)
 	}
 }
 
 // hurry ends the wait for work.
 func (e *engine) hurry(cause error) {
-	if e.hurried != nil {
+	if e.ending.hurried != nil {
 		return
 	}
-	e.hurried = cause
-	e.hurryEnd = time.Now().Add(closeGrace)
+	e.ending.hurried = cause
+	e.ending.giveUpAt = time.Now().Add(closeGrace)
 }
 
-// left reports whether no membership is left.
-func (e *engine) left() bool {
-	for _, l := range e.leases {
-		if l.joined {
+func (e *engine) lookUpDue(time.Time) time.Time { return atOnceIf(e.ending.lookUp) }
+
+// beginLookUp reads which process superseded this one.
+func (e *engine) beginLookUp(time.Time) *operation {
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+		newer, err := c.Superseder(ctx, e.options.clientID)
+		return func(error) error {
+			e.ending.lookUp = false
+			if err == nil {
+				e.ending.reason = superseded(newer)
+			}
+			return err
+		}
+	}}
+}
+
+// hasLeft reports whether nothing is left to do in the database but to end the session.
+func (e *engine) hasLeft() bool {
+	for _, m := range e.leases.byName {
+		if m.joined {
 			return false
 		}
 	}
-	return len(e.plans) == 0
+	return len(e.leases.planAt) == 0
+}
+
+func (e *engine) endDue(time.Time) time.Time {
+	return atOnceIf(e.ending.reason != nil && e.hasLeft())
+}
+
+func (e *engine) beginEnd(time.Time) *operation {
+	session := e.session.number
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+		ended, err := c.End(ctx, session)
+		return func(error) error {
+			e.ending.sessionEnded = ended
+			e.session.nextBeat = time.Now() // if it is a member still, that tells of what
+			return err
+		}
+	}}
 }
 
 // finished reports whether the client may end: it has left, or what is left cannot be done.
 func (e *engine) finished(now time.Time) bool {
-	unreachable := e.conn == nil || !e.registered || len(e.troubles["heartbeat"]) > 0
+	unreachable := e.connection.conn == nil || !e.session.registered || e.session.failed
 	switch {
-	case e.ending == nil:
+	case e.ending.reason == nil:
 		return false
-	case e.ended:
+	case e.ending.sessionEnded:
 		return true
-	case e.term == nil && unreachable:
+	case e.session.term == nil && unreachable:
 		return true
-	case e.hurried == nil:
+	case e.ending.hurried == nil:
 		return false
-	case !now.Before(e.hurryEnd) || len(e.troubles["connect"]) > 0:
+	case !now.Before(e.ending.giveUpAt) || e.connection.failed:
 		return true
 	}
-	owned, leaving := e.releasing(now)
-	return e.running == nil && len(owned)+len(leaving)+len(e.plans) == 0 && !e.left()
+	tenures, leaving := e.releasable(now)
+	return e.agenda.running == nil && len(tenures)+len(leaving)+len(e.leases.planAt) == 0 && !e.hasLeft()
 }
 
 // finish leaves nothing behind but the answer.
 func (e *engine) finish() {
-	if e.running != nil {
-		e.running.cancel()
-		(<-e.results)()
+	if e.agenda.running != nil {
+		e.agenda.running.cancel()
+		(<-e.agenda.results)()
 	}
-	if e.conn != nil {
-		e.conn.Close()
-		e.conn, e.listening = nil, false
+	if e.connection.conn != nil {
+		e.connection.conn.Close()
+		e.connection.conn, e.connection.listening = nil, false
 	}
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(e.leases)) {
-		l := e.leases[name]
-		if pinned := e.pinned(l); len(pinned) > 0 {
-			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s",
-				l.name, ranges.Short(pinned)))
-		} else if n := len(l.owned); n > 0 {
+	for _, name := range slices.Sorted(maps.Keys(e.leases.byName)) {
+		m := e.leases.byName[name]
+		if pinned := m.pinned(); len(pinned) > 0 {
+			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(pinned)))
+		} else if n := len(m.tenures); n > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
-				n, l.name))
+				n, name))
 		}
-		for _, o := range l.owned {
-			e.endOwnership(o, e.ending)
+		for _, t := range m.tenures {
+			e.endOwnership(t, e.ending.reason)
 		}
-		e.endLease(l, e.ending)
+		e.endMembership(m, e.ending.reason)
 	}
-	if len(errs) > 0 && e.hurried != nil {
-		errs = append(errs, e.hurried)
+	if len(errs) > 0 && e.ending.hurried != nil {
+		errs = append(errs, e.ending.hurried)
 	}
-	e.term = nil
+	e.session.term = nil
 	e.publishStats()
-	e.c.closeErr = errors.Join(errs...)
-	e.c.err = e.ending
-	e.c.log.Info("pgleases: client ended", slog.Any("reason", e.ending))
-	close(e.c.done)
-}
-
-func (e *engine) opEnd() *operation {
-	session := e.session
-	return &operation{name: "end the session", limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
-		ended, err := c.End(ctx, session)
-		return func(error) error {
-			e.ended = ended
-			e.nextBeat = time.Now() // if it is a member still, that tells of what
-			return err
-		}
-	}}
+	c := e.client
+	c.closeErr, c.err = errors.Join(errs...), e.ending.reason
+	c.log.Info("pgleases: client ended", slog.Any("reason", e.ending.reason))
+	close(c.done)
 }

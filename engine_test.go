@@ -847,7 +847,11 @@ func (p *proc) mustJoin(name string, partitions int, opts ...LeaseOption) *Lease
 
 // shows returns what a reader of a lease sees, without being one.
 func shows(l *Lease) string {
-	return ranges.Format(numbersOf((&handle{l: l}).shown()))
+	var numbers []int
+	for _, o := range (&handle{l: l}).shown() {
+		numbers = append(numbers, o.number)
+	}
+	return ranges.Format(numbers)
 }
 
 // within waits for a condition, and reports how long it took. It looks after every millisecond.

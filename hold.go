@@ -37,7 +37,7 @@ func (l *Lease) Hold(ctx context.Context) *Hold {
 		l.holds = make(map[*Hold]struct{})
 	}
 	l.holds[h] = struct{}{}
-	for _, o := range h.owned { // who ended one before it could see this hold did not tell it
+	for _, o := range h.owned { // one may have ended a moment ago, before this hold could be found
 		if o.ctx.Err() != nil {
 			h.cancel(context.Cause(o.ctx))
 		}
@@ -81,7 +81,7 @@ func (h *Hold) Release() {
 		freed := false
 		for _, o := range h.owned {
 			o.pins--
-			freed = freed || o.pins == 0 && o.wish.Err() != nil
+			freed = freed || o.pins == 0 && o.asked.Err() != nil
 		}
 		delete(l.holds, h)
 		l.mu.Unlock()
@@ -95,4 +95,15 @@ func (h *Hold) Release() {
 func (h *Hold) contains(o *ownership) bool {
 	i, found := slices.BinarySearch(h.values, o.number)
 	return found && h.owned[i] == o
+}
+
+// endHolds cancels the contexts of the holds that contain the ownership.
+func (l *Lease) endHolds(o *ownership, cause error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for h := range l.holds {
+		if h.contains(o) {
+			h.cancel(cause)
+		}
+	}
 }

@@ -30,8 +30,6 @@ type Lease struct {
 	// ownership that it withdrew is either pinned by then or never will be.
 	mu    sync.Mutex
 	holds map[*Hold]struct{}
-
-	membership // the client's goroutine only
 }
 
 // A snapshot is what readers see of a lease, published by the client's goroutine and never changed.
@@ -70,21 +68,19 @@ func (t *term) prolong(deadline time.Time) bool {
 	return old != 0 && t.deadline.CompareAndSwap(old, int64(deadline.Sub(t.opened)))
 }
 
-// An ownership is one client's ownership of a partition under one epoch.
+// An ownership is one client's ownership of a partition under one epoch, as readers see it.
 type ownership struct {
 	lease  *Lease
 	term   *term
 	number int
 	epoch  int64
 
-	ctx  context.Context // ends with the ownership
-	end  context.CancelCauseFunc
-	wish context.Context // ends when the owner is asked to hand over, at the latest with the ownership
-	ask  context.CancelCauseFunc
+	ctx   context.Context // ends with the ownership
+	end   context.CancelCauseFunc
+	asked context.Context // ends when the owner is asked to end its work, at the latest with the ownership
+	ask   context.CancelCauseFunc
 
 	pins int // open holds and running callbacks; guarded by lease.mu
-
-	drain // the client's goroutine only
 }
 
 var noValues = []int{}
@@ -216,7 +212,11 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 // Client.Lease joins anew. Leave is idempotent, and does not pay the hand-off delay: stop a loop over Values first.
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released also when ctx has ended already.
-	_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.leave(l) })
+	_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) {
+		if m := e.membershipOf(l); m != nil && m.leaving == nil {
+			e.leave(m, ErrClosed)
+		}
+	})
 	select {
 	case <-l.ended:
 		return nil
@@ -239,7 +239,9 @@ func (l *Lease) working() []int {
 	done := make(chan error, 1)
 	var working []int
 	err := l.client.request(context.Background(), done, func(e *engine) {
-		working = e.pinned(l)
+		if m := e.membershipOf(l); m != nil {
+			working = m.pinned()
+		}
 		done <- nil
 	})
 	if err != nil {

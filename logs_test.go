@@ -58,10 +58,10 @@ func event(level, message string, fields []string) string {
 	return fmt.Sprintf("%s %q %s", level, message, strings.Join(fields, ","))
 }
 
-// logCalls returns all events in the code of the library, and the names of the engine's operations.
-func logCalls(t *testing.T) (events, operations map[string]bool) {
+// logCalls returns all events in the code of the library, and the names of the engine's duties.
+func logCalls(t *testing.T) (events, duties map[string]bool) {
 	t.Helper()
-	events, operations = make(map[string]bool), make(map[string]bool)
+	events, duties = make(map[string]bool), make(map[string]bool)
 	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go"} { // internal's other packages are for tests
 		files, err := filepath.Glob(pattern)
 		if err != nil {
@@ -85,16 +85,16 @@ func logCalls(t *testing.T) (events, operations map[string]bool) {
 						}
 						events[e] = true
 					}
-				case *ast.CompositeLit:
-					if name := operationName(n); name != "" {
-						operations[name] = true
+				case *ast.ValueSpec:
+					for _, name := range dutyNames(n) {
+						duties[name] = true
 					}
 				}
 				return true
 			})
 		}
 	}
-	return events, operations
+	return events, duties
 }
 
 var logMethod = regexp.MustCompile(`^(?:(Debug|Info|Warn|Error)(?:Context)?|Log|LogAttrs)$`)
@@ -152,17 +152,16 @@ func text(e ast.Expr) string {
 	return ""
 }
 
-// operationName returns the name in a literal of type operation.
-func operationName(l *ast.CompositeLit) string {
-	if kind, ok := l.Type.(*ast.Ident); !ok || kind.Name != "operation" {
-		return ""
+// dutyNames returns the strings in the table of the engine's duties: their names.
+func dutyNames(table *ast.ValueSpec) (names []string) {
+	if name := table.Names[0].Name; name != "duties" && name != "waitForNotifications" {
+		return nil
 	}
-	for _, element := range l.Elts {
-		if pair, ok := element.(*ast.KeyValueExpr); ok {
-			if key, ok := pair.Key.(*ast.Ident); ok && key.Name == "name" {
-				return text(pair.Value)
-			}
+	ast.Inspect(table, func(n ast.Node) bool {
+		if literal, ok := n.(*ast.BasicLit); ok {
+			names = append(names, text(literal))
 		}
-	}
-	return ""
+		return true
+	})
+	return names
 }

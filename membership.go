@@ -13,20 +13,32 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A membership is the engine's side of a lease.
+// Joining leases, leaving them, and changing their weight.
+
+// leases is what the client joined, and what is to be done with it.
+type leases struct {
+	byName   map[string]*membership
+	waiting  map[string][]*joining // calls for a name whose membership has to end first
+	draining map[*tenure]struct{}  // of all leases
+	planAt   map[string]time.Time  // when to plan a lease that asks for it, joined or not
+}
+
+// A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
 type membership struct {
-	owned      map[int]*ownership // serving and draining, by partition
-	joined     bool               // the session is a member
-	generation int64              // of what was read last
-	dirty      bool               // to be read
-	retryAt    time.Time          // of a join that failed
+	lease   *Lease
+	tenures map[int]*tenure // serving and draining, by partition
 
-	waiters []*joining
-	handles int // Lease calls that were answered
+	joined     bool // the session is a member
+	generation int64
+	changed    bool      // since generation was read, or nothing was read yet: to be read
+	retryAt    time.Time // of joining
 
-	weight        int
-	weightLost    bool           // the database has another one
-	weightWaiters []chan<- error // for the database to have the weight
+	callers []*joining // calls of Client.Lease that wait for the join
+	handles int        // calls of Client.Lease that were answered
+
+	weight      int
+	weightLost  bool           // the database has another one
+	weightCalls []chan<- error // calls of SetWeight that wait for the database to have the weight
 
 	leaving   error // why; nil: it stays
 	leaveSent bool
@@ -41,31 +53,44 @@ type joining struct {
 	lease      *Lease // set before done
 }
 
+// newMembership begins a membership, to be joined.
+func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
+	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, ended: make(chan struct{})}
+	l.snapshot.Store(&snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})})
+	m := &membership{lease: l, tenures: make(map[int]*tenure), weight: o.weight}
+	e.leases.byName[name] = m
+	return m
+}
+
+// membershipOf returns the membership of a lease; nil where the lease has ended.
+func (e *engine) membershipOf(l *Lease) *membership {
+	if m := e.leases.byName[l.name]; m != nil && m.lease == l {
+		return m
+	}
+	return nil
+}
+
+// join is Client.Lease.
 func (e *engine) join(j *joining) {
-	if e.ending != nil {
-		j.done <- e.ending
+	if e.ending.reason != nil {
+		j.done <- e.ending.reason
 		return
 	}
-	l := e.leases[j.name]
-	switch {
-	case l == nil:
-		l = &Lease{
-			client: e.c, name: j.name, partitions: j.partitions, options: j.options, ended: make(chan struct{}),
-			membership: membership{owned: make(map[int]*ownership), weight: j.options.weight},
-		}
-		l.snapshot.Store(&snapshot{term: e.trusted(), values: noValues, changed: make(chan struct{})})
-		e.leases[j.name] = l
-		l.waiters = append(l.waiters, j)
-	case l.leaving != nil:
-		e.waiting[j.name] = append(e.waiting[j.name], j)
+	m := e.leases.byName[j.name]
+	if m == nil {
+		m = e.newMembership(j.name, j.partitions, j.options)
+	}
+	switch l := m.lease; {
+	case m.leaving != nil:
+		e.leases.waiting[j.name] = append(e.leases.waiting[j.name], j)
 	case l.partitions != j.partitions:
 		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d", ErrPartitionCount, l.partitions, j.partitions)
 	case l.options != j.options:
 		j.done <- fmt.Errorf("this client joined it with other options: %v, not %v", l.options, j.options)
-	case l.joined:
-		e.answer(l, j)
+	case m.joined:
+		m.answer(j)
 	default:
-		l.waiters = append(l.waiters, j)
+		m.callers = append(m.callers, j)
 	}
 }
 
@@ -73,221 +98,269 @@ func (o leaseOptions) String() string {
 	return fmt.Sprintf("weight %d, hand-off delay %v, drain timeout %v", o.weight, o.handoffDelay, o.drainTimeout)
 }
 
-// answer tells a call of Client.Lease that it has joined.
-func (e *engine) answer(l *Lease, j *joining) {
-	l.handles++
-	j.lease = l
+// answer tells a call of Client.Lease that the client has joined.
+func (m *membership) answer(j *joining) {
+	m.handles++
+	j.lease = m.lease
 	j.done <- nil
 }
 
-// abandon undoes a call of Client.Lease that was not waited for.
+// abandon undoes a call of Client.Lease whose caller stopped waiting.
 func (e *engine) abandon(j *joining) {
-	gone := func(w *joining) bool { return w == j }
-	if queue := slices.DeleteFunc(e.waiting[j.name], gone); len(queue) > 0 {
-		e.waiting[j.name] = queue
+	isIt := func(other *joining) bool { return other == j }
+	if queue := slices.DeleteFunc(e.leases.waiting[j.name], isIt); len(queue) > 0 {
+		e.leases.waiting[j.name] = queue
 	} else {
-		delete(e.waiting, j.name)
+		delete(e.leases.waiting, j.name)
 	}
-	l := e.leases[j.name]
-	if l == nil {
+	m := e.leases.byName[j.name]
+	if m == nil {
 		return
 	}
-	before := len(l.waiters)
-	l.waiters = slices.DeleteFunc(l.waiters, gone)
-	if j.lease == l {
-		l.handles--
-	} else if len(l.waiters) == before {
+	before := len(m.callers)
+	m.callers = slices.DeleteFunc(m.callers, isIt)
+	if j.lease == m.lease {
+		m.handles--
+	} else if len(m.callers) == before {
 		return // it had been refused
 	}
-	if l.handles == 0 && len(l.waiters) == 0 && l.leaving == nil {
-		e.leaveFor(l, ErrClosed)
+	if m.handles == 0 && len(m.callers) == 0 && m.leaving == nil {
+		e.leave(m, ErrClosed)
 	}
 }
 
-// joinEach is how long a join may take for each partition, which the first one makes.
+func (e *engine) joinDue(time.Time) time.Time {
+	at := never
+	if e.ending.reason != nil {
+		return at
+	}
+	for _, m := range e.leases.byName {
+		if !m.joined && m.leaving == nil {
+			at = earlier(at, m.retryAt)
+		}
+	}
+	return at
+}
+
+// joinEach is how long a join may take for each partition, all of which the first one makes.
 const joinEach = 50 * time.Microsecond
 
-func (e *engine) opJoin(now time.Time) *operation {
-	if e.ending != nil {
-		return nil
-	}
-	for _, l := range e.leases {
-		if l.joined || l.leaving != nil || now.Before(l.retryAt) {
-			continue
+// beginJoin joins the lease that has waited longest.
+func (e *engine) beginJoin(time.Time) *operation {
+	var m *membership
+	for _, other := range e.leases.byName {
+		if !other.joined && other.leaving == nil && (m == nil || other.retryAt.Before(m.retryAt)) {
+			m = other
 		}
-		session, weight, weightWaiters := e.session, l.weight, len(l.weightWaiters)
-		return &operation{name: "join", joins: l, limit: e.limit() + time.Duration(l.partitions)*joinEach, run: func(ctx context.Context, c conn) func(error) error {
-			join, err := c.Join(ctx, session, l.name, l.partitions, weight)
-			return func(error) error { return e.joinAnswered(l, join, err, weightWaiters) }
-		}}
 	}
-	return nil
+	session, name, partitions, weight, weightCalls := e.session.number, m.lease.name, m.lease.partitions, m.weight, len(m.weightCalls)
+	return &operation{joins: m, limit: e.limit() + time.Duration(partitions)*joinEach, run: func(ctx context.Context, c conn) func(error) error {
+		join, err := c.Join(ctx, session, name, partitions, weight)
+		return func(error) error { return e.joinAnswered(m, join, err, weightCalls) }
+	}}
 }
 
-// joinAnswered takes the answer to a join, which carried the weight that the first so many waiters wait for.
-func (e *engine) joinAnswered(l *Lease, join store.Join, err error, weightWaiters int) error {
+// joinAnswered takes the answer to a join, which carried the weight of the first weightCalls calls of SetWeight.
+func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightCalls int) error {
 	now := time.Now()
-	l.retryAt = now
+	m.retryAt = now
 	if err == nil && join.Alive && !join.Joined {
-		if join.Partitions == 0 || join.Partitions == l.partitions {
+		if join.Partitions == 0 || join.Partitions == m.lease.partitions {
 			return nil // it was made or dropped meanwhile: once more
 		}
-		err = fmt.Errorf("%w: it has %d, not %d", ErrPartitionCount, join.Partitions, l.partitions)
+		err = fmt.Errorf("%w: it has %d, not %d", ErrPartitionCount, join.Partitions, m.lease.partitions)
 	}
 	switch {
-	case err != nil && l.leaving != nil: // where it was applied all the same, a heartbeat tells of a stray
-		e.endLease(l, l.leaving)
+	case err != nil && m.leaving != nil: // where it was applied all the same, a heartbeat tells of a stray
+		e.endMembership(m, m.leaving)
 		return err
 	case err != nil && store.Transient(err) && !errors.Is(err, ErrPartitionCount):
-		l.retryAt = now.Add(retryMin + rand.N(retryMin))
+		m.retryAt = now.Add(retryMin + rand.N(retryMin))
 		return err
-	case err != nil && l.handles > 0: // it had joined before the session was lost
-		l.retryAt = now.Add(e.o.heartbeat)
-		return fmt.Errorf("join lease %q again: %w", l.name, err)
+	case err != nil && m.handles > 0: // it had joined before the session was lost
+		m.retryAt = now.Add(e.options.heartbeat)
+		return fmt.Errorf("join lease %q again: %w", m.lease.name, err)
 	case err != nil:
-		e.endLease(l, err)
+		e.endMembership(m, err)
 		return nil
 	case !join.Alive:
 		e.evicted()
 		return nil
 	}
-	l.joined, l.generation, l.dirty = true, 0, true
-	e.readAt = now
-	e.ask(now.Add(join.DueIn+time.Millisecond), []string{l.name})
-	for _, j := range l.waiters {
-		e.answer(l, j)
+	m.joined, m.generation, m.changed = true, 0, true
+	e.askForPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
+	for _, j := range m.callers {
+		m.answer(j)
 	}
-	l.waiters = nil
-	e.answerWeight(l, weightWaiters, nil)
+	m.callers = nil
+	m.answerWeight(weightCalls, nil)
 	return nil
 }
 
-// adopt takes a lease that the session is a member of and nobody asked for, to leave it with all that it was given.
-func (e *engine) adopt(name string) *Lease {
-	l := &Lease{client: e.c, name: name, ended: make(chan struct{}), membership: membership{
-		owned: make(map[int]*ownership), joined: true, dirty: true, leaving: ErrClosed}}
-	l.snapshot.Store(&snapshot{term: e.trusted(), values: noValues, changed: make(chan struct{})})
-	e.leases[name] = l
-	return l
-}
-
-// leave is Lease.Leave.
-func (e *engine) leave(l *Lease) {
-	if e.leases[l.name] == l && l.leaving == nil {
-		e.leaveFor(l, ErrClosed)
-	}
-}
-
-// leaveFor begins to leave: everything drains, and is released as its work ends. Who closes or leaves has stopped its loop;
-// who was superseded may still be in it.
-func (e *engine) leaveFor(l *Lease, reason error) {
+// heardLeases takes what a heartbeat tells of the leases that the session is a member of.
+func (e *engine) heardLeases(beats []store.LeaseBeat) {
 	now := time.Now()
-	l.leaving = reason
-	e.failWaiters(l, reason)
-	e.withdraw(l, serving(l), reason, now)
-	if errors.Is(reason, ErrClosed) {
-		for _, o := range l.owned {
-			o.readyAt = now
+	isMember := make(map[string]bool, len(beats))
+	for _, b := range beats {
+		isMember[b.Name] = true
+		m := e.leases.byName[b.Name]
+		if m == nil {
+			m = e.adopt(b.Name)
+		}
+		if !m.joined && m.leaving == nil {
+			continue // it is joined once more
+		}
+		m.joined = true // where it was not, the answer to its join was lost
+		m.changed = m.changed || m.generation != b.Generation
+		m.weightLost = m.leaving == nil && b.Weight != m.weight
+		if _, planned := e.leases.planAt[b.Name]; b.DueIn == 0 && !planned {
+			e.askForPlan(now, b.Name)
 		}
 	}
-	delete(e.plans, l.name)
-	if !l.joined && (e.running == nil || e.running.joins != l) && e.ending == nil {
-		e.endLease(l, reason)
+	for name, m := range e.leases.byName {
+		if m.joined && !isMember[name] {
+			e.unjoined(m)
+		}
 	}
 }
 
-func (e *engine) failWaiters(l *Lease, err error) {
-	for _, j := range l.waiters {
+// adopt takes a lease that the session is a member of though no call waits for it any more: a join whose answer was lost,
+// given up since. The client leaves it with all that it was given.
+func (e *engine) adopt(name string) *membership {
+	m := e.newMembership(name, 0, leaseOptions{})
+	m.joined, m.changed, m.leaving = true, true, ErrClosed
+	return m
+}
+
+// leave begins to leave: everything drains, and is released as its work ends. A caller of Close or Leave has stopped its
+// loop; a client that was superseded may still be in it.
+func (e *engine) leave(m *membership, reason error) {
+	now := time.Now()
+	m.leaving = reason
+	m.refuse(reason)
+	e.withdraw(m, m.serving(), reason, now)
+	if errors.Is(reason, ErrClosed) {
+		for _, t := range m.tenures {
+			t.readyAt = now
+		}
+	}
+	delete(e.leases.planAt, m.lease.name)
+	underWay := e.agenda.running != nil && e.agenda.running.joins == m
+	if !m.joined && !underWay && e.ending.reason == nil {
+		e.endMembership(m, reason)
+	}
+}
+
+// refuse answers all calls that wait.
+func (m *membership) refuse(err error) {
+	for _, j := range m.callers {
 		j.done <- err
 	}
-	l.waiters = nil
-	e.answerWeight(l, len(l.weightWaiters), err)
+	m.callers = nil
+	m.answerWeight(len(m.weightCalls), err)
 }
 
 // unjoined takes the news that the session is no member: it joins again, or has left.
-func (e *engine) unjoined(l *Lease) {
-	l.joined, l.leaveSent, l.dirty = false, false, false
-	l.retryAt = time.Now()
-	removed := serving(l)
-	for _, o := range l.owned {
-		if l.leaving == nil {
-			e.endOwnership(o, fmt.Errorf("%w: the membership was removed", ErrTrustLost))
+func (e *engine) unjoined(m *membership) {
+	m.joined, m.leaveSent, m.changed = false, false, false
+	m.retryAt = time.Now()
+	lost := m.serving()
+	for _, t := range m.tenures {
+		if m.leaving == nil {
+			e.endOwnership(t, fmt.Errorf("%w: the membership was removed", ErrTrustLost))
 		}
-		e.forget(o)
+		e.forget(t)
 	}
-	e.publish(l)
-	if len(removed) > 0 {
-		e.c.log.Warn("pgleases: partitions lost", slog.String("lease", l.name),
-			slog.String("partitions", ranges.Short(numbersOf(removed))), slog.String("cause", "the membership was removed"))
+	e.publish(m)
+	if len(lost) > 0 {
+		e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
+			slog.String("partitions", ranges.Short(numbersOf(lost))), slog.String("cause", "the membership was removed"))
 	}
-	if l.leaving != nil && e.ending == nil {
-		e.endLease(l, l.leaving)
+	if m.leaving != nil && e.ending.reason == nil {
+		e.endMembership(m, m.leaving)
 	}
 }
 
-// endLease ends a lease for good; calls of Client.Lease for its name that came meanwhile begin anew.
-func (e *engine) endLease(l *Lease, err error) {
-	e.failWaiters(l, err)
+// endMembership ends a lease for good. Calls of Client.Lease for its name that came meanwhile begin anew.
+func (e *engine) endMembership(m *membership, err error) {
+	m.refuse(err)
+	l := m.lease
 	l.endErr = err
 	close(l.ended)
-	final := &snapshot{term: e.nothing, values: noValues, changed: make(chan struct{})}
+	final := &snapshot{term: e.session.untrusted, values: noValues, changed: make(chan struct{})}
 	close(final.changed)
 	old := l.snapshot.Swap(final)
 	close(old.changed)
-	for _, o := range l.owned {
-		e.forget(o)
+	for _, t := range m.tenures {
+		e.forget(t)
 	}
-	delete(e.leases, l.name)
-	queue := e.waiting[l.name]
-	delete(e.waiting, l.name)
+	delete(e.leases.byName, l.name)
+	queue := e.leases.waiting[l.name]
+	delete(e.leases.waiting, l.name)
 	for _, j := range queue {
 		e.join(j)
 	}
 }
 
+// setWeight is Lease.SetWeight.
 func (e *engine) setWeight(l *Lease, weight int, done chan<- error) {
-	switch {
-	case e.leases[l.name] != l:
+	switch m := e.membershipOf(l); {
+	case m == nil:
 		done <- l.endErr
-	case l.leaving != nil:
-		done <- l.leaving
+	case m.leaving != nil:
+		done <- m.leaving
 	default:
-		l.weight = weight
-		l.weightWaiters = append(l.weightWaiters, done)
+		m.weight = weight
+		m.weightCalls = append(m.weightCalls, done)
 	}
 }
 
-func (e *engine) answerWeight(l *Lease, waiters int, err error) {
-	for _, done := range l.weightWaiters[:waiters] {
+// answerWeight answers the first n calls of SetWeight, or as many as still wait.
+func (m *membership) answerWeight(n int, err error) {
+	n = min(n, len(m.weightCalls)) // leaving has answered all meanwhile
+	for _, done := range m.weightCalls[:n] {
 		done <- err
 	}
-	l.weightWaiters = l.weightWaiters[waiters:]
+	m.weightCalls = m.weightCalls[n:]
 }
 
-func (e *engine) opWeight() *operation {
-	for _, l := range e.leases {
-		if !l.joined || l.leaving != nil || len(l.weightWaiters) == 0 && !l.weightLost {
-			continue
+func (m *membership) weightDue() bool {
+	return m.joined && m.leaving == nil && (len(m.weightCalls) > 0 || m.weightLost)
+}
+
+func (e *engine) weightDue(time.Time) time.Time {
+	for _, m := range e.leases.byName {
+		if m.weightDue() {
+			return atOnce
 		}
-		session, weight, waiters := e.session, l.weight, len(l.weightWaiters)
-		return &operation{name: "set weight", limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
-			member, err := c.SetWeight(ctx, session, l.name, weight)
-			return func(error) error {
-				switch {
-				case err != nil && store.Transient(err):
-					return err
-				case err == nil && !member:
-					if e.leases[l.name] == l {
-						e.unjoined(l) // it joins again, with the weight
-					}
-					return nil
+	}
+	return never
+}
+
+func (e *engine) beginWeight(time.Time) *operation {
+	var m *membership
+	for _, m = range e.leases.byName {
+		if m.weightDue() {
+			break
+		}
+	}
+	session, name, weight, calls := e.session.number, m.lease.name, m.weight, len(m.weightCalls)
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+		member, err := c.SetWeight(ctx, session, name, weight)
+		return func(error) error {
+			switch {
+			case err != nil && store.Transient(err):
+				return err
+			case err == nil && !member:
+				if e.membershipOf(m.lease) != nil {
+					e.unjoined(m) // it joins again, with the weight
 				}
-				l.weightLost = false
-				e.answerWeight(l, min(waiters, len(l.weightWaiters)), err)
-				e.ask(time.Now(), []string{l.name})
 				return nil
 			}
-		}}
-	}
-	return nil
+			m.weightLost = false
+			m.answerWeight(calls, err)
+			e.askForPlan(time.Now(), name)
+			return nil
+		}
+	}}
 }

@@ -16,51 +16,74 @@ import (
 
 // The life of an ownership on its owner's side: read, shown, withdrawn, drained, released.
 
-// A drain is the engine's side of an ownership: asked to end, it drains; then it is released. Once its release was sent the
-// partition does not come back under this epoch, whatever is read: the release may arrive late.
-type drain struct {
+// A tenure is the engine's side of an ownership. It serves until the owner is asked to end it; then it drains; then it is
+// released. Once its release was sent the partition does not come back under this epoch, whatever is read: the release may
+// arrive late.
+type tenure struct {
+	*ownership
+	membership *membership
+
 	draining bool
-	since    time.Time
+	since    time.Time // it drains
 	readyAt  time.Time // not released before
-	limitAt  time.Time // not waited for longer; zero: as long as it takes
-	warnAt   time.Time
-	overdue  bool // the drain timeout passed
-	read     bool // somebody read Values that contained it
-	ended    bool
+	limitAt  time.Time // not waited for longer; never: as long as it takes
+	warnAt   time.Time // when to log that it still waits for work
+	overdue  bool      // limitAt has passed
+
+	valuesRead bool // somebody read Values that contained it
+	ended      bool // the ownership's contexts are cancelled
 }
 
-// opRead reads what is owned of the leases that changed.
-func (e *engine) opRead() *operation {
+// warnAfter is how long a hand-over waits for work until that is logged; then at doubling intervals.
+const warnAfter = 30 * time.Second
+
+// readAll has everything read again that is owned.
+func (e *engine) readAll() {
+	for _, m := range e.leases.byName {
+		m.changed = m.joined
+	}
+}
+
+func (e *engine) readDue(time.Time) time.Time {
+	if e.session.term == nil {
+		return never
+	}
+	for _, m := range e.leases.byName {
+		if m.joined && m.changed {
+			return atOnce
+		}
+	}
+	return never
+}
+
+// beginRead reads what is owned of the leases that changed.
+func (e *engine) beginRead(time.Time) *operation {
 	var names []string
-	for name, l := range e.leases {
-		if l.joined && l.dirty {
+	for name, m := range e.leases.byName {
+		if m.joined && m.changed {
 			names = append(names, name)
 		}
 	}
-	if names == nil {
-		return nil
-	}
-	session, timeline := e.session, e.watch.run.Timeline
-	return &operation{name: "read", limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	session, timeline := e.session.number, e.check.watch.run.Timeline
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
 		reads, err := c.Read(ctx, session, names)
 		return func(error) error {
 			if err != nil {
 				return err
 			}
-			now := time.Now()
-			e.checkTrust(now)
+			e.checkTrust(time.Now())
 			for _, r := range reads {
-				if r.Timeline != timeline || (r.Timeline == r.Settled) != e.settled { // promoted or settled since the last heartbeat
-					e.nextBeat = now
+				if r.Timeline != timeline || (r.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
+					e.session.nextBeat = time.Now()
 					return nil
 				}
-				if l := e.leases[r.Name]; l != nil && l.joined && e.term != nil {
-					e.readAnswered(l, r)
+				if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.term != nil {
+					e.readAnswered(m, r)
 				}
 			}
-			if e.timeline != timeline && e.term != nil {
-				e.timeline = timeline
-				e.trust(e.anchor)
+			if e.session.timeline != timeline && e.session.term != nil { // all that is shown was confirmed
+				e.session.timeline = timeline
+				e.trust(e.session.sent)
 			}
 			return nil
 		}
@@ -68,153 +91,155 @@ func (e *engine) opRead() *operation {
 }
 
 // readAnswered takes what the database says the session owns of a lease.
-func (e *engine) readAnswered(l *Lease, r store.LeaseRead) {
+func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
-	l.generation, l.dirty = r.Generation, false
-	var wanted, gained []*ownership
-	owned := make(map[int]bool, len(r.Owned))
+	m.generation, m.changed = r.Generation, false
+	var wanted, gained []*tenure
+	confirmed := make(map[int]bool, len(r.Owned))
 	for _, p := range r.Owned {
-		owned[p.Partition] = true
-		o := l.owned[p.Partition]
-		if o != nil && o.epoch != p.Epoch { // released, or a failover raised the epoch
+		confirmed[p.Partition] = true
+		t := m.tenures[p.Partition]
+		if t != nil && t.epoch != p.Epoch { // released, or a failover raised the epoch
 			cause := ErrHandover
-			if !o.draining {
+			if !t.draining {
 				cause = fmt.Errorf("%w: a failover raised the epoch", ErrTrustLost)
 			}
-			e.endOwnership(o, cause)
-			e.forget(o)
-			o = nil
+			e.endOwnership(t, cause)
+			e.forget(t)
+			t = nil
 		}
 		switch {
-		case o != nil:
-			if p.Moving && !o.draining {
-				wanted = append(wanted, o)
+		case t != nil:
+			if p.Moving && !t.draining {
+				wanted = append(wanted, t)
 			}
-		case e.settled && p.Moving:
-			wanted = append(wanted, e.own(l, p.Partition, p.Epoch)) // it moved on before it was seen
-		case e.settled:
-			gained = append(gained, e.own(l, p.Partition, p.Epoch))
+		case e.session.settled && p.Moving:
+			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it moved on before it was seen
+		case e.session.settled:
+			gained = append(gained, e.own(m, p.Partition, p.Epoch))
 		}
 	}
 	var lost []int
-	for number, o := range l.owned {
-		if !owned[number] {
-			if !o.draining {
+	for number, t := range m.tenures {
+		if !confirmed[number] {
+			if !t.draining {
 				lost = append(lost, number)
-				e.endOwnership(o, fmt.Errorf("%w: a failover lost the ownership", ErrTrustLost))
+				e.endOwnership(t, fmt.Errorf("%w: a failover lost the ownership", ErrTrustLost))
 			}
-			e.forget(o)
+			e.forget(t)
 		}
 	}
 	if len(lost) > 0 {
-		e.c.log.Warn("pgleases: partitions lost", slog.String("lease", l.name),
+		e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
 			slog.String("partitions", ranges.Short(lost)), slog.String("cause", "the server does not confirm them"))
 	}
-	e.withdraw(l, wanted, ErrHandover, now)
-	e.serve(l, gained, now)
-	if l.leaving != nil && len(l.owned) == 0 {
-		l.leaveSent = false // nothing is left to wait for: leave again
+	e.withdraw(m, wanted, ErrHandover, now)
+	e.serve(m, gained, now)
+	if m.leaving != nil && len(m.tenures) == 0 {
+		m.leaveSent = false // nothing is left to wait for: leave again
 	}
 }
 
 // own begins an ownership.
-func (e *engine) own(l *Lease, number int, epoch int64) *ownership {
-	o := &ownership{lease: l, term: e.term, number: number, epoch: epoch}
+func (e *engine) own(m *membership, number int, epoch int64) *tenure {
+	o := &ownership{lease: m.lease, term: e.session.term, number: number, epoch: epoch}
 	o.ctx, o.end = context.WithCancelCause(context.Background())
-	o.wish, o.ask = context.WithCancelCause(o.ctx)
-	l.owned[number] = o
+	o.asked, o.ask = context.WithCancelCause(o.ctx)
+	t := &tenure{ownership: o, membership: m, limitAt: never}
+	m.tenures[number] = t
 	e.stats.Gains++
-	return o
+	return t
 }
 
-// serve shows ownerships that began; one who leaves gives them straight back.
-func (e *engine) serve(l *Lease, gained []*ownership, now time.Time) {
-	if l.leaving != nil {
-		e.withdraw(l, gained, l.leaving, now)
+// serve shows tenures that began; where the lease is being left, they go straight back.
+func (e *engine) serve(m *membership, gained []*tenure, now time.Time) {
+	if m.leaving != nil {
+		e.withdraw(m, gained, m.leaving, now)
 		return
 	}
-	e.publish(l)
+	e.publish(m)
 	if len(gained) > 0 {
-		e.c.log.Info("pgleases: partitions gained", slog.String("lease", l.name),
+		e.client.log.Info("pgleases: partitions gained", slog.String("lease", m.lease.name),
 			slog.String("partitions", ranges.Short(numbersOf(gained))))
 	}
 }
 
-func numbersOf(owned []*ownership) []int {
-	numbers := make([]int, len(owned))
-	for i, o := range owned {
-		numbers[i] = o.number
+func numbersOf(tenures []*tenure) []int {
+	numbers := make([]int, len(tenures))
+	for i, t := range tenures {
+		numbers[i] = t.number
 	}
 	return numbers
 }
 
-// serving returns the ownerships of a lease that are shown, by partition.
-func serving(l *Lease) []*ownership {
-	owned := make([]*ownership, 0, len(l.owned))
-	for _, o := range l.owned {
-		if !o.draining {
-			owned = append(owned, o)
+// serving returns the tenures that do not drain, by partition.
+func (m *membership) serving() []*tenure {
+	serving := make([]*tenure, 0, len(m.tenures))
+	for _, t := range m.tenures {
+		if !t.draining {
+			serving = append(serving, t)
 		}
 	}
-	slices.SortFunc(owned, func(a, b *ownership) int { return a.number - b.number })
-	return owned
+	slices.SortFunc(serving, func(a, b *tenure) int { return a.number - b.number })
+	return serving
 }
 
-// trusted is the term to show; one that never began where there is none.
-func (e *engine) trusted() *term {
-	if e.term == nil {
-		return e.nothing
-	}
-	return e.term
-}
-
-// publish shows what is served, if that changed. The new snapshot is stored first; what readers then mark as read in the
-// old one, they do not return.
-func (e *engine) publish(l *Lease) {
+// publish shows what is served, if that changed. It stores the new snapshot before it looks who read the old one: a reader
+// that marks the old one as read after that look does not return it.
+func (e *engine) publish(m *membership) {
+	l := m.lease
 	old := l.snapshot.Load()
-	next := &snapshot{term: e.trusted(), values: noValues, changed: make(chan struct{})}
-	if e.term != nil {
-		next.owned = serving(l)
+	next := &snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})}
+	if e.session.term != nil {
+		for _, t := range m.serving() {
+			next.owned = append(next.owned, t.ownership)
+		}
 	}
 	if next.term == old.term && slices.Equal(next.owned, old.owned) {
 		return
 	}
 	if len(next.owned) > 0 {
-		next.values = numbersOf(next.owned)
+		next.values = make([]int, len(next.owned))
+		for i, o := range next.owned {
+			next.values[i] = o.number
+		}
 	}
 	l.snapshot.Store(next)
 	if old.read.Load() {
 		for _, o := range old.owned {
-			o.read = true
+			if t := m.tenures[o.number]; t != nil && t.ownership == o {
+				t.valuesRead = true
+			}
 		}
 	}
 	close(old.changed)
 }
 
-// withdraw takes ownerships out of what is shown, and asks for their work to end.
-func (e *engine) withdraw(l *Lease, owned []*ownership, cause error, now time.Time) {
-	for _, o := range owned {
-		o.draining, o.since, o.readyAt, o.warnAt = true, now, now, now.Add(warnAfter)
-		if limit := l.options.drainTimeout; limit > 0 {
-			o.limitAt = now.Add(limit)
+// withdraw takes tenures out of what is shown, and asks for their work to end.
+func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now time.Time) {
+	o := m.lease.options
+	for _, t := range tenures {
+		t.draining, t.since, t.readyAt, t.warnAt = true, now, now, now.Add(warnAfter)
+		if o.drainTimeout > 0 {
+			t.limitAt = now.Add(o.drainTimeout)
 		}
-		e.draining[o] = struct{}{}
+		e.leases.draining[t] = struct{}{}
 	}
-	e.publish(l)
-	for _, o := range owned {
-		if o.read {
-			o.readyAt = now.Add(l.options.handoffDelay)
+	e.publish(m)
+	for _, t := range tenures {
+		if t.valuesRead {
+			t.readyAt = now.Add(o.handoffDelay)
 		}
-		o.ask(cause)
+		t.ask(cause)
 	}
 }
 
-// endOwnership ends an ownership's context, and tells the holds that contain it.
-func (e *engine) endOwnership(o *ownership, cause error) {
-	if o.ended {
+// endOwnership cancels an ownership's context, and those of the holds that contain it.
+func (e *engine) endOwnership(t *tenure, cause error) {
+	if t.ended {
 		return
 	}
-	o.ended = true
+	t.ended = true
 	switch losses := &e.stats.Losses; {
 	case errors.Is(cause, ErrHandover):
 		losses.Handover++
@@ -225,128 +250,147 @@ func (e *engine) endOwnership(o *ownership, cause error) {
 	default:
 		losses.Closed++
 	}
-	o.end(cause)
-	o.lease.mu.Lock()
-	defer o.lease.mu.Unlock()
-	for h := range o.lease.holds {
-		if h.contains(o) {
-			h.cancel(cause)
-		}
-	}
+	t.end(cause)
+	t.lease.endHolds(t.ownership, cause)
 }
 
-// forget strikes out an ownership that is not this session's any more.
-func (e *engine) forget(o *ownership) {
+// forget strikes out a tenure that is over in the database.
+func (e *engine) forget(t *tenure) {
 	cause := ErrHandover
-	if o.lease.leaving != nil {
-		cause = o.lease.leaving
+	if t.membership.leaving != nil {
+		cause = t.membership.leaving
 	}
-	e.endOwnership(o, cause)
-	o.draining = true
-	delete(e.draining, o)
-	if o.lease.owned[o.number] == o {
-		delete(o.lease.owned, o.number)
+	e.endOwnership(t, cause)
+	t.draining = true
+	delete(e.leases.draining, t)
+	if t.membership.tenures[t.number] == t {
+		delete(t.membership.tenures, t.number)
 	}
-}
-
-func (o *ownership) pinned() bool {
-	o.lease.mu.Lock()
-	defer o.lease.mu.Unlock()
-	return o.pins > 0
 }
 
 // pinned returns the partitions of a lease that are in work.
-func (e *engine) pinned(l *Lease) []int {
+func (m *membership) pinned() []int {
 	var numbers []int
-	for _, o := range l.owned {
-		if o.pinned() {
-			numbers = append(numbers, o.number)
+	for _, t := range m.tenures {
+		if t.pinned() {
+			numbers = append(numbers, t.number)
 		}
 	}
 	slices.Sort(numbers)
 	return numbers
 }
 
-// drainAll looks after what drains: who waits too long is told of, or waited for no more.
-func (e *engine) drainAll(now time.Time) {
-	for o := range e.draining {
-		if !o.limitAt.IsZero() && !o.overdue && !now.Before(o.limitAt) && o.pinned() {
-			o.overdue = true
-			e.c.log.Warn("pgleases: work did not end within the drain timeout", slog.String("lease", o.lease.name),
-				slog.Int("partition", o.number), slog.Duration("after", now.Sub(o.since)))
-			e.endOwnership(o, ErrDrainTimeout)
+// drainsDue is when a hand-over has waited so long for work that something is to be done about it.
+func (e *engine) drainsDue() time.Time {
+	at := never
+	for t := range e.leases.draining {
+		at = earlier(at, t.warnAt)
+		if !t.overdue {
+			at = earlier(at, t.limitAt)
 		}
-		if e.hurried != nil && !o.ended && o.pinned() {
-			e.endOwnership(o, e.ending)
-		}
-		if !now.Before(o.warnAt) {
-			if o.pinned() {
-				e.c.log.Warn("pgleases: hand-over waits for work", slog.String("lease", o.lease.name),
-					slog.Int("partition", o.number), slog.Duration("for", now.Sub(o.since).Round(time.Second)))
+	}
+	return at
+}
+
+// superviseDrains logs hand-overs that wait long for work, and ends ownerships that are waited for no more.
+func (e *engine) superviseDrains(now time.Time) {
+	for t := range e.leases.draining {
+		if !t.overdue && !now.Before(t.limitAt) {
+			t.overdue = true
+			if t.pinned() {
+				e.client.log.Warn("pgleases: work did not end within the drain timeout", slog.String("lease", t.lease.name),
+					slog.Int("partition", t.number), slog.Duration("after", now.Sub(t.since)))
+				e.endOwnership(t, ErrDrainTimeout)
 			}
-			o.warnAt = now.Add(now.Sub(o.since))
+		}
+		if e.ending.hurried != nil && !t.ended && t.pinned() {
+			e.endOwnership(t, e.ending.reason)
+		}
+		if !now.Before(t.warnAt) {
+			if t.pinned() {
+				e.client.log.Warn("pgleases: hand-over waits for work", slog.String("lease", t.lease.name),
+					slog.Int("partition", t.number), slog.Duration("for", now.Sub(t.since).Round(time.Second)))
+			}
+			t.warnAt = now.Add(now.Sub(t.since))
 		}
 	}
 }
 
-// releasable reports whether an ownership's work has ended.
-func (o *ownership) releasable(now time.Time) bool {
-	return o.draining && !now.Before(o.readyAt) && (o.overdue || !o.pinned())
+// releasableAt is when a tenure that drains may be released; never: it waits for work, whose end wakes the engine.
+func (t *tenure) releasableAt(now time.Time) time.Time {
+	if !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned() {
+		return never
+	}
+	return t.readyAt
 }
 
 // maxReleases bounds what one statement releases, so that it does not keep a client from its heartbeat.
 const maxReleases = 8192
 
-// releasing returns what is to be released now, and the leases to leave.
-func (e *engine) releasing(now time.Time) (owned []*ownership, leaving []string) {
-	for o := range e.draining {
-		if o.lease.joined && o.releasable(now) {
-			owned = append(owned, o)
+// releasable returns what is to be released now, and the leases to leave.
+func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string) {
+	for t := range e.leases.draining {
+		if !t.releasableAt(now).After(now) {
+			tenures = append(tenures, t)
 		}
 	}
-	if len(owned) > maxReleases {
-		slices.SortFunc(owned, func(a, b *ownership) int {
+	if len(tenures) > maxReleases {
+		slices.SortFunc(tenures, func(a, b *tenure) int {
 			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
 		})
-		owned = owned[:maxReleases]
+		tenures = tenures[:maxReleases]
 	}
-	free := make(map[*Lease]bool)
-	for _, o := range owned {
-		free[o.lease] = true
+	releases := make(map[*membership]bool)
+	for _, t := range tenures {
+		releases[t.membership] = true
 	}
-	for name, l := range e.leases {
-		if l.leaving != nil && l.joined && (!l.leaveSent || free[l]) {
+	for name, m := range e.leases.byName {
+		if m.leaving != nil && m.joined && (!m.leaveSent || releases[m]) {
 			leaving = append(leaving, name)
 		}
 	}
-	return owned, leaving
+	return tenures, leaving
 }
 
-// opRelease releases everything whose work has ended, in one statement, and leaves leases.
-func (e *engine) opRelease(now time.Time) *operation {
-	owned, leaving := e.releasing(now)
-	if !e.settled || len(owned)+len(leaving) == 0 {
-		return nil
+func (e *engine) releaseDue(now time.Time) time.Time {
+	at := never
+	if !e.session.settled {
+		return at
 	}
-	session := e.session
-	releases := make([]store.Release, len(owned))
-	for i, o := range owned {
-		releases[i] = store.Release{Lease: o.lease.name, Partition: o.number, Epoch: o.epoch}
+	for _, m := range e.leases.byName {
+		if m.leaving != nil && m.joined && !m.leaveSent {
+			return atOnce
+		}
 	}
-	return &operation{name: "release", limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
-		released, err := c.Release(ctx, session, releases, leaving)
+	for t := range e.leases.draining {
+		at = earlier(at, t.releasableAt(now))
+	}
+	return at
+}
+
+// beginRelease releases everything whose work has ended, in one statement, and leaves leases.
+func (e *engine) beginRelease(now time.Time) *operation {
+	tenures, leaving := e.releasable(now)
+	session := e.session.number
+	releases := make([]store.Release, len(tenures))
+	for i, t := range tenures {
+		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch}
+	}
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+		answer, err := c.Release(ctx, session, releases, leaving)
 		return func(error) error {
 			if err == nil {
-				e.released(owned, leaving, released)
+				e.releaseAnswered(tenures, answer)
+				e.leaveAnswered(leaving, answer)
 			}
 			return err
 		}
 	}}
 }
 
-// released takes the answer to a release. What is neither released nor busy was released by an earlier one, whose answer was
-// lost: a read tells who has it.
-func (e *engine) released(owned []*ownership, leaving []string, answer store.Released) {
+// releaseAnswered takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier
+// one, whose answer was lost, had released it: a read tells which partitions the session has.
+func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	now := time.Now()
 	type key struct {
 		lease     string
@@ -360,54 +404,61 @@ func (e *engine) released(owned []*ownership, leaving []string, answer store.Rel
 	for _, b := range answer.Busy {
 		busy[key{b.Lease, b.Partition}] = true
 	}
-	gone, back := make(map[*Lease][]int), make(map[*Lease][]*ownership)
-	for _, o := range owned {
-		l, k := o.lease, key{o.lease.name, o.number}
-		h, isHanded := handed[k]
+	given, kept := make(map[*membership][]int), make(map[*membership][]*tenure)
+	for _, t := range tenures {
+		m, k := t.membership, key{t.lease.name, t.number}
+		h, done := handed[k]
 		switch {
 		case busy[k]:
-			o.readyAt = now.Add(busyRetry)
+			t.readyAt = now.Add(busyRetry)
 			continue
-		case !isHanded || h.Owner == e.session && (e.term == nil || l.leaving != nil):
-			l.dirty = l.joined
-			e.readAt = now
-			e.forget(o)
-		case h.Owner == e.session:
-			e.forget(o)
-			back[l] = append(back[l], e.own(l, o.number, h.Epoch))
+		case !done:
+			m.changed = m.joined
+			e.forget(t)
+		case h.Owner != e.session.number:
+			e.forget(t)
+			given[m] = append(given[m], t.number)
+		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
+			m.changed = m.joined
+			e.forget(t)
 		default:
-			e.forget(o)
-			gone[l] = append(gone[l], o.number)
+			e.forget(t)
+			kept[m] = append(kept[m], e.own(m, t.number, h.Epoch))
 		}
 	}
-	for l, gained := range back {
-		e.serve(l, gained, now)
+	for m, tenures := range kept {
+		e.serve(m, tenures, now)
 	}
-	for l, numbers := range gone {
-		e.c.log.Info("pgleases: partitions handed over", slog.String("lease", l.name),
+	for m, numbers := range given {
+		e.client.log.Info("pgleases: partitions handed over", slog.String("lease", m.lease.name),
 			slog.String("partitions", ranges.Short(numbers)))
 	}
+	e.askForPlan(now, answer.Asking...)
+}
+
+// leaveAnswered takes what became of the leases that were left.
+func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 	for _, name := range leaving {
-		if l := e.leases[name]; l != nil && l.leaving != nil {
-			l.leaveSent = true
-			if len(l.owned) == 0 && !slices.Contains(answer.Left, name) {
-				l.dirty, e.readAt = true, now // something was given to it meanwhile
+		m := e.leases.byName[name]
+		switch {
+		case m == nil || m.leaving == nil:
+		case slices.Contains(answer.Left, name):
+			m.leaveSent = true
+			e.unjoined(m)
+		default:
+			m.leaveSent = true
+			if len(m.tenures) == 0 {
+				m.changed = true // something was given to it meanwhile
 			}
 		}
 	}
-	for _, name := range answer.Left {
-		if l := e.leases[name]; l != nil && l.leaving != nil {
-			e.unjoined(l)
-		}
-	}
-	e.ask(now, answer.Asking)
 }
 
-// holds reports whether there is an ownership that somebody may still work under, be it shown or draining.
-func (e *engine) holds() bool {
-	for _, l := range e.leases {
-		for _, o := range l.owned {
-			if !o.ended {
+// holdsAnything reports whether there is an ownership that has not ended, be it shown or draining.
+func (e *engine) holdsAnything() bool {
+	for _, m := range e.leases.byName {
+		for _, t := range m.tenures {
+			if !t.ended {
 				return true
 			}
 		}

@@ -71,7 +71,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Context, Partition) error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(o.wish, func() { cancel(context.Cause(o.wish)) })()
+	defer context.AfterFunc(o.asked, func() { cancel(context.Cause(o.asked)) })()
 	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
 		if !o.pin() {
 			return
@@ -97,7 +97,7 @@ func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Cont
 func (o *ownership) pin() bool {
 	o.lease.mu.Lock()
 	defer o.lease.mu.Unlock()
-	if o.wish.Err() != nil || !o.term.trusted() {
+	if o.asked.Err() != nil || !o.term.trusted() {
 		return false
 	}
 	o.pins++
@@ -107,9 +107,16 @@ func (o *ownership) pin() bool {
 func (o *ownership) unpin() {
 	o.lease.mu.Lock()
 	o.pins--
-	freed := o.pins == 0 && o.wish.Err() != nil
+	freed := o.pins == 0 && o.asked.Err() != nil
 	o.lease.mu.Unlock()
 	if freed {
 		o.lease.client.wakeUp()
 	}
+}
+
+// pinned reports whether the ownership is worked on.
+func (o *ownership) pinned() bool {
+	o.lease.mu.Lock()
+	defer o.lease.mu.Unlock()
+	return o.pins > 0
 }

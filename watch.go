@@ -74,6 +74,15 @@ func (w *watch) lasts(now time.Time) time.Duration {
 	return now.Sub(w.opened) - w.seen[0].at
 }
 
+// willLast is when the watch will have lasted so long, provided that sightings go on; never where there is none now.
+func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
+	lasts := w.lasts(now)
+	if lasts == 0 {
+		return never
+	}
+	return now.Add(d - lasts)
+}
+
 // cutoff is what the database's clock is at the least, in microseconds since 1970, by the lowest offset of the watch.
 // Whoever heartbeat at clock reading c, within the watch, did so before c - low on the client's clock; so a session
 // whose expires_at = c + TTL lies before the cutoff has been silent for a TTL, whatever the offset was.

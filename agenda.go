@@ -1,0 +1,225 @@
+package pgleases
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// The agenda: what the engine does at the database, in which order, and when. The schedule is written once: each duty says when it
+// is due, work begins the first one that is, and wakes up for the next.
+
+// A duty is something that the engine does at the database whenever it is due.
+type duty struct {
+	name  string // in the log, as docs/operations.md lists them
+	stage stage
+	due   func(e *engine, now time.Time) time.Time // never: not unless something happens
+	begin func(e *engine, now time.Time) *operation
+}
+
+// The stage is how far a client has come. Heartbeats go on while it works; all else belongs to one stage.
+type stage int
+
+const (
+	connecting  stage = iota // there is no connection
+	registering              // there is no session
+	beating                  // no heartbeat told yet to which server the connection leads
+	working
+)
+
+// duties in the order of precedence.
+var duties = []*duty{
+	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect},
+	{"register", registering, (*engine).registerDue, (*engine).beginRegister},
+	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp},
+	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat},
+	{"listen", working, (*engine).listenDue, (*engine).beginListen},
+	{"mark the server", working, (*engine).markDue, (*engine).beginMark},
+	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle},
+	{"join", working, (*engine).joinDue, (*engine).beginJoin},
+	{"read", working, (*engine).readDue, (*engine).beginRead},
+	{"release", working, (*engine).releaseDue, (*engine).beginRelease},
+	{"set weight", working, (*engine).weightDue, (*engine).beginWeight},
+	{"evict", working, (*engine).evictDue, (*engine).beginEvict},
+	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance},
+	{"end the session", working, (*engine).endDue, (*engine).beginEnd},
+}
+
+// waitForNotifications is what the connection does while no duty is due, and gives way to each.
+var waitForNotifications = &duty{name: "wait for notifications", stage: working, begin: (*engine).beginWait}
+
+// Two instants that duties are due at. The zero time has always passed.
+var (
+	atOnce time.Time
+	never  = time.Unix(1<<40, 0)
+)
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// atOnceIf is when a duty is due that depends on nothing but a condition.
+func atOnceIf(condition bool) time.Time {
+	if condition {
+		return atOnce
+	}
+	return never
+}
+
+// agenda is the state of the work.
+type agenda struct {
+	running *operation
+	results chan func() // what the operation that ended hands back
+
+	// After a failure all operations but heartbeats and those of a new connection pause: most often it is the server that
+	// cannot serve any of them.
+	pause  time.Duration // the last one; 0: none since an operation succeeded
+	paused time.Time     // until then
+
+	logged map[string]map[string]bool // by duty, since it last succeeded: the kinds of errors that were logged
+}
+
+// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs the function that run returns.
+// The function's argument says why the context of run ended; nil: it did not.
+type operation struct {
+	duty   *duty
+	limit  time.Duration
+	run    func(context.Context, conn) func(error) error
+	joins  *membership // the membership that it begins; nil: none
+	cancel context.CancelFunc
+}
+
+const (
+	retryMin = 50 * time.Millisecond
+	// How soon something is tried again that an open guarded transaction was in the way of.
+	busyRetry = 50 * time.Millisecond
+)
+
+func (e *engine) stage() stage {
+	switch {
+	case e.connection.conn == nil:
+		return connecting
+	case !e.session.registered:
+		return registering
+	case !e.connection.known:
+		return beating
+	}
+	return working
+}
+
+// next returns the first duty that is due; else nil, and the instant at which the next one will be.
+func (e *engine) next(now time.Time) (*duty, time.Time) {
+	at, stage := never, e.stage()
+	for _, d := range duties {
+		if d.stage != stage && !(d.stage == beating && stage == working) {
+			continue
+		}
+		due := d.due(e, now)
+		if d.stage == working {
+			due = later(due, e.agenda.paused)
+		}
+		if !due.After(now) {
+			return d, now
+		}
+		at = earlier(at, due)
+	}
+	return nil, at
+}
+
+// work begins what is due, and returns the instant at which the engine is to wake up, unless something happens before.
+func (e *engine) work(now time.Time) time.Time {
+	d, at := e.next(now)
+	running := e.agenda.running
+	switch {
+	case running == nil && d != nil:
+		e.begin(d, now)
+	case running == nil && e.connection.listening:
+		e.begin(waitForNotifications, now)
+	case running != nil && d != nil && running.duty == waitForNotifications:
+		running.cancel()
+	}
+	if d != nil {
+		at = never // the end of what is under way wakes the engine
+	}
+	return earlier(at, earlier(e.trustEnds(), earlier(e.drainsDue(), e.ending.giveUpAt)))
+}
+
+func (e *engine) begin(d *duty, now time.Time) {
+	op := d.begin(e, now)
+	ctx, cancel := context.WithTimeout(context.Background(), op.limit)
+	op.duty, op.cancel = d, cancel
+	e.agenda.running = op
+	c := e.connection.conn
+	go func() {
+		finish := op.run(ctx, c)
+		err := context.Cause(ctx)
+		cancel()
+		e.agenda.results <- func() {
+			e.agenda.running = nil
+			e.ended(d, finish(err))
+		}
+	}()
+}
+
+// ended takes the outcome of an operation.
+func (e *engine) ended(d *duty, err error) {
+	if err == nil {
+		delete(e.agenda.logged, d.name)
+		if d.stage == working {
+			e.agenda.pause = 0
+		}
+		return
+	}
+	e.logFailure(d, err)
+	if e.connection.conn == nil {
+		return
+	}
+	if e.connection.conn.Closed() || store.ReadOnly(err) {
+		e.disconnect()
+		return
+	}
+	e.agenda.pause = min(max(2*e.agenda.pause, retryMin), e.options.heartbeat)
+	e.agenda.paused = time.Now().Add(e.agenda.pause)
+}
+
+// logFailure logs each kind of error once until the duty succeeds.
+func (e *engine) logFailure(d *duty, err error) {
+	name, kind := d.name, kindOf(err)
+	if e.agenda.logged[name][kind] {
+		return
+	}
+	if e.agenda.logged[name] == nil {
+		e.agenda.logged[name] = make(map[string]bool)
+	}
+	e.agenda.logged[name][kind] = true
+	e.client.log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
+}
+
+// kindOf is what an error says, less the numbers: a new local port at each attempt makes no new error.
+func kindOf(err error) string {
+	return strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return -1
+		}
+		return r
+	}, err.Error())
+}
+
+// limit bounds a statement that is not a heartbeat, so that the next heartbeats still come in time.
+func (e *engine) limit() time.Duration {
+	o := e.options
+	return min(o.ttl/2, (o.ttl-margin(o.ttl)-o.heartbeat)*3/4)
+}

@@ -1,0 +1,97 @@
+package pgleases
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// connection is the client's own connection, and what is known of it.
+type connection struct {
+	connect func(context.Context) (conn, error)
+	conn    conn // nil: to be made
+	known   bool // a heartbeat told to which server it leads
+
+	probed    bool // it is known whether notifications arrive, or it cannot be found out
+	listening bool // they arrive
+
+	retry   time.Duration // at most so long until the next attempt to connect or to register
+	retryAt time.Time
+	failed  bool // the last attempt to connect
+}
+
+func (e *engine) connectDue(time.Time) time.Time { return e.connection.retryAt }
+
+func (e *engine) beginConnect(time.Time) *operation {
+	return &operation{limit: 4 * max(e.options.heartbeat, time.Second),
+		run: func(ctx context.Context, _ conn) func(error) error {
+			c, err := e.connection.connect(ctx)
+			return func(error) error {
+				e.connection.failed = err != nil
+				if err != nil {
+					e.connection.backOff(e.options)
+					return err
+				}
+				e.connection.conn, e.connection.known = c, false
+				e.session.nextBeat = time.Now()
+				e.agenda.pause, e.agenda.paused = 0, atOnce
+				e.stats.Reconnects++
+				return nil
+			}
+		}}
+}
+
+func (e *engine) disconnect() {
+	e.connection.conn.Close()
+	e.connection.conn, e.connection.probed, e.connection.listening = nil, false, false
+	e.connection.backOff(e.options)
+}
+
+// backOff spaces attempts to connect and to register. The first one comes at once.
+func (c *connection) backOff(o options) {
+	c.retryAt = time.Now().Add(rand.N(c.retry + 1))
+	c.retry = min(max(2*c.retry, retryMin), max(o.heartbeat/2, retryMin))
+}
+
+func (e *engine) listenDue(time.Time) time.Time {
+	return atOnceIf(!e.connection.probed && !e.options.polling && e.ending.reason == nil)
+}
+
+func (e *engine) beginListen(time.Time) *operation {
+	probe := randomID()
+	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+		arrives, err := c.Listen(ctx, probe)
+		return func(error) error {
+			if err != nil {
+				e.connection.probed = !c.Closed() // polling goes on until the next connection
+				return err
+			}
+			e.connection.probed, e.connection.listening = true, arrives
+			if !arrives {
+				e.client.log.Info("pgleases: notifications do not arrive, as behind a connection pooler: polling at the heartbeat")
+			}
+			e.readAll() // what changed before it listened
+			return nil
+		}
+	}}
+}
+
+// beginWait waits for a notification until a duty is due.
+func (e *engine) beginWait(time.Time) *operation {
+	session := e.session.number
+	return &operation{limit: time.Hour, run: func(ctx context.Context, c conn) func(error) error {
+		concerned, err := c.Wait(ctx, session)
+		return func(cancelled error) error {
+			switch {
+			case err != nil && cancelled != nil && !c.Closed():
+				return nil
+			case err != nil:
+				return err
+			}
+			if concerned {
+				e.readAll()
+			}
+			return nil
+		}
+	}}
+}
