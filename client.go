@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/sql"
 )
 
 // closeGrace is how long Close and Leave go on releasing what is free after their ctx ended.
@@ -22,12 +21,12 @@ const closeGrace = 2 * time.Second
 // slots, on which it sends heartbeats; a pool that is exhausted or slow costs it nothing. Open one client per process.
 // All methods are safe for concurrent use.
 type Client struct {
-	options    options
-	log        *slog.Logger
-	statements sql.Statements
-	requests   chan func(*engine)
-	wake       chan struct{} // of capacity one: wake-ups coalesce
-	numbers    atomic.Pointer[numbers]
+	options        options
+	log            *slog.Logger
+	guardStatement string
+	requests       chan func(*engine)
+	wake           chan struct{} // of capacity one: wake-ups coalesce
+	numbers        atomic.Pointer[numbers]
 
 	done     chan struct{}
 	err      error // why it ended; set before done is closed
@@ -99,12 +98,12 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 // start registers a client on its first connection, and sets its goroutine going.
 func start(ctx context.Context, first conn, connect func(context.Context) (conn, error), o options) (*Client, error) {
 	c := &Client{
-		options:    o,
-		log:        o.logger.With(slog.String("client", o.clientID)),
-		statements: sql.For(o.schema),
-		requests:   make(chan func(*engine)),
-		wake:       make(chan struct{}, 1),
-		done:       make(chan struct{}),
+		options:        o,
+		log:            o.logger.With(slog.String("client", o.clientID)),
+		guardStatement: store.StatementsFor(o.schema).Guard,
+		requests:       make(chan func(*engine)),
+		wake:           make(chan struct{}, 1),
+		done:           make(chan struct{}),
 	}
 	e := newEngine(c, first, connect)
 	if err := e.registerFirst(ctx); err != nil {
@@ -116,26 +115,27 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 }
 
 // Migrate creates the schema, or brings it up to date. It is idempotent and safe to race; where nothing is to be done it needs
-// no more than the right to read. ctx covers all of it. It honours WithSchema.
+// no more than the right to read. ctx covers all of it. The only option is WithSchema; any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
-	o, err := newOptions(opts)
+	schema, err := schemaOption("Migrate", opts)
 	if err != nil {
 		return err
 	}
 	if pool == nil {
 		return errors.New("pgleases: migrate: pool is nil")
 	}
-	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), o.schema) })
-	return openError("migrate", o.schema, err)
+	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), schema) })
+	return openError("migrate", schema, err)
 }
 
-// Schema returns the DDL that Migrate runs, for goose, tern, Flyway and the like. It honours WithSchema.
+// Schema returns the DDL that Migrate runs, for goose, tern, Flyway and the like: tables, views, functions. The only option is
+// WithSchema; any other is an error.
 func Schema(opts ...Option) (string, error) {
-	o, err := newOptions(opts)
+	schema, err := schemaOption("Schema", opts)
 	if err != nil {
 		return "", err
 	}
-	return sql.For(o.schema).Schema, nil
+	return store.StatementsFor(schema).Schema, nil
 }
 
 // openError says what to do about an error of opening or migrating.

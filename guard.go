@@ -31,7 +31,7 @@ func (l *Lease) Guard(ctx context.Context, tx pgx.Tx, p Partition) error {
 		if tx == nil {
 			return errNoTransaction
 		}
-		_, err := tx.Exec(ctx, l.client.statements.Guard, l.name, int32(p.Number), p.Epoch, left)
+		_, err := tx.Exec(ctx, l.client.guardStatement, l.name, int32(p.Number), p.Epoch, left)
 		return err
 	})
 }
@@ -42,7 +42,7 @@ func (l *Lease) GuardSQL(ctx context.Context, tx *sql.Tx, p Partition) error {
 		if tx == nil {
 			return errNoTransaction
 		}
-		_, err := tx.ExecContext(ctx, l.client.statements.Guard, l.name, p.Number, p.Epoch, left)
+		_, err := tx.ExecContext(ctx, l.client.guardStatement, l.name, p.Number, p.Epoch, left)
 		return err
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -124,18 +125,54 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 		{"schema of 64 bytes", []pgleases.Option{pgleases.WithSchema(strings.Repeat("s", 64))}, []string{"schema", `"sss`, "64", "63"}},
 		{"schema with NUL", []pgleases.Option{pgleases.WithSchema("a\x00b")}, []string{"schema", `"a\x00b"`, "NUL"}},
 		{"schema not UTF-8", []pgleases.Option{pgleases.WithSchema(notUTF8)}, []string{"schema", `"abc\xff"`, "UTF-8"}},
+		{"a bad schema after a good one", []pgleases.Option{pgleases.WithSchema("good"), pgleases.WithSchema("")}, []string{"schema", `""`}},
 	} {
 		client, err := pgleases.NewClient(t.Context(), pool, c.options...)
 		refused(t, "NewClient: "+c.what, err, c.texts...)
 		opened, err2 := pgleases.Open(t.Context(), url, c.options...)
 		refused(t, "Open: "+c.what, err2, c.texts...)
+		if client != nil || opened != nil {
+			t.Errorf("%s: something came with the error: %v, %v", c.what, client, opened)
+		}
+		if !slices.Contains(c.texts, "schema") && !slices.Contains(c.texts, "nil") {
+			continue // Migrate and Schema take no such option, be it good or bad: see the next test
+		}
 		refused(t, "Migrate: "+c.what, pgleases.Migrate(t.Context(), pool, c.options...), c.texts...)
 		ddl, err := pgleases.Schema(c.options...)
 		refused(t, "Schema: "+c.what, err, c.texts...)
-		if client != nil || opened != nil || ddl != "" {
-			t.Errorf("%s: something came with the error: %v, %v, %q", c.what, client, opened, ddl)
+		if ddl != "" {
+			t.Errorf("%s: something came with the error: %q", c.what, ddl)
 		}
 	}
+}
+
+func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
+	noGoroutineLeft(t)
+	pool, err := pgxpool.New(t.Context(), closedURL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for name, option := range map[string]pgleases.Option{
+		"WithClientID":     pgleases.WithClientID("a"),
+		"WithTTL":          pgleases.WithTTL(6 * time.Second),
+		"WithHeartbeat":    pgleases.WithHeartbeat(2 * time.Second),
+		"WithLogger":       pgleases.WithLogger(nil),
+		"WithoutMigration": pgleases.WithoutMigration(),
+		"WithPolling":      pgleases.WithPolling(),
+		"WithConnConfig":   pgleases.WithConnConfig(pool.Config().ConnConfig),
+	} {
+		options := []pgleases.Option{pgleases.WithSchema("s"), option}
+		refused(t, "Migrate", pgleases.Migrate(t.Context(), pool, options...), name+" means nothing to Migrate", "only WithSchema does")
+		ddl, err := pgleases.Schema(options...)
+		refused(t, "Schema", err, name+" means nothing to Schema", "only WithSchema does")
+		if ddl != "" {
+			t.Errorf("%s: Schema returned the error and %.20q", name, ddl)
+		}
+	}
+	// Also where the value is bad.
+	_, err = pgleases.Schema(pgleases.WithTTL(0))
+	refused(t, "Schema", err, "WithTTL means nothing to Schema")
 }
 
 func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -29,58 +30,79 @@ const (
 
 // options of a client.
 type options struct {
-	clientID     string
-	ttl          time.Duration
-	heartbeat    time.Duration
-	ownHeartbeat bool // heartbeat was set, and is not derived from the TTL
-	schema       string
-	logger       *slog.Logger
-	noMigration  bool
-	polling      bool
-	connConfig   *pgx.ConnConfig
-
-	ownConnConfig bool // connConfig was set
+	given       []string // the names of the options given, in order
+	clientID    string
+	ttl         time.Duration
+	heartbeat   time.Duration
+	schema      string
+	logger      *slog.Logger
+	noMigration bool
+	polling     bool
+	connConfig  *pgx.ConnConfig
 
 	// guard stands in for the SQL function guard, where there is no database: see openOn.
 	guard func(ctx context.Context, lease string, partition int, epoch int64) error
 }
 
 // An Option changes how a client works. Options are checked together, by the call that they are given to.
-type Option func(*options)
+type Option interface{ apply(*options) }
+
+// option is an Option under the name of the function that made it.
+type option struct {
+	name string
+	set  func(*options)
+}
+
+func (opt option) apply(o *options) {
+	o.given = append(o.given, opt.name)
+	opt.set(o)
+}
 
 // WithClientID names the client: 1 to 255 bytes of UTF-8 without NUL, unique among the live clients of a schema. A client
 // that restarts under its own ID gets its own partitions back, so a name that outlives the process (a StatefulSet's
 // pod, a host) keeps partitions where they are. The default is host:pid:random, which never comes back.
-func WithClientID(id string) Option { return func(o *options) { o.clientID = id } }
+func WithClientID(id string) Option {
+	return option{"WithClientID", func(o *options) { o.clientID = id }}
+}
 
 // WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time after which the
 // partitions of a crashed client move. Clients of one schema may differ.
-func WithTTL(ttl time.Duration) Option { return func(o *options) { o.ttl = ttl } }
+func WithTTL(ttl time.Duration) Option {
+	return option{"WithTTL", func(o *options) { o.ttl = ttl }}
+}
 
 // WithHeartbeat sets the time between heartbeats: 10ms to half the TTL, default a third of it.
 func WithHeartbeat(interval time.Duration) Option {
-	return func(o *options) { o.heartbeat = interval; o.ownHeartbeat = true }
+	return option{"WithHeartbeat", func(o *options) { o.heartbeat = interval }}
 }
 
 // WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs to be; default
 // "pgleases". Clients see each other only within a schema.
-func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
+func WithSchema(name string) Option {
+	return option{"WithSchema", func(o *options) { o.schema = name }}
+}
 
 // WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
-func WithLogger(logger *slog.Logger) Option { return func(o *options) { o.logger = logger } }
+func WithLogger(logger *slog.Logger) Option {
+	return option{"WithLogger", func(o *options) { o.logger = logger }}
+}
 
 // WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is ErrSchema.
-func WithoutMigration() Option { return func(o *options) { o.noMigration = true } }
+func WithoutMigration() Option {
+	return option{"WithoutMigration", func(o *options) { o.noMigration = true }}
+}
 
 // WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a connection pooler
 // clients do that by themselves.
-func WithPolling() Option { return func(o *options) { o.polling = true } }
+func WithPolling() Option {
+	return option{"WithPolling", func(o *options) { o.polling = true }}
+}
 
 // WithConnConfig sets where the client's own connection goes, past a pooler for instance; default: where the pool's
 // connections go. The configuration is one that pgx.ParseConfig made; it is copied. The pool's BeforeConnect is applied
 // to it too.
 func WithConnConfig(config *pgx.ConnConfig) Option {
-	return func(o *options) { o.connConfig, o.ownConnConfig = config, true }
+	return option{"WithConnConfig", func(o *options) { o.connConfig = config }}
 }
 
 // newOptions applies opts to the defaults and checks the result.
@@ -90,16 +112,30 @@ func newOptions(opts []Option) (options, error) {
 		if opt == nil {
 			return o, errors.New("pgleases: option is nil")
 		}
-		opt(&o)
+		opt.apply(&o)
 	}
 	if o.logger == nil {
 		o.logger = slog.Default()
 	}
-	if !o.ownHeartbeat {
+	if !o.has("WithHeartbeat") {
 		o.heartbeat = o.ttl / 3
 	}
 	return o, o.validate()
 }
+
+// schemaOption returns the schema for a call to which no option but WithSchema means anything.
+func schemaOption(call string, opts []Option) (string, error) {
+	o, err := newOptions(opts)
+	for _, name := range o.given {
+		if name != "WithSchema" {
+			return "", fmt.Errorf("pgleases: %s means nothing to %s: only WithSchema does", name, call)
+		}
+	}
+	return o.schema, err
+}
+
+// has reports whether an option was given.
+func (o options) has(name string) bool { return slices.Contains(o.given, name) }
 
 func (o options) validate() error {
 	if err := checkName("client ID", o.clientID); err != nil {
@@ -119,7 +155,7 @@ func (o options) validate() error {
 	case !utf8.ValidString(o.schema) || strings.ContainsRune(o.schema, 0):
 		return fmt.Errorf("pgleases: schema name %q is not UTF-8 without NUL", o.schema)
 	}
-	if o.ownConnConfig && (o.connConfig == nil || o.connConfig.Host == "") {
+	if o.has("WithConnConfig") && (o.connConfig == nil || o.connConfig.Host == "") {
 		return errors.New("pgleases: connection configuration is nil or empty: make it with pgx.ParseConfig")
 	}
 	return nil

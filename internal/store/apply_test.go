@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgleases/pgleases/sql"
 )
 
 // state is what is known of a lease's partitions, with clients by name.
@@ -309,7 +307,7 @@ func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
 		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
 			tx, err := conn.Begin(f.ctx)
 			f.ok(err)
-			_, err = tx.Exec(f.ctx, sql.For(f.schema).Guard, mode, "l", 0, 1, 1000)
+			_, err = tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "l", 0, 1, 1000)
 			f.ok(err)
 			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.inside, "limit inside")
 			f.ok(tx.Commit(f.ctx))

@@ -13,8 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
-
-	"github.com/pgleases/pgleases/sql"
 )
 
 // A Connector makes connections of a client's own.
@@ -23,13 +21,13 @@ type Connector struct {
 	BeforeConnect func(context.Context, *pgx.ConnConfig) error // may be nil; carries tokens that change
 	Schema        string
 	Heartbeat     time.Duration // bounds what a connection waits for
-	statements    sql.Statements
+	statements    Statements
 }
 
 // NewConnector returns a connector for a schema.
 func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error,
 	schema string, heartbeat time.Duration) *Connector {
-	return &Connector{config, beforeConnect, schema, heartbeat, sql.For(schema)}
+	return &Connector{config, beforeConnect, schema, heartbeat, StatementsFor(schema)}
 }
 
 // settings are what the statements' texts and their answers rely on, whatever the role or the database sets. A pooler in

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"reflect"
 	"strings"
 	"sync"
@@ -20,7 +19,7 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	f := newFixture(t)
 	f.exec("UPDATE server SET era = 7")
 	f.ok(Migrate(f.ctx, f.sql, f.schema))
-	_, err := f.sql.PgConn().Exec(f.ctx, sql.For(f.schema).Schema).ReadAll() // the text alone, as goose would run it
+	_, err := f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll() // the text alone, as goose would run it
 	f.ok(err)
 	expect(t, f.text("SELECT era, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
@@ -90,7 +89,7 @@ func protocol(f *fixture) {
 
 // guard is the fence as the library calls it, for a client with a second of trust.
 func guard(f *fixture, tx pgx.Tx, lease string, partition int, epoch int64) error {
-	_, err := tx.Exec(f.ctx, sql.For(f.schema).Guard, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 1000)
+	_, err := tx.Exec(f.ctx, StatementsFor(f.schema).Guard, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 1000)
 	return err
 }
 
@@ -181,18 +180,36 @@ func (f *fixture) as(role string) *pgx.Conn {
 	return conn
 }
 
+// In psql, one file after the other and each line on its own. Half of them is no schema that a client would run on.
+func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
+	t.Parallel()
+	f := &fixture{TB: t, ctx: t.Context(), url: database(t)}
+	conn := f.raw()
+	for _, name := range []string{"schema.sql", "functions.sql"} {
+		var misfit *SchemaError
+		if err := fits(f.ctx, conn, "pgleases"); !errors.As(err, &misfit) {
+			t.Errorf("before %s: %v", name, err)
+		}
+		text, err := sql.Files.ReadFile(name)
+		f.ok(err)
+		_, err = conn.PgConn().Exec(f.ctx, string(text)).ReadAll()
+		f.ok(err)
+	}
+	f.ok(fits(f.ctx, conn, "pgleases"))
+}
+
 func TestAllStatementsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	names, err := fs.Glob(os.DirFS("../../sql"), "*.sql")
+	names, err := fs.Glob(sql.Files, "*.sql")
 	f.ok(err)
-	fields := reflect.TypeFor[sql.Statements]()
+	fields := reflect.TypeFor[Statements]()
 	count := 0
 	for _, name := range names {
-		text, err := os.ReadFile("../../sql/" + name)
+		text, err := sql.Files.ReadFile(name)
 		f.ok(err)
 		name = strings.TrimSuffix(name, ".sql")
-		if name == "grants" {
+		if name == "grants" || name == "functions" { // no client sends the one, the other is a part of Schema
 			continue
 		}
 		count++
@@ -201,7 +218,7 @@ func TestAllStatementsRunAsTheyStand(t *testing.T) {
 			t.Errorf("no statement %s", name)
 			continue
 		}
-		statement := reflect.ValueOf(sql.For("pgleases")).FieldByIndex(field.Index).String()
+		statement := reflect.ValueOf(StatementsFor("pgleases")).FieldByIndex(field.Index).String()
 		if strings.HasPrefix(statement, "--") || strings.Contains(strings.ReplaceAll(statement, `"pgleases".`, ""), "pgleases.") {
 			t.Errorf("statement %s begins %q", name, statement[:40])
 		}

@@ -20,7 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
-	"github.com/pgleases/pgleases/sql"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Breach is what a Wire does at a statement.
@@ -79,7 +79,7 @@ func NewWire(connString, schema string) (*Wire, error) {
 	}
 	w := &Wire{texts: make(map[string][]string), open: make(map[net.Conn]struct{}), seen: make(map[string]int)}
 	w.network, w.address = pgconn.NetworkAddress(config.Host, config.Port)
-	statements := reflect.ValueOf(sql.For(schema))
+	statements := reflect.ValueOf(store.StatementsFor(schema))
 	for i := range statements.NumField() {
 		// A field is named as its file.
 		w.texts[strings.ToLower(statements.Type().Field(i).Name)] = parameter.Split(statements.Field(i).String(), -1)

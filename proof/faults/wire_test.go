@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 
-	"github.com/pgleases/pgleases/sql"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // notifying returns the connection string of a server that sends a notification before every answer, and counts the
@@ -57,7 +57,7 @@ func notifying(t *testing.T, answered *atomic.Int32) string {
 }
 
 func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
-	join := sql.For("s").Join
+	join := store.StatementsFor("s").Join
 	simple := strings.NewReplacer("$1", " 7 ", "$2", " 'l' ", "$3", " 8 ", "$4", " 1 ", "$5", " 83 ").Replace(join)
 	for _, test := range []struct {
 		kind     Breach
@@ -96,7 +96,7 @@ func TestAWireBreaksAtTheStatementAndNowhereElse(t *testing.T) {
 				}
 				killed := 0
 				done := wire.Arm("join", 2, test.kind, func() { killed++ })
-				for _, other := range []string{"SELECT 1", text, sql.For("other").Join} {
+				for _, other := range []string{"SELECT 1", text, store.StatementsFor("other").Join} {
 					if err := send(other); err != nil {
 						t.Fatalf("%s: %v", other, err)
 					}

@@ -85,10 +85,10 @@ var mutants = []mutant{
 		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT era FROM valid) << 32)`, `p.epoch + 1`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
-		{"sql/schema.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
+		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
 	}},
 	{"Guard that takes the current epoch", "fleet", `zombie|linearizable`, []edit{
-		{"sql/schema.sql", guarded, `    WHERE p.lease = $1 AND p.partition = $2`, 0},
+		{"sql/functions.sql", guarded, `    WHERE p.lease = $1 AND p.partition = $2`, 0},
 	}},
 	{"take-over without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
 		{"sql/apply.sql", "    ORDER BY p.lease, p.partition\n    FOR UPDATE OF p SKIP LOCKED\n", "    ORDER BY p.lease, p.partition\n", 0},
@@ -105,7 +105,7 @@ var mutants = []mutant{
 		{"balance.go", `e.watch.cutoff(now), e.watch.lasts(now), e.watch.run`, `e.watch.cutoff(now), 8*e.watch.lasts(now), e.watch.run`, 0},
 	}},
 	{"eviction without the mark", "crash", `something changed`, []edit{
-		{"sql/schema.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5`, `      AND $5 IS NOT NULL`, 0},
+		{"sql/functions.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5`, `      AND $5 IS NOT NULL`, 0},
 		{"watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
 	}},
 	{"session numbers from a sequence that repeats", "histories", `overlap`, []edit{

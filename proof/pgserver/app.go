@@ -67,12 +67,20 @@ func isApps(test string) bool {
 // prepare makes the library's tables in an empty database, with the rights of App, who gets nothing from PUBLIC. For the
 // application's own tables App owns a schema of its name, which the default search_path has first.
 func prepare(ctx context.Context, databaseURL string) error {
+	var text [3]string
+	for i, name := range []string{"schema.sql", "functions.sql", "grants.sql"} {
+		b, err := sql.Files.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		text[i] = string(b)
+	}
 	direct, _ := DirectURL(databaseURL)
 	return executeOn(ctx, direct, "REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "+App+" AUTHORIZATION "+App,
 		"CREATE SCHEMA pgleases AUTHORIZATION "+tablesOwner+"; SET ROLE "+tablesOwner,
-		"SET client_min_messages = warning; "+sql.For("pgleases").Schema,
+		"SET client_min_messages = warning", text[0], text[1],
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
-		sql.Grants)
+		text[2])
 }
 
 // executeOn sends each as one message, on a connection of its own.

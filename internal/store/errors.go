@@ -1,0 +1,41 @@
+package store
+
+import (
+	"errors"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// CodeNotOwner is the SQLSTATE that the SQL function guard raises.
+const CodeNotOwner = "PL001"
+
+// Code returns the SQLSTATE of an error that the server reported; empty for any other error.
+func Code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// Transient reports whether a statement that failed with err may succeed when it is repeated: the cause was the connection, a
+// lock, a resource or the server's state, and not the statement itself.
+func Transient(err error) bool {
+	code := Code(err)
+	if code == "" {
+		return true
+	}
+	switch code[:2] {
+	case "08", "40", "53", "55", "57", "58", "XX":
+		return true
+	}
+	return code == codeReadOnly
+}
+
+const codeReadOnly = "25006"
+
+// Denied reports whether the role lacks a right.
+func Denied(err error) bool { return Code(err) == "42501" }
+
+// ReadOnly reports whether the server refused to write, as a standby does.
+func ReadOnly(err error) bool { return Code(err) == codeReadOnly }

@@ -1,0 +1,122 @@
+package store
+
+import (
+	"context"
+	"time"
+)
+
+// A Join is the answer to a join.
+type Join struct {
+	Alive      bool          // whether the session exists
+	Joined     bool          // whether it is a member now
+	Partitions int           // of the lease before this join; 0: none, dropped, or made meanwhile
+	DueIn      time.Duration // until the plan that the join asked for
+}
+
+// An Owned is one partition that a session owns.
+type Owned struct {
+	Partition int
+	Epoch     int64
+	Moving    bool // its target is another session, or none
+}
+
+// A LeaseRead is what a session owns in one lease.
+type LeaseRead struct {
+	Name       string
+	Generation int64
+	Timeline   int64   // of the server that answered; 0 where it does not tell
+	Settled    int64   // the settled timeline, as that server has it
+	Owned      []Owned // ordered by partition
+}
+
+// A Release is one partition that its owner gives up.
+type Release struct {
+	Lease     string
+	Partition int
+	Epoch     int64
+}
+
+// A Released is the answer to a release.
+type Released struct {
+	Released []Handed
+	Busy     []Release // still owned, because a guarded transaction is open; Epoch is 0
+	Left     []string  // leases in which the session is no member any more
+	Asking   []string  // leases for which a plan is due now
+}
+
+// A Handed is a released partition with its new owner (0: nobody) and epoch.
+type Handed struct {
+	Lease     string
+	Partition int
+	Owner     int64
+	Epoch     int64
+}
+
+// Join makes the session a member of a lease, and makes the lease if it does not exist. See join.sql.
+func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int) (Join, error) {
+	type row struct {
+		Alive, Joined bool
+		Partitions    int
+		DueIn         int64
+	}
+	got, err := one[row](ctx, c, c.statements.Join, session, lease, partitions, weight, c.lockWait)
+	return Join{got.Alive, got.Joined, got.Partitions, micros(got.DueIn)}, err
+}
+
+// SetWeight changes a member's weight. It returns false where the session is no member. See weight.sql.
+func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error) {
+	done, err := maybe[struct{ Done bool }](ctx, c, c.statements.Weight, session, lease, weight, c.lockWait)
+	return done != nil, err
+}
+
+// Read returns what the session owns in the leases named, without those that do not exist. See read.sql.
+func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]LeaseRead, error) {
+	type row struct {
+		Name       string
+		Generation int64
+		Timeline   int64
+		Settled    int64
+		Partitions []int
+		Epochs     []int64
+		Moving     []bool
+	}
+	rows, err := all[row](ctx, c, c.statements.Read, session, leases)
+	reads := make([]LeaseRead, len(rows))
+	for i, r := range rows {
+		reads[i] = LeaseRead{r.Name, r.Generation, r.Timeline, r.Settled, make([]Owned, len(r.Partitions))}
+		for j := range r.Partitions {
+			reads[i].Owned[j] = Owned{r.Partitions[j], r.Epochs[j], r.Moving[j]}
+		}
+	}
+	return reads, err
+}
+
+// Release gives up partitions, and leaves leases. See release.sql.
+func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []string) (Released, error) {
+	leases, partitions, epochs := make([]string, len(releases)), make([]int, len(releases)), make([]int64, len(releases))
+	for i, r := range releases {
+		leases[i], partitions[i], epochs[i] = r.Lease, r.Partition, r.Epoch
+	}
+	type row struct {
+		ReleasedLeases     []string
+		ReleasedPartitions []int
+		Owners, Epochs     []int64
+		BusyLeases         []string
+		BusyPartitions     []int
+		LeftLeases, Asking []string
+		Notified           *string
+	}
+	got, err := notifying[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, leaving, c.lockWait)
+	if err != nil {
+		return Released{}, err
+	}
+	released := Released{Left: got.LeftLeases, Asking: got.Asking}
+	for i, lease := range got.ReleasedLeases {
+		released.Released = append(released.Released,
+			Handed{lease, got.ReleasedPartitions[i], got.Owners[i], got.Epochs[i]})
+	}
+	for i, lease := range got.BusyLeases {
+		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
+	}
+	return released, nil
+}

@@ -1,0 +1,68 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Version is the schema version that this code was written for. functions.sql writes it too.
+const Version = 1
+
+// A SchemaError says why this code cannot run on the schema.
+type SchemaError struct {
+	Text   string
+	TooNew bool // newer code is needed; otherwise a migration is
+}
+
+func (e *SchemaError) Error() string { return e.Text }
+
+// Fits returns nil where this code can run on the schema, else a *SchemaError or the database's error.
+func (c *Conn) Fits(ctx context.Context) error { return fits(ctx, c.conn, c.channel) }
+
+// Migrate is the function Migrate, for the connection's schema.
+func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, c.channel) }
+
+// fits reads the schema's version and the oldest code that it serves.
+func fits(ctx context.Context, conn *pgx.Conn, schema string) error {
+	rows, err := conn.Query(ctx, "SELECT version, min_code FROM "+pgx.Identifier{schema, "schema_version"}.Sanitize(),
+		pgx.QueryExecModeSimpleProtocol)
+	type version struct{ Version, MinCode int }
+	var v version
+	if err == nil {
+		v, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[version])
+	}
+	switch code := Code(err); {
+	case code == "3F000" || code == "42P01" || errors.Is(err, pgx.ErrNoRows):
+		return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database", schema)}
+	case err != nil:
+		return fmt.Errorf("read version of schema %q: %w", schema, err)
+	case v.Version < Version:
+		return &SchemaError{Text: fmt.Sprintf("schema %q has version %d, this code needs %d", schema, v.Version, Version)}
+	case v.MinCode > Version:
+		return &SchemaError{TooNew: true, Text: fmt.Sprintf(
+			"schema %q has version %d, which serves code for version %d and later, this is for %d",
+			schema, v.Version, v.MinCode, Version)}
+	}
+	return nil
+}
+
+// Migrate creates or updates the schema where it does not fit. It sends one message, so it is one transaction; racing
+// migrations wait for each other's lock.
+func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
+	err := fits(ctx, conn, schema)
+	if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
+		return err
+	}
+	ddl := "SELECT pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;\n" + StatementsFor(schema).Schema
+	_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
+	switch {
+	case Code(err) == "3F000":
+		return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database: permission denied to create it", schema)}
+	case err != nil:
+		return fmt.Errorf("create schema %q: %w", schema, err)
+	}
+	return fits(ctx, conn, schema)
+}

@@ -1,0 +1,130 @@
+package store
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// An Evicted is the answer to an eviction.
+type Evicted struct {
+	IDs   []string // client IDs of the evicted sessions
+	Asked []string // leases for which a plan is due now
+	// CheckDueIn is the time until the next check is due; negative: another client does the check, or may do it.
+	CheckDueIn time.Duration
+	// Unwatched is the shortest TTL of the expired sessions that stay because the watch was shorter than it; 0: none.
+	Unwatched time.Duration
+}
+
+// A Member is a living member of a lease.
+type Member struct {
+	Session     int64
+	ID          string
+	Incarnation int64
+	Weight      int
+}
+
+// A LeasePlan is what a plan needs to know of one lease.
+type LeasePlan struct {
+	Name       string
+	Generation int64
+	Members    []Member // ordered by ID, incarnation, session
+	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
+	// OwnerIDs: the last owner's client ID, where the owner's session does not exist (else empty). HomeIDs: the client ID to
+	// which the partition returns when that client does (empty: none).
+	Owners, Targets   []int64
+	OwnerIDs, HomeIDs []string
+}
+
+// A Move gives a partition a new target; 0: no session.
+type Move struct {
+	Lease     string
+	Partition int
+	Target    int64
+}
+
+// An Applied is the answer to a plan.
+type Applied struct {
+	Applied  bool // false: a lease had changed since the plan read it, and nothing was written
+	Asked    int  // owners asked to hand over
+	Given    int  // partitions given to their targets
+	LeftOver int  // partitions not given, because a guarded transaction is open
+	More     bool // the plan had more moves than one statement takes: plan again
+}
+
+// maxMoves is the most moves of one statement: a longer one would delay the client's heartbeat.
+const maxMoves = 8192
+
+// Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
+// most watched. It does nothing on another run of the server. See evict.sql.
+func (c *Conn) Evict(ctx context.Context, cutoff int64, watched time.Duration, run Run) (Evicted, error) {
+	type row struct {
+		IDs, Asked []string
+		CheckDueIn int64
+		Unwatched  int64
+	}
+	got, err := one[row](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
+		run.Timeline, run.Started, run.Mark, c.lockWait)
+	return Evicted{got.IDs, got.Asked, micros(got.CheckDueIn), micros(got.Unwatched)}, err
+}
+
+// Claim claims the planning of those leases for which a plan is due, and returns them. A lease that another statement has
+// locked is tried up to four times; a lock that lasts longer is another client's plan. See claim.sql.
+func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
+	var claimed []string
+	for attempt := 1; ; attempt++ {
+		got, err := one[struct{ Claimed, Locked []string }](ctx, c, c.statements.Claim, leases, c.lockWait)
+		claimed = append(claimed, got.Claimed...)
+		if err != nil || len(got.Locked) == 0 || attempt == 4 {
+			return claimed, err
+		}
+		leases = got.Locked
+		pause(ctx, rand.N(10*time.Millisecond))
+	}
+}
+
+// Plan reads what a plan needs: the leases named, and all leases that share a member with them, ordered by name. See plan.sql.
+func (c *Conn) Plan(ctx context.Context, leases []string) ([]LeasePlan, error) {
+	type row struct {
+		Name              string
+		Generation        int64
+		Sessions          []int64
+		IDs               []string
+		Incarnations      []int64
+		Weights           []int
+		Owners, Targets   []int64
+		OwnerIDs, HomeIDs []string
+	}
+	rows, err := all[row](ctx, c, c.statements.Plan, leases)
+	plans := make([]LeasePlan, len(rows))
+	for i, r := range rows {
+		plans[i] = LeasePlan{r.Name, r.Generation, make([]Member, len(r.Sessions)), r.Owners, r.Targets, r.OwnerIDs, r.HomeIDs}
+		for j := range r.Sessions {
+			plans[i].Members[j] = Member{r.Sessions[j], r.IDs[j], r.Incarnations[j], r.Weights[j]}
+		}
+	}
+	return plans, err
+}
+
+// Apply writes a plan if all its leases are as the plan read them, else nothing. Of a plan with more than maxMoves moves it
+// writes the first ones. See apply.sql.
+func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move) (Applied, error) {
+	names, generations := make([]string, len(plan)), make([]int64, len(plan))
+	for i, p := range plan {
+		names[i], generations[i] = p.Name, p.Generation
+	}
+	more := len(moves) > maxMoves
+	moves = moves[:min(len(moves), maxMoves)]
+	leases, partitions, targets := make([]string, len(moves)), make([]int, len(moves)), make([]int64, len(moves))
+	for i, m := range moves {
+		leases[i], partitions[i], targets[i] = m.Lease, m.Partition, m.Target
+	}
+	type row struct {
+		Applied                bool
+		Asked, Given, LeftOver int
+		Notified               *string
+	}
+	got, err := notifying[row](ctx, c, c.statements.Apply,
+		names, generations, leases, partitions, targets, c.lockWait, more)
+	return Applied{got.Applied, got.Asked, got.Given, got.LeftOver, more && got.Applied}, err
+}

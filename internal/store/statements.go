@@ -1,0 +1,55 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/sql"
+)
+
+// Statements are the texts of the SQL files for one schema, without their head comments. A field is named as its file.
+type Statements struct {
+	Schema string // schema.sql, then functions.sql: all that a migration runs
+
+	Register, Superseder, Heartbeat, Mark, Settle, Close string
+	Join, Weight, Read, Release                          string
+	Evict, Claim, Plan, Apply                            string
+	Guard                                                string
+}
+
+// StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
+// else, and "pgleases" alone once, where the schema is created.
+func StatementsFor(schema string) Statements {
+	quoted := pgx.Identifier{schema}.Sanitize()
+	tag := "$pgleases_body$"
+	for strings.Contains(schema, tag) { // the schema's name stands in the functions' bodies, and must not end one
+		tag = tag[:len(tag)-1] + "_$"
+	}
+	replacer := strings.NewReplacer("pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
+		"CREATE SCHEMA IF NOT EXISTS "+quoted+";", "$pgleases_body$", tag)
+	text := func(name string) string {
+		b, err := sql.Files.ReadFile(name + ".sql")
+		if err != nil {
+			panic(fmt.Sprintf("statement %s is not embedded: %v", name, err)) // a build that cannot work
+		}
+		return replacer.Replace(withoutHead(string(b)))
+	}
+	return Statements{
+		Schema:   text("schema") + "\n" + text("functions"),
+		Register: text("register"), Superseder: text("superseder"), Heartbeat: text("heartbeat"), Mark: text("mark"),
+		Settle: text("settle"), Close: text("close"),
+		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"),
+		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
+		Guard: text("guard"),
+	}
+}
+
+// withoutHead cuts off the comment lines before the first statement.
+func withoutHead(text string) string {
+	for strings.HasPrefix(text, "--") || strings.HasPrefix(text, "\n") {
+		_, text, _ = strings.Cut(text, "\n")
+	}
+	return text
+}
