@@ -1,12 +1,14 @@
--- evict.sql: takes away sessions that are dead, and asks for a plan of every lease that has lost an owner. One client
--- does it at a time, and only one that has watched the clock of this run of the server.
+-- evict.sql: removes dead sessions, and makes a plan due for every lease that lost a member or an owner. One client at a time
+-- does it, and only a client that has watched the clock of this run of the server.
 --
--- $1 bigint cutoff: what the caller's watch says the clock is at the least, microseconds since 1970
--- $2 bigint watched: how long the watch lasts, microseconds; sessions of a longer TTL are left alone
+-- $1 bigint  cutoff: sessions that expired before it are dead. By the caller's watch, the database's clock has reached it.
+--            Microseconds since 1970
+-- $2 bigint  length of the watch, microseconds: sessions with a longer TTL stay
 -- $3 bigint timeline, $4 bigint started, $5 bigint mark: the run of the server that was watched
--- $6 int    lock timeout, milliseconds
+-- $6 int     lock timeout, milliseconds
 --
--- One row: client IDs evicted, leases that now ask for a plan, in how many microseconds the next check is due (negative:
--- another client does it), and the least TTL, in microseconds, of the expired sessions left alone; 0: none.
+-- One row: client IDs of the evicted sessions; leases for which a plan is due now; microseconds until the next check is due
+-- (negative: another client does the check, or may do it); the shortest TTL of the expired sessions that stay, microseconds
+-- (0: none).
 SELECT evicted, asked, check_due_in, unwatched
 FROM pgleases.evict($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::int)

@@ -1,16 +1,16 @@
--- join.sql: the session joins a lease, which is made if it does not exist, and asks for a plan: at once where none was
--- begun for a second, else 250 ms after the last, and 50 us more for each partition, so that a deployment is planned a few
--- times and not once a process.
+-- join.sql: the session becomes a member of a lease, and a plan is due: at once where none was begun for a second, else 250 ms
+-- after the last one and 50 us more for each partition, so that a deployment of many processes costs few plans. Makes the
+-- lease if it does not exist.
 --
--- $1 bigint session
--- $2 text   lease
--- $3 int    partitions
--- $4 int    weight
--- $5 int    lock timeout, milliseconds
+-- $1 bigint  session
+-- $2 text    lease
+-- $3 int     partitions
+-- $4 int     weight
+-- $5 int     lock timeout, milliseconds
 --
--- One row: alive is false where the session is gone, joined where it is a member now, and the number of partitions
--- that the lease had before (0: none such, dropped, or made meanwhile), and how many microseconds until the plan is due.
-WITH settings AS MATERIALIZED (
+-- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
+-- number of partitions before this statement (0: none, dropped, or made meanwhile); microseconds until the plan is due.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $5::int) AS ok
 ), alive AS MATERIALIZED (
     SELECT c.session FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
@@ -26,9 +26,9 @@ WITH settings AS MATERIALIZED (
             CASE WHEN l.planned_at BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
                  THEN l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds'
                  ELSE clock_timestamp() END)
-    WHERE l.partitions IN (0, EXCLUDED.partitions)
+    WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
     RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at
-), client AS ( -- the session as it is now, and kept so: no member without a session
+), client AS ( -- read again under a lock, which keeps the session: no member without one
     SELECT c.session FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
 ), made AS (
     INSERT INTO pgleases.partitions (lease, partition, epoch)
@@ -41,7 +41,7 @@ WITH settings AS MATERIALIZED (
     ON CONFLICT (lease, session) DO UPDATE SET weight = EXCLUDED.weight
     RETURNING 1
 )
-SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- it may be evicted meanwhile
+SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps
             ELSE EXISTS (SELECT FROM alive) END AS alive,
        (SELECT count(*) FROM member) > 0 AS joined,
        coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,

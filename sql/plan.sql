@@ -1,9 +1,10 @@
--- plan.sql: all that a plan needs, in one snapshot: the leases named and those that share members with them.
+-- plan.sql: what a plan needs to know, in one snapshot: of the leases named, and of all that share a member with them.
 --
--- $1 text[] leases
+-- $1 text[]  leases
 --
--- A row a lease, by name: its generation; its living members, in arrays; its partitions, in arrays by number, with the
--- sessions that own them and shall (0: none) and the client IDs of their last owner, where that lives no more, and of who gets them back when it returns.
+-- One row for each lease, by name: its generation; arrays of its living members, by ID, incarnation and session; arrays by
+-- partition number: the owner and the target (sessions; 0: none), the last owner's client ID (empty where the owner's session
+-- exists), and the client ID to which the partition returns (empty: none).
 WITH related AS MATERIALIZED (
     SELECT l.name, l.generation FROM pgleases.leases AS l
     WHERE l.partitions > 0

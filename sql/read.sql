@@ -1,11 +1,11 @@
--- read.sql: what a session owns, of the leases whose generation changed.
+-- read.sql: what a session owns in the leases named.
 --
--- $1 bigint session
--- $2 text[] leases
+-- $1 bigint  session
+-- $2 text[]  leases
 --
--- A row a lease: its generation, and in arrays by partition the epoch and whether it is meant for another. The timelines,
--- the server's and the settled one, tell whether it is still the server of the last heartbeat: behind a pooler it may
--- have changed in between.
+-- One row for each lease: its generation; the server's timeline and the settled one; arrays by partition number of the epochs,
+-- and of whether the partition moves. The timelines tell whether this is the server of the last heartbeat: behind a pooler it
+-- may be another one.
 SELECT l.name, l.generation, pgleases.timeline() AS timeline, (SELECT s.timeline FROM pgleases.server AS s) AS settled,
        coalesce(o.partitions, '{}') AS partitions,
        coalesce(o.epochs, '{}') AS epochs,

@@ -1,20 +1,22 @@
--- register.sql: a session begins. Repeating it with the same numbers, after a lost answer, changes nothing.
+-- register.sql: a session begins. Repeated with the same numbers, after a lost answer, it changes nothing.
 --
--- $1 bigint      session
--- $2 text        client ID
--- $3 bigint      incarnation drawn at the process's first registration; 0: this is the first
--- $4 bigint      number of the client: random but for the lowest 24 bits, which count the clients of one program
--- $5 bigint      TTL, microseconds
--- $6 text        host
--- $7 int         pid
--- $8 timestamptz when the client was opened
--- $9 int         lock timeout, milliseconds
+-- $1 bigint       session
+-- $2 text         client ID
+-- $3 bigint       incarnation of the client's first registration; 0: this is the first
+-- $4 bigint       number of the client: the lowest 24 bits count the clients of one program, the others are random
+-- $5 bigint       TTL, microseconds
+-- $6 text         host
+-- $7 int          process ID
+-- $8 timestamptz  when the client was opened
+-- $9 int          lock timeout, milliseconds
 --
--- One row: the incarnation, or null where a newer process has the ID, and then who that is.
-WITH settings AS MATERIALIZED (
+-- One row: the incarnation; null where a newer process has the client ID, then with that process's host, process ID and start.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $9::int) AS ok
-), server AS MATERIALIZED ( -- where others have a longer TTL: an eviction that does not see this session yet may set its
-    -- check past it. The lock waits for that eviction; it also holds off the next, so who need not take it does not.
+), server AS MATERIALIZED (
+    -- Where another session has a longer TTL: an eviction that began before this session is visible may set the next check
+    -- after this session's expiry. The lock waits for such an eviction. It also delays the next one, so it is not taken where
+    -- no TTL is longer.
     SELECT s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond' AS late
     FROM pgleases.server AS s, settings
     WHERE settings.ok
@@ -29,18 +31,18 @@ WITH settings AS MATERIALIZED (
     RETURNING 1
 ), identity AS (
     INSERT INTO pgleases.identities AS i (id, incarnation, process, used_at)
-    -- By the clock, so that one who owned under this ID before it was forgotten, and was frozen since, is the older one.
+    -- The first incarnation is the clock's: a process that has been frozen since before the ID was forgotten has a lower one.
     SELECT $2::text, CASE WHEN $3::bigint = 0 THEN extract(epoch FROM clock_timestamp())::bigint ELSE $3::bigint END,
            $4::bigint, clock_timestamp()
     FROM settings
-    WHERE settings.ok AND (SELECT count(*) FROM lowered) >= 0
+    WHERE settings.ok AND (SELECT count(*) FROM lowered) >= 0 -- always true: it has the server's row locked before the ID's
     ON CONFLICT (id) DO UPDATE
     SET incarnation = CASE WHEN i.process = $4::bigint THEN i.incarnation
                            WHEN $3::bigint = 0 THEN i.incarnation + 1
                            ELSE $3::bigint END,
         process = $4::bigint,
         used_at = clock_timestamp()
-    -- A first registration that comes late, after its client was given up and the program opened another, is the older.
+    -- Not a first registration that arrives after the program has given that client up and opened a newer one.
     WHERE $3::bigint = 0 AND NOT (i.process >> 24 = $4::bigint >> 24 AND i.process > $4::bigint)
        OR i.incarnation < $3::bigint OR i.process = $4::bigint
     RETURNING i.incarnation
@@ -55,7 +57,7 @@ WITH settings AS MATERIALIZED (
 )
 SELECT (SELECT incarnation FROM client) AS incarnation,
        newer.host, newer.pid, newer.started_at
-FROM (VALUES (1)) AS one
+FROM (VALUES (1)) AS one -- a row also where no other process has the ID
 LEFT JOIN LATERAL (
     SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
     WHERE c.id = $2::text AND c.session <> $1::bigint

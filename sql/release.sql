@@ -1,39 +1,40 @@
--- release.sql: the owner gives up partitions on which its work has ended, each straight to its target under the next
--- epoch, and leaves leases. A partition whose target is gone, or is the leaving session, is free and asks for a plan;
--- one whose target is the owner itself begins anew. Repeating it, after a lost answer, changes nothing: it names epochs.
+-- release.sql: the owner gives up partitions on which its work has ended, and leaves leases. Each partition goes to its target
+-- at once, under the next epoch. Where the target does not exist any more, or is the session that leaves, the partition gets no
+-- owner and a plan is due; where the target is the owner itself, a new ownership begins. Repeated after a lost answer it
+-- changes nothing, because it names epochs.
 --
--- $1 bigint session
--- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each
--- $5 text[] leases to leave; where it still owns something there, its weight becomes 0 and it stays
--- $6 int    lock timeout, milliseconds
--- $7 text   channel to notify; empty: none
+-- $1 bigint  session
+-- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
+-- $5 text[]  leases to leave; where the session still owns a partition, it stays a member, with weight 0
+-- $6 int     lock timeout, milliseconds
+-- $7 text    channel to notify; empty: none
 --
--- One row of arrays: what was released, with the new owner (0: nobody) and epoch; what is still owned under the epoch
--- given, because a guarded transaction holds it; the leases left.
-WITH settings AS MATERIALIZED (
+-- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the epoch given,
+-- because a guarded transaction is open on them; the leases left; the leases for which a plan is due now.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $6::int) AS ok
 ), batch AS MATERIALIZED (
     SELECT b.* FROM unnest($2::text[], $3::int[], $4::bigint[]) AS b (lease, partition, epoch)
-), before AS MATERIALIZED (
+), before AS MATERIALIZED ( -- the generations in this statement's snapshot
     SELECT l.name, l.generation FROM pgleases.leases AS l
     WHERE l.name = ANY ($2::text[]) OR l.name = ANY ($5::text[])
-), locked AS MATERIALIZED (
+), locked AS MATERIALIZED ( -- the generations now, after the wait for the locks
     SELECT l.name, l.generation FROM pgleases.leases AS l, settings
     WHERE settings.ok AND (l.name = ANY ($2::text[]) OR l.name = ANY ($5::text[]))
     ORDER BY l.name
     FOR UPDATE OF l
-), valid AS MATERIALIZED ( -- on a promoted server nothing is given until its timeline is settled
+), valid AS MATERIALIZED ( -- one row: the server's timeline is settled. The count is always >= 0: leases are locked first
     SELECT s.era FROM pgleases.server AS s
     WHERE (SELECT count(*) FROM locked) >= 0 AND s.timeline = pgleases.timeline()
 ), taken AS MATERIALIZED (
     SELECT p.lease, p.partition, p.target
     FROM (SELECT * FROM batch ORDER BY lease, partition) AS b
-    CROSS JOIN LATERAL ( -- by the key: IS TRUE keeps the planner, which may think that few are owned, from the owner's index
+    CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
         SELECT p.lease, p.partition, p.target
         FROM pgleases.partitions AS p
         WHERE p.lease = b.lease AND p.partition = b.partition
           AND (p.owner = $1::bigint) IS TRUE AND p.epoch = b.epoch
-        FOR UPDATE SKIP LOCKED
+        FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
     ) AS p
     WHERE EXISTS (SELECT FROM valid)
 ), heirs AS MATERIALIZED (
@@ -43,7 +44,7 @@ WITH settings AS MATERIALIZED (
     FROM taken AS k
     LEFT JOIN pgleases.members AS m
            ON m.lease = k.lease AND m.session = k.target
-          AND (m.session = $1::bigint AND m.lease = ANY ($5::text[])) IS NOT TRUE -- no array is null
+          AND (m.session = $1::bigint AND m.lease = ANY ($5::text[])) IS NOT TRUE -- with no lease to leave the array is null
     LEFT JOIN pgleases.clients AS c ON c.session = m.session
 ), released AS (
     UPDATE pgleases.partitions AS p
@@ -58,14 +59,14 @@ WITH settings AS MATERIALIZED (
     FROM heirs AS h
     WHERE p.lease = h.lease AND p.partition = h.partition
     RETURNING p.lease, p.partition, p.owner, p.epoch
-), busy AS MATERIALIZED (
+), busy AS MATERIALIZED ( -- IS TRUE as above; OFFSET 0: looked up one by one, not joined
     SELECT b.lease, b.partition FROM batch AS b
     WHERE EXISTS (SELECT FROM pgleases.partitions AS p
                   WHERE p.lease = b.lease AND p.partition = b.partition
                     AND (p.owner = $1::bigint) IS TRUE AND p.epoch = b.epoch
                   OFFSET 0)
     EXCEPT SELECT r.lease, r.partition FROM released AS r
-), rest AS MATERIALIZED (
+), rest AS MATERIALIZED ( -- still owned in leases to leave
     SELECT p.lease, p.partition FROM pgleases.partitions AS p
     WHERE p.owner = $1::bigint AND p.lease = ANY ($5::text[])
     EXCEPT SELECT r.lease, r.partition FROM released AS r
@@ -78,7 +79,7 @@ WITH settings AS MATERIALIZED (
     UPDATE pgleases.members AS m SET weight = 0 FROM locked
     WHERE m.session = $1::bigint AND m.lease = locked.name AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0
     RETURNING m.lease
-), changed AS ( -- what changed while this waited for the lock was not seen here: a plan looks again
+), changed AS ( -- a plan is due also where a lease changed during the wait: this statement did not see the change
     UPDATE pgleases.leases AS l
     SET generation = l.generation + 1,
         next_check_at = CASE
@@ -91,7 +92,7 @@ WITH settings AS MATERIALIZED (
     WHERE l.name = locked.name
       AND l.name IN (SELECT lease FROM gone UNION ALL SELECT lease FROM drained UNION ALL SELECT lease FROM released)
     RETURNING l.name, l.next_check_at
-), concerned AS MATERIALIZED (
+), concerned AS MATERIALIZED ( -- sessions to notify
     SELECT DISTINCT owner FROM released WHERE owner <> $1::bigint
 )
 SELECT coalesce((SELECT array_agg(lease ORDER BY lease, partition) FROM released), '{}') AS released_leases,

@@ -1,14 +1,14 @@
--- weight.sql: changes a member's weight and asks for a plan.
+-- weight.sql: changes a member's weight, and a plan is due at once.
 --
--- $1 bigint session
--- $2 text   lease
--- $3 int    weight
--- $4 int    lock timeout, milliseconds
+-- $1 bigint  session
+-- $2 text    lease
+-- $3 int     weight
+-- $4 int     lock timeout, milliseconds
 --
 -- One row where the session is a member, else none.
-WITH settings AS MATERIALIZED (
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $4::int) AS ok
-), lease AS MATERIALIZED (
+), lease AS MATERIALIZED ( -- locked before its member is changed
     SELECT l.name FROM pgleases.leases AS l, settings
     WHERE settings.ok AND l.name = $2::text
     FOR UPDATE OF l
