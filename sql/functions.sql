@@ -129,7 +129,7 @@ BEGIN
         WHERE l.name IN (SELECT g.lease FROM gone AS g UNION SELECT o.lease FROM orphaned AS o)
         ORDER BY l.name
         FOR UPDATE OF l
-    ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session is renewing itself
+    ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
         SELECT c.session, c.id FROM pgleases.clients AS c
         WHERE c.session IN (SELECT e.session FROM expired AS e WHERE e.watched)
           AND c.expires_at < silent

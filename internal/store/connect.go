@@ -15,12 +15,12 @@ import (
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 )
 
-// A Connector makes connections of a client's own.
+// A Connector opens the connections that belong to one client alone.
 type Connector struct {
 	Config        *pgx.ConnConfig
-	BeforeConnect func(context.Context, *pgx.ConnConfig) error // may be nil; carries tokens that change
+	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may put a new token in; may be nil
 	Schema        string
-	Heartbeat     time.Duration // bounds what a connection waits for
+	Heartbeat     time.Duration // limits each wait, see Connect and Conn.lockWait
 	statements    Statements
 }
 
@@ -30,15 +30,15 @@ func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *p
 	return &Connector{config, beforeConnect, schema, heartbeat, StatementsFor(schema)}
 }
 
-// settings are what the statements' texts and their answers rely on, whatever the role or the database sets. A pooler in
-// transaction mode keeps these for its clients.
+// settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
+// are. A pooler in transaction mode keeps these few for each client.
 var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO"}
 
-// ErrReadOnly tells that a server was left because it does not take writes.
+// ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server is a standby or read-only")
 
-// Connect opens a connection to a server that takes writes; ctx bounds it. Of several hosts it is the first such; each
-// has so long, or the heartbeat where that is longer: a dead one must not use up the time of the others.
+// Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost to answer, or a heartbeat
+// where that is longer: a dead host must not use up the time of the others.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
@@ -55,7 +55,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "pgleases"
 	}
-	config.OnNotification = nil // the application's own would take what Wait waits for
+	config.OnNotification = nil // the application's function would take the notifications from Wait
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = line.dialOne
 	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
@@ -75,8 +75,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	}, nil
 }
 
-// writable refuses a server that cannot take a heartbeat, and reports whether the connection leads to the very backend
-// that it was opened to, and not to a pooler.
+// writable refuses a server that takes no writes. It reports whether the connection is direct, not through a pooler: a
+// pooler gives a process ID that is not the backend's.
 func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error) {
 	results, err := conn.Exec(ctx,
 		"SELECT NOT pg_is_in_recovery() AND NOT current_setting('default_transaction_read_only')::bool, pg_backend_pid()").ReadAll()
@@ -90,8 +90,8 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error)
 }
 
 // Listen listens for notifications, and reports whether they arrive. A pooler may accept LISTEN and deliver nothing, or
-// deliver to whoever has the server connection; hence the connection must lead to the backend that it was opened to,
-// and a notification to itself must come back.
+// deliver to another client of the same server connection. So the connection must be direct, and a notification that it
+// sends to itself must come back. probe is a random number for that one.
 func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	private := fmt.Sprintf("pgleases_probe_%d", probe)
 	channel := pgx.Identifier{c.channel}.Sanitize()
@@ -118,12 +118,12 @@ func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 	}
 }
 
-// waiting marks the context of a wait for notifications, which ends without harm, from that of a statement.
+// waiting marks the context of a wait for notifications: see watcher.
 type waiting struct{}
 
-// A watcher ends what a connection does when its context ends. A statement is cancelled at the server, so that one that
-// waits for a lock does not stay behind with its connection; a wait for notifications just ends. Through a pooler nothing
-// is cancelled, only given up: requests to cancel that are cut short bring PgBouncer 1.18 and 1.19 down.
+// A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that
+// waits for a lock would go on there without its client. A wait for notifications is stopped here only. Through a pooler
+// nothing is cancelled, because a cancel request that is cut short crashes PgBouncer 1.18 and 1.19.
 type watcher struct {
 	line      *line
 	wait      pgconn.DeadlineContextWatcherHandler
@@ -151,12 +151,12 @@ func (w *watcher) HandleCancel(ctx context.Context) {
 
 func (w *watcher) HandleUnwatchAfterCancel() { w.unwatch() }
 
-// A line is what one connection dials: itself, and the connections on which its statements are cancelled. Those may wait
-// for a silent server for long after the connection was given up; closing the line ends them all.
+// A line has every network connection that one Conn opened: its own, and those for cancel requests. A cancel request may wait
+// for a silent server long after the Conn was closed; closing the line closes them all.
 type line struct {
 	dial        pgconn.DialFunc
 	userTimeout time.Duration
-	direct      atomic.Bool // it leads to the backend that it was opened to
+	direct      atomic.Bool // to a backend, not to a pooler
 
 	// mu guards what follows.
 	mu     sync.Mutex
@@ -164,8 +164,8 @@ type line struct {
 	closed bool
 }
 
-// connecting marks the context of an attempt to connect; pgx dials without it to cancel a statement, also where it only
-// closes a connection on which one is under way.
+// connecting marks the context of an attempt to connect. pgx dials with another context to send a cancel request, which it
+// also does when it closes a connection in the middle of a statement.
 type connecting struct{}
 
 var errNoCancel = errors.New("nothing is cancelled through a pooler")
@@ -180,7 +180,7 @@ func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, 
 	}
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
-			tcpUserTimeout(raw, l.userTimeout) // have the kernel give up what nobody acknowledges
+			tcpUserTimeout(raw, l.userTimeout) // the kernel closes the connection where nothing is acknowledged for so long
 		}
 	}
 	l.mu.Lock()
@@ -198,11 +198,11 @@ func (l *line) close() {
 	defer l.mu.Unlock()
 	l.closed = true
 	for conn := range l.open {
-		_ = conn.Close() // closed already, or of no more use
+		_ = conn.Close() // an error means that it is closed already
 	}
 }
 
-// A dialed connection leaves its line when it is closed.
+// A dialed connection is removed from its line when it is closed.
 type dialed struct {
 	net.Conn
 	line *line
