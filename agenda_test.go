@@ -1,0 +1,299 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// The engine wakes up for each thing that becomes due by itself. Here heartbeats are minutes apart and no notification arrives: what
+// the engine does not wake up for comes minutes late.
+
+// rare are the options of a client that heartbeats every five minutes, and is not woken by the database.
+var rare = []Option{WithTTL(10 * time.Minute), WithHeartbeat(5 * time.Minute), WithPolling()}
+
+// soon is what the statements of a simulated database may take, together, with the spread of their times.
+const soon = 300 * time.Millisecond
+
+// failing has a statement of a client fail the first times.
+func (w *world) failing(p *proc, op string, times int, f fault) {
+	w.inject(func(c *fakeConn, called string) (fault, bool) {
+		if called != op || c.client != p.name || times == 0 {
+			return fault{}, false
+		}
+		times--
+		return f, true
+	})
+}
+
+// patiently is a context for calls that take moments, unless the engine sleeps.
+func patiently(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// alone opens a client with rare heartbeats that owns the two partitions of a lease.
+func (w *world) alone(opts ...LeaseOption) (*proc, *Lease) {
+	w.t.Helper()
+	p := w.start("a", rare...)
+	l := p.mustJoin("x", 2, opts...)
+	w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+	return p, l
+}
+
+func TestTheEngineWakesUpForThePlanThatAJoinAskedFor(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.alone()
+		b := w.start("b", rare...) // a plan was made a moment ago: the next one is due a second after it
+		b.mustJoin("x", 2)
+		w.within(2*time.Second, "the join is planned", func() bool {
+			_, meant := w.owns("b", "x")
+			return meant > 0
+		})
+	})
+}
+
+func TestTheEngineWakesUpForAHandOverAfterItsDelay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const delay = 3 * time.Second
+		_, l := w.alone(WithHandoffDelay(delay))
+		w.start("b", rare...).mustJoin("x", 2)
+		w.within(3*time.Second, "the join is planned", func() bool { return w.db.count("apply") >= 2 })
+		l.Values()
+		if err := l.SetWeight(patiently(w.t), 0); err != nil {
+			w.t.Fatal(err)
+		}
+		w.within(2*time.Second, "it drains", func() bool { return shows(l) == "-" })
+		took := w.within(time.Minute, "it is handed over", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+		if took < delay-soon || took > delay+soon {
+			w.failf("handed over after %v, not %v", took, delay)
+		}
+	})
+}
+
+func TestTheEngineWakesUpToReleaseWhatAGuardWasInTheWayOf(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		o, _ := l.Partition(0)
+		unlock, ok := w.db.guard(partitionKey{"x", 0}, o.Epoch)
+		if !ok {
+			w.t.Fatal("the guard does not pass")
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- p.c.Close(context.Background()) }()
+		time.Sleep(2 * time.Second)
+		unlock()
+		w.within(soon, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+		if err := <-closed; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+func TestTheEngineWakesUpToConnectAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, _ := w.alone()
+		w.failing(p, "connect", 3, fault{err: errBroken})
+		w.breakConns(p)
+		began := time.Now()
+		if err := p.leases["x"].SetWeight(patiently(w.t), 2); err != nil { // it finds the connection broken
+			w.t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second {
+			w.failf("it had connected after %v", took)
+		}
+	})
+}
+
+func TestTheEngineWakesUpToRegisterAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		w.failing(p, "register", 3, fault{err: errLocked})
+		w.evict("a")
+		w.breakConns(p) // the heartbeat of the next connection finds that the session is gone
+		began := time.Now()
+		if err := l.SetWeight(patiently(w.t), 2); err != nil {
+			w.t.Fatal(err)
+		}
+		if took := time.Since(began); took > time.Second {
+			w.failf("it had registered and joined after %v", took)
+		}
+	})
+}
+
+func TestTheEngineWakesUpAfterThePauseThatAFailureCosts(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		w.failing(p, "weight", 2, fault{err: errLocked})
+		began := time.Now()
+		if err := l.SetWeight(patiently(w.t), 2); err != nil {
+			w.t.Fatal(err)
+		}
+		if took := time.Since(began); took > retryMin+2*retryMin+soon {
+			w.failf("the weight was set after %v", took)
+		}
+	})
+}
+
+func TestTheEngineWakesUpToJoinAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.start("a", rare...)
+		w.failing(p, "join", 2, fault{err: errLocked})
+		began := time.Now()
+		p.mustJoin("x", 2)
+		if took := time.Since(began); took > 4*retryMin+soon {
+			w.failf("it had joined after %v", took)
+		}
+	})
+}
+
+func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, l := w.alone()
+		const ttl = time.Second
+		b := w.start("b", WithTTL(ttl), WithPolling())
+		lb := b.mustJoin("x", 2)
+		w.within(10*time.Minute, "each owns one", func() bool { return shows(l) != "0-1" && shows(lb) != "-" }) // at the heartbeat of a
+		time.Sleep(10 * time.Second)
+		b.set(func(p *proc) { p.killed = true })
+		w.breakConns(b)
+		w.within(ttl+soon, "the dead one's partition is taken over", func() bool { return shows(l) == "0-1" })
+	})
+}
+
+func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
+	// After a failure it tries again after a quarter of its heartbeat.
+	for failures, want := range []time.Duration{10 * time.Minute, 10*time.Minute + 75*time.Second} {
+		t.Run(fmt.Sprint(failures, " failures"), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p, _ := w.alone()
+				time.Sleep(11 * time.Minute) // it has watched the clock for longer than its TTL, on the server that goes
+				w.promote(0, false)
+				before := w.db.count("heartbeat")
+				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.db.count("heartbeat") > before })
+				w.failing(p, "settle", failures, fault{err: errLocked})
+				took := w.within(20*time.Minute, "settled", w.db.settled)
+				if took < want-soon || took > want+soon {
+					w.failf("settled after %v of watching, not %v", took, want)
+				}
+			})
+		})
+	}
+}
+
+func TestTheEngineWakesUpAtTheTrustDeadline(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		partition, _ := l.Partition(0)
+		deadline := l.TrustDeadline()
+		p.set(func(p *proc) { p.cut = true })
+		<-partition.Context().Done()
+		if late := time.Since(deadline); late < 0 || late > 10*time.Millisecond {
+			w.failf("the context ended %v after the trust deadline", late)
+		}
+		p.set(func(p *proc) { p.cut = false })
+	})
+}
+
+func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const timeout = 7 * time.Second
+		_, l := w.alone(WithDrainTimeout(timeout))
+		hold := l.Hold(context.Background())
+		defer hold.Release()
+		began := time.Now()
+		if err := l.SetWeight(patiently(w.t), 0); err != nil {
+			w.t.Fatal(err)
+		}
+		w.start("b", rare...).mustJoin("x", 2)
+		<-hold.Context().Done()
+		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(context.Cause(hold.Context()), ErrDrainTimeout) {
+			w.failf("the hold ended after %v: %v", took, context.Cause(hold.Context()))
+		}
+	})
+}
+
+func TestTheEngineWakesUpToWarnOfAHandOverThatWaits(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		hold := l.Hold(context.Background())
+		defer hold.Release()
+		closed := make(chan error, 1)
+		go func() { closed <- p.c.Close(context.Background()) }()
+		for _, after := range []time.Duration{30 * time.Second, 30 * time.Second} { // 30 s, then twice as long
+			took := w.within(time.Hour, "it warns", func() bool { return w.logged("hand-over waits for work") > 0 })
+			if took < after-soon || took > after+soon {
+				w.failf("it warned after %v, not %v", took, after)
+			}
+		}
+		hold.Release()
+		if err := <-closed; err != nil {
+			w.t.Error(err)
+		}
+	})
+}
+
+func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, _ := w.alone()
+		w.inject(func(*fakeConn, string) (fault, bool) { return fault{before: time.Hour}, true })
+		began := time.Now()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := p.c.Close(ctx); err == nil {
+			w.t.Error("Close told nothing of what it left")
+		}
+		if took := time.Since(began); took < closeGrace || took > closeGrace+soon {
+			w.failf("Close took %v, not %v", took, closeGrace)
+		}
+		w.inject(nil)
+	})
+}
+
+// owns returns how many partitions of a lease a client owns in the database, and how many are meant for it.
+func (w *world) owns(id, lease string) (owned, meant int) {
+	w.db.mu.Lock()
+	defer w.db.mu.Unlock()
+	session := w.db.sessionOf(id)
+	for _, row := range w.db.partitions[lease] {
+		if row.owner == session {
+			owned++
+		}
+		if row.target == session {
+			meant++
+		}
+	}
+	return owned, meant
+}
+
+// evict takes a client's session away, as another client does that found it expired.
+func (w *world) evict(id string) {
+	w.db.edit(func() {
+		session := w.db.sessionOf(id)
+		delete(w.db.clients, session)
+		for key := range w.db.members {
+			if key.session == session {
+				delete(w.db.members, key)
+			}
+		}
+	})
+}
+
+// logged returns how often clients have logged that since the last call.
+func (w *world) logged(what string) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.events {
+		if strings.Contains(line, what) {
+			n++
+		}
+	}
+	if n > 0 {
+		w.events = nil
+	}
+	return n
+}
