@@ -13,32 +13,32 @@ import (
 // It goes in four steps.
 //
 //  1. Shares. A member of weight w is due N*w/W of a lease's N partitions, W being the sum of the weights. It gets the floor of that;
-//     what the floors leave over, the extras, goes to as many different members, one each. So nobody is a whole partition away from
-//     its share (the quota rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
+//     what the floors leave over, the extras, goes to as many different members, one each. So no member is a whole partition away
+//     from its share (the quota rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
 //     Representation, 1982; but only ties go by remainder here, because staying comes first).
 //  2. Groups. Leases whose working members (weight above 0) are the same and of equal weight are balanced together. The floors are
 //     equal within a lease, so totals over the group are within one of each other exactly when the totals of extras are.
 //  3. Extras. A member keeps min(has, gets) partitions, so an extra saves one move where its receiver has more than its floor, else
 //     none. In a lease alone, the extras go where they save most: that is the minimum. Over a group it is a transport problem:
-//     every lease hands out its extras, every member takes equally many. See mend.
+//     every lease hands out its extras, every member takes the same number. See mend.
 //  4. Moves. A member gives away only what it has above its quota; what it gives goes home first.
 //
 // Why no plan has fewer moves: whatever the plan, a member that has h partitions and gets q keeps at most min(h, q), and step 4
 // reaches that for each member. So moves depend on the quotas alone, fairness leaves only the extras open, and step 3 places
 // these at least cost.
 //
-// Home is a second, weaker wish: of the plans with the fewest moves take one in which partitions go back to where they were. Extras are
+// Home is a second, weaker goal: of the plans with the fewest moves take one in which partitions go back to where they were. Extras are
 // placed by (moves saved, partitions that can go home), compared in this order; the moves themselves are matched with homes
 // greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
 // Cost: linear in partitions, M log M per lease of M members for ties, and in a group of L leases some passes over an L x M table, a few
 // in practice.
 
-// planLease is one lease as the planner sees it: members by client ID, partitions by who they are meant for now.
+// planLease is one lease as the planner sees it. A member is an index into members, -1 stands for none.
 type planLease struct {
 	members []planMember // ids unique; the order changes nothing
-	current []int32      // per partition: index into members of who it is (meant to be) with, or -1: nobody living
-	home    []int32      // per partition: index into members of who lost it by leaving, dying or draining, until it went back; or -1. May be nil
+	current []int32      // per partition: the living member that has it, or that it is on its way to
+	home    []int32      // per partition: the member that lost it by leaving, dying or draining, until it went back. May be nil
 }
 
 type planMember struct {
@@ -46,8 +46,7 @@ type planMember struct {
 	weight int // 0 to 1,000; 0 owns nothing
 }
 
-// plan returns per lease the member that each partition shall go to, as an index into that lease's members; -1: nobody, which
-// happens only where no member has a weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
+// plan returns per lease the member that each partition shall go to; -1 only where no member has a weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
@@ -152,10 +151,10 @@ func placeExtras(group []*share) {
 		extras += s.extras
 	}
 	if len(group) > 1 {
-		// Who ends on the ceiling of the mean total and who on the floor is free too. One more row, of fillers that nobody wants
-		// more than another, turns that into the same choice: with a filler for each member on the floor, all take equally many.
+		// Some members end on the ceiling of the mean total, some on the floor, and the choice is free. One more row, of fillers
+		// that are as good for any member, makes it the same choice: with a filler for each member on the floor, all take the mean.
 		if rest := extras % members; rest > 0 {
-			filler := extrasRow{rank: slices.Repeat([]uint8{rankPlain}, members), held: make([]bool, members)}
+			filler := extrasRow{rank: slices.Repeat([]uint8{rankMoves}, members), held: make([]bool, members)}
 			filler.pick(&share{even: true, extras: members - rest}, taken)
 			rows = append(rows, filler)
 			extras += members - rest
@@ -174,67 +173,71 @@ func placeExtras(group []*share) {
 // extrasRow is one lease of a group, by position in working, which is the same member in all leases of the group.
 type extrasRow struct {
 	rank []uint8 // how good it is to give an extra of this lease to this member, see share.rank
-	held []bool  // who gets one
+	held []bool  // it gets one
 }
 
-// The ranks. Saving a move goes before letting a partition go home, however many could.
+// What an extra does at a member, from worst to best. Saving a move goes before letting partitions go home, whatever their number.
 const (
-	rankNone  = iota // its share is a whole number: never
-	rankPlain = 2    // no move saved, no partition goes home; one below and one above: keeps one from its home, lets one go home
-	rankStays = 5    // saves a move; one below: but keeps a partition from its home
+	rankNever     = iota // the member's share is a whole number: it gets none
+	rankMoves            // a partition has to move to the member
+	rankMovesHome        // a partition has to move to the member, whose home is there
+	rankStaysAway        // a partition stays with the member, whose home is elsewhere
+	rankStays            // a partition stays with the member
 )
 
-// rankWorth turns ranks into something to add up along a path. A path visits each member once at most, so up to 2^18 members a sum never spills
-// from homes into moves, nor from the steps that mend counts (the low 20 bits) into homes.
-var rankWorth = [...]int64{1: 0, 2: 1 << 20, 3: 2 << 20, 4: 1 << 40, 5: 1<<40 + 1<<20}
+// rankWorth turns ranks into numbers to add up along a path. A path visits each member once at most, so up to 2^18 members a sum
+// never spills from homes into moves, nor from the steps that mend counts (the low 20 bits) into homes.
+const (
+	worthOfHome = 1 << 20
+	worthOfMove = 1 << 40
+)
+
+var rankWorth = [...]int64{
+	rankMovesHome: worthOfHome, rankStaysAway: worthOfMove - worthOfHome, rankStays: worthOfMove,
+}
 
 // rank ranks the working members of a lease as receivers of its extras.
 func (s *share) rank() []uint8 {
 	rank := make([]uint8, len(s.working))
-	wants, keeps := s.homesick()
+	comeHome, goHome := s.homeCounts()
 	for j, m := range s.working {
-		above := s.has[m] - s.quota[m]
-		switch {
+		switch above := s.has[m] - s.quota[m]; {
 		case s.remainder(m) == 0:
-			rank[j] = rankNone
+			rank[j] = rankNever
+		case above > 0 && goHome[m] >= above:
+			rank[j] = rankStaysAway
 		case above > 0:
 			rank[j] = rankStays
-			if keeps != nil && keeps[m] >= above {
-				rank[j]--
-			}
+		case comeHome[m] > -above:
+			rank[j] = rankMovesHome
 		default:
-			rank[j] = rankPlain
-			if wants != nil && wants[m] > -above {
-				rank[j]++
-			}
+			rank[j] = rankMoves
 		}
 	}
 	return rank
 }
 
-// homesick counts, per member, the partitions elsewhere that could come home to it, and those with it that could go home.
-func (s *share) homesick() (wants, keeps []int32) {
-	if s.lease.home == nil {
-		return nil, nil
-	}
-	wants, keeps = make([]int32, len(s.has)), make([]int32, len(s.has))
+// homeCounts counts, per member, the partitions elsewhere that could come home to it, and the partitions with it that could go
+// home to another.
+func (s *share) homeCounts() (comeHome, goHome []int32) {
+	comeHome, goHome = make([]int32, len(s.has)), make([]int32, len(s.has))
 	for p, h := range s.lease.home {
 		m := s.lease.current[p]
 		if h < 0 || h == m || s.lease.members[h].weight == 0 || s.has[h] > s.quota[h] {
 			continue
 		}
 		if m < 0 {
-			wants[h]++
+			comeHome[h]++
 		} else if s.has[m] > s.quota[m] {
-			wants[h]++
-			keeps[m]++
+			comeHome[h]++
+			goHome[m]++
 		}
 	}
-	return wants, keeps
+	return comeHome, goHome
 }
 
 // pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone. Ties go to the largest
-// remainder, then to who has taken least so far, which leaves mend little to do, then to the lowest ID.
+// remainder, then to the member that has taken least so far, which leaves mend little to do, then to the lowest ID.
 func (r *extrasRow) pick(s *share, taken []int32) {
 	keys := make([]uint64, len(r.rank))
 	for j, rank := range r.rank {
@@ -242,7 +245,7 @@ func (r *extrasRow) pick(s *share, taken []int32) {
 		if !s.even {
 			tie = s.weights - s.remainder(s.working[j])
 		}
-		keys[j] = uint64(7-rank)<<60 | uint64(tie)<<24 | uint64(j)
+		keys[j] = uint64(rankStays-rank)<<60 | uint64(tie)<<24 | uint64(j)
 	}
 	slices.Sort(keys)
 	for _, key := range keys[:s.extras] {
@@ -252,7 +255,7 @@ func (r *extrasRow) pick(s *share, taken []int32) {
 	}
 }
 
-// mend passes extras on until everybody has taken just mean, at the least loss of worth.
+// mend passes extras on until every member has taken mean, at the least loss of worth.
 //
 // Where a holds an extra of a lease and b does not, a can pass it to b, which costs worth(a) - worth(b) in that lease. Extras travel from
 // members with too many to members with too few on shortest paths of such steps. Each row starts at its own best, so no cycle has a
@@ -283,7 +286,7 @@ type transport struct {
 	dist []int64 // per member: cost of the cheapest path from a member with too many, plus the number of steps
 	best []int64 // per row: cost of the cheapest path on which an extra of that lease can be passed on
 
-	// Where pass goes on looking: what it found to lead nowhere stays so for the round.
+	// Where pass goes on looking: a way that led nowhere leads nowhere for the rest of the round.
 	nextRow    []int // per member
 	nextMember []int // per row
 }
@@ -344,8 +347,8 @@ func (t *transport) pass(j int) bool {
 	return false
 }
 
-// move writes to whom each partition goes. Only members above their quota give. First goes home what can, then whatever is still
-// over goes, lowest number first, to who is still below, lowest ID first.
+// move writes the member that each partition goes to. Only members above their quota give. First partitions go home where they
+// can, then what is still over goes, lowest number first, to the members still below their quota, lowest ID first.
 func (s *share) move(to []int32) {
 	copy(to, s.lease.current)
 	room := make([]int32, len(s.has)) // negative: has to give
