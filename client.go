@@ -158,7 +158,7 @@ func openError(doing, schema string, err error) error {
 // ID returns the client's ID.
 func (c *Client) ID() string { return c.options.clientID }
 
-// Lease joins a lease of so many partitions (1 to 65,536), which is made if it does not exist, and returns once the
+// Lease joins a lease with that number of partitions (1 to 65,536), which is made if it does not exist, and returns once the
 // database has the membership, not once anything is owned: see Lease.Wait. The name has 1 to 255 bytes of UTF-8
 // without NUL.
 //

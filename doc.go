@@ -46,10 +46,9 @@
 //
 // They differ in what a hand-over waits for.
 //
-// [Lease.Values], in a loop with [Lease.Changed], is the simplest. Nobody can tell when a loop is done with the slice, so a
+// [Lease.Values], in a loop with [Lease.Changed], is the simplest. The library cannot tell when a loop is done with the slice, so a
 // partition leaves [WithHandoffDelay] after it left Values, 1 s by default. Set that to more than one pass of
-// the loop takes. Whoever reads Values or Owns causes the delay, also for a log line; a partition that nobody read leaves
-// at once.
+// the loop takes. Reading Values or Owns causes the delay, also for a log line; a partition that was not read leaves at once.
 //
 // [Lease.Hold] pins what is owned now. A partition leaves when no open hold contains it. Take a hold, do a batch, release
 // it, take the next: the next no longer contains what is wanted elsewhere. [Hold.Context] is not cancelled by a hand-over,

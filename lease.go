@@ -25,9 +25,9 @@ type Lease struct {
 	ended    chan struct{} // closed when the lease was left or its client ended
 	endErr   error         // why; set before ended is closed
 
-	// mu guards holds, and the pins of this lease's ownerships. Whoever pins loads the snapshot while it holds mu; the
-	// client's goroutine stores the new snapshot first and then looks for pins while it holds mu, so that an
-	// ownership that it withdrew is either pinned by then or never will be.
+	// mu guards holds, and the pins of this lease's ownerships. A reader that pins loads the snapshot while it holds mu. The
+	// client's goroutine stores the new snapshot first, then looks for pins while it holds mu: an ownership that it withdrew
+	// is pinned by then, or never will be.
 	mu    sync.Mutex
 	holds map[*Hold]struct{}
 }
@@ -38,7 +38,7 @@ type snapshot struct {
 	values  []int        // ascending
 	owned   []*ownership // by values
 	changed chan struct{}
-	read    atomic.Bool // somebody read values, and may be working on them
+	read    atomic.Bool // values were returned to a reader, which may be working on them
 }
 
 // A term is the time through which a client was trusted without a break. Once over, it stays over: a reader that was
@@ -50,8 +50,8 @@ type term struct {
 
 func (t *term) trusted() bool { return t.left() > 0 }
 
-// left is how much trust is left; 0 or less where there is none. Whoever finds it over ends it for all: a heartbeat that was
-// answered just then does not bring it back.
+// left is the trust that is left; 0 or less where there is none. The first look at it after its end ends it for all: a
+// heartbeat that was answered just then does not bring it back.
 func (t *term) left() time.Duration {
 	for {
 		deadline := t.deadline.Load()
@@ -109,7 +109,7 @@ func (l *Lease) Owns(partition int) bool {
 }
 
 // read returns the current snapshot, marked as read. A snapshot that is withdrawn between the load and the mark is not
-// returned: who withdraws stores the next one first and then looks at the mark.
+// returned: see publish, which stores the next one first and then looks at the mark.
 func (l *Lease) read() *snapshot {
 	for {
 		s := l.snapshot.Load()

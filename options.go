@@ -210,7 +210,7 @@ func WithWeight(weight int) LeaseOption { return func(o *leaseOptions) { o.weigh
 
 // WithHandoffDelay sets how long a partition that left Values stays with this client before the next one gets it; 0 or
 // more, default 1s. Give the longest time that your loop works on a slice that it read from Values. Only ownerships
-// that somebody read with Values or Owns are delayed; Run and Hold say themselves when work has ended.
+// that were read with Values or Owns are delayed; Run and Hold tell by themselves when work has ended.
 func WithHandoffDelay(delay time.Duration) LeaseOption {
 	return func(o *leaseOptions) { o.handoffDelay = delay }
 }

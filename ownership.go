@@ -30,7 +30,7 @@ type tenure struct {
 	warnAt   time.Time // when to log that it still waits for work
 	overdue  bool      // limitAt has passed
 
-	valuesRead bool // somebody read Values that contained it
+	valuesRead bool // it was in Values that a reader got
 	ended      bool // the ownership's contexts are cancelled
 }
 
@@ -184,8 +184,8 @@ func (m *membership) serving() []*tenure {
 	return serving
 }
 
-// publish shows what is served, if that changed. It stores the new snapshot before it looks who read the old one: a reader
-// that marks the old one as read after that look does not return it.
+// publish shows what is served, if that changed. It stores the new snapshot first, and then looks whether the old one was read:
+// a reader that marks the old one after that look does not return it.
 func (e *engine) publish(m *membership) {
 	l := m.lease
 	old := l.snapshot.Load()

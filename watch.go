@@ -10,7 +10,7 @@ import (
 func margin(ttl time.Duration) time.Duration { return max(ttl/20, 100*time.Millisecond) }
 
 // A watch is what a client has seen of the database's clock, beside its own monotonic one, on one run of the server. Only
-// over a watch as long as a session's TTL does the clock's distance from expires_at prove that so much time passed: a
+// over a watch as long as a session's TTL does the clock's distance from expires_at prove that this time passed: a
 // clock that stepped, a server that restarted or a client that slept begin the watch anew.
 type watch struct {
 	opened    time.Time     // zero of the client's clock here
@@ -84,7 +84,7 @@ func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
 }
 
 // cutoff is what the database's clock is at the least, in microseconds since 1970, by the lowest offset of the watch.
-// Whoever heartbeat at clock reading c, within the watch, did so before c - low on the client's clock; so a session
+// A heartbeat at clock reading c, within the watch, was before c - low on the client's clock; so a session
 // whose expires_at = c + TTL lies before the cutoff has been silent for a TTL, whatever the offset was.
 func (w *watch) cutoff(now time.Time) int64 {
 	low, _ := w.offset()

@@ -44,7 +44,7 @@ type Released struct {
 	Asking   []string  // leases for which a plan is due now
 }
 
-// A Handed is a released partition with its new owner (0: nobody) and epoch.
+// A Handed is a released partition with its new owner (0: none) and epoch.
 type Handed struct {
 	Lease     string
 	Partition int

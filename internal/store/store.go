@@ -94,7 +94,7 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 	return &got[0], nil
 }
 
-// exec runs a statement whose rows nobody needs.
+// exec runs a statement for its effect.
 func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
 	rows, err := query(ctx, c, statement, args)
 	if err != nil {
