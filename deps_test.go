@@ -26,6 +26,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		"github.com/pgleases/pgleases/internal/store",
 		"github.com/pgleases/pgleases/internal/ranges",
 		"github.com/pgleases/pgleases/internal/seam",
+		"github.com/pgleases/pgleases/internal/ranges",
 	}
 	foreign := []string{
 		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",

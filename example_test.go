@@ -253,7 +253,7 @@ type example struct {
 
 func begin() *example {
 	x := &example{}
-	x.ctx, x.stop = context.WithTimeout(context.Background(), time.Minute)
+	x.ctx, x.stop = context.WithTimeout(context.Background(), patience)
 	x.url = pgtest.Database(x)
 	var err error
 	x.pool, err = pgxpool.New(x.ctx, x.url)
@@ -266,9 +266,9 @@ func begin() *example {
 }
 
 func (x *example) client() *pgleases.Client {
-	client, err := pgleases.NewClient(x.ctx, x.pool)
+	client, err := pgleases.NewClient(x.ctx, x.pool, pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat))
 	x.check(err)
-	x.Cleanup(func() { x.check(client.Close(x.ctx)) })
+	x.Cleanup(func() { x.check(client.Close(context.WithoutCancel(x.ctx))) })
 	return client
 }
 

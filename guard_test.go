@@ -17,7 +17,6 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/store"
 )
 
 // guard runs Guard in a transaction, which it commits.
@@ -233,13 +232,17 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 		was := limit()
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			for range 2 {
+				began, trust := time.Now(), ca.Stats().Trust
 				if err := a.Guard(t.Context(), tx, p); err != nil {
 					return err
 				}
-				least := int(ca.Stats().Trust/time.Millisecond) - 1000 // as it was a heartbeat or so ago
+				least := int((trust - time.Since(began)) / time.Millisecond) // a heartbeat in between makes it more
+				largest := int(calmTTL / time.Millisecond * 19 / 20)         // the margin is a twentieth
 				switch now := limit(); {
-				case most > 0 && now != most, most == 0 && (now < least || now > 6000):
-					t.Errorf("where %s was set, %d ms are; trust is %v", before, now, ca.Stats().Trust)
+				case most > 0 && now != most:
+					t.Errorf("where %s was set, %d ms are, not %d", before, now, most)
+				case most == 0 && (now < least || now > largest):
+					t.Errorf("where %s was set, %d ms are: the trust of %d to %d was due", before, now, least, largest)
 				}
 			}
 			return nil
@@ -256,30 +259,35 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.Database(t))
-	c := newClient(t, pool, pgleases.WithTTL(time.Second))
-	l := joined(t, c, "work", 1)
-	untilOwns(t, l, 1)
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	l := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "work", 1)
+	begin := func() (tx pgx.Tx, pid int) {
+		tx, err := pool.Begin(t.Context())
+		if err == nil {
+			err = tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tx, pid
 	}
-	defer func() { _ = tx.Rollback(context.Background()) }()
+	var tx pgx.Tx
 	var pid int
-	if err := tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid); err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Guard(t.Context(), tx, ownership(t, l, 0)); err != nil {
-		t.Fatal(err)
-	}
-	began := time.Now()
-	until(t, "the session is gone", func() bool {
-		return value[int](t, pool, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid) == 0
-	})
-	if took := time.Since(began); took > time.Second {
-		t.Errorf("it idled for %v", took)
-	}
+	until(t, "Guard passes", func() bool { // trust may be lost in between, with a TTL as short as that
+		p, ok := l.Partition(0)
+		if !ok {
+			return false
+		}
+		tx, pid = begin()
+		if err := l.Guard(t.Context(), tx, p); err != nil {
+			_ = tx.Rollback(t.Context())
+			return false
+		}
+		return true
+	}, l)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	untilValue(t, pool, "the session that idles is gone", 0, `SELECT count(*) FROM pg_stat_activity WHERE pid = $1`, pid)
 	if err := tx.Commit(t.Context()); err == nil {
-		t.Error("it was committed")
+		t.Error("the transaction that had idled past the trust was committed")
 	}
 }
 
@@ -314,128 +322,5 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 	t.Logf("the partition followed %v after the commit", time.Since(began))
 	if err := guard(t, pool, a, p); !errors.Is(err, pgleases.ErrNotOwner) {
 		t.Errorf("Guard after the hand-over: %v", err)
-	}
-}
-
-// The dead owner is a session that just stops its heartbeats.
-func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testing.T) {
-	t.Parallel()
-	const ttl, partitions = 2 * time.Second, 12
-	url := pgtest.Database(t)
-	pool := newPool(t, url)
-	var book logbook
-	clients := []*pgleases.Client{
-		newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), book.option()),
-		newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithTTL(ttl), book.option()),
-	}
-	var leases []*pgleases.Lease
-	for _, c := range clients {
-		leases = append(leases, joined(t, c, "work", partitions, pgleases.WithHandoffDelay(0)))
-	}
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dying, err := store.NewConnector(config, nil, "pgleases", ttl).Connect(t.Context(), time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer dying.Close()
-	const session = 4711
-	_, _, err = dying.Register(t.Context(), store.Registration{
-		Session: session, ID: "dying", Process: 1, TTL: ttl, Host: "here", PID: 1, StartedAt: time.Now()})
-	if err == nil {
-		_, err = dying.Join(t.Context(), session, "work", partitions, 1)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	var last time.Time
-	until(t, "the dying one owns a third", func() bool {
-		last = time.Now()
-		if beat, err := dying.Heartbeat(t.Context(), session); err != nil || !beat.Alive {
-			t.Fatal(beat.Alive, err)
-		}
-		return len(ownedBy(t, pool, "dying")) == partitions/3
-	})
-	for _, c := range clients {
-		for began := time.Now(); time.Since(began) < ttl; { // they have watched the clock for a TTL
-			last = time.Now()
-			if _, err := dying.Heartbeat(t.Context(), session); err != nil {
-				t.Fatal(err)
-			}
-			beats(t, c, 1)
-		}
-	}
-	last = time.Now()
-	if _, err := dying.Heartbeat(t.Context(), session); err != nil {
-		t.Fatal(err)
-	}
-
-	n := ownedBy(t, pool, "dying")[0]
-	epoch := value[int64](t, pool, `SELECT epoch FROM pgleases.status WHERE partition = $1`, n)
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), `SELECT pgleases.guard('work', $1, $2)`, n, epoch); err != nil {
-		t.Fatal(err)
-	}
-	var oldest, owning, joining time.Duration
-	var third *pgleases.Lease
-	until(t, "three TTLs have passed", func() bool {
-		for _, c := range clients {
-			oldest = max(oldest, c.Stats().HeartbeatAge)
-		}
-		total := 0
-		for _, l := range leases {
-			total += len(l.Values())
-			if l.Owns(n) {
-				t.Fatalf("%s owns the guarded partition", l.Name())
-			}
-		}
-		if total == partitions-1 && owning == 0 {
-			owning = time.Since(last)
-			began := time.Now()
-			clients = append(clients, newClient(t, pool, pgleases.WithClientID("c"), pgleases.WithTTL(ttl), book.option()))
-			third = joined(t, clients[2], "work", partitions, pgleases.WithHandoffDelay(0))
-			leases = append(leases, third)
-			joining = time.Since(began)
-		}
-		return time.Since(last) > 3*ttl
-	})
-	t.Logf("all others were owned again %v after the last heartbeat (TTL %v); a join took %v; the oldest heartbeat was %v old",
-		owning, ttl, joining, oldest)
-	if third == nil {
-		t.Fatal("the other partitions were not owned again")
-	}
-	if owning < ttl-10*time.Millisecond || owning > ttl+200*time.Millisecond+slack {
-		t.Errorf("the other partitions were owned again after %v", owning)
-	}
-	if joining > time.Second+slack {
-		t.Errorf("a join took %v", joining)
-	}
-	if got := len(third.Values()); got < 3 || got > 4 {
-		t.Errorf("who joined owns %d of %d", got, partitions)
-	}
-	if lines := book.lines("heartbeat failed", "lock timeout"); len(lines) != 0 || oldest >= ttl {
-		t.Errorf("a heartbeat had to wait: %q, the oldest %v", lines, oldest)
-	}
-	for _, c := range clients {
-		if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 {
-			t.Errorf("stats of %s: %+v", c.ID(), s)
-		}
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Errorf("what Guard let pass did not commit: %v", err)
-	}
-	began := time.Now()
-	until(t, "the partition follows", func() bool {
-		return leases[0].Owns(n) || leases[1].Owns(n) || leases[2].Owns(n)
-	}, leases...)
-	t.Logf("it followed %v after the commit", time.Since(began))
-	if took := time.Since(began); took > 100*time.Millisecond+slack {
-		t.Errorf("it followed %v after the commit", took)
 	}
 }

@@ -3,6 +3,7 @@ package pgleases_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -32,7 +33,7 @@ func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.Lea
 // untilOwns waits until a lease owns that many partitions, without reading Values.
 func untilOwns(t testing.TB, l *pgleases.Lease, n int) {
 	t.Helper()
-	until(t, "it owns as many as it should", func() bool { return len(numbers(l)) == n }, l)
+	until(t, fmt.Sprintf("%q owns %d of %d partitions", l.Name(), n, l.Partitions()), func() bool { return len(numbers(l)) == n }, l)
 }
 
 // numbers returns what a lease owns; unlike Values it does not count as reading.
@@ -123,38 +124,39 @@ func TestAHoldsContextEndsWithTheOwnership(t *testing.T) {
 	t.Parallel()
 	why := errors.New("supper")
 	for name, test := range map[string]struct {
-		end  func(t *testing.T, pool *pgxpool.Pool, a *pgleases.Client, l *pgleases.Lease)
-		want error
+		drain time.Duration // timeout; 0: none
+		end   func(t *testing.T, pool *pgxpool.Pool, a *pgleases.Client, l *pgleases.Lease)
+		want  error
 	}{
-		"trust lost": {func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
+		"trust lost": {0, func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
 			execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`)
 		}, pgleases.ErrTrustLost},
-		"drain timeout": {func(t *testing.T, _ *pgxpool.Pool, _ *pgleases.Client, l *pgleases.Lease) {
+		"drain timeout": {200 * time.Millisecond, func(t *testing.T, _ *pgxpool.Pool, _ *pgleases.Client, l *pgleases.Lease) {
 			if err := l.SetWeight(t.Context(), 0); err != nil {
 				t.Error(err)
 			}
 		}, pgleases.ErrDrainTimeout},
-		"close without waiting": {func(t *testing.T, _ *pgxpool.Pool, c *pgleases.Client, _ *pgleases.Lease) {
+		"close without waiting": {0, func(t *testing.T, _ *pgxpool.Pool, c *pgleases.Client, _ *pgleases.Lease) {
 			if err := closes(t, c, cancelled(nil)); err == nil {
 				t.Error("Close says that nothing was left in work")
 			}
 		}, pgleases.ErrClosed},
-		"superseded": {func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
+		"superseded": {200 * time.Millisecond, func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
 			newClient(t, pool, pgleases.WithClientID("a"))
-		}, pgleases.ErrDrainTimeout}, // it is waited for until then
+		}, pgleases.ErrDrainTimeout}, // the work is waited for until then
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool, ca, _, a := twoClients(t, 2, pgleases.WithDrainTimeout(200*time.Millisecond))
+			pool, ca, _, a := twoClients(t, 2, pgleases.WithDrainTimeout(test.drain))
 			hold := a.Hold(t.Context())
 			defer hold.Release()
 			p, _ := hold.Partition(1)
 			test.end(t, pool, ca, a)
 			if cause := ended(t, "the hold ends", hold.Context()); !errors.Is(cause, test.want) {
-				t.Errorf("the hold ended with %v", cause)
+				t.Errorf("the hold ended with %v, not %v", cause, test.want)
 			}
 			if cause := ended(t, "the ownership ends", p.Context()); !errors.Is(cause, test.want) {
-				t.Errorf("the ownership ended with %v", cause)
+				t.Errorf("the ownership ended with %v, not %v", cause, test.want)
 			}
 		})
 	}

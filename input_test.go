@@ -59,7 +59,11 @@ func noGoroutineLeft(t *testing.T) {
 	t.Helper()
 	pgtest.Database(t) // the shared server's goroutines, if it has any, are there before
 	before := goleak.IgnoreCurrent()
-	t.Cleanup(func() { goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction(pgtest.WaitFunc)) })
+	t.Cleanup(func() {
+		if err := leftover(before); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // registered returns what is in the tables: clients, leases, members and partitions.
@@ -213,7 +217,6 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 	}
 }
 
-// Not beside others: it takes a processor for a quarter of a minute, and beside all that wants one, several times as long.
 func TestTheLongestNamesWork(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.Database(t))
@@ -226,26 +229,13 @@ func TestTheLongestNamesWork(t *testing.T) {
 	}
 }
 
-// Not in parallel: the database is busy with it for ten seconds.
-func TestTheMostPartitionsWork(t *testing.T) {
-	if brief() {
-		t.Skip("takes a quarter of a minute")
-	}
+// That they are shared and handed over too takes longer, and is a test in module proof.
+func TestTheMostPartitionsAreTaken(t *testing.T) {
+	t.Parallel()
 	pool := newPool(t, pgtest.Database(t))
-	var log logbook
-	client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
-	lease := joined(t, client, "l", 65536)
-	waitFor(t, 3*time.Minute, "it owns all", func() bool { return len(lease.Values()) == 65536 })
-	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
-		t.Errorf("the view shows %d partitions", got)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	if err := client.Close(ctx); err != nil {
-		t.Error(err)
-	}
-	if lines := log.lines("handed over", "partitions=0-8191"); len(lines) != 1 {
-		t.Errorf("it was not handed over in order: %q", log.lines("handed over"))
+	joined(t, newClient(t, pool), "l", 65536, pgleases.WithWeight(0))
+	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status"); got != 65536 {
+		t.Errorf("the view shows %d partitions, not 65536", got)
 	}
 }
 
@@ -294,11 +284,13 @@ func TestASchemaNameThatNeedsQuotingWorks(t *testing.T) {
 			t.Parallel()
 			pool := newPool(t, pgtest.Database(t))
 			var log logbook
-			logger := log.option()
-			ca := newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID("a"), logger)
-			cb := newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID("b"), logger)
-			a, b := joined(t, ca, "orders", 4), joined(t, cb, "orders", 4)
-			until(t, "each owns half", func() bool { return len(a.Values()) == 2 && len(b.Values()) == 2 }, a, b)
+			client := func(id string) *pgleases.Client {
+				return newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID(id), log.option(),
+					pgleases.WithHeartbeat(calmTTL/2)) // statements wait for locks for a quarter of it, and warn after that
+			}
+			ca, cb := client("a"), client("b")
+			a, b := joined(t, ca, "orders", 4, pgleases.WithHandoffDelay(0)), joined(t, cb, "orders", 4, pgleases.WithHandoffDelay(0))
+			until(t, "each owns half", func() bool { return slices.Equal(owned(a, b), []int{2, 2}) }, a, b)
 			if err := b.SetWeight(t.Context(), 0); err != nil {
 				t.Error(err)
 			}
@@ -513,14 +505,10 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 	}
 
 	address := closedPort(t)
-	began := time.Now()
 	_, err = pgleases.Open(t.Context(), "postgres://somebody:secret@"+address+"/orders?sslmode=disable")
 	refused(t, "nobody listens", err, "connect", address)
 	if strings.Contains(err.Error(), "secret") {
 		t.Errorf("the error tells the password: %v", err)
-	}
-	if elapsed := time.Since(began); elapsed > 5*time.Second {
-		t.Errorf("it took %v to see that nobody listens", elapsed)
 	}
 }
 
@@ -544,13 +532,10 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 		"Migrate":   func(ctx context.Context) error { return pgleases.Migrate(ctx, pool) },
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		began := time.Now()
-		err := open(ctx)
+		done := make(chan error, 1)
+		go func() { done <- open(ctx) }()
+		wraps(t, what, receive(t, what+" returns", done), context.DeadlineExceeded)
 		cancel()
-		wraps(t, what, err, context.DeadlineExceeded)
-		if elapsed := time.Since(began); elapsed > time.Second {
-			t.Errorf("%s went on for %v", what, elapsed)
-		}
 	}
 }
 
@@ -813,33 +798,19 @@ func TestTheZeroPartitionIsHarmless(t *testing.T) {
 }
 
 // Callers that give up must not disturb the heartbeat, nor leave memberships that nobody asked for.
-func TestAThousandJoinsThatWereGivenUpCostNothing(t *testing.T) {
+func TestJoinsThatWereGivenUpCostNothing(t *testing.T) {
 	t.Parallel()
-	const heartbeat = 500 * time.Millisecond
+	const calls = 300
 	pool := newPool(t, pgtest.Database(t))
-	client := newClient(t, pool, pgleases.WithTTL(5*time.Second), pgleases.WithHeartbeat(heartbeat))
+	client := newClient(t, pool)
 	wanted := joined(t, client, "wanted", 4, pgleases.WithHandoffDelay(0))
 	until(t, "it owns all", func() bool { return len(wanted.Values()) == 4 }, wanted)
 	p, _ := wanted.Partition(0)
 
-	stop := make(chan struct{})
-	oldest := make(chan time.Duration)
-	go func() {
-		var age time.Duration
-		for {
-			age = max(age, client.Stats().HeartbeatAge)
-			select {
-			case <-stop:
-				oldest <- age
-				return
-			case <-time.After(time.Millisecond):
-			}
-		}
-	}()
 	kept := map[string]bool{"wanted": true}
 	var answered []*pgleases.Lease
-	for i := range 1000 {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	for i := range calls {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%10)*200*time.Microsecond) // some too short for any machine
 		lease, err := client.Lease(ctx, fmt.Sprintf("lease-%d", i), 8)
 		cancel()
 		switch {
@@ -850,9 +821,7 @@ func TestAThousandJoinsThatWereGivenUpCostNothing(t *testing.T) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
-	if len(answered) == 1000 {
-		t.Skip("the machine is faster than the test")
-	}
+	t.Logf("%d of %d calls joined a lease", len(answered), calls)
 	names := func() []string {
 		return value[[]string](t, pool, "SELECT coalesce(array_agg(lease ORDER BY lease), '{}') FROM pgleases.members")
 	}
@@ -883,14 +852,9 @@ func TestAThousandJoinsThatWereGivenUpCostNothing(t *testing.T) {
 		}
 		return true
 	})
-	close(stop)
-	age := <-oldest
-	t.Logf("%d of 1000 calls joined a lease, the last heartbeat was at most %v old", len(answered), age)
-	if limit := 2 * heartbeat; age > limit {
-		t.Errorf("a heartbeat was missed: the last one was %v old, more than %v", age, limit)
-	}
+	beats(t, client, 1)
 	if stats := client.Stats(); stats.Losses.TrustLost != 0 || stats.Reconnects != 0 {
-		t.Errorf("%+v", stats)
+		t.Errorf("neither trust nor the connection should be lost: %+v", stats)
 	}
 	if now, owned := wanted.Partition(0); !owned || !reflect.DeepEqual(now, p) {
 		t.Errorf("the ownership from before is %v now, was %v", now, p)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 	}
 	code := pgtest.Main(m)
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := leftover(); err != nil {
 			fmt.Fprintln(os.Stderr, "after all tests:", err)
 			code = 1
 		}
@@ -39,15 +40,28 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// patience bounds what a test waits for that should come soon.
-const patience = 60 * time.Second
+// leftover waits until no goroutine is left but the expected ones, and tells of those that stay.
+func leftover(expected ...goleak.Option) (err error) {
+	for late := time.Now().Add(patience); time.Now().Before(late); { // Find itself looks for a second
+		if err = goleak.Find(expected...); err == nil {
+			return nil
+		}
+	}
+	return err
+}
 
-// slack is granted to a loaded machine on top of a promised figure.
-const slack = 2 * time.Second
+// Nothing here depends on how fast the machine is: a test waits for what shall happen, and tells it from what shall not by
+// order and cause. How long things take is asserted in module proof, which knows when the machine was late.
 
-// brief reports whether tests that repeat something shall do so less often. The race detector finds a race in a few rounds too, and
-// makes every one of them take longer.
-func brief() bool { return testing.Short() || raceDetector }
+// patience bounds what a test waits for. It is reached only where that never comes.
+const patience = 2 * time.Minute
+
+const (
+	// calmTTL is that of clients which no test expects to die: no machine is so busy that they lose their trust.
+	calmTTL = time.Minute
+	// calmHeartbeat is short all the same, so that what is seen at a heartbeat is seen soon.
+	calmHeartbeat = 200 * time.Millisecond
+)
 
 // direct returns the URL of a new database past any pooler: for tests of the client's own connection, which a pooler hides,
 // and of what only notifications make fast.
@@ -81,11 +95,13 @@ func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	return newPool(t, pgtest.OwnerURL(url))
 }
 
-// newClient opens a client, closed with the test, which gets its log too.
+// newClient opens a client with calmTTL and calmHeartbeat, closed with the test, which gets its log too.
 func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
-	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
-	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{pgleases.WithLogger(logger)}, opts...)...)
+	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
+		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
+		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
+	}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +118,7 @@ func shut(t testing.TB, c *pgleases.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := c.Close(ctx); err != nil {
-		t.Errorf("close %s: %v", c.ID(), err)
+		t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
 	}
 }
 
@@ -111,31 +127,9 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 	t.Helper()
 	l, err := c.Lease(t.Context(), name, partitions, opts...)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s joins lease %q of %d partitions: %v", c.ID(), name, partitions, err)
 	}
 	return l
-}
-
-// waitFor waits until a condition holds that nothing tells of.
-func waitFor(t testing.TB, within time.Duration, what string, holds func() bool) {
-	t.Helper()
-	if !comesTrue(within, holds) {
-		t.Fatalf("not within %v: %s", within, what)
-	}
-}
-
-func comesTrue(within time.Duration, holds func() bool) bool {
-	look := time.NewTicker(2 * time.Millisecond)
-	defer look.Stop()
-	late := time.After(within)
-	for !holds() {
-		select {
-		case <-look.C:
-		case <-late:
-			return holds()
-		}
-	}
-	return true
 }
 
 // until waits until a condition on leases holds; it looks again whenever one of them changes.
@@ -164,12 +158,30 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 		case <-time.After(20 * time.Millisecond): // conditions on the database change without a lease
 		case <-late:
 			close(stop)
-			for _, l := range leases {
-				t.Logf("%s owns %s", l.Name(), ranges.Format(l.Values()))
+			for i, l := range leases {
+				t.Logf("lease %d, %q, owns %s", i+1, l.Name(), ranges.Format(numbers(l)))
 			}
 			t.Fatalf("not so within %v: %s", patience, what)
 		}
 		close(stop)
+	}
+}
+
+// untilValue waits until a query returns what it should.
+func untilValue[T comparable](t testing.TB, pool *pgxpool.Pool, what string, want T, query string, args ...any) {
+	t.Helper()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for late := time.After(patience); ; {
+		got := value[T](t, pool, query, args...)
+		if got == want {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("not so within %v: %s: it is %v, not %v: %s", patience, what, got, want, query)
+		}
 	}
 }
 
@@ -182,7 +194,7 @@ func owned(leases ...*pgleases.Lease) []int {
 	return counts
 }
 
-// closes returns what Close returned; a Close that takes longer than a moment after ctx is a failure.
+// closes returns what Close returned, which must not wait for ever.
 func closes(t testing.TB, c *pgleases.Client, ctx context.Context) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -238,6 +250,14 @@ func beats(t testing.TB, c *pgleases.Client, n int) {
 		}
 		return n <= 0
 	})
+}
+
+// expire has the database see a client that goes on no more as one whose TTL has passed, and was short.
+func expire(t testing.TB, pool *pgxpool.Pool, client string) {
+	t.Helper()
+	execute(t, ownersPool(t, pool.Config().ConnString()), fmt.Sprintf(`
+		UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, client), pgx.QueryExecModeSimpleProtocol)
 }
 
 // journal has the database note every change of owner from now on in the table public.journal.
@@ -338,10 +358,12 @@ func (c crew) do(fn func()) {
 	pprof.Do(context.Background(), pprof.Labels("crew", c.name), func(context.Context) { fn() })
 }
 
-// gone fails the test unless all goroutines of the crew end soon.
+// gone fails the test unless all goroutines of the crew end.
 func (c crew) gone() {
 	c.t.Helper()
-	for late := time.Now().Add(time.Second); ; {
+	look := time.NewTicker(10 * time.Millisecond)
+	defer look.Stop()
+	for late := time.Now().Add(patience); ; <-look.C {
 		var all strings.Builder
 		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
 			c.t.Fatal(err)
@@ -356,9 +378,8 @@ func (c crew) gone() {
 			return
 		}
 		if time.Now().After(late) {
-			c.t.Fatalf("goroutines are left:\n%s", strings.Join(left, "\n\n"))
+			c.t.Fatalf("goroutines are left after %v:\n%s", patience, strings.Join(left, "\n\n"))
 		}
-		runtime.Gosched()
 	}
 }
 

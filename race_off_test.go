@@ -1,5 +1,0 @@
-//go:build !race
-
-package pgleases_test
-
-const raceDetector = false
