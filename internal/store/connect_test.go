@@ -7,80 +7,24 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/url"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
-
-	"github.com/pgleases/pgleases/internal/pgtest"
 )
-
-func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
-	t.Parallel()
-	server := pgtest.Private(t)
-	f := fixtureIn(t, server.URL(), "pgleases")
-	a := f.client("a")
-	expect(t, a.beat().Run.Mark, 0, "mark before one was drawn")
-	run := a.run()
-	again := a.run()
-	expect(t, again, run, "run, marked again")
-
-	f.ok(server.Signal(int(f.raw().PgConn().PID()), syscall.SIGKILL)) // which restarts all other backends
-	f.until("the postmaster has noticed", func() bool { _, err := a.Heartbeat(f.ctx, a.session); return err != nil })
-	back := f.reconnect(a)
-	crashed := back.beat()
-	expect(t, crashed.Run, Run{run.Timeline, run.Started, 0}, "run after the crash of a backend")
-	expect(t, crashed.Alive, true, "alive")
-	marked := back.run()
-	if marked.Mark == run.Mark || marked.Mark == 0 {
-		t.Errorf("mark %d after %d", marked.Mark, run.Mark)
-	}
-	f.ok(server.Restart(f.ctx, pgtest.Fast))
-	restarted := f.reconnect(back).beat().Run
-	if restarted.Mark != marked.Mark || restarted.Timeline != run.Timeline || restarted.Started <= run.Started {
-		t.Errorf("run %+v after a restart, %+v before", restarted, marked)
-	}
-}
-
-// reconnect connects once the server takes connections again.
-func (f *fixture) reconnect(c *client) *client {
-	f.Helper()
-	back := *c
-	f.until("the server is back", func() bool {
-		ctx, cancel := context.WithTimeout(f.ctx, 5*time.Second)
-		defer cancel()
-		conn, err := f.connector(20*time.Second).Connect(ctx, time.Second)
-		if err != nil {
-			if Code(err) != "" && !Transient(err) {
-				f.Fatal(err)
-			}
-			return false
-		}
-		f.Cleanup(conn.Close)
-		back.Conn = conn
-		return true
-	})
-	return &back
-}
 
 func TestAReadOnlyServerIsLeft(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	other, err := url.Parse(pgtest.Private(t).URL())
-	f.ok(err)
-	mine, err := url.Parse(f.url)
-	f.ok(err)
 	setReadOnly := func(on string) {
 		f.exec("SET default_transaction_read_only = off")
 		f.exec("ALTER DATABASE " + f.sql.Config().Database + " SET default_transaction_read_only = " + on)
 	}
 	setReadOnly("on")
-	_, err = f.connector(time.Second).Connect(f.ctx, time.Second)
+	_, err := f.connector(time.Second).Connect(f.ctx, time.Second)
 	if !errors.Is(err, ErrReadOnly) {
 		t.Fatalf("read-only server: %v", err)
 	}
@@ -88,19 +32,6 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	if _, err := a.Heartbeat(f.ctx, a.session); !ReadOnly(err) || !Transient(err) {
 		t.Errorf("heartbeat: %v", err)
 	}
-
-	// Of two hosts the first does not take writes, and the second does.
-	config, err := pgx.ParseConfig(strings.Replace(mine.String(), mine.Host, mine.Host+","+other.Host, 1))
-	f.ok(err)
-	second, err := pgx.Connect(f.ctx, other.String())
-	f.ok(err)
-	defer second.Close(f.ctx)
-	_, err = second.Exec(f.ctx, "CREATE DATABASE "+config.Database)
-	f.ok(err)
-	conn, err := NewConnector(config, nil, "pgleases", time.Second).Connect(f.ctx, time.Second)
-	f.ok(err)
-	defer conn.Close()
-	expect(t, valueOn[string](f, conn.conn, "SHOW port"), other.Port(), "port")
 }
 
 func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
@@ -183,24 +114,6 @@ func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
 	}
 	expect(t, b.Closed(), false, "closed")
 	expect(t, b.beat().Alive, true, "alive")
-}
-
-func TestListenFindsOutThatAPoolerDeliversNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	direct, _ := pgtest.DirectURL(f.url)
-	bouncer, err := pgtest.PgBouncer(f.ctx, direct)
-	if errors.Is(err, pgtest.ErrNotInstalled) {
-		t.Skip(err)
-	}
-	f.ok(err)
-	t.Cleanup(func() { _ = bouncer.Stop() })
-	f.url, err = bouncer.Through(direct)
-	f.ok(err)
-	listens, err := f.conn().Listen(f.ctx, random())
-	f.ok(err)
-	expect(t, listens, false, "listens")
-	protocol(f)
 }
 
 func TestWhatCannotBeNotifiedIsWrittenAllTheSame(t *testing.T) {

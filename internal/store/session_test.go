@@ -8,8 +8,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
 func TestRepeatingARegistrationChangesNothing(t *testing.T) {
@@ -162,129 +160,6 @@ func TestAHeartbeatTellsOfEachLeaseThatTheSessionJoined(t *testing.T) {
 	}
 	f.exec("UPDATE server SET next_check_at = clock_timestamp() + interval '1 hour'")
 	expect(t, b.beat().CheckDueIn, 0, "check due in")
-}
-
-func TestAHeartbeatIsOneHotUpdatedRow(t *testing.T) {
-	t.Parallel()
-	f := fixtureIn(t, pgtest.Private(t, quiet()).URL(), "pgleases") // where no snapshot of autovacuum's keeps old rows
-	a := f.client("a")
-	a.join("l", 8)
-	const beats = 1000
-	for range beats {
-		a.beat()
-	}
-	a.Conn.Close() // reports its statistics
-	f.until("the statistics are all there", func() bool {
-		return value[int](f, "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'clients'") >= beats
-	})
-	expect(t, value[int](f, "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'clients'"), beats, "updates")
-	hot := value[int](f, "SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'clients'")
-	t.Logf("%d of %d updates were HOT", hot, beats)
-	if hot < beats*99/100 {
-		t.Errorf("only %d of %d updates were HOT", hot, beats)
-	}
-	expect(t, f.text("SELECT sum(n_tup_upd)::int FROM pg_stat_user_tables WHERE relname NOT IN ('clients', 'server')"), "0", "updates of other tables")
-}
-
-// quiet are settings under which the write-ahead log holds, and the disk has, only what the test's statements cause.
-func quiet() pgtest.Option {
-	return pgtest.WithSettings(map[string]string{
-		"wal_level": "minimal", "max_wal_senders": "0", "autovacuum": "off", "wal_writer_delay": "10s",
-	})
-}
-
-func TestAHeartbeatCostsLittleLogAndWaitsForNoFlush(t *testing.T) {
-	t.Parallel()
-	f := fixtureIn(t, pgtest.Private(t, quiet()).URL(), "pgleases")
-	a := f.client("a")
-	for l := range 20 {
-		a.join(fmt.Sprint("l", l), 8)
-	}
-	a.run()
-	for range 200 { // full-page images
-		a.beat()
-	}
-	const beats = 1000
-	insert := func() int64 { return value[int64](f, "SELECT pg_current_wal_insert_lsn() - '0/0'") }
-	before := insert()
-	flushes, last := 0, ""
-	start := time.Now()
-	for range beats {
-		a.beat()
-		if flushed := value[string](f, "SELECT pg_current_wal_flush_lsn()::text"); flushed != last {
-			flushes++
-			last = flushed
-		}
-	}
-	perBeat := float64(insert()-before) / beats
-	t.Logf("%.1f bytes of log per heartbeat, %d flushes in %v of %d heartbeats", perBeat, flushes-1, time.Since(start), beats)
-	if perBeat > 130 {
-		t.Errorf("a heartbeat writes %.1f bytes of log", perBeat)
-	}
-	if limit := 2 + int(10*time.Since(start).Seconds()); flushes > limit {
-		t.Errorf("%d flushes in %v", flushes, time.Since(start))
-	}
-}
-
-func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
-	t.Parallel()
-	f := fixtureIn(t, pgtest.Private(t, quiet()).URL(), "pgleases")
-	f.exec("ALTER DATABASE " + f.sql.Config().Database + " SET synchronous_commit = off")
-	probe := f.raw()
-	flushed := ""
-	waited := func() bool { // for the disk, since the last call: nothing else has the log written soon
-		before := flushed
-		flushed = valueOn[string](f, probe, "SELECT pg_current_wal_flush_lsn()::text")
-		return flushed != before
-	}
-	durable := func(what string) {
-		t.Helper()
-		if !waited() {
-			t.Errorf("%s is not on disk", what)
-		}
-	}
-	waited()
-	a, b := f.client("a"), f.client("b")
-	durable("a registration")
-	run := a.run()
-	a.join("l", 4)
-	durable("a join that makes the lease")
-	b.join("l", 4)
-	durable("a join")
-	a.give("l", a.session, a.session, b.session, b.session)
-	durable("an apply that gives")
-	a.give("l", b.session)
-	durable("an apply that asks")
-	a.release([]Release{{"l", 0, 1}})
-	durable("a release")
-	_, err := a.SetWeight(f.ctx, a.session, "l", 5)
-	f.ok(err)
-	durable("a weight")
-	a.release([]Release{{"l", 1, 1}}, "l")
-	durable("leaving")
-	claimed, err := b.Claim(f.ctx, []string{"l"})
-	f.ok(err)
-	expect(t, len(claimed), 1, "claimed")
-	durable("a claim")
-	a.end(true)
-	durable("the end of a session")
-	f.expire(b)
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
-	durable("an eviction")
-	f.exec("UPDATE server SET timeline = 77")
-	settled, _, err := a.Settle(f.ctx, time.Hour, run)
-	f.ok(err)
-	expect(t, settled, true, "settled")
-	durable("a settlement")
-
-	c := f.client("c")
-	durable("another registration")
-	c.beat()
-	if waited() {
-		t.Error("a heartbeat waits for the disk, or this test would not notice")
-	}
-	f.exec("SET synchronous_commit = remote_write") // and a stricter setting stays
-	expect(t, value[string](f, "SELECT CASE WHEN settings(true, 1) THEN current_setting('synchronous_commit') END"), "remote_write", "setting")
 }
 
 func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
