@@ -27,6 +27,9 @@ const (
 	envProcess = "PGLEASES_CRON_PROCESS"
 	jobCount   = 20
 	testTTL    = 2 * time.Second
+	// patience bounds what the test waits for. Ticks are made up for within a minute, so that none is missing on a machine that is
+	// busy for less than that.
+	patience = 4 * time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -92,11 +95,7 @@ func freezeHere(ctx context.Context, url, job string, tick time.Time, id string)
 }
 
 func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
-	duration := 30 * time.Second
-	if testing.Short() {
-		duration = 10 * time.Second
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), duration+time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	url := pgtest.ProgramDatabase(t)
 	conn, err := pgx.Connect(ctx, url)
@@ -139,7 +138,7 @@ func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
 	h.eventually("the thawed process runs jobs", `
 		SELECT EXISTS (SELECT FROM effects WHERE worker = 'one' AND tick > $1)`, time.Now())
 
-	end := begin.Add(duration)
+	end := time.Now()
 	h.allRunAt(end)
 	for _, p := range []*process{one, two, three} {
 		p.terminate()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,7 +25,7 @@ func newWorker(t *testing.T, count int) *Worker {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"))
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"), pgleases.WithTTL(time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
