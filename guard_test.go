@@ -231,8 +231,8 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 		}
 		was := limit()
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
-			for range 2 {
-				began, trust := time.Now(), ca.Stats().Trust
+			began, trust := time.Now(), ca.Stats().Trust
+			for range 2 { // the second finds what the first has set, and does not raise it
 				if err := a.Guard(t.Context(), tx, p); err != nil {
 					return err
 				}

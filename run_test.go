@@ -3,6 +3,7 @@ package pgleases_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -50,12 +51,13 @@ func TestNoItemIsInFlightAtAHandOver(t *testing.T) {
 		}
 		return nil
 	}
+	quiet := pgleases.WithLogger(slog.New(slog.DiscardHandler))
 	var all sync.WaitGroup
 	for i := range clients {
 		all.Go(func() {
 			for rounds := 0; rounds < 3 || asked.Load() < enough && rounds < 50; rounds++ {
 				c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(string(rune('a'+i))),
-					pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat))
+					pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat), quiet)
 				if err != nil {
 					t.Error(err)
 					return

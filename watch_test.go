@@ -2,6 +2,7 @@ package pgleases
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -68,7 +69,8 @@ func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
 			most := rapid.SampledFrom([]time.Duration{time.Millisecond, margin(own) / 16, margin(own)}).Draw(t, "most")
 			return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, "trip"))
 		})
-		var heard []time.Duration // when the victim was
+		var heard []time.Duration     // when the victim was
+		var last, apart time.Duration // when the clock was last looked at, and how long it was not at the most
 		for i := range beats {
 			period := own / time.Duration(rapid.IntRange(2, 4).Draw(t, "period"))
 			heard = append(heard, now+time.Duration(rapid.Int64Range(0, int64(period)).Draw(t, "heard")))
@@ -86,12 +88,18 @@ func TestWhoeverTheCutoffCondemnsWasSilentForATTL(t *testing.T) {
 					time.Duration(rapid.Int64Range(-int64(far), int64(far)).Draw(t, "by"))})
 			}
 			evict := answered + time.Duration(rapid.Int64Range(0, int64(period)).Draw(t, "evicted after"))
+			apart = max(apart, answered-last)
+			if seen {
+				last = answered
+			}
+			// Readings are whole microseconds, and what the clock drifts between two looks is not seen.
+			drift := time.Microsecond + time.Duration(float64(max(apart, evict-last))*math.Abs(w.clock.ppm)/1e6)
 			if lasts := w.lastsAt(evict); lasts >= victims && len(w.seen) > 0 {
 				// What the statement checks at the database.
 				cutoff, clock := w.cutoffAt(evict), w.clock.at(evict)
 				for _, h := range heard {
 					expires := w.clock.at(h) + victims
-					if silent := evict - h; h <= evict && clock >= cutoff && expires < cutoff && silent < victims-time.Microsecond {
+					if silent := evict - h; h <= evict && clock >= cutoff && expires < cutoff && silent < victims-drift {
 						t.Fatalf("a victim that was heard %v ago, with TTL %v, is condemned by a watch of %v", silent, victims, lasts)
 					}
 				}
