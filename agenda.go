@@ -92,12 +92,12 @@ type agenda struct {
 	logged map[string]map[string]bool // by duty, since it last succeeded: the kinds of errors that were logged
 }
 
-// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs the function that run returns.
-// The function's argument says why the context of run ended; nil: it did not.
+// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs the function that call returns.
+// The function's argument says why the context of call ended; nil: it did not.
 type operation struct {
 	duty   *duty
 	limit  time.Duration
-	run    func(context.Context, conn) func(error) error
+	call   func(context.Context, conn) func(error) error
 	joins  *membership // the membership that it begins; nil: none
 	cancel context.CancelFunc
 }
@@ -164,18 +164,18 @@ func (e *engine) begin(d *duty, now time.Time) {
 	e.agenda.running = op
 	c := e.connection.conn
 	go func() {
-		finish := op.run(ctx, c)
+		finish := op.call(ctx, c)
 		err := context.Cause(ctx)
 		cancel()
 		e.agenda.results <- func() {
 			e.agenda.running = nil
-			e.ended(d, finish(err))
+			e.completed(d, finish(err))
 		}
 	}()
 }
 
-// ended takes the outcome of an operation.
-func (e *engine) ended(d *duty, err error) {
+// completed takes the outcome of an operation.
+func (e *engine) completed(d *duty, err error) {
 	if err == nil {
 		delete(e.agenda.logged, d.name)
 		if d.stage == working {

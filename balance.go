@@ -62,7 +62,7 @@ func (e *engine) evictDue(time.Time) time.Time {
 
 func (e *engine) beginEvict(now time.Time) *operation {
 	cutoff, watched, run := e.check.watch.cutoff(now), e.check.watch.lasts(now), e.check.watch.run
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		evicted, err := c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, run)
 		return func(error) error {
 			e.check.evictAt = never
@@ -77,14 +77,14 @@ func (e *engine) beginEvict(now time.Time) *operation {
 			if len(evicted.IDs) > 0 {
 				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
 			}
-			e.askForPlan(time.Now(), evicted.Asked...)
+			e.requestPlan(time.Now(), evicted.Asked...)
 			return nil
 		}
 	}}
 }
 
-// askForPlan notes leases that ask for a plan, to be made at that time.
-func (e *engine) askForPlan(at time.Time, names ...string) {
+// requestPlan notes leases that ask for a plan, to be made at that time.
+func (e *engine) requestPlan(at time.Time, names ...string) {
 	for _, name := range names {
 		if planned, known := e.leases.planAt[name]; !known || at.Before(planned) {
 			e.leases.planAt[name] = at
@@ -112,7 +112,7 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 		}
 	}
 	slices.Sort(names)
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		planned, applied, err := rebalance(ctx, c, names)
 		return func(error) error {
 			e.rebalanced(names, planned, applied, err)
@@ -130,11 +130,11 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 	switch {
 	case err != nil && e.ending.reason != nil: // the other clients do it
 	case err != nil:
-		e.askForPlan(now.Add(e.agenda.pause), names...)
+		e.requestPlan(now.Add(e.agenda.pause), names...)
 	case applied.More:
-		e.askForPlan(now, names...)
+		e.requestPlan(now, names...)
 	case applied.LeftOver > 0 || planned != nil && !applied.Applied:
-		e.askForPlan(now.Add(busyRetry), names...)
+		e.requestPlan(now.Add(busyRetry), names...)
 	}
 	if err != nil || applied.Asked+applied.Given == 0 {
 		return

@@ -110,7 +110,7 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 		first.Close()
 		return nil, openError(fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
 	}
-	go e.run()
+	go e.loop()
 	return c, nil
 }
 

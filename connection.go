@@ -24,7 +24,7 @@ func (e *engine) connectDue(time.Time) time.Time { return e.connection.retryAt }
 
 func (e *engine) beginConnect(time.Time) *operation {
 	return &operation{limit: 4 * max(e.options.heartbeat, time.Second),
-		run: func(ctx context.Context, _ conn) func(error) error {
+		call: func(ctx context.Context, _ conn) func(error) error {
 			c, err := e.connection.connect(ctx)
 			return func(error) error {
 				e.connection.failed = err != nil
@@ -59,7 +59,7 @@ func (e *engine) listenDue(time.Time) time.Time {
 
 func (e *engine) beginListen(time.Time) *operation {
 	probe := randomID()
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		arrives, err := c.Listen(ctx, probe)
 		return func(error) error {
 			if err != nil {
@@ -79,7 +79,7 @@ func (e *engine) beginListen(time.Time) *operation {
 // beginWait waits for a notification until a duty is due.
 func (e *engine) beginWait(time.Time) *operation {
 	session := e.session.number
-	return &operation{limit: time.Hour, run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: time.Hour, call: func(ctx context.Context, c conn) func(error) error {
 		concerned, err := c.Wait(ctx, session)
 		return func(cancelled error) error {
 			switch {

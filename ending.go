@@ -47,7 +47,7 @@ func (e *engine) lookUpDue(time.Time) time.Time { return atOnceIf(e.ending.lookU
 
 // beginLookUp reads which process superseded this one.
 func (e *engine) beginLookUp(time.Time) *operation {
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		newer, err := c.Superseder(ctx, e.options.clientID)
 		return func(error) error {
 			e.ending.lookUp = false
@@ -59,8 +59,8 @@ func (e *engine) beginLookUp(time.Time) *operation {
 	}}
 }
 
-// hasLeft reports whether nothing is left to do in the database but to end the session.
-func (e *engine) hasLeft() bool {
+// onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
+func (e *engine) onlySessionRemains() bool {
 	for _, m := range e.leases.byName {
 		if m.joined {
 			return false
@@ -70,12 +70,12 @@ func (e *engine) hasLeft() bool {
 }
 
 func (e *engine) endDue(time.Time) time.Time {
-	return atOnceIf(e.ending.reason != nil && e.hasLeft())
+	return atOnceIf(e.ending.reason != nil && e.onlySessionRemains())
 }
 
 func (e *engine) beginEnd(time.Time) *operation {
 	session := e.session.number
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		ended, err := c.End(ctx, session)
 		return func(error) error {
 			e.ending.sessionEnded = ended
@@ -101,7 +101,7 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	}
 	tenures, leaving := e.releasable(now)
-	return e.agenda.running == nil && len(tenures)+len(leaving)+len(e.leases.planAt) == 0 && !e.hasLeft()
+	return e.agenda.running == nil && len(tenures)+len(leaving)+len(e.leases.planAt) == 0 && !e.onlySessionRemains()
 }
 
 // finish leaves nothing behind but the answer.

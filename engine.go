@@ -85,8 +85,8 @@ var (
 // nextProcess numbers a client.
 func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessBits-1) }
 
-// run is the client's goroutine.
-func (e *engine) run() {
+// loop is the client's goroutine.
+func (e *engine) loop() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

@@ -27,35 +27,35 @@ import (
 // It costs one round trip on the transaction's own connection, which ctx covers. A Partition made from a stored number and
 // epoch is checked the same way.
 func (l *Lease) Guard(ctx context.Context, tx pgx.Tx, p Partition) error {
-	return l.guard(ctx, p, func(left int64) error {
+	return l.guard(ctx, p, func(trust int64) error {
 		if tx == nil {
 			return errNoTransaction
 		}
-		_, err := tx.Exec(ctx, l.client.guardStatement, l.name, int32(p.Number), p.Epoch, left)
+		_, err := tx.Exec(ctx, l.client.guardStatement, l.name, int32(p.Number), p.Epoch, trust)
 		return err
 	})
 }
 
 // GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
 func (l *Lease) GuardSQL(ctx context.Context, tx *sql.Tx, p Partition) error {
-	return l.guard(ctx, p, func(left int64) error {
+	return l.guard(ctx, p, func(trust int64) error {
 		if tx == nil {
 			return errNoTransaction
 		}
-		_, err := tx.ExecContext(ctx, l.client.guardStatement, l.name, p.Number, p.Epoch, left)
+		_, err := tx.ExecContext(ctx, l.client.guardStatement, l.name, p.Number, p.Epoch, trust)
 		return err
 	})
 }
 
-// guard checks p, first here and then by ask, which is told the trust left in milliseconds.
-func (l *Lease) guard(ctx context.Context, p Partition, ask func(left int64) error) error {
-	left, err := l.guardable(p)
+// guard checks p, first here and then by query, with the trust left in milliseconds.
+func (l *Lease) guard(ctx context.Context, p Partition, query func(trust int64) error) error {
+	trust, err := l.guardable(p)
 	switch {
 	case err != nil:
 	case l.client.options.guard != nil:
 		err = l.client.options.guard(ctx, l.name, p.Number, p.Epoch)
 	default:
-		err = ask(left)
+		err = query(trust)
 	}
 	return l.guardError(p, err)
 }
@@ -82,7 +82,7 @@ func (l *Lease) guardable(p Partition) (int64, error) {
 		}
 		t = o.term
 	}
-	left := t.left()
+	left := t.remaining()
 	if left <= 0 {
 		return 0, fmt.Errorf("%w: %w", ErrNotOwner, ErrTrustLost)
 	}

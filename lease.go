@@ -48,11 +48,11 @@ type term struct {
 	deadline atomic.Int64 // trust deadline, nanoseconds after opened; 0: over
 }
 
-func (t *term) trusted() bool { return t.left() > 0 }
+func (t *term) trusted() bool { return t.remaining() > 0 }
 
-// left is the trust that is left; 0 or less where there is none. The first look at it after its end ends it for all: a
+// remaining is the trust that is left; 0 or less where there is none. The first look at it after its end ends it for all: a
 // heartbeat that was answered just then does not bring it back.
-func (t *term) left() time.Duration {
+func (t *term) remaining() time.Duration {
 	for {
 		deadline := t.deadline.Load()
 		left := time.Duration(deadline) - time.Since(t.opened)

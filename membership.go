@@ -154,7 +154,7 @@ func (e *engine) beginJoin(time.Time) *operation {
 		}
 	}
 	session, name, partitions, weight, weightCalls := e.session.number, m.lease.name, m.lease.partitions, m.weight, len(m.weightCalls)
-	return &operation{joins: m, limit: e.limit() + time.Duration(partitions)*joinEach, run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{joins: m, limit: e.limit() + time.Duration(partitions)*joinEach, call: func(ctx context.Context, c conn) func(error) error {
 		join, err := c.Join(ctx, session, name, partitions, weight)
 		return func(error) error { return e.joinAnswered(m, join, err, weightCalls) }
 	}}
@@ -188,7 +188,7 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 		return nil
 	}
 	m.joined, m.generation, m.changed = true, 0, true
-	e.askForPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
+	e.requestPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
 	for _, j := range m.callers {
 		m.answer(j)
 	}
@@ -214,7 +214,7 @@ func (e *engine) heardLeases(beats []store.LeaseBeat) {
 		m.changed = m.changed || m.generation != b.Generation
 		m.weightLost = m.leaving == nil && b.Weight != m.weight
 		if _, planned := e.leases.planAt[b.Name]; b.DueIn == 0 && !planned {
-			e.askForPlan(now, b.Name)
+			e.requestPlan(now, b.Name)
 		}
 	}
 	for name, m := range e.leases.byName {
@@ -345,7 +345,7 @@ func (e *engine) beginWeight(time.Time) *operation {
 		}
 	}
 	session, name, weight, calls := e.session.number, m.lease.name, m.weight, len(m.weightCalls)
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		member, err := c.SetWeight(ctx, session, name, weight)
 		return func(error) error {
 			switch {
@@ -359,7 +359,7 @@ func (e *engine) beginWeight(time.Time) *operation {
 			}
 			m.weightLost = false
 			m.answerWeight(calls, err)
-			e.askForPlan(time.Now(), name)
+			e.requestPlan(time.Now(), name)
 			return nil
 		}
 	}}

@@ -31,7 +31,7 @@ type tenure struct {
 	overdue  bool      // limitAt has passed
 
 	valuesRead bool // it was in Values that a reader got
-	ended      bool // the ownership's contexts are cancelled
+	over       bool // the ownership's contexts are cancelled
 }
 
 // warnAfter is how long a hand-over waits for work until that is logged; then at doubling intervals.
@@ -65,7 +65,7 @@ func (e *engine) beginRead(time.Time) *operation {
 		}
 	}
 	session, timeline := e.session.number, e.check.watch.run.Timeline
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		reads, err := c.Read(ctx, session, names)
 		return func(error) error {
 			if err != nil {
@@ -236,10 +236,10 @@ func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now tim
 
 // endOwnership cancels an ownership's context, and those of the holds that contain it.
 func (e *engine) endOwnership(t *tenure, cause error) {
-	if t.ended {
+	if t.over {
 		return
 	}
-	t.ended = true
+	t.over = true
 	switch losses := &e.stats.Losses; {
 	case errors.Is(cause, ErrHandover):
 		losses.Handover++
@@ -303,7 +303,7 @@ func (e *engine) superviseDrains(now time.Time) {
 				e.endOwnership(t, ErrDrainTimeout)
 			}
 		}
-		if e.ending.hurried != nil && !t.ended && t.pinned() {
+		if e.ending.hurried != nil && !t.over && t.pinned() {
 			e.endOwnership(t, e.ending.reason)
 		}
 		if !now.Before(t.warnAt) {
@@ -376,7 +376,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 	for i, t := range tenures {
 		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch}
 	}
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		answer, err := c.Release(ctx, session, releases, leaving)
 		return func(error) error {
 			if err == nil {
@@ -433,7 +433,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		e.client.log.Info("pgleases: partitions handed over", slog.String("lease", m.lease.name),
 			slog.String("partitions", ranges.Short(numbers)))
 	}
-	e.askForPlan(now, answer.Asking...)
+	e.requestPlan(now, answer.Asking...)
 }
 
 // leaveAnswered takes what became of the leases that were left.
@@ -458,7 +458,7 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 func (e *engine) holdsAnything() bool {
 	for _, m := range e.leases.byName {
 		for _, t := range m.tenures {
-			if !t.ended {
+			if !t.over {
 				return true
 			}
 		}

@@ -67,7 +67,7 @@ func (e *engine) registerDue(time.Time) time.Time {
 
 func (e *engine) beginRegister(time.Time) *operation {
 	r := e.registration()
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		sent := time.Now()
 		incarnation, newer, err := c.Register(ctx, r)
 		return func(error) error {
@@ -108,7 +108,7 @@ func (e *engine) heartbeatDue(time.Time) time.Time {
 
 func (e *engine) beginHeartbeat(time.Time) *operation {
 	session := e.session.number
-	return &operation{limit: max(e.options.heartbeat, e.options.ttl/4), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: max(e.options.heartbeat, e.options.ttl/4), call: func(ctx context.Context, c conn) func(error) error {
 		sent := time.Now()
 		beat, err := c.Heartbeat(ctx, session)
 		received := time.Now()
@@ -254,7 +254,7 @@ func (e *engine) markDue(time.Time) time.Time {
 }
 
 func (e *engine) beginMark(time.Time) *operation {
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		err := c.Mark(ctx, randomID())
 		return func(error) error {
 			if err == nil {
@@ -276,7 +276,7 @@ func (e *engine) settleDue(now time.Time) time.Time {
 
 func (e *engine) beginSettle(now time.Time) *operation {
 	watched, run := e.check.watch.lasts(now), e.check.watch.run
-	return &operation{limit: e.limit(), run: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		settled, busy, err := c.Settle(ctx, watched, run)
 		return func(error) error {
 			pause := max(busyRetry, e.options.heartbeat/4)

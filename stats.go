@@ -36,7 +36,7 @@ type numbers struct {
 func (c *Client) Stats() Stats {
 	n := c.numbers.Load()
 	s := n.Stats
-	if s.Trust = max(0, n.term.left()); s.Trust == 0 {
+	if s.Trust = max(0, n.term.remaining()); s.Trust == 0 {
 		s.Owned = 0
 	}
 	s.HeartbeatAge = time.Since(n.sent)
