@@ -1210,7 +1210,7 @@ func TestAnOldSnapshotIsNotRevivedByANewTerm(t *testing.T) {
 func TestATermThatSomebodySawEndIsNotProlonged(t *testing.T) {
 	for name, looks := range map[string]func(*term) bool{
 		"trusted": (*term).trusted,
-		"left":    func(t *term) bool { return t.left() > 0 },
+		"left":    func(t *term) bool { return t.remaining() > 0 },
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			over := &term{opened: time.Now()}
