@@ -20,13 +20,13 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 	receive(t, "Changed is closed", l.Changed())
 	receive(t, "Changed is closed", l.Changed())
 	if got := l.Values(); got == nil || len(got) != 0 || l.Owns(0) {
-		t.Errorf("it owns %v", got)
+		t.Errorf("ended, it owns %v, not nothing", got)
 	}
 	if _, ok := l.Partition(0); ok {
-		t.Error("it has an ownership")
+		t.Error("ended, it has an ownership of partition 0")
 	}
 	if d := l.TrustDeadline(); !d.IsZero() {
-		t.Errorf("its trust deadline is %v", d)
+		t.Errorf("ended, its trust deadline is %v, not zero", d)
 	}
 	for call, err := range map[string]error{
 		"Wait":      l.Wait(t.Context()),
@@ -36,16 +36,16 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 		"SetWeight": l.SetWeight(t.Context(), 2),
 	} {
 		if !errors.Is(err, want) {
-			t.Errorf("%s: %v", call, err)
+			t.Errorf("%s returned %v, not %v", call, err, want)
 		}
 	}
 	if c.Err() != nil {
 		receive(t, "Done is closed", c.Done())
 		if _, err := c.Lease(t.Context(), l.Name(), l.Partitions()); !errors.Is(err, want) || !errors.Is(c.Err(), want) {
-			t.Errorf("Lease: %v, Err: %v", err, c.Err())
+			t.Errorf("Lease returned %v and Err %v, not %v", err, c.Err(), want)
 		}
 		if s := c.Stats(); s.Trust != 0 || s.Leases != 0 || s.Owned != 0 || s.Draining != 0 || s.Listening {
-			t.Errorf("stats: %+v", s)
+			t.Errorf("ended, its stats are %+v: it should have no trust, leases, or partitions, and not listen", s)
 		}
 	}
 }
@@ -75,13 +75,11 @@ func TestCloseHandsOverWhatIsFreeWithoutItsHandoffDelay(t *testing.T) {
 	})
 	t.Logf("closed after %v", time.Since(began))
 	if got := a.Values(); len(got) != 0 {
-		t.Errorf("closed, it owns %v", got)
+		t.Errorf("closed, it owns %v, not nothing", got)
 	}
 	untilOwns(t, b, partitions)
 	t.Logf("owned again after %v", time.Since(began))
-	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
-		t.Errorf("the ownership ended with %v", cause)
-	}
+	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 	team.gone()
 	until(t, "the connection is gone", func() bool { return connections(t, pool) == before-1 })
 	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 0 {
@@ -89,7 +87,7 @@ func TestCloseHandsOverWhatIsFreeWithoutItsHandoffDelay(t *testing.T) {
 	}
 	closedFor(t, c, a, pgleases.ErrClosed)
 	if s := c.Stats(); s.Losses != (pgleases.Losses{Closed: 8}) {
-		t.Errorf("stats: %+v", s)
+		t.Errorf("it lost %+v, not 8 by its end and nothing else", s.Losses)
 	}
 }
 
@@ -132,7 +130,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	beats(t, ca, 3) // it goes on renewing
 	beats(t, cb, 3)
 	if got := ownedBy(t, pool, "a"); !slices.Equal(got, []int{2, 3}) {
-		t.Errorf("while Close waits, a owns %v", got)
+		t.Errorf("while Close waits, a owns %v, not 2 and 3", got)
 	}
 	if err := p.Context().Err(); err != nil {
 		t.Errorf("while Close waits, an ownership ended: %v", context.Cause(p.Context()))
@@ -148,9 +146,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 		t.Error(err)
 	}
 	untilOwns(t, b, 4)
-	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
-		t.Errorf("the ownership ended with %v", cause)
-	}
+	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
 
 func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) {
@@ -193,25 +189,21 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 			err := receive(t, "Close returns", done)
 			t.Logf("Close returned %v after its context had ended: %v", time.Since(began), err)
 			if !errors.Is(err, why) || !strings.Contains(err.Error(), `"work"`) || !strings.Contains(err.Error(), "2-3") {
-				t.Errorf("Close returned %v", err)
+				t.Errorf("Close returned %v, not %v with the lease and 2-3", err, why)
 			}
-			if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
-				t.Errorf("an ownership in work ended with %v", cause)
-			}
+			wraps(t, "an ownership in work ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 			if got := numbers(b); !slices.Equal(got, []int{0, 1}) {
-				t.Errorf("what was in work moved at once: b owns %v", got)
+				t.Errorf("what was in work moved at once: b owns %v, not 0 and 1", got)
 			}
 			if again := c.Close(context.Background()); again == nil || again.Error() != err.Error() {
-				t.Errorf("a second Close returned %v", again)
+				t.Errorf("a second Close returned %v, the first %v", again, err)
 			}
 			expire(t, pool, "a")
 			untilOwns(t, b, 4)
 			until(t, "the connection is gone", func() bool { return connections(t, pool) == 1 })
 			finish()
 			team.gone()
-			if err := receive(t, "Run returns", ended); !errors.Is(err, pgleases.ErrClosed) {
-				t.Errorf("Run returned %v", err)
-			}
+			wraps(t, "Run returned", receive(t, "Run returns", ended), pgleases.ErrClosed)
 			closedFor(t, c, a, pgleases.ErrClosed)
 		})
 	}
@@ -232,7 +224,7 @@ func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
 		untilOwns(t, l, 0)
 		err := closes(t, c, cancelled(nil))
 		if cause := context.Cause(hold.Context()); !errors.Is(err, context.Canceled) || !errors.Is(cause, pgleases.ErrClosed) {
-			t.Errorf("Close returned %v, the hold ended with %v", err, cause)
+			t.Errorf("Close returned %v, not %v; the hold ended with %v, not %v", err, context.Canceled, cause, pgleases.ErrClosed)
 		}
 		hold.Release()
 	}
@@ -245,16 +237,16 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 	team.do(func() {
 		before := newClient(t, pool)
 		if before.Err() != nil {
-			t.Errorf("a client that lives tells %v", before.Err())
+			t.Errorf("Err of a client that lives is %v, not nil", before.Err())
 		}
 		if err := errors.Join(closes(t, before, t.Context()), closes(t, before, cancelled(nil))); err != nil {
-			t.Errorf("before any lease: %v", err)
+			t.Errorf("before any lease, Close returned %v, not nil", err)
 		}
 		if !errors.Is(before.Err(), pgleases.ErrClosed) {
 			t.Errorf("it ended with %v", before.Err())
 		}
 		if err := closes(t, newClient(t, pool), cancelled(nil)); err != nil {
-			t.Errorf("before any lease, with an ended context: %v", err)
+			t.Errorf("before any lease, with an ended context, Close returned %v, not nil", err)
 		}
 
 		c := newClient(t, pool)
@@ -268,7 +260,7 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 					ctx = cancelled(nil)
 				}
 				if err := c.Close(ctx); err != nil {
-					t.Errorf("one of many that close: %v", err)
+					t.Errorf("one of many calls of Close returned %v, not nil", err)
 				}
 			})
 		}
@@ -315,7 +307,7 @@ func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 	changed := other.Changed()
 	b := joined(t, cb, "work", 4, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
 	if len(a.Values()) != 4 { // and so it was read
-		t.Fatal(a.Values())
+		t.Fatalf("a owns %v, not all", a.Values())
 	}
 	began := time.Now()
 	if err := b.SetWeight(t.Context(), 1); err != nil {
@@ -328,7 +320,7 @@ func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 	untilOwns(t, b, 4)
 	t.Logf("owned again %v after Leave", time.Since(began))
 	if err := errors.Join(a.Leave(t.Context()), a.Leave(cancelled(nil))); err != nil {
-		t.Errorf("Leave again: %v", err)
+		t.Errorf("Leave again returned %v, not nil", err)
 	}
 	for i, p := range kept {
 		if now, ok := other.Partition(i); !ok || now != p {
@@ -341,7 +333,7 @@ func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 	default:
 	}
 	if err := ca.Err(); err != nil {
-		t.Errorf("the client ended: %v", err)
+		t.Errorf("Leave ended the client: %v", err)
 	}
 
 	again := joined(t, ca, "work", 4, pgleases.WithHandoffDelay(0)) // with other options than before
@@ -375,7 +367,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 	why := errors.New("no patience")
 	if err := a.Leave(cancelled(why)); !errors.Is(err, why) || !strings.Contains(err.Error(), "2-3") {
-		t.Errorf("Leave with an ended context: %v", err)
+		t.Errorf("Leave with an ended context returned %v, not %v with 2-3", err, why)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
@@ -399,9 +391,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 		t.Fatal("it is the lease that was left")
 	}
 	until(t, "shares are by weight", func() bool { return slices.Equal(owned(again, b), []int{3, 1}) }, again, b)
-	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
-		t.Errorf("the ownership ended with %v", cause)
-	}
+	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
 
 func TestLeaveWithAnEndedContextReleasesWhatIsFree(t *testing.T) {
@@ -414,7 +404,7 @@ func TestLeaveWithAnEndedContextReleasesWhatIsFree(t *testing.T) {
 	}
 	err := a.Leave(cancelled(nil))
 	if !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), `"work"`) || !strings.Contains(err.Error(), "2-3") {
-		t.Errorf("Leave returned %v", err)
+		t.Errorf("Leave returned %v, not %v with the lease and 2-3", err, context.Canceled)
 	}
 	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 	finish()
@@ -422,7 +412,7 @@ func TestLeaveWithAnEndedContextReleasesWhatIsFree(t *testing.T) {
 	free := joined(t, ca, "free", 2)
 	untilOwns(t, free, 2)
 	if err := free.Leave(cancelled(nil)); err != nil {
-		t.Errorf("Leave with nothing in work: %v", err)
+		t.Errorf("Leave with nothing in work returned %v, not nil", err)
 	}
 }
 
@@ -451,9 +441,7 @@ func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
 			if took := time.Since(began); took < timeout {
 				t.Errorf("%s returned %v after %v, before the drain timeout of %v", how, err, took, timeout)
 			}
-			if cause := context.Cause(hold.Context()); !errors.Is(cause, pgleases.ErrDrainTimeout) {
-				t.Errorf("the hold ended with %v", cause)
-			}
+			wraps(t, "the hold ended with", context.Cause(hold.Context()), pgleases.ErrDrainTimeout)
 			untilOwns(t, b, 2)
 		})
 	}

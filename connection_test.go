@@ -31,10 +31,10 @@ func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
 	l := joined(t, c, "work", 4)
 	untilOwns(t, l, 4)
 	if n := pool.Stat().AcquireCount() - used; n != 0 {
-		t.Errorf("the pool was used %d times", n)
+		t.Errorf("the pool was used %d times, not 0", n)
 	}
 	if calls.Load() != 1 {
-		t.Errorf("BeforeConnect was called %d times for the client", calls.Load())
+		t.Errorf("BeforeConnect was called %d times for the client, not once", calls.Load())
 	}
 	named := func(name string) int {
 		t.Helper()
@@ -42,7 +42,7 @@ func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
 			WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name = $1`, name)
 	}
 	if n := named("by token"); n != 1 {
-		t.Errorf("%d connections of the client", n)
+		t.Errorf("the client has %d connections, not 1", n)
 	}
 	own := config.ConnConfig.Copy()
 	own.RuntimeParams["application_name"] = "mine"
@@ -50,7 +50,7 @@ func TestTheOwnConnectionGoesWhereThePoolsGoAndIsNoneOfThem(t *testing.T) {
 	own.RuntimeParams["application_name"] = "too late" // it was copied
 	untilOwns(t, joined(t, direct, "other", 4), 4)
 	if n := named("mine"); n != 1 {
-		t.Errorf("%d connections from WithConnConfig", n)
+		t.Errorf("%d connections are from WithConnConfig, not 1", n)
 	}
 	execute(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name IN ('mine', 'by token')
 		AND datname = current_database() AND pid <> pg_backend_pid()`)
@@ -76,7 +76,7 @@ func TestOpenNeedsNoPool(t *testing.T) {
 	pool := newPool(t, url)
 	guarded(t, pool, l, ownership(t, l, 0))
 	if n := connections(t, pool); n != 1 {
-		t.Errorf("%d connections", n)
+		t.Errorf("the client has %d connections, not 1", n)
 	}
 	shut(t, c)
 	team.gone()
@@ -104,17 +104,17 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 	}
 	select {
 	case <-changed:
-		t.Error("something changed")
+		t.Error("Changed was closed: something changed")
 	default:
 	}
 	for _, p := range before {
 		if now, ok := a.Partition(p.Number); !ok || now != p || p.Context().Err() != nil {
-			t.Errorf("%v became %v, %v", p, now, ok)
+			t.Errorf("without its connection, %v became %v, owned %v, %v", p, now, ok, context.Cause(p.Context()))
 		}
 		guarded(t, pool, a, p)
 	}
 	if n := connections(t, pool); n != 2 {
-		t.Errorf("%d connections of 2 clients", n)
+		t.Errorf("two clients have %d connections, not 2", n)
 	}
 	shut(t, cb) // notifications arrive again
 	untilOwns(t, a, 8)
@@ -163,14 +163,14 @@ func TestAnExhaustedPoolCostsNoLease(t *testing.T) {
 	shut(t, other)
 	select {
 	case <-changed:
-		t.Error("something changed")
+		t.Error("Changed was closed: something changed")
 	default:
 	}
 	if now, ok := l.Partition(0); !ok || now != p || c.Stats().Losses != (pgleases.Losses{}) {
-		t.Errorf("%v became %v", p, now)
+		t.Errorf("%v became %v, owned %v, with the losses %+v", p, now, ok, c.Stats().Losses)
 	}
 	if n := value[int](t, admin, `SELECT count(*) FROM pgleases.status WHERE owner = 'a'`); n != 2 {
-		t.Errorf("it owns %d", n)
+		t.Errorf("it owns %d partitions, not 2", n)
 	}
 }
 

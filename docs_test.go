@@ -151,9 +151,7 @@ func TestThePodOfThePageServesAndEnds(t *testing.T) {
 		until(t, path+" of a pod that works says 200", func() bool { return probe(older, path) == http.StatusOK })
 	}
 	newer := start()
-	if err := receive(t, "the older ends", older.done); !errors.Is(err, pgleases.ErrSuperseded) {
-		t.Errorf("it ended with %v", err)
-	}
+	wraps(t, "it ended with", receive(t, "the older ends", older.done), pgleases.ErrSuperseded)
 	for _, path := range []string{"/livez", "/readyz"} {
 		if code := probe(older, path); code != http.StatusServiceUnavailable {
 			t.Errorf("%s of a pod that ended: %d", path, code)
@@ -164,7 +162,7 @@ func TestThePodOfThePageServesAndEnds(t *testing.T) {
 		t.Error(err)
 	}
 	if n := value[int](t, pool, "SELECT count(*) FROM pgleases.clients"); n != 0 {
-		t.Errorf("%d sessions are left", n)
+		t.Errorf("%d sessions are left, not 0", n)
 	}
 }
 
@@ -293,9 +291,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		t.Errorf("it returned %d rows", n)
 	}
 	receive(t, "the third ends", three.Done())
-	if err := three.Err(); !errors.Is(err, pgleases.ErrSuperseded) {
-		t.Errorf("it ended with %v", err)
-	}
+	wraps(t, "it ended with", three.Err(), pgleases.ErrSuperseded)
 	for _, l := range []*pgleases.Lease{a, b} {
 		untilOwns(t, l, 6)
 	}
@@ -388,7 +384,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		t.Error(err)
 	}
 	if n := value[int](t, app, "SELECT (SELECT count(*) FROM pgleases.status) * (SELECT count(*) FROM pgleases.members_status)"); n != 4 {
-		t.Errorf("the app reads %d rows", n)
+		t.Errorf("the app reads %d rows, not 4", n)
 	}
 	refuses := func(pool *pgxpool.Pool, who string, statements ...string) {
 		t.Helper()

@@ -45,7 +45,7 @@ func guardSQL(t testing.TB, db *sql.DB, l *pgleases.Lease, p pgleases.Partition)
 func guarded(t testing.TB, pool *pgxpool.Pool, l *pgleases.Lease, p pgleases.Partition) {
 	t.Helper()
 	if err := guard(t, pool, l, p); err != nil {
-		t.Error(err)
+		t.Errorf("Guard of %v, which is owned: %v", p, err)
 	}
 }
 
@@ -79,18 +79,18 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 	passes := func(l *pgleases.Lease, p pgleases.Partition) {
 		t.Helper()
 		if err := errors.Join(guard(t, pool, l, p), guardSQL(t, db, l, p), bySQL(p.Epoch)); err != nil {
-			t.Errorf("%v: %v", p, err)
+			t.Errorf("Guard, GuardSQL and the SQL function should pass for %v: %v", p, err)
 		}
 	}
 	refused := func(l *pgleases.Lease, p pgleases.Partition) {
 		t.Helper()
 		for way, err := range map[string]error{"Guard": guard(t, pool, l, p), "GuardSQL": guardSQL(t, db, l, p)} {
 			if !errors.Is(err, pgleases.ErrNotOwner) || !strings.Contains(err.Error(), fmt.Sprint(p.Epoch)) {
-				t.Errorf("%s of %v: %v", way, p, err)
+				t.Errorf("%s of %v returned %v, not %v with the epoch", way, p, err, pgleases.ErrNotOwner)
 			}
 		}
 		if err := bySQL(p.Epoch); state(err) != "PL001" {
-			t.Errorf("the SQL function for %v: %v", p, err)
+			t.Errorf("the SQL function for %v raised %v, not PL001", p, err)
 		}
 	}
 	first := ownership(t, a, 0)
@@ -101,9 +101,7 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 	refused(a, pgleases.Partition{Number: 0, Epoch: first.Epoch + 1})
 	refused(a, pgleases.Partition{Number: 0, Epoch: first.Epoch - 1})
 	refused(a, pgleases.Partition{Number: 0})
-	if err := guard(t, pool, a, pgleases.Partition{Number: 7, Epoch: first.Epoch}); !errors.Is(err, pgleases.ErrNotOwner) {
-		t.Errorf("a partition that does not exist: %v", err)
-	}
+	wraps(t, "a partition that does not exist", guard(t, pool, a, pgleases.Partition{Number: 7, Epoch: first.Epoch}), pgleases.ErrNotOwner)
 
 	move := func(from, to *pgleases.Lease) {
 		t.Helper()
@@ -134,25 +132,15 @@ func TestGuardRefusesWhatTheClientKnowsToBeOver(t *testing.T) {
 	p := ownership(t, a, 0)
 	other := joined(t, ca, "other", 1)
 	untilOwns(t, other, 1)
-	if err := guard(t, pool, other, p); !errors.Is(err, pgleases.ErrNotOwner) {
-		t.Errorf("guarded with another lease: %v", err)
-	}
+	wraps(t, "guarded with another lease", guard(t, pool, other, p), pgleases.ErrNotOwner)
 	if err := other.Leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard(t, pool, other, pgleases.Partition{Epoch: p.Epoch}); !errors.Is(err, pgleases.ErrClosed) {
-		t.Errorf("a lease that was left: %v", err)
-	}
+	wraps(t, "a lease that was left", guard(t, pool, other, pgleases.Partition{Epoch: p.Epoch}), pgleases.ErrClosed)
 	shut(t, ca)
-	if err := guard(t, pool, a, p); !errors.Is(err, pgleases.ErrClosed) {
-		t.Errorf("a client that was closed: %v", err)
-	}
-	if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrClosed) {
-		t.Errorf("its ownership ended with %v", cause)
-	}
-	if cause := context.Cause(pgleases.Partition{}.Context()); !errors.Is(cause, pgleases.ErrNotOwner) {
-		t.Errorf("the context of an ownership that never was: %v", cause)
-	}
+	wraps(t, "a client that was closed", guard(t, pool, a, p), pgleases.ErrClosed)
+	wraps(t, "its ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
+	wraps(t, "the context of an ownership that never was", context.Cause(pgleases.Partition{}.Context()), pgleases.ErrNotOwner)
 }
 
 func TestGuardIsForReadWriteTransactions(t *testing.T) {
@@ -162,7 +150,7 @@ func TestGuardIsForReadWriteTransactions(t *testing.T) {
 		return a.Guard(t.Context(), tx, ownership(t, a, 0))
 	})
 	if state(err) != "25006" || errors.Is(err, pgleases.ErrNotOwner) {
-		t.Errorf("in a read-only transaction: %v", err)
+		t.Errorf("in a read-only transaction Guard returned %v, not SQLSTATE 25006", err)
 	}
 }
 
@@ -190,12 +178,8 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 						t.Error(err)
 					}
 					p = pgleases.Partition{Number: n, Epoch: p.Epoch + 1}
-					if err := guard(t, pool, l, p); !errors.Is(err, pgleases.ErrNotOwner) {
-						t.Errorf("Guard under a wrong epoch: %v", err)
-					}
-					if err := guardSQL(t, db, l, p); !errors.Is(err, pgleases.ErrNotOwner) {
-						t.Errorf("GuardSQL under a wrong epoch: %v", err)
-					}
+					wraps(t, "Guard under a wrong epoch", guard(t, pool, l, p), pgleases.ErrNotOwner)
+					wraps(t, "GuardSQL under a wrong epoch", guardSQL(t, db, l, p), pgleases.ErrNotOwner)
 				}
 			}
 			if err := a.SetWeight(t.Context(), 3); err != nil {
@@ -320,7 +304,5 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 	began := time.Now()
 	untilOwns(t, b, 4)
 	t.Logf("the partition followed %v after the commit", time.Since(began))
-	if err := guard(t, pool, a, p); !errors.Is(err, pgleases.ErrNotOwner) {
-		t.Errorf("Guard after the hand-over: %v", err)
-	}
+	wraps(t, "Guard after the hand-over", guard(t, pool, a, p), pgleases.ErrNotOwner)
 }

@@ -64,33 +64,31 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	beats(t, ca, 3)
 	beats(t, cb, 3)
 	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(numbers(b)) != 0 {
-		t.Errorf("while all are held, a owns %v and b %v", got, numbers(b))
+		t.Errorf("while all are held, a owns %v and b %v, not all and nothing", got, numbers(b))
 	}
 	if got := hold.Values(); !slices.Equal(got, []int{0, 1, 2, 3}) || len(got) != cap(got) {
-		t.Errorf("the hold is of %v", got)
+		t.Errorf("the hold is of %v, not 0 to 3", got)
 	}
 	if err := hold.Context().Err(); err != nil {
 		t.Errorf("a hand-over ended the hold's context: %v", context.Cause(hold.Context()))
 	}
 	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > patience {
-		t.Errorf("stats while two drain: %+v", s)
+		t.Errorf("two are owned and two drain, and the stats are %+v", s)
 	}
 	for _, n := range hold.Values() {
 		p, ok := hold.Partition(n)
 		if !ok || p.Number != n {
-			t.Errorf("the hold's partition %d is %v, %v", n, p, ok)
+			t.Errorf("the hold's partition %d is %v, contained %v", n, p, ok)
 		}
 		guarded(t, pool, a, p)
 	}
 	if p, ok := hold.Partition(4); ok {
-		t.Errorf("the hold contains %v", p)
+		t.Errorf("the hold contains %v, and there is no partition 4", p)
 	}
 	hold.Release()
 	hold.Release()
 	untilOwns(t, b, 2)
-	if cause := context.Cause(hold.Context()); !errors.Is(cause, context.Canceled) {
-		t.Errorf("released, its context ended with %v", cause)
-	}
+	wraps(t, "released, its context ended with", context.Cause(hold.Context()), context.Canceled)
 	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handover: 2}) })
 }
 
@@ -111,7 +109,7 @@ func TestAPartitionLeavesWhenNoOpenHoldContainsIt(t *testing.T) {
 	beats(t, ca, 3)
 	beats(t, cb, 3)
 	if got := ownedBy(t, pool, "a"); len(got) != 4 {
-		t.Errorf("while a second hold is open, a owns %v", got)
+		t.Errorf("while a second hold is open, a owns %v, not all", got)
 	}
 	second.Release()
 	untilOwns(t, b, 2) // though the third is open
@@ -170,9 +168,7 @@ func TestAHoldsContextEndsWithTheOwnership(t *testing.T) {
 			t.Error("the hold's context does not have its parent's values")
 		}
 		cancel(why)
-		if cause := ended(t, "the hold ends", hold.Context()); !errors.Is(cause, why) {
-			t.Errorf("the hold ended with %v", cause)
-		}
+		wraps(t, "the hold ended with", ended(t, "the hold ends", hold.Context()), why)
 		if p, _ := a.Partition(0); p.Context().Err() != nil {
 			t.Error("the ownership ended with a hold's parent")
 		}
@@ -189,19 +185,17 @@ func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 	check := func(hold *pgleases.Hold) {
 		t.Helper()
 		if got := hold.Values(); got == nil || len(got) != 0 || cap(got) != 0 {
-			t.Errorf("it is of %#v", got)
+			t.Errorf("it is of %#v, not an empty slice", got)
 		}
 		if p, ok := hold.Partition(0); ok || p != (pgleases.Partition{}) {
-			t.Errorf("it contains %v", p)
+			t.Errorf("it contains %v, not nothing", p)
 		}
 		if err := hold.Context().Err(); err != nil {
 			t.Errorf("its context has ended: %v", err)
 		}
 		hold.Release()
 		hold.Release()
-		if err := hold.Context().Err(); !errors.Is(err, context.Canceled) {
-			t.Errorf("released, its context's error is %v", err)
-		}
+		wraps(t, "released, its context's error is", hold.Context().Err(), context.Canceled)
 	}
 	check(l.Hold(t.Context()))
 	if err := l.SetWeight(t.Context(), 1); err != nil {

@@ -28,32 +28,6 @@ import (
 // errCause is the cause of contexts that have ended already.
 var errCause = errors.New("the reason of the test")
 
-// refused fails the test unless err tells all that it should.
-func refused(t *testing.T, what string, err error, texts ...string) {
-	t.Helper()
-	if err == nil {
-		t.Errorf("%s: no error", what)
-		return
-	}
-	for _, text := range texts {
-		if !strings.Contains(err.Error(), text) {
-			t.Errorf("%s: the error does not tell %s: %v", what, text, err)
-		}
-	}
-	if testing.Verbose() {
-		t.Logf("%s: %v", what, err)
-	}
-}
-
-func wraps(t *testing.T, what string, err error, wanted ...error) {
-	t.Helper()
-	for _, want := range wanted {
-		if !errors.Is(err, want) {
-			t.Errorf("%s: %v, which is not %q", what, err, want)
-		}
-	}
-}
-
 // noGoroutineLeft fails the test if it leaves one behind. Not for parallel tests.
 func noGoroutineLeft(t *testing.T) {
 	t.Helper()
@@ -212,8 +186,8 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 			t.Errorf("%s: a lease came with the error", c.what)
 		}
 	}
-	if got := registered(t, pool); got != "1 clients, 0 leases, 0 members, 0 partitions" {
-		t.Errorf("the tables hold %s", got)
+	if got, want := registered(t, pool), "1 clients, 0 leases, 0 members, 0 partitions"; got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
 	}
 }
 
@@ -225,7 +199,7 @@ func TestTheLongestNamesWork(t *testing.T) {
 	lease := joined(t, client, name, 4, pgleases.WithWeight(1000))
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
 	if got := value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
-		t.Errorf("the view shows %d partitions", got)
+		t.Errorf("the view shows %d partitions, not 4", got)
 	}
 }
 
@@ -246,7 +220,7 @@ func TestBadWeightIsRefusedAndLeavesTheOld(t *testing.T) {
 	refused(t, "-1", lease.SetWeight(t.Context(), -1), `"orders"`, "weight -1", "0 to 1000")
 	refused(t, "1001", lease.SetWeight(t.Context(), 1001), `"orders"`, "weight 1001", "0 to 1000")
 	if got := value[int](t, pool, "SELECT weight FROM pgleases.members"); got != 7 {
-		t.Errorf("the weight is %d", got)
+		t.Errorf("the weight is %d, not 7", got)
 	}
 }
 
@@ -298,10 +272,10 @@ func TestASchemaNameThatNeedsQuotingWorks(t *testing.T) {
 
 			quoted := pgx.Identifier{schema}.Sanitize()
 			if got := value[int](t, pool, "SELECT count(*) FROM "+quoted+".status WHERE owner = 'a'"); got != 4 {
-				t.Errorf("the view status shows %d partitions of a", got)
+				t.Errorf("the view status shows %d partitions of a, not 4", got)
 			}
 			if got := value[int](t, pool, "SELECT count(*) FROM "+quoted+".members_status"); got != 2 {
-				t.Errorf("the view members_status shows %d members", got)
+				t.Errorf("the view members_status shows %d members, not 2", got)
 			}
 			if got, want := value[int](t, pool, "SELECT "+quoted+".partition_for('customer-42', 4)"), a.PartitionFor("customer-42"); got != want {
 				t.Errorf("customer-42 is in partition %d in SQL, %d in Go", got, want)
@@ -425,8 +399,8 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 		refused(t, what, err, `"pgleases"`, "version 99", "newer version of this library")
 		wraps(t, what, err, pgleases.ErrSchema)
 	}
-	if got := registered(t, pool); got != "0 clients, 0 leases, 0 members, 0 partitions" {
-		t.Errorf("the tables hold %s", got)
+	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
 	}
 
 	// An application that was rolled back meets a schema that is newer than its code.
@@ -441,7 +415,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 		t.Error(err)
 	}
 	if got := value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
-		t.Errorf("the version is %d now", got)
+		t.Errorf("the version is %d now, not 99", got)
 	}
 }
 
@@ -488,8 +462,8 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role)
 	err = open()
 	refused(t, "no right to register", err, `schema "pgleases"`, "permission denied", "register")
-	if got := registered(t, pool); got != "0 clients, 0 leases, 0 members, 0 partitions" {
-		t.Errorf("the tables hold %s", got)
+	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
 	}
 }
 
@@ -552,8 +526,8 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	_, err = pgleases.Open(ended, url)
 	wraps(t, "Open", err, context.Canceled)
 	wraps(t, "Migrate", pgleases.Migrate(ended, pool), context.Canceled)
-	if got := registered(t, pool); got != "0 clients, 0 leases, 0 members, 0 partitions" {
-		t.Errorf("the tables hold %s", got)
+	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
 	}
 
 	client := newClient(t, pool)
@@ -564,7 +538,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	wraps(t, "Wait", idle.Wait(ended), errCause)
 	wraps(t, "SetWeight", idle.SetWeight(ended, 9), errCause)
 	if got := value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
-		t.Errorf("the weight is %d", got)
+		t.Errorf("the weight is %d, not 0", got)
 	}
 	wraps(t, "Run", idle.Run(ended, func(context.Context, pgleases.Partition) error {
 		t.Error("a callback was called")
@@ -598,11 +572,11 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	if err := client.Close(ended); err != nil {
 		t.Errorf("Close: %v", err)
 	}
-	if got := registered(t, pool); got != "0 clients, 2 leases, 0 members, 8 partitions" {
-		t.Errorf("the tables hold %s", got)
+	if got, want := registered(t, pool), "0 clients, 2 leases, 0 members, 8 partitions"; got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
 	}
 	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
-		t.Errorf("%d partitions are owned", got)
+		t.Errorf("%d partitions are owned, not 0", got)
 	}
 }
 
@@ -640,8 +614,8 @@ func TestCallsAfterCloseSaySo(t *testing.T) {
 	if client.ID() == "" {
 		t.Error("it has forgotten its ID")
 	}
-	if got := registered(t, pool); got != "0 clients, 1 leases, 0 members, 4 partitions" {
-		t.Errorf("the tables hold %s", got)
+	if got, want := registered(t, pool), "0 clients, 1 leases, 0 members, 4 partitions"; got != want {
+		t.Errorf("the tables hold %s, not %s", got, want)
 	}
 	if err := pool.Ping(ctx); err != nil {
 		t.Errorf("the pool was closed too: %v", err)

@@ -69,15 +69,15 @@ func TestALeaseOfClientsWithoutWeightWaitsForOneThatHasSome(t *testing.T) {
 	a := joined(t, idle, "work", 4, pgleases.WithWeight(0))
 	beats(t, idle, 5)
 	if got := a.Values(); len(got) != 0 {
-		t.Errorf("without weight it owns %v", got)
+		t.Errorf("without weight it owns %v, not nothing", got)
 	}
 	if s := idle.Stats(); s.Leases != 1 || s.Owned != 0 || s.Gains != 0 {
-		t.Errorf("stats: %+v", s)
+		t.Errorf("it is a member that owns nothing, and its stats are %+v", s)
 	}
 	b := joined(t, newClient(t, pool), "work", 4)
 	untilOwns(t, b, 4)
 	if got := a.Values(); len(got) != 0 {
-		t.Errorf("without weight it owns %v", got)
+		t.Errorf("without weight it owns %v, not nothing", got)
 	}
 }
 
@@ -103,13 +103,13 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 		}
 	}
 	if l.Name() != "work" || l.Partitions() != 4 {
-		t.Errorf("it is %q with %d partitions", l.Name(), l.Partitions())
+		t.Errorf("it is %q with %d partitions, not work with 4", l.Name(), l.Partitions())
 	}
 	if err := l.SetWeight(t.Context(), 5); err != nil {
 		t.Fatal(err)
 	}
 	if again, err := c.Lease(t.Context(), "work", 4, pgleases.WithDrainTimeout(time.Minute)); again != l {
-		t.Errorf("after SetWeight: %v", err)
+		t.Errorf("after SetWeight, Lease with the options from before returned another lease, or %v", err)
 	}
 	untilOwns(t, l, 4)
 	names := func(what string, err error, words ...string) {
@@ -142,7 +142,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 		t.Error("refused, it is a member")
 	}
 	if got := l.Values(); len(got) != 4 {
-		t.Errorf("after all that it owns %v", got)
+		t.Errorf("after all that it owns %v, not all 4", got)
 	}
 	untilOwns(t, joined(t, other, "work", 4, pgleases.WithWeight(5)), 2) // a refusal is not for ever
 }
@@ -153,7 +153,7 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	why := errors.New("too slow")
 	if _, err := c.Lease(cancelled(why), "work", 4); !errors.Is(err, why) {
-		t.Errorf("with an ended context: %v", err)
+		t.Errorf("with an ended context, Lease returned %v, not %v", err, why)
 	}
 	// Its lease is locked, so that the join takes long.
 	err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
@@ -163,7 +163,7 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 		ctx, cancel := context.WithTimeoutCause(t.Context(), 50*time.Millisecond, why)
 		defer cancel()
 		if _, err := c.Lease(ctx, "work", 4); !errors.Is(err, why) {
-			t.Errorf("with a context that ends: %v", err)
+			t.Errorf("with a context that ends, Lease returned %v, not %v", err, why)
 		}
 		return nil
 	})
@@ -185,7 +185,7 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, why)
 	defer cancel()
 	if err := l.Wait(ctx); !errors.Is(err, why) || !strings.Contains(err.Error(), "work") {
-		t.Errorf("Wait: %v", err)
+		t.Errorf("Wait returned %v, not %v with the lease", err, why)
 	}
 	done := make(chan error, 1)
 	go func() { done <- l.Wait(t.Context()) }()
@@ -193,10 +193,10 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
-		t.Errorf("Wait returned %v, owned is %v", err, l.Values())
+		t.Errorf("Wait returned %v, not nil, and owned is %v, not one partition", err, l.Values())
 	}
 	if err := l.Wait(cancelled(why)); err != nil {
-		t.Errorf("where it owns something: %v", err)
+		t.Errorf("where it owns something, Wait returned %v, not nil", err)
 	}
 }
 
@@ -228,20 +228,14 @@ func TestALeaseOutlivesItsSessionAndTellsOfTheLossOnce(t *testing.T) {
 		receive(t, "Changed is closed", changed[0])
 		receive(t, "Changed is closed", changed[1])
 		for range 4 {
-			if cause := receive(t, "callbacks are cancelled", causes); !errors.Is(cause, pgleases.ErrTrustLost) {
-				t.Errorf("a callback's context ended with %v", cause)
-			}
+			wraps(t, "a callback's context ended with", receive(t, "callbacks are cancelled", causes), pgleases.ErrTrustLost)
 		}
 		for i, p := range before {
-			if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrTrustLost) {
-				t.Errorf("the ownership ended with %v", cause)
-			}
-			if err := guard(t, pool, one, p); !errors.Is(err, pgleases.ErrNotOwner) {
-				t.Errorf("Guard: %v", err)
-			}
+			wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrTrustLost)
+			wraps(t, "Guard", guard(t, pool, one, p), pgleases.ErrNotOwner)
 			p = receive(t, "a callback under a new epoch", began)
 			if j := slices.IndexFunc(before, func(b pgleases.Partition) bool { return b.Number == p.Number }); p.Epoch <= before[j].Epoch {
-				t.Errorf("%v follows %v", p, before[j])
+				t.Errorf("%v follows %v: its epoch should be higher", p, before[j])
 			}
 			guarded(t, pool, one, p)
 			defer func() { before[i] = p }()
@@ -258,15 +252,13 @@ func TestALeaseOutlivesItsSessionAndTellsOfTheLossOnce(t *testing.T) {
 		session = now
 		until(t, "the stats tell of it", func() bool { return c.Stats().Gains == 5*(round+2) })
 		if s := c.Stats(); s.Losses != (pgleases.Losses{TrustLost: 5 * (round + 1)}) || s.Leases != 2 || s.Owned != 5 {
-			t.Errorf("stats: %+v", s)
+			t.Errorf("after %d losses of 5 partitions of 2 leases, the stats are %+v", round+1, s)
 		}
 		if lines := book.lines("WARN", "trust lost", "5"); len(lines) != int(round)+1 {
-			t.Errorf("%d losses were logged as %q", round+1, lines)
+			t.Errorf("%d losses were logged in %d lines: %q", round+1, len(lines), lines)
 		}
 	}
-	if cause := context.Cause(hold.Context()); !errors.Is(cause, pgleases.ErrTrustLost) {
-		t.Errorf("the hold ended with %v", cause)
-	}
+	wraps(t, "the hold ended with", context.Cause(hold.Context()), pgleases.ErrTrustLost)
 	if c.Err() != nil {
 		t.Errorf("the client ended: %v", c.Err())
 	}
@@ -278,7 +270,7 @@ func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 	const most = calmTTL * 19 / 20 // the margin is a twentieth
 	c := newClient(t, pool, pgleases.WithHeartbeat(50*time.Millisecond))
 	if s := c.Stats(); s.Trust <= 0 || s.Leases != 0 || s.Owned != 0 || s.Gains != 0 || s.Losses != (pgleases.Losses{}) {
-		t.Errorf("before any lease: %+v", s)
+		t.Errorf("a client that was just opened has trust and no lease, and its stats are %+v", s)
 	}
 	l := joined(t, c, "work", 4)
 	untilOwns(t, l, 4)
@@ -300,7 +292,7 @@ func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 		}
 		deadline := l.TrustDeadline()
 		if !deadline.After(last) {
-			t.Errorf("the trust deadline %v follows %v", deadline, last)
+			t.Errorf("after a heartbeat the trust deadline is %v, not later than %v", deadline, last)
 		}
 		if left := time.Until(deadline); left > most || left <= 0 {
 			t.Errorf("the trust deadline is in %v, not in 0 to %v", left, most)
@@ -308,7 +300,7 @@ func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 		last = deadline
 	}
 	if s := c.Stats(); s.Leases != 1 || s.Owned != 4 || s.Gains != 4 || s.Draining != 0 || !s.DrainingSince.IsZero() || s.Reconnects != 0 {
-		t.Errorf("stats: %+v", s)
+		t.Errorf("it has gained 4 partitions of 1 lease and nothing else, and its stats are %+v", s)
 	}
 }
 
@@ -319,7 +311,7 @@ func TestTheStatusViewsShowWhatGoesOn(t *testing.T) {
 	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE lease = 'work' AND owner = 'a' AND epoch > 0
 		AND since BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp()
 		AND moving_to IS NULL AND draining_since IS NULL`); n != 6 {
-		t.Errorf("%d of 6 partitions are shown as owned", n)
+		t.Errorf("%d of 6 partitions are shown as owned, not 6", n)
 	}
 	hold := a.Hold(t.Context())
 	defer hold.Release()
@@ -339,7 +331,7 @@ func TestTheStatusViewsShowWhatGoesOn(t *testing.T) {
 	for _, n := range hold.Values() {
 		p, _ := hold.Partition(n)
 		if epoch := value[int64](t, pool, `SELECT epoch FROM pgleases.status WHERE partition = $1`, n); epoch != p.Epoch {
-			t.Errorf("%v is shown under epoch %d", p, epoch)
+			t.Errorf("the view shows %v under epoch %d", p, epoch)
 		}
 	}
 	hold.Release()
@@ -348,7 +340,7 @@ func TestTheStatusViewsShowWhatGoesOn(t *testing.T) {
 		t.Errorf("members are %q, not %q", got, want)
 	}
 	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE moving_to IS NOT NULL OR draining_since IS NOT NULL`); n != 0 {
-		t.Errorf("%d are shown as moving", n)
+		t.Errorf("%d are shown as moving, not 0", n)
 	}
 	if err := errors.Join(a.Leave(t.Context()), b.Leave(t.Context())); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@ package pgleases_test
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -219,6 +220,33 @@ func ended(t testing.TB, what string, ctx context.Context) error {
 	t.Helper()
 	receive(t, what, ctx.Done())
 	return context.Cause(ctx)
+}
+
+// refused fails the test unless err tells all that it should.
+func refused(t *testing.T, what string, err error, texts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: no error", what)
+		return
+	}
+	for _, text := range texts {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: the error does not tell %s: %v", what, text, err)
+		}
+	}
+	if testing.Verbose() {
+		t.Logf("%s: %v", what, err)
+	}
+}
+
+// wraps fails the test unless err wraps all that it should.
+func wraps(t *testing.T, what string, err error, wanted ...error) {
+	t.Helper()
+	for _, want := range wanted {
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, not %q", what, err, want)
+		}
+	}
 }
 
 // value returns the one value of a query.

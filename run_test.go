@@ -75,9 +75,7 @@ func TestNoItemIsInFlightAtAHandOver(t *testing.T) {
 					case <-t.Context().Done():
 					}
 					shut(t, c)
-					if err := <-j.done; !errors.Is(err, pgleases.ErrClosed) {
-						t.Errorf("Run returned %v", err)
-					}
+					wraps(t, "Run returned", <-j.done, pgleases.ErrClosed)
 					continue
 				}
 				shut(t, c)
@@ -97,7 +95,7 @@ func TestNoItemIsInFlightAtAHandOver(t *testing.T) {
 		t.Errorf("%d times a partition was worked on under an epoch that was not new", n)
 	}
 	if handed < enough || asked.Load() < enough {
-		t.Errorf("only %d hand-overs, %d asked for: this measured nothing", handed, asked.Load())
+		t.Errorf("only %d hand-overs, %d of them asked for, not %d: this was no test", handed, asked.Load(), enough)
 	}
 }
 
@@ -124,7 +122,7 @@ func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 	for range 4 {
 		c := receive(t, "a callback for every partition", calls)
 		if own, ok := a.Partition(c.p.Number); !ok || own != c.p {
-			t.Errorf("called with %v, owned is %v, %v", c.p, own, ok)
+			t.Errorf("called with %v, which is not what is owned: %v, %v", c.p, own, ok)
 		}
 	}
 
@@ -156,11 +154,9 @@ func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 		}
 		close(finish[c.p.Number])
 		if p := receive(t, "the new owner begins", began); p.Number != c.p.Number || p.Epoch <= c.p.Epoch {
-			t.Errorf("%v was handed over, the new owner began on %v", c.p, p)
+			t.Errorf("%v was handed over, the new owner began on %v: not the same, or not under a higher epoch", c.p, p)
 		}
-		if cause := ended(t, "the ownership ends", c.p.Context()); !errors.Is(cause, pgleases.ErrHandover) {
-			t.Errorf("the ownership ended with %v", cause)
-		}
+		wraps(t, "the ownership ended with", ended(t, "the ownership ends", c.p.Context()), pgleases.ErrHandover)
 	}
 	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handover: 2}) })
 }
@@ -202,7 +198,7 @@ func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 	defer mu.Unlock()
 	for n, epochs := range calls {
 		if !slices.IsSorted(epochs) || len(slices.Compact(slices.Clone(epochs))) != len(epochs) {
-			t.Errorf("partition %d was called under the epochs %v", n, epochs)
+			t.Errorf("partition %d was called under the epochs %v, which do not rise", n, epochs)
 		}
 	}
 	if n := len(slices.Concat(calls[0], calls[1], calls[2], calls[3])); n != 6 {
@@ -236,7 +232,7 @@ func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
 		last = m
 	}
 	if lines := book.lines("ERROR", "callback failed", "the kettle is empty", "lease=work", "partition=0"); len(lines) != 3 {
-		t.Errorf("3 failures were logged %d times: %q", len(lines), lines)
+		t.Errorf("3 failures were logged %d times: %q", len(lines), book.lines("callback"))
 	}
 }
 
@@ -289,10 +285,10 @@ func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
 	}
 	j.stop(errors.New("time to go"))
 	if err := receive(t, "Run returns", j.done); err == nil || !strings.Contains(err.Error(), "time to go") {
-		t.Errorf("Run returned %v", err)
+		t.Errorf("Run returned %v, not its context's cause", err)
 	}
 	if all, own := book.lines("callback failed"), book.lines("callback failed", "the tea is cold"); len(all) != 1 || len(own) != 1 {
-		t.Errorf("logged: %q", all)
+		t.Errorf("one error is not of the context, and these were logged: %q", all)
 	}
 }
 
@@ -307,15 +303,13 @@ func TestASecondConcurrentRunIsAnError(t *testing.T) {
 	first := run(t, l, fn)
 	receive(t, "the first Run works", began)
 	if err := receive(t, "the second Run returns", run(t, l, fn).done); err == nil || !strings.Contains(err.Error(), "work") {
-		t.Errorf("a second Run returned %v", err)
+		t.Errorf("a second Run returned %v, not an error that names the lease", err)
 	}
 	if len(began) != 0 {
 		t.Error("a second Run called fn")
 	}
 	first.stop(nil)
-	if err := receive(t, "the first Run returns", first.done); !errors.Is(err, context.Canceled) {
-		t.Errorf("Run returned %v", err)
-	}
+	wraps(t, "Run returned", receive(t, "the first Run returns", first.done), context.Canceled)
 	third := run(t, l, fn)
 	receive(t, "a Run after the first works", began)
 	third.stop(nil)
@@ -363,9 +357,7 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 			}
 			wait := test.end(t, c, l, j.stop)
 			for range 3 {
-				if cause := receive(t, "callbacks are asked to end", asked); !errors.Is(cause, test.want) {
-					t.Errorf("a callback's context ended with %v", cause)
-				}
+				wraps(t, "a callback's context ended with", receive(t, "callbacks are asked to end", asked), test.want)
 			}
 			finish <- struct{}{}
 			finish <- struct{}{}
@@ -377,13 +369,11 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 			}
 			finish <- struct{}{}
 			if err := receive(t, "Run returns", j.done); !errors.Is(err, test.want) || atWork.Load() != 0 {
-				t.Errorf("Run returned %v, %d callbacks at work", err, atWork.Load())
+				t.Errorf("Run returned %v, not %v, with %d callbacks at work, not 0", err, test.want, atWork.Load())
 			}
 			wait()
 			if test.want != why {
-				if err := l.Run(t.Context(), untilAsked); !errors.Is(err, test.want) {
-					t.Errorf("Run afterwards: %v", err)
-				}
+				wraps(t, "Run afterwards", l.Run(t.Context(), untilAsked), test.want)
 			}
 		})
 	}
@@ -423,14 +413,12 @@ func TestAfterADrainTimeoutThePartitionMovesAndIsNeverWorkedOnTwiceByOneClient(t
 	}
 	until(t, "b owns it although the work goes on", func() bool { return b.Owns(0) }, b)
 	if took := time.Since(began); took < 150*time.Millisecond {
-		t.Errorf("moved after %v", took)
+		t.Errorf("moved after %v, before the drain timeout of 150ms", took)
 	}
-	if cause := ended(t, "the ownership ends", p.Context()); !errors.Is(cause, pgleases.ErrDrainTimeout) {
-		t.Errorf("the ownership ended with %v", cause)
-	}
+	wraps(t, "the ownership ended with", ended(t, "the ownership ends", p.Context()), pgleases.ErrDrainTimeout)
 	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{DrainTimeout: 1}) })
 	if lines := book.lines("WARN", "drain timeout", "lease=work", "partition=0"); len(lines) != 1 {
-		t.Errorf("logged: %q", lines)
+		t.Errorf("the drain timeout was logged %d times, not once: %q", len(lines), lines)
 	}
 	if err := a.SetWeight(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -445,7 +433,7 @@ func TestAfterADrainTimeoutThePartitionMovesAndIsNeverWorkedOnTwiceByOneClient(t
 	}
 	finish <- struct{}{}
 	if again := receive(t, "a call under the new epoch", calls); again.Epoch <= p.Epoch {
-		t.Errorf("called under epoch %d after %d", again.Epoch, p.Epoch)
+		t.Errorf("called under epoch %d, which is not higher than %d", again.Epoch, p.Epoch)
 	}
 }
 
@@ -463,6 +451,6 @@ func TestAPanicInACallbackIsNotRecovered(t *testing.T) {
 	out, err := program.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(string(out), "panic: the roof is on fire") {
-		t.Errorf("the process ended with %v:\n%s", err, out)
+		t.Errorf("the process ended with %v, not by the panic:\n%s", err, out)
 	}
 }

@@ -143,18 +143,18 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 			for move, count := range moved {
 				n += count
 				if move != direction+move[5:] && move != move[:1]+direction {
-					t.Errorf("%d moves %s when %s restarted", count, move, id)
+					t.Errorf("%d moves %s, which are of others, when %s restarted", count, move, id)
 				}
 			}
 			total += n
 			if n != partitions/clients {
-				t.Errorf("%d moves %q when %s restarted: %v", n, direction, id, moved)
+				t.Errorf("%d moves %q, not %d, when %s restarted: %v", n, direction, partitions/clients, id, moved)
 			}
 		}
 	}
 	t.Logf("%d moves, of which %d are needed", total, 2*partitions)
 	if after := sets(); after != before {
-		t.Errorf("before and after:\n%s\n%s", before, after)
+		t.Errorf("the owners before and after differ:\n%s\n%s", before, after)
 	}
 }
 
@@ -187,12 +187,12 @@ func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testin
 	b := joined(t, again, "work", 16)
 	for range 8 {
 		if cause := receive(t, "the callbacks are asked to end", causes); !errors.Is(cause, pgleases.ErrHandover) && !errors.Is(cause, pgleases.ErrSuperseded) {
-			t.Errorf("a callback's context ended with %v", cause)
+			t.Errorf("a callback's context ended with %v, neither %v nor %v", cause, pgleases.ErrHandover, pgleases.ErrSuperseded)
 		}
 	}
 	beats(t, old, 1) // it renews until its work has ended
 	if got := numbers(b); len(got) != 0 || len(numbers(a)) != 0 || old.Err() != nil {
-		t.Errorf("during the work the old one shows %v and tells %v, the new one owns %v", numbers(a), old.Err(), got)
+		t.Errorf("during the work the old one shows %v, the new one owns %v, not nothing; the old one has ended: %v", numbers(a), got, old.Err())
 	}
 	close(finish)
 	untilOwns(t, b, 8)
@@ -200,15 +200,15 @@ func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testin
 	host, _ := os.Hostname()
 	for what, err := range map[string]error{"Run": receive(t, "Run returns", j.done), "Err": old.Err(), "Wait": a.Wait(t.Context())} {
 		if !errors.Is(err, pgleases.ErrSuperseded) || !strings.Contains(err.Error(), host) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
-			t.Errorf("%s: %v", what, err)
+			t.Errorf("%s returned %v, not %v with host %s and pid %d", what, err, pgleases.ErrSuperseded, host, os.Getpid())
 		}
 	}
 	closedFor(t, old, a, pgleases.ErrSuperseded)
 	if err := errors.Join(closes(t, old, t.Context()), again.Err()); err != nil {
-		t.Errorf("after the end: %v", err)
+		t.Errorf("after the end, Close of the old one or Err of the new one returned %v, not nil", err)
 	}
 	if got := moves(t, pool); len(got) != 0 {
-		t.Errorf("moved: %v", got)
+		t.Errorf("moved to another ID, which none should: %v", got)
 	}
 }
 
@@ -244,7 +244,7 @@ func TestAClientThatWasDrainedGetsItsOwnBack(t *testing.T) {
 	}
 	even()
 	if after := [][]int{ownedBy(t, pool, "a"), ownedBy(t, pool, "b"), ownedBy(t, pool, "c")}; fmt.Sprint(after) != fmt.Sprint(before) {
-		t.Errorf("before %v, after %v", before, after)
+		t.Errorf("it was drained and came back: before %v, after %v", before, after)
 	} else {
 		t.Logf("before and after: %v", after)
 	}

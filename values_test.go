@@ -41,7 +41,7 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 			b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4)
 			untilOwns(t, b, 2)
 			if got := numbers(a); len(got) != 2 {
-				t.Errorf("a owns %v", got)
+				t.Errorf("a owns %v, not 2 partitions", got)
 			}
 			for _, took := range delays(t, pool) {
 				if test.paid != (took >= test.delay) {
@@ -75,7 +75,7 @@ func TestTheHandoffDelayIsNotPaidForWhatCameAfterTheLastRead(t *testing.T) {
 	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 2,
 		pgleases.WithHandoffDelay(time.Hour), pgleases.WithWeight(0))
 	if got := a.Values(); len(got) != 0 {
-		t.Fatal(got)
+		t.Fatalf("without weight it owns %v, not nothing", got)
 	}
 	if err := a.SetWeight(t.Context(), 1); err != nil {
 		t.Fatal(err)
@@ -90,18 +90,18 @@ func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
 	pool, ca, cb, a := twoClients(t, 4, pgleases.WithHandoffDelay(time.Hour))
 	loop := a.Values()
 	if len(loop) != 4 {
-		t.Fatal(loop)
+		t.Fatalf("it owns %v, not all 4", loop)
 	}
 	p := []pgleases.Partition{ownership(t, a, 0), ownership(t, a, 1), ownership(t, a, 2), ownership(t, a, 3)}
 	b := joined(t, cb, "work", 4)
 	until(t, "two are withdrawn", func() bool { return len(a.Values()) == 2 }, a)
 	if !slices.Equal(loop, []int{0, 1, 2, 3}) {
-		t.Errorf("the slice that was read became %v", loop)
+		t.Errorf("the slice that was read became %v, and should stay 0 to 3", loop)
 	}
 	beats(t, ca, 2)
 	beats(t, cb, 2)
 	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(b.Values()) != 0 {
-		t.Errorf("during the delay a owns %v and b %v", got, b.Values())
+		t.Errorf("during the delay a owns %v and b %v, not all and nothing", got, b.Values())
 	}
 	for n := range 4 {
 		if shown := slices.Contains(a.Values(), n); shown != a.Owns(n) {
@@ -125,7 +125,7 @@ func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 		t.Helper()
 		got := a.Values()
 		if got == nil || len(got) != cap(got) || !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) {
-			t.Errorf("Values is %#v with capacity %d", got, cap(got))
+			t.Errorf("Values is %#v with capacity %d: not ascending, not exact, or nil", got, cap(got))
 		}
 		return len(got) == 16
 	}
@@ -176,7 +176,7 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 		do()
 		receive(t, what+" closes Changed", changed)
 		if got := numbers(a); slices.Equal(got, before) {
-			t.Errorf("%s: closed, and still owned are %v", what, got)
+			t.Errorf("%s: Changed is closed, and what is owned has not changed: %v", what, got)
 		}
 	}
 	next("a gain", func() {
@@ -212,7 +212,7 @@ func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 	receive(t, "Changed is closed", changed)
 	untilOwns(t, l, 1)
 	if now := ownership(t, l, 0); now.Epoch < p.Epoch+5 {
-		t.Errorf("%v follows %v", now, p)
+		t.Errorf("%v follows %v: its epoch should be higher by 5", now, p)
 	}
 	ended(t, "the ownership under the old epoch ends", p.Context())
 }
