@@ -54,7 +54,7 @@ func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
 			ready[l.who] = true
 		}
 	}
-	first, last := e.leader(ctx, t, conn, row{})
+	first, last := e.leader(ctx, t, conn, read(ctx, t, conn))
 	_ = first.cmd.Process.Kill()
 	<-first.done
 
