@@ -143,17 +143,6 @@ func TestGuardRefusesWhatTheClientKnowsToBeOver(t *testing.T) {
 	wraps(t, "the context of an ownership that never was", context.Cause(pgleases.Partition{}.Context()), pgleases.ErrNotOwner)
 }
 
-func TestGuardIsForReadWriteTransactions(t *testing.T) {
-	t.Parallel()
-	pool, _, _, a := twoClients(t, 1)
-	err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		return a.Guard(t.Context(), tx, ownership(t, a, 0))
-	})
-	if state(err) != "25006" || errors.Is(err, pgleases.ErrNotOwner) {
-		t.Errorf("in a read-only transaction Guard returned %v, not SQLSTATE 25006", err)
-	}
-}
-
 func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	t.Parallel()
 	url := pgtest.Database(t)
