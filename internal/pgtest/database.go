@@ -5,98 +5,188 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/url"
+	"os"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/sql"
 )
 
-// dropTimeout bounds the drop of a database, which runs when its test's context has ended already.
-const dropTimeout = 20 * time.Second
+// timeout bounds the making, and the dropping, of a database on a server that runs.
+const timeout = 30 * time.Second
 
-// CreateDatabase makes an empty database with a unique name that begins with prefix. It returns its connection string,
-// the server's own with another database in it, and what drops it again, together with the sessions in it; drop may be
-// called more than once and takes at most 20 s. Both work through a pooler in transaction mode too. Safe for
-// concurrent use; ctx covers only the call.
-func (s *Server) CreateDatabase(ctx context.Context, prefix string) (url string, drop func() error, err error) {
-	// PostgreSQL would cut a name at 63 bytes, and with it what makes it unique.
-	name := prefix[:min(len(prefix), 36)] + "_" + strings.ToLower(rand.Text())
-	url, err = withDatabase(s.url, name)
-	if err != nil {
-		return "", nil, fmt.Errorf("pgtest: create database: %w", err)
+// TB is what pgtest needs of a testing.TB. Programs import this package too, so it does not import testing.
+type TB interface {
+	Helper()
+	Cleanup(func())
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+}
+
+// Database returns the URL of a new database, which is dropped, with all sessions in it, when the test ends. It is empty;
+// with PGLEASES_TEST_ROLE it has the library's tables, and the URL is the role's. Safe for parallel tests. Without a
+// server the test fails at once.
+func Database(tb TB) string {
+	tb.Helper()
+	url := EmptyDatabase(tb)
+	role := os.Getenv(roleVariable)
+	if role == "" {
+		return url
 	}
-	quoted := pgx.Identifier{name}.Sanitize()
-	err = s.maintain(ctx, func(conn *pgx.Conn) error {
-		// template0: nobody can be connected to it, which would make the copy fail.
-		_, err := conn.Exec(ctx, "CREATE DATABASE "+quoted+" TEMPLATE template0")
-		return err
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	url, err := forApp(ctx, url, role)
+	if err != nil {
+		tb.Fatal(fmt.Errorf("pgtest: %w", err))
+	}
+	return url
+}
+
+// EmptyDatabase is Database for a test that makes the library's tables itself: whatever PGLEASES_TEST_ROLE says, the
+// database is empty, and the URL its owner's.
+func EmptyDatabase(tb TB) string {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	url, drop, err := NewDatabase(ctx)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := drop(); err != nil {
+			tb.Errorf("%v", err)
+		}
 	})
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == "42501" {
-		err = fmt.Errorf("%w; ALTER ROLE ... CREATEDB allows it, or connect as another user", err)
-	}
+	return url
+}
+
+// NewDatabase is EmptyDatabase for programs, which drop it themselves. ctx covers the call alone.
+func NewDatabase(ctx context.Context) (url string, drop func() error, err error) {
+	s, err := shared()
 	if err != nil {
-		return "", nil, fmt.Errorf("pgtest: create database %s: %w", name, err)
+		return "", nil, fmt.Errorf("pgtest: %w", err)
 	}
-	drop = func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
+	name := "pgleases_test_" + strings.ToLower(rand.Text())
+	if url, err = withDatabase(s.url, name); err != nil {
+		return "", nil, fmt.Errorf("pgtest: %w", err)
+	}
+	server, _ := DirectURL(s.url)
+	// template0: nobody can be connected to it, which would make the copy fail.
+	if err := execute(ctx, server, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+		return "", nil, fmt.Errorf("pgtest: create a database on %s: %w", s.description, err)
+	}
+	return url, func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		if err := s.drop(ctx, quoted); err != nil {
+		if err := execute(ctx, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
 			return fmt.Errorf("pgtest: drop database %s: %w", name, err)
 		}
 		return nil
+	}, nil
+}
+
+// DirectURL returns the URL of the same database past the pooler, and true; without PGLEASES_TEST_DIRECT_URL there is
+// no pooler, and it returns databaseURL itself, and false.
+func DirectURL(databaseURL string) (string, bool) {
+	direct := os.Getenv("PGLEASES_TEST_DIRECT_URL")
+	to, err := url.Parse(direct)
+	from, err2 := url.Parse(databaseURL)
+	if direct == "" || errors.Join(err, err2) != nil {
+		return databaseURL, false
 	}
-	return url, drop, nil
-}
-
-// drop tries again while others connect faster than their sessions can be ended, or while the connection breaks, as
-// it does when a test has just restarted the server or the pooler.
-func (s *Server) drop(ctx context.Context, quoted string) error {
-	retry := time.NewTicker(50 * time.Millisecond)
-	defer retry.Stop()
-	for {
-		err := s.maintain(ctx, func(conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+quoted+" WITH (FORCE)")
-			return err
-		})
-		var refused *pgconn.PgError
-		if err == nil || errors.As(err, &refused) && !passing(refused.Code) {
-			return err
-		}
-		if s.isDown() {
-			return err // a test left it so: nobody brings it up while we wait
-		}
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			return err
-		}
+	to.Path = from.Path
+	if from.User.Username() == app {
+		to.User = from.User
 	}
+	return to.String(), true
 }
 
-// passing reports whether an error with that SQLSTATE may be over soon.
-func passing(code string) bool {
-	return strings.HasPrefix(code, "08") || // connection
-		strings.HasPrefix(code, "53") || // too many of them
-		strings.HasPrefix(code, "57") || // shutting down, starting up
-		code == "55006" // database in use
+const (
+	roleVariable = "PGLEASES_TEST_ROLE"
+
+	app         = "pgleases_app"   // the name in sql/grants.sql
+	tablesOwner = "pgleases_owner" // the name in docs/roles.md
+)
+
+// forApp makes the library's tables in an empty database, and returns the URL of a role with the rights of
+// sql/grants.sql, which gets nothing from PUBLIC. For its own tables it has a schema of its own, and may make others, as
+// applications do. The two roles stay on the server.
+func forApp(ctx context.Context, databaseURL, role string) (string, error) {
+	if role != app {
+		return "", fmt.Errorf("%s=%s: it must be %s", roleVariable, role, app)
+	}
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		return "", err
+	}
+	direct, _ := DirectURL(databaseURL)
+	err = execute(ctx, direct,
+		makeRole(tablesOwner+" NOLOGIN"),
+		makeRole(app+" LOGIN PASSWORD '"+app+"'"),
+		"REVOKE CREATE ON SCHEMA public FROM PUBLIC",
+		"CREATE SCHEMA "+app+" AUTHORIZATION "+app,
+		"GRANT CREATE ON DATABASE "+strings.TrimPrefix(u.Path, "/")+" TO "+app,
+		"CREATE SCHEMA pgleases AUTHORIZATION "+tablesOwner,
+		"SET ROLE "+tablesOwner,
+		"SET client_min_messages = warning",
+		sql.For("pgleases").Schema,
+		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
+		sql.Grants)
+	if err != nil {
+		return "", fmt.Errorf("make the tables for %s: %w", app, err)
+	}
+	u.User = url.UserPassword(app, app)
+	return u.String(), nil
 }
 
-// maintain runs fn on a connection of its own to the maintenance database. The simple protocol is what passes a pooler
-// in transaction mode.
-func (s *Server) maintain(ctx context.Context, fn func(*pgx.Conn) error) error {
-	config, err := pgx.ParseConfig(s.url)
+// makeRole returns a statement that also succeeds where another test makes the same role now.
+func makeRole(definition string) string {
+	return "DO $$ BEGIN CREATE ROLE " + definition + "; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
+}
+
+// OwnerURL returns the URL of the same database for what a test does besides running clients: of a user who may do
+// everything there. Without PGLEASES_TEST_ROLE that is databaseURL itself.
+func OwnerURL(databaseURL string) string {
+	u, err := url.Parse(databaseURL)
+	if err != nil || u.User.Username() != app {
+		return databaseURL
+	}
+	s, err := shared()
+	if err != nil {
+		return databaseURL
+	}
+	owners, err := url.Parse(s.url)
+	if err != nil {
+		return databaseURL
+	}
+	u.User = owners.User
+	return u.String()
+}
+
+// withDatabase returns a URL with another database in it.
+func withDatabase(serverURL, name string) (string, error) {
+	u, err := url.Parse(serverURL)
+	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" || u.Query().Has("dbname") {
+		return "", errors.New("DATABASE_URL must be a URL such as postgres://user:password@host:5432/database")
+	}
+	u.Path = "/" + name
+	return u.String(), nil
+}
+
+// execute sends each statement as one message of the simple protocol, on one connection.
+func execute(ctx context.Context, databaseURL string, statements ...string) error {
+	conn, err := pgx.Connect(ctx, databaseURL)
 	if err != nil {
 		return err
 	}
-	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
-	conn, err := pgx.ConnectConfig(ctx, config)
-	if err != nil {
-		return err
+	defer conn.Close(ctx)
+	for _, statement := range statements {
+		if _, err := conn.PgConn().Exec(ctx, statement).ReadAll(); err != nil {
+			return err
+		}
 	}
-	err = fn(conn)
-	// The work is done, and a connection that does not close in good order closes nevertheless.
-	_ = conn.Close(ctx)
-	return err
+	return nil
 }

@@ -8,32 +8,13 @@ import (
 	"syscall"
 )
 
-// Systems without PostgreSQL's signals: a server can only be killed there, and what a died process leaves stays.
-const (
-	sigFast      = syscall.SIGINT
-	sigImmediate = syscall.SIGQUIT
-	sigKill      = syscall.SIGKILL
-	sigPause     = syscall.Signal(-1)
-	sigResume    = syscall.Signal(-2)
-)
+// Here no server is started: what it takes to end one with its tests is missing.
+const exclusive, inCommon, atOnce = 0, 0, 0
 
-func attributes(*account, syscall.Signal) *syscall.SysProcAttr { return nil }
+var errUnsupported = errors.New("this system has no file locks: set DATABASE_URL to the URL of a PostgreSQL server")
 
-func signal(pid int, sig syscall.Signal) error {
-	if sig == sigPause || sig == sigResume {
-		return errors.ErrUnsupported
-	}
-	p, err := os.FindProcess(pid)
-	if err != nil {
-		return nil // gone already
-	}
-	return p.Kill()
-}
-
-func tryLock(*os.File) bool { return true }
-
-func rename(string, string) error { return nil } // an open file cannot be renamed; nobody sweeps here
-
-func ownedByUs(os.FileInfo) bool { return false }
-
-func removeSegment(string) {}
+func makeFolder(string) error                  { return errUnsupported }
+func openLocked(string, int) (*os.File, error) { return nil, errUnsupported }
+func inherited(uintptr) *os.File               { return nil }
+func ownSession() *syscall.SysProcAttr         { return nil }
+func dropRoot(...string) error                 { return errUnsupported }

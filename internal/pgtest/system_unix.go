@@ -4,42 +4,86 @@ package pgtest
 
 import (
 	"errors"
+	"fmt"
 	"os"
-	"os/exec"
+	"os/user"
+	"strconv"
 	"syscall"
 )
 
+// How openLocked locks: waiting for others unless atOnce.
 const (
-	sigFast      = syscall.SIGINT  // PostgreSQL: end all sessions, write a checkpoint, stop
-	sigImmediate = syscall.SIGQUIT // PostgreSQL: stop as in a crash, but clean up shared memory
-	sigKill      = syscall.SIGKILL
-	sigPause     = syscall.SIGSTOP
-	sigResume    = syscall.SIGCONT
+	exclusive = syscall.LOCK_EX
+	inCommon  = syscall.LOCK_SH
+	atOnce    = syscall.LOCK_NB
 )
 
-// signal sends a signal; a process that is gone already is no error.
-func signal(pid int, sig syscall.Signal) error {
-	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
-		return os.NewSyscallError("kill", err)
+// openLocked opens a file, makes it where it is missing, and locks it for as long as it is open. Programs that this
+// process starts do not have it open.
+func openLocked(path string, how int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := syscall.Flock(int(f.Fd()), how)
+		if err == nil {
+			return f, nil
+		}
+		if err != syscall.EINTR {
+			return nil, errors.Join(os.NewSyscallError("flock "+path, err), f.Close())
+		}
+	}
+}
+
+// inherited returns a file that the process began with.
+func inherited(descriptor uintptr) *os.File {
+	syscall.CloseOnExec(int(descriptor)) // the server would keep it open, and locked
+	return os.NewFile(descriptor, "inherited")
+}
+
+func ownSession() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setsid: true} }
+
+// makeFolder makes the folder unless it is there. In a shared /tmp, another user may have made it.
+func makeFolder(path string) error {
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	info, err := os.Lstat(path)
+	if err != nil {
+		return nil // its server ended just now, which joinIn sees too
+	}
+	owner := int(info.Sys().(*syscall.Stat_t).Uid)
+	if uid, _, err := account(); err != nil || owner != uid && owner != os.Geteuid() || !info.IsDir() {
+		return errors.Join(err, fmt.Errorf("%s is not a folder of this user's: remove it", path))
 	}
 	return nil
 }
 
-// tryLock locks the file for as long as it is open in this process; false when another process has the lock.
-func tryLock(f *os.File) bool {
-	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
-}
-
-func rename(from, to string) error { return os.Rename(from, to) }
-
-func ownedByUs(info os.FileInfo) bool {
-	stat, ok := info.Sys().(*syscall.Stat_t)
-	return ok && int(stat.Uid) == os.Getuid()
-}
-
-// removeSegment removes the shared memory that a killed server left, some 56 bytes. Nothing depends on it.
-func removeSegment(id string) {
-	if id != "" {
-		_ = exec.Command("ipcrm", "-m", id).Run()
+// account returns the user that a server runs as: that of this process, unless that is root, which PostgreSQL refuses.
+func account() (uid, gid int, err error) {
+	if os.Geteuid() != 0 {
+		return os.Geteuid(), os.Getegid(), nil
 	}
+	u, err := user.Lookup("postgres")
+	if err != nil {
+		if u, err = user.Lookup("nobody"); err != nil {
+			return 0, 0, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody")
+		}
+	}
+	uid, err = strconv.Atoi(u.Uid)
+	gid, err2 := strconv.Atoi(u.Gid)
+	return uid, gid, errors.Join(err, err2)
+}
+
+// dropRoot turns this process, if it is root's, into one of the account's, which gets the folders.
+func dropRoot(folders ...string) error {
+	uid, gid, err := account()
+	if err != nil || uid == os.Geteuid() {
+		return err
+	}
+	for _, folder := range folders {
+		err = errors.Join(err, os.Chown(folder, uid, gid))
+	}
+	return errors.Join(err, syscall.Setgroups([]int{gid}), syscall.Setgid(gid), syscall.Setuid(uid))
 }

@@ -1,0 +1,329 @@
+package pgtest
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
+	"github.com/ory/dockertest/v3"
+	"github.com/ory/dockertest/v3/docker"
+)
+
+const (
+	keeperVariable = "PGLEASES_TEST_KEEPER" // set by startKeeper alone
+	wayVariable    = "PGLEASES_TEST_POSTGRES"
+	binVariable    = "PGLEASES_TEST_POSTGRES_BIN"
+	imageVariable  = "PGLEASES_TEST_POSTGRES_IMAGE"
+)
+
+// settings make a server that is small and quick, for data that need not survive the machine.
+var settings = map[string]string{
+	"max_connections":            "600",
+	"shared_buffers":             "32MB",
+	"fsync":                      "off",
+	"full_page_writes":           "off",
+	"autovacuum":                 "off", // it would visit each of the many databases
+	"jit":                        "off",
+	"timezone":                   "UTC",
+	"dynamic_shared_memory_type": "mmap", // in the folder, not in /dev/shm, where it would outlive a killed server
+}
+
+// init makes this process a keeper where startKeeper started it as one, before anything else of the program runs.
+func init() {
+	folder := os.Getenv(keeperVariable)
+	if folder == "" {
+		return
+	}
+	if err := keep(folder, inherited(3)); err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// keep starts a server, waits until no process uses it any more, and removes it with its folder. The gate is locked by
+// the process that started this one, and stays so until the server is ready.
+func keep(folder string, gate *os.File) error {
+	if _, err := openLocked(filepath.Join(folder, keeperFile), exclusive|atOnce); err != nil {
+		return err
+	}
+	signal.Ignore(syscall.SIGPIPE) // nobody reads what it prints any more if the other process has ended
+	s, stop, err := start(folder)
+	if err != nil {
+		return errors.Join(err, discard(folder))
+	}
+	if err := os.WriteFile(filepath.Join(folder, serverFile), []byte(s.url+"\n"+s.description), 0o600); err != nil {
+		return errors.Join(err, stop())
+	}
+	gate.Close()
+	fmt.Println("ready")
+	for {
+		members, err := openLocked(filepath.Join(folder, membersFile), exclusive)
+		if err != nil {
+			return errors.Join(err, stop())
+		}
+		members.Close() // nobody uses the server; behind the gate nobody can begin to
+		gate, err := openLocked(filepath.Join(folder, gateFile), exclusive)
+		if err != nil {
+			return errors.Join(err, stop())
+		}
+		if _, err = openLocked(filepath.Join(folder, membersFile), exclusive|atOnce); err == nil {
+			return errors.Join(stop(), discard(folder))
+		}
+		gate.Close() // somebody came in between
+	}
+}
+
+// notice has startKeeper tell what takes long.
+func notice(format string, args ...any) { fmt.Printf("notice "+format+"\n", args...) }
+
+// ways to a server, in their order: Docker gives the same server on every machine; a download is slow, once, and may not
+// be allowed. Each returns what stops the server again; its error is errMissing where another way should be tried.
+var ways = []struct {
+	name  string
+	start func(folder string) (s server, stop func() error, err error)
+}{{"docker", startDocker}, {"programs", startPrograms}, {"embedded", startEmbedded}}
+
+// errMissing says that this machine does not have what a way needs.
+var errMissing = errors.New("cannot be used")
+
+// allowedWay returns the name of the only way to try, "" for all.
+func allowedWay() (string, error) {
+	name := os.Getenv(wayVariable)
+	if name == "" && os.Getenv(binVariable) != "" {
+		return "programs", nil
+	}
+	for _, way := range ways {
+		if name == way.name {
+			return name, nil
+		}
+	}
+	if name != "" {
+		return "", fmt.Errorf("%s=%s: it must be docker, programs or embedded", wayVariable, name)
+	}
+	return "", nil
+}
+
+// start starts a server in the first way that this machine has what it needs for.
+func start(folder string) (s server, stop func() error, err error) {
+	allowed, err := allowedWay()
+	if err != nil {
+		return server{}, nil, err
+	}
+	missing := []error{errors.New("no PostgreSQL server: set DATABASE_URL to the URL of one, start Docker, or install the " +
+		"server programs (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; " +
+		"Alpine: apk add postgresql; macOS: brew install postgresql@17)")}
+	for _, way := range ways {
+		if allowed != "" && allowed != way.name {
+			continue
+		}
+		s, stop, err := way.start(folder)
+		if err == nil || !errors.Is(err, errMissing) {
+			return s, stop, err
+		}
+		missing = append(missing, fmt.Errorf("%s: %w", way.name, err))
+	}
+	return server{}, nil, errors.Join(missing...)
+}
+
+// startDocker starts a server in a container, which the engine removes after two hours if the keeper was killed.
+func startDocker(folder string) (s server, stop func() error, err error) {
+	if host := os.Getenv("DOCKER_HOST"); host != "" && !strings.HasPrefix(host, "unix:") {
+		return server{}, nil, fmt.Errorf("%w: the engine at DOCKER_HOST=%s may be another machine's", errMissing, host)
+	}
+	pool, err := dockertest.NewPool("")
+	if err == nil {
+		pool.MaxWait = timeout
+		err = pool.Client.PingWithContext(within(2 * time.Second))
+	}
+	if err != nil {
+		return server{}, nil, fmt.Errorf("%w: %w", errMissing, err)
+	}
+	image := cmp.Or(os.Getenv(imageVariable), "postgres:18-alpine") // the smaller kind of the official image
+	repository, tag := docker.ParseRepositoryTag(image)
+	if _, err := pool.Client.InspectImage(image); err != nil {
+		notice("pulling %s, for at most a minute", image)
+		request := docker.PullImageOptions{Repository: repository, Tag: tag, Context: within(time.Minute)}
+		if err := pool.Client.PullImage(request, docker.AuthConfiguration{}); err != nil {
+			return server{}, nil, fmt.Errorf("%w: pull %s: %w", errMissing, image, err)
+		}
+	}
+	const port = "5432/tcp"
+	options := &dockertest.RunOptions{
+		Name: filepath.Base(folder), Repository: repository, Tag: tag,
+		Env:          []string{"POSTGRES_PASSWORD=postgres", "POSTGRES_INITDB_ARGS=--encoding=UTF8 --locale=C --no-sync"},
+		Cmd:          []string{"postgres"},
+		ExposedPorts: []string{port},
+		PortBindings: map[docker.Port][]docker.PortBinding{port: {{HostIP: "127.0.0.1", HostPort: "0"}}},
+	}
+	for name, value := range settings {
+		options.Cmd = append(options.Cmd, "-c", name+"="+value)
+	}
+	_ = pool.RemoveContainerByName(options.Name) // there is one if a keeper was killed
+	container, err := pool.RunWithOptions(options, func(host *docker.HostConfig) {
+		host.AutoRemove = true
+		host.PublishAllPorts = false // only the one above
+	})
+	if err != nil {
+		return server{}, nil, fmt.Errorf("run %s: %w", image, err)
+	}
+	stop = func() error { return pool.Purge(container) }
+	address := container.GetHostPort(port)
+	err = container.Expire(2 * 60 * 60)
+	if err == nil {
+		err = pool.Retry(func() (err error) {
+			s, err = describe("postgres://postgres:postgres@"+address+"/postgres?sslmode=disable",
+				fmt.Sprintf("in Docker (%s) on %s", image, address))
+			return err
+		})
+	}
+	if err != nil {
+		return server{}, nil, errors.Join(fmt.Errorf("run %s: %w", image, err), stop())
+	}
+	return s, stop, nil
+}
+
+// within returns a context of that length, for a process that does not live for its requests alone.
+func within(d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	context.AfterFunc(ctx, cancel)
+	return ctx
+}
+
+// programFolders are where distributions put the server programs, which are often not on PATH. The last that exists is
+// the newest version.
+var programFolders = []string{
+	"/usr/lib/postgresql/[1-9][0-9]/bin", // Debian, Ubuntu
+	"/usr/pgsql-[1-9][0-9]/bin",          // RPMs of PostgreSQL's own
+	"/usr/libexec/postgresql[1-9][0-9]",  // Alpine
+	"/opt/homebrew/opt/postgresql@[1-9][0-9]/bin",
+	"/usr/local/opt/postgresql@[1-9][0-9]/bin",
+	"/Applications/Postgres.app/Contents/Versions/[1-9][0-9]/bin",
+}
+
+func findPrograms() (string, error) {
+	folders := []string{os.Getenv(binVariable)}
+	if folders[0] == "" {
+		folders = filepath.SplitList(os.Getenv("PATH"))
+		for _, pattern := range programFolders {
+			found, _ := filepath.Glob(pattern)
+			slices.Reverse(found)
+			folders = append(folders, found...)
+		}
+	}
+	for _, folder := range folders {
+		// PATH may have links to some of the programs; where those lead, the others stand beside them.
+		initdb, err := filepath.EvalSymlinks(filepath.Join(folder, "initdb"))
+		if err != nil {
+			continue
+		}
+		if _, err := exec.LookPath(filepath.Join(filepath.Dir(initdb), "pg_ctl")); err == nil {
+			return filepath.Dir(initdb), nil
+		}
+	}
+	return "", fmt.Errorf("%w: neither %s nor PATH nor any of %s has initdb and pg_ctl",
+		errMissing, binVariable, strings.Join(programFolders, ", "))
+}
+
+// startPrograms starts a server from installed programs.
+func startPrograms(folder string) (server, func() error, error) {
+	bin, err := findPrograms()
+	if err != nil {
+		return server{}, nil, err
+	}
+	if err := dropRoot(folder); err != nil {
+		return server{}, nil, err
+	}
+	// The library wants them in a folder of the name bin, which not every distribution has.
+	programs := filepath.Join(folder, "programs")
+	if err := errors.Join(os.Mkdir(programs, 0o700), os.Symlink(bin, filepath.Join(programs, "bin"))); err != nil {
+		return server{}, nil, err
+	}
+	return run(folder, embeddedpostgres.DefaultConfig().BinariesPath(programs), bin)
+}
+
+// startEmbedded starts a server from programs that it downloads once for all.
+func startEmbedded(folder string) (server, func() error, error) {
+	cache := os.Getenv("XDG_CACHE_HOME")
+	var err error
+	switch {
+	case cache != "":
+	case os.Geteuid() == 0:
+		cache = "/var/cache" // root's own is closed to the user that the server runs as
+	default:
+		cache, err = os.UserCacheDir()
+	}
+	cache = filepath.Join(cache, "pgleases-postgres")
+	if err == nil {
+		err = os.MkdirAll(cache, 0o755)
+	}
+	if err == nil {
+		err = dropRoot(folder, cache)
+	}
+	if err != nil {
+		return server{}, nil, fmt.Errorf("%w: %w", errMissing, err)
+	}
+	const version = embeddedpostgres.V18
+	programs := filepath.Join(cache, string(version))
+	complete := filepath.Join(programs, "complete")
+	if _, err := os.Stat(complete); err != nil {
+		notice("fetching PostgreSQL %s into %s, for at most three minutes", version, cache)
+		if err := os.RemoveAll(programs); err != nil {
+			return server{}, nil, err
+		}
+	}
+	http.DefaultClient.Timeout = 3 * time.Minute // the library's
+	config := embeddedpostgres.DefaultConfig().Version(version).CachePath(cache).BinariesPath(programs)
+	s, stop, err := run(folder, config, "embedded-postgres in "+programs)
+	if _, missing := os.Stat(programs); missing != nil {
+		return server{}, nil, fmt.Errorf("%w: %w", errMissing, err)
+	}
+	if err != nil {
+		return server{}, nil, err
+	}
+	return s, stop, os.WriteFile(complete, nil, 0o644)
+}
+
+// run has the library make and start a server in the folder. It writes there alone: TMPDIR is the folder too.
+func run(folder string, config embeddedpostgres.Config, from string) (server, func() error, error) {
+	parameters := map[string]string{"listen_addresses": "127.0.0.1", "unix_socket_directories": ""}
+	maps.Copy(parameters, settings)
+	config = config.RuntimePath(filepath.Join(folder, "run")).Locale("C").Encoding("UTF8").
+		StartParameters(parameters).StartTimeout(time.Minute).Logger(io.Discard)
+	for tries := 1; ; tries++ {
+		free, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return server{}, nil, err
+		}
+		port := free.Addr().(*net.TCPAddr).Port
+		free.Close()
+		database := embeddedpostgres.NewDatabase(config.Port(uint32(port)))
+		if err := database.Start(); err != nil {
+			if taken, err := net.Dial("tcp", free.Addr().String()); err == nil && tries < 5 {
+				taken.Close()
+				continue // another program was faster
+			}
+			return server{}, nil, fmt.Errorf("start PostgreSQL from %s: %w", from, err)
+		}
+		s, err := describe(fmt.Sprintf("postgres://postgres:postgres@127.0.0.1:%d/postgres?sslmode=disable", port),
+			fmt.Sprintf("from %s on 127.0.0.1:%d", from, port))
+		if err != nil {
+			return server{}, nil, errors.Join(err, database.Stop())
+		}
+		return s, database.Stop, nil
+	}
+}

@@ -1,0 +1,308 @@
+package pgtest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"go.uber.org/goleak"
+)
+
+const testerVariable = "PGTEST_TESTER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(testerVariable) != "" {
+		os.Exit(tester())
+	}
+	goleak.VerifyTestMain(m) // a server must not have cost this process a goroutine
+}
+
+// tester is a process that uses a database until its input ends.
+func tester() int {
+	databaseURL, drop, err := NewDatabase(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	fmt.Println(databaseURL)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	if err := drop(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return 0
+}
+
+func connect(t *testing.T, databaseURL string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func value[T any](t *testing.T, conn *pgx.Conn, query string) (v T) {
+	t.Helper()
+	if err := conn.QueryRow(t.Context(), query).Scan(&v); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return v
+}
+
+func TestDatabaseIsEmptyAndGoneAfterItsTest(t *testing.T) {
+	names := make(chan string, 4)
+	t.Run("several at once", func(t *testing.T) {
+		for range cap(names) {
+			t.Run("", func(t *testing.T) {
+				t.Parallel()
+				conn := connect(t, EmptyDatabase(t)) // still connected when the database is dropped
+				if n := value[int](t, conn, "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"); n != 0 {
+					t.Errorf("%d relations", n)
+				}
+				if encoding := value[string](t, conn, "SELECT current_setting('server_encoding')"); encoding != "UTF8" {
+					t.Error("encoding", encoding)
+				}
+				names <- value[string](t, conn, "SELECT current_database()")
+			})
+		}
+	})
+	close(names)
+	s, err := shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := connect(t, s.url)
+	for name := range names {
+		if value[bool](t, conn, "SELECT EXISTS (SELECT FROM pg_database WHERE datname = '"+name+"')") {
+			t.Error(name, "is there still")
+		}
+	}
+}
+
+// apart has this test's processes share a server with nobody else, and returns its folder.
+func apart(t *testing.T) (folder string) {
+	t.Helper()
+	t.Setenv("DATABASE_URL", "")
+	t.Setenv("PGLEASES_TEST_APART", t.Name())
+	folder, err := sharedFolder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return folder
+}
+
+// A process is a tester that runs.
+type process struct {
+	*exec.Cmd
+	input  io.Closer
+	output *bufio.Reader
+}
+
+func startTester(t *testing.T) process {
+	t.Helper()
+	p := process{Cmd: exec.Command(os.Args[0])}
+	p.Env = append(os.Environ(), testerVariable+"=1")
+	input, err := p.StdinPipe()
+	output, err2 := p.StdoutPipe()
+	if err := errors.Join(err, err2, p.Start()); err != nil {
+		t.Fatal(err)
+	}
+	p.input, p.output = input, bufio.NewReader(output)
+	t.Cleanup(func() { p.kill() })
+	return p
+}
+
+func (p process) kill() {
+	_ = p.Process.Kill()
+	_ = p.Wait()
+}
+
+// server returns the host and port that the process works on.
+func (p process) server(t *testing.T) string {
+	t.Helper()
+	line, err := p.output.ReadString('\n')
+	u, err2 := url.Parse(strings.TrimSpace(line))
+	if err != nil || err2 != nil || u.Host == "" {
+		t.Fatalf("a process printed %q instead of a database's URL", line)
+	}
+	return u.Host
+}
+
+// gone waits until a server and its folder are.
+func gone(t *testing.T, folder string, servers ...string) {
+	t.Helper()
+	left := func() []string {
+		found, _ := filepath.Glob(folder + "*")
+		for _, server := range servers {
+			if conn, err := net.Dial("tcp", server); err == nil {
+				conn.Close()
+				found = append(found, server)
+			}
+		}
+		return found
+	}
+	for late := time.Now().Add(30 * time.Second); len(left()) > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(late) {
+			t.Fatalf("left: %q", left())
+		}
+	}
+}
+
+func TestProcessesShareOneServerThatEndsWithTheLastOfThem(t *testing.T) {
+	folder := apart(t)
+	one, other := startTester(t), startTester(t)
+	server := one.server(t)
+	if s := other.server(t); s != server {
+		t.Fatalf("one works on %s, the other on %s", server, s)
+	}
+	one.kill()
+	third := startTester(t)
+	if s := third.server(t); s != server {
+		t.Fatalf("a third works on %s, the others on %s", s, server)
+	}
+	other.kill()
+	third.input.Close()
+	if err := third.Wait(); err != nil {
+		t.Errorf("the last of them: %v", err)
+	}
+	gone(t, folder, server)
+}
+
+func TestWhatIsKilledInAStartLeavesNothing(t *testing.T) {
+	folder := apart(t)
+	first, second := startTester(t), startTester(t)
+	for { // until one of them starts a server
+		if _, err := os.Stat(filepath.Join(folder, keeperFile)); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	first.kill()
+	server := second.server(t) // whether it was the one that started, or waited
+	second.kill()
+	gone(t, folder, server)
+}
+
+func TestWhatAKilledKeeperLeftIsReplaced(t *testing.T) {
+	folder := apart(t)
+	if err := makeFolder(folder); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{keeperFile, serverFile} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte("postgres://127.0.0.1:1/postgres\nleft"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := startTester(t)
+	server := p.server(t)
+	p.kill()
+	gone(t, folder, server)
+}
+
+func TestWhereNothingWorksOneErrorSaysWhatToInstall(t *testing.T) {
+	t.Setenv("PATH", "")
+	t.Setenv(wayVariable, "")
+	t.Setenv(binVariable, "")
+	t.Setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
+	t.Setenv("XDG_CACHE_HOME", os.DevNull)
+	defer func(folders []string) { programFolders = folders }(programFolders)
+	programFolders = []string{"/nowhere/*"}
+	_, _, err := start(t.TempDir())
+	for _, part := range []string{"set DATABASE_URL", "apt-get install postgresql", "docker: ", "/nowhere/docker.sock",
+		"programs: ", "/nowhere/*", "embedded: ", os.DevNull} {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not contain %q: %v", part, err)
+		}
+	}
+}
+
+func TestAWrongVariableIsNamedWithWhatWouldBeRight(t *testing.T) {
+	for _, c := range []struct {
+		variable, value, right string
+		do                     func() error
+	}{
+		{wayVariable, "podman", "docker, programs or embedded", func() error { _, err := allowedWay(); return err }},
+		{binVariable, "/nowhere", "initdb", func() error { _, err := findPrograms(); return err }},
+		{roleVariable, "alice", app, func() error { _, err := forApp(t.Context(), "", os.Getenv(roleVariable)); return err }},
+		{"DATABASE_URL", "host=localhost", "postgres://", func() error { _, err := describe(os.Getenv("DATABASE_URL"), ""); return err }},
+	} {
+		t.Setenv(c.variable, c.value)
+		if err := c.do(); err == nil || !strings.Contains(err.Error(), c.variable) || !strings.Contains(err.Error(), c.right) {
+			t.Errorf("%s=%s: %v", c.variable, c.value, err)
+		}
+	}
+}
+
+func TestTheNewestProgramsAreTaken(t *testing.T) {
+	t.Setenv("PATH", "")
+	t.Setenv(binVariable, "")
+	root := t.TempDir()
+	defer func(folders []string) { programFolders = folders }(programFolders)
+	programFolders = []string{filepath.Join(root, "*/bin")}
+	for _, file := range []string{"14/bin/initdb", "14/bin/pg_ctl", "17/bin/initdb", "17/bin/pg_ctl", "18/bin/initdb"} {
+		file = filepath.Join(root, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, nil, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if bin, err := findPrograms(); bin != filepath.Join(root, "17/bin") {
+		t.Error(bin, err) // 18 is not complete
+	}
+}
+
+func TestTheRoleHasTheRightsOfGrantsAndNoMore(t *testing.T) {
+	t.Setenv(roleVariable, app)
+	databaseURL := Database(t)
+	direct, _ := DirectURL(databaseURL)
+	conn := connect(t, direct)
+	if user := value[string](t, conn, "SELECT current_user"); user != app {
+		t.Fatal("the user is", user)
+	}
+	for statement, allowed := range map[string]bool{
+		"SELECT FROM pgleases.status":   true,
+		"CREATE TABLE mine (i int)":     true,
+		"CREATE SCHEMA another":         true,
+		"DROP TABLE pgleases.clients":   false,
+		"DELETE FROM pgleases.leases":   false,
+		"CREATE TABLE public.t (i int)": false,
+	} {
+		if _, err := conn.Exec(t.Context(), statement); (err == nil) != allowed {
+			t.Errorf("%s: %v", statement, err)
+		}
+	}
+	owner := connect(t, OwnerURL(direct))
+	if value[string](t, owner, "SELECT current_database()") != conn.Config().Database ||
+		!value[bool](t, owner, "SELECT has_table_privilege('pgleases.clients', 'TRUNCATE')") {
+		t.Error("OwnerURL is not an owner's of the same database:", owner.Config().User, owner.Config().Database)
+	}
+}
+
+func TestDirectURLLeadsPastThePooler(t *testing.T) {
+	t.Setenv("PGLEASES_TEST_DIRECT_URL", "")
+	const pooled = "postgres://me:secret@localhost:6432/some?sslmode=disable"
+	if u, ok := DirectURL(pooled); u != pooled || ok {
+		t.Error("without a pooler:", u, ok)
+	}
+	t.Setenv("PGLEASES_TEST_DIRECT_URL", "postgres://postgres@localhost:5432/postgres?connect_timeout=9")
+	for from, want := range map[string]string{
+		pooled: "postgres://postgres@localhost:5432/some?connect_timeout=9",
+		"postgres://pgleases_app:pw@localhost:6432/some": "postgres://pgleases_app:pw@localhost:5432/some?connect_timeout=9",
+	} {
+		if u, ok := DirectURL(from); u != want || !ok {
+			t.Errorf("%s: %s, %v", from, u, ok)
+		}
+	}
+}
