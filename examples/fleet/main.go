@@ -7,8 +7,7 @@
 // in the database, how often each job was done, and tells how long each change of owners took; the exit status is 1 if
 // anything is not as it should be.
 //
-// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run from the server
-// programs that are installed. It works in a database of its own, which it drops again, unless it is itself killed.
+// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run. It works in a database of its own, which it drops again, unless it is itself killed.
 // Ctrl-C ends it early.
 //
 // The loop of the workers is in examples/internal/jobs, the same that examples/worker runs. The rest is the show: story.go
@@ -98,19 +97,12 @@ type fleet struct {
 // run does the whole show, and returns what was not as it should be.
 func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []string, err error) {
 	began := time.Now()
-	server, err := pgtest.Start(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, server.Stop()) }()
-	fmt.Printf("%s, TTL %v, %d partitions, %s jobs of %d customers\n",
-		server.Describe(), ttl, jobs.Partitions, thousands(jobCount), customerCount)
-
-	url, drop, err := server.CreateDatabase(ctx, "pgleases_fleet")
+	url, drop, err := pgtest.NewDatabase(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, drop()) }()
+	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers\n", ttl, jobs.Partitions, thousands(jobCount), customerCount)
 
 	pool, err := connect(ctx, url)
 	if err != nil {

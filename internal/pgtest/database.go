@@ -132,14 +132,23 @@ func forApp(ctx context.Context, databaseURL, role string) (string, error) {
 		"CREATE SCHEMA pgleases AUTHORIZATION "+tablesOwner,
 		"SET ROLE "+tablesOwner,
 		"SET client_min_messages = warning",
-		sql.For("pgleases").Schema,
+		file("schema.sql"), file("functions.sql"),
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
-		sql.Grants)
+		file("grants.sql"))
 	if err != nil {
 		return "", fmt.Errorf("make the tables for %s: %w", app, err)
 	}
 	u.User = url.UserPassword(app, app)
 	return u.String(), nil
+}
+
+// file returns a file of package sql, which has the schema under its default name.
+func file(name string) string {
+	text, err := sql.Files.ReadFile(name)
+	if err != nil {
+		panic(err) // it is not embedded: a build that cannot work
+	}
+	return string(text)
 }
 
 // makeRole returns a statement that also succeeds where another test makes the same role now.

@@ -57,32 +57,37 @@ func init() {
 
 // keep starts a server, waits until no process uses it any more, and removes it with its folder. The gate is locked by
 // the process that started this one, and stays so until the server is ready.
-func keep(folder string, gate *os.File) error {
-	if _, err := openLocked(filepath.Join(folder, keeperFile), exclusive|atOnce); err != nil {
+func keep(folder string, gate *os.File) (err error) {
+	defer func() { err = errors.Join(err, discard(folder)) }()
+	signal.Ignore(syscall.SIGPIPE) // if the other process was killed, nobody reads what this one prints
+	lock, err := openLocked(filepath.Join(folder, keeperFile), exclusive|atOnce)
+	if err != nil {
 		return err
 	}
-	signal.Ignore(syscall.SIGPIPE) // nobody reads what it prints any more if the other process has ended
+	held = append(held, lock)
 	s, stop, err := start(folder)
 	if err != nil {
-		return errors.Join(err, discard(folder))
+		return err
 	}
+	defer func() { err = errors.Join(err, stop()) }()
 	if err := os.WriteFile(filepath.Join(folder, serverFile), []byte(s.url+"\n"+s.description), 0o600); err != nil {
-		return errors.Join(err, stop())
+		return err
 	}
 	gate.Close()
 	fmt.Println("ready")
 	for {
 		members, err := openLocked(filepath.Join(folder, membersFile), exclusive)
 		if err != nil {
-			return errors.Join(err, stop())
+			return err
 		}
 		members.Close() // nobody uses the server; behind the gate nobody can begin to
 		gate, err := openLocked(filepath.Join(folder, gateFile), exclusive)
 		if err != nil {
-			return errors.Join(err, stop())
+			return err
 		}
-		if _, err = openLocked(filepath.Join(folder, membersFile), exclusive|atOnce); err == nil {
-			return errors.Join(stop(), discard(folder))
+		if _, err := openLocked(filepath.Join(folder, membersFile), exclusive|atOnce); err == nil {
+			held = append(held, gate)
+			return nil
 		}
 		gate.Close() // somebody came in between
 	}
@@ -140,7 +145,7 @@ func start(folder string) (s server, stop func() error, err error) {
 	return server{}, nil, errors.Join(missing...)
 }
 
-// startDocker starts a server in a container, which the engine removes after two hours if the keeper was killed.
+// startDocker starts a server in a container, which the engine ends after two hours if the keeper was killed.
 func startDocker(folder string) (s server, stop func() error, err error) {
 	if host := os.Getenv("DOCKER_HOST"); host != "" && !strings.HasPrefix(host, "unix:") {
 		return server{}, nil, fmt.Errorf("%w: the engine at DOCKER_HOST=%s may be another machine's", errMissing, host)
@@ -165,7 +170,7 @@ func startDocker(folder string) (s server, stop func() error, err error) {
 	const port = "5432/tcp"
 	options := &dockertest.RunOptions{
 		Name: filepath.Base(folder), Repository: repository, Tag: tag,
-		Env:          []string{"POSTGRES_PASSWORD=postgres", "POSTGRES_INITDB_ARGS=--encoding=UTF8 --locale=C --no-sync"},
+		Env:          []string{"POSTGRES_HOST_AUTH_METHOD=trust", "POSTGRES_INITDB_ARGS=--encoding=UTF8 --locale=C --no-sync"},
 		Cmd:          []string{"postgres"},
 		ExposedPorts: []string{port},
 		PortBindings: map[docker.Port][]docker.PortBinding{port: {{HostIP: "127.0.0.1", HostPort: "0"}}},
@@ -175,24 +180,25 @@ func startDocker(folder string) (s server, stop func() error, err error) {
 	}
 	_ = pool.RemoveContainerByName(options.Name) // there is one if a keeper was killed
 	container, err := pool.RunWithOptions(options, func(host *docker.HostConfig) {
-		host.AutoRemove = true
 		host.PublishAllPorts = false // only the one above
 	})
 	if err != nil {
 		return server{}, nil, fmt.Errorf("run %s: %w", image, err)
 	}
-	stop = func() error { return pool.Purge(container) }
 	address := container.GetHostPort(port)
 	err = container.Expire(2 * 60 * 60)
 	if err == nil {
 		err = pool.Retry(func() (err error) {
-			s, err = describe("postgres://postgres:postgres@"+address+"/postgres?sslmode=disable",
-				fmt.Sprintf("in Docker (%s) on %s", image, address))
+			s, err = describe("postgres://postgres@"+address+"/postgres?sslmode=disable", "in Docker ("+image+") on "+address)
 			return err
 		})
 	}
+	stop = func() error { return pool.Purge(container) }
 	if err != nil {
-		return server{}, nil, errors.Join(fmt.Errorf("run %s: %w", image, err), stop())
+		var log strings.Builder
+		_ = pool.Client.Logs(docker.LogsOptions{Container: container.Container.ID, OutputStream: &log, ErrorStream: &log,
+			Stdout: true, Stderr: true, Tail: "20"})
+		return server{}, nil, errors.Join(fmt.Errorf("run %s: %w; the end of its log:\n%s", image, err, &log), stop())
 	}
 	return s, stop, nil
 }

@@ -63,7 +63,8 @@ const (
 	serverFile  = "server"  // has the URL and the description
 )
 
-var membership *os.File // never closed: the lock ends with this process, in whatever way that ends
+// held are locked for as long as this process lives. Not referenced they would be collected, and closed.
+var held []*os.File
 
 // join returns the server that all processes of this user share. Where none runs, it starts a keeper: a process that
 // starts the server, and removes it, and the folder, when the last process that uses it has ended. So there is one server
@@ -100,9 +101,11 @@ func joinIn(folder string) (server, error) {
 	if !isAt(gate, folder) {
 		return server{}, errGone
 	}
-	if membership, err = openLocked(filepath.Join(folder, membersFile), inCommon); err != nil {
+	members, err := openLocked(filepath.Join(folder, membersFile), inCommon)
+	if err != nil {
 		return server{}, err
 	}
+	held = append(held, members)
 	keeperPath := filepath.Join(folder, keeperFile)
 	if _, err := os.Stat(keeperPath); errors.Is(err, fs.ErrNotExist) {
 		if err := startKeeper(folder, gate); err != nil {
