@@ -339,7 +339,7 @@ var _ = ownersConfig // the test below does the same
 // The roles of roles.md, made as it says: what each may, and may not.
 func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	t.Parallel()
-	url := direct(t)
+	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	admin := newPool(t, url)
 	suffix := "_" + strings.ToLower(rand.Text())
 	role := func(name string) string { return "pgleases_" + name + suffix }

@@ -31,7 +31,6 @@ var errCause = errors.New("the reason of the test")
 // noGoroutineLeft fails the test if it leaves one behind. Not for parallel tests.
 func noGoroutineLeft(t *testing.T) {
 	t.Helper()
-	pgtest.Database(t) // the shared server's goroutines, if it has any, are there before
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
 		if err := leftover(before); err != nil {
@@ -193,7 +192,7 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 
 func TestTheLongestNamesWork(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.EmptyDatabase(t))
 	name, schema := strings.Repeat("ß", 127)+"!", strings.Repeat("s", 63)
 	client := newClient(t, pool, pgleases.WithClientID(name), pgleases.WithSchema(schema))
 	lease := joined(t, client, name, 4, pgleases.WithWeight(1000))
@@ -254,7 +253,7 @@ func TestASchemaNameThatNeedsQuotingWorks(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%q", schema), func(t *testing.T) {
 			t.Parallel()
-			pool := newPool(t, pgtest.Database(t))
+			pool := newPool(t, pgtest.EmptyDatabase(t))
 			var log logbook
 			client := func(id string) *pgleases.Client {
 				return newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID(id), log.option(),
@@ -325,7 +324,7 @@ func inGuardedSQLTx(t *testing.T, pool *pgxpool.Pool, lease *pgleases.Lease, p p
 func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.EmptyDatabase(t))
 	without := func() error {
 		_, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration())
 		return err
@@ -383,7 +382,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	url := pgtest.Database(t)
+	url := pgtest.EmptyDatabase(t)
 	pool := newPool(t, url)
 	role, password := "pgleases_test_"+strings.ToLower(rand.Text()), rand.Text()
 	execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))

@@ -372,7 +372,7 @@ func TestAPartitionIsPrintedWithItsEpoch(t *testing.T) {
 
 func TestMigrationsMayRace(t *testing.T) {
 	t.Parallel()
-	url := pgtest.Database(t)
+	url := pgtest.EmptyDatabase(t)
 	config := newPool(t, url).Config()
 	config.MaxConns = 20
 	pool := newPool(t, url+"&pool_max_conns=20")
@@ -405,7 +405,7 @@ func TestMigrationsMayRace(t *testing.T) {
 
 func TestTheTextOfTheSchemaRunsAsItIs(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.EmptyDatabase(t))
 	for _, schema := range []string{"pgleases", `Odd "name"; --`} {
 		text, err := pgleases.Schema(pgleases.WithSchema(schema))
 		if err != nil {

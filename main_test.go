@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
 		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
-	code := pgtest.Main(m)
+	code := m.Run()
 	if code == 0 {
 		if err := leftover(); err != nil {
 			fmt.Fprintln(os.Stderr, "after all tests:", err)

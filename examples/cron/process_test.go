@@ -40,7 +40,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(pgtest.Main(m))
+	os.Exit(m.Run())
 }
 
 // effects is what the jobs write. It has no unique key on purpose: a tick that was run twice shall be seen, not prevented.
@@ -97,7 +97,7 @@ func freezeHere(ctx context.Context, url, job string, tick time.Time, id string)
 func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	url := pgtest.ProgramDatabase(t)
+	url := pgtest.Database(t)
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,7 @@ import (
 // newScheduler returns a scheduler of one job whose only partition it owns.
 func newScheduler(t *testing.T, text string, do func(tick time.Time) error) (*scheduler, *pgleasestest.Lease) {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), pgtest.ProgramDatabase(t))
+	pool, err := pgxpool.New(t.Context(), pgtest.Database(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,8 +11,6 @@ import (
 	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
-
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 func good() (figures, []event, probe) {
 	return figures{Once: jobCount, Workers: 5}, []event{{name: "close"}, {name: "kill"}}, probe{asked: 32, refused: 32}
@@ -50,7 +47,7 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 
 func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	ctx := t.Context()
-	pool, err := connect(ctx, pgtest.ProgramDatabase(t))
+	pool, err := connect(ctx, pgtest.Database(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,14 +30,14 @@ func TestMain(m *testing.M) {
 		main()
 		os.Exit(0)
 	}
-	os.Exit(pgtest.Main(m))
+	os.Exit(m.Run())
 }
 
 // The TTL is short, so that the test is; on a busy machine a leader may lose its trust, and another leads, before its death or end.
 func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	e := election{url: pgtest.ProgramDatabase(t), said: make(chan line, 1000), processes: make(map[string]*process)}
+	e := election{url: pgtest.Database(t), said: make(chan line, 1000), processes: make(map[string]*process)}
 	conn, err := pgx.Connect(ctx, e.url)
 	if err != nil {
 		t.Fatal(err)

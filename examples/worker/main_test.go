@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
 	"testing"
 	"time"
 
@@ -14,11 +13,9 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
-
 func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 	const count = 200 // jobs before one is closed, and as many afterwards
-	url := pgtest.ProgramDatabase(t)
+	url := pgtest.Database(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 

@@ -13,7 +13,7 @@ func (f *fixture) ctxOfCleanup() context.Context { return context.WithoutCancel(
 
 func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
 	f.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC") // as default privileges may have it
 	text, err := os.ReadFile("../../sql/grants.sql")

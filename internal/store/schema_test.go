@@ -26,7 +26,7 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 
 func TestRacingMigrationsAllSucceed(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: database(t)}
+	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
 	var wg sync.WaitGroup
 	errs := make([]error, 10)
 	for i := range errs {
@@ -45,7 +45,7 @@ func TestAnySchemaNameServes(t *testing.T) {
 	} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
-			f := fixtureIn(t, database(t), schema)
+			f := fixtureIn(t, emptyDatabase(t), schema)
 			expect(t, value[int](f, "SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema), 1, "schemas of that name")
 			protocol(f)
 		})
@@ -110,7 +110,7 @@ func TestEverythingThatOperatorsSeeHasAComment(t *testing.T) {
 
 func TestASchemaThatDoesNotFitIsNamed(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	c := f.conn()
 	f.ok(c.Fits(f.ctx))
 	var misfit *SchemaError
@@ -142,7 +142,7 @@ func TestASchemaThatDoesNotFitIsNamed(t *testing.T) {
 
 func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: database(t), schema: "made"}
+	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "made"}
 	f.sql = f.raw()
 	role := f.role()
 	f.exec("REVOKE CREATE ON DATABASE " + f.sql.Config().Database + " FROM PUBLIC")
@@ -183,7 +183,7 @@ func (f *fixture) as(role string) *pgx.Conn {
 // In psql, one file after the other and each line on its own. Half of them is no schema that a client would run on.
 func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
-	f := &fixture{TB: t, ctx: t.Context(), url: database(t)}
+	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
 	conn := f.raw()
 	for _, name := range []string{"schema.sql", "functions.sql"} {
 		var misfit *SchemaError

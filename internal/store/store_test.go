@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -13,8 +12,6 @@ import (
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
-
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
 
 // A fixture is a fresh database with the schema in it.
 type fixture struct {
@@ -29,6 +26,12 @@ type fixture struct {
 // database returns a fresh one, past a pooler: these tests look at the very backends that the statements run on.
 func database(t testing.TB) string {
 	direct, _ := pgtest.DirectURL(pgtest.Database(t))
+	return direct
+}
+
+// emptyDatabase is database for tests that make the schema in some way of their own.
+func emptyDatabase(t testing.TB) string {
+	direct, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	return direct
 }
 

@@ -3,7 +3,6 @@ package jobs
 import (
 	"context"
 	"errors"
-	"os"
 	"testing"
 	"time"
 
@@ -14,13 +13,11 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
-
 // newWorker returns a worker that owns all partitions, and count jobs of two customers in two partitions, in turns.
 func newWorker(t *testing.T, count int) *Worker {
 	t.Helper()
 	ctx := t.Context()
-	pool, err := pgxpool.New(ctx, pgtest.ProgramDatabase(t))
+	pool, err := pgxpool.New(ctx, pgtest.Database(t))
 	if err != nil {
 		t.Fatal(err)
 	}
