@@ -7,8 +7,8 @@
 // in the database, how often each job was done, and tells how long each change of owners took; the exit status is 1 if
 // anything is not as it should be.
 //
-// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run. It works in a database of its own, which it drops again, unless it is itself killed.
-// Ctrl-C ends it early.
+// It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run. It works in a
+// database of its own, which it drops again, unless it is itself killed. Ctrl-C ends it early.
 //
 // The loop of the workers is in examples/internal/jobs, the same that examples/worker runs. The rest is the show: story.go
 // has the events, process.go the processes, observe.go what is read of the tables of pgleases, screen.go the display, and

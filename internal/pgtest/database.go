@@ -63,7 +63,7 @@ func EmptyDatabase(tb TB) string {
 	return url
 }
 
-// NewDatabase is EmptyDatabase for programs, which drop it themselves. ctx covers the call alone.
+// NewDatabase is EmptyDatabase for programs, which drop it themselves. ctx does not bound the start of a server.
 func NewDatabase(ctx context.Context) (url string, drop func() error, err error) {
 	s, err := shared()
 	if err != nil {
