@@ -28,19 +28,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m) // a server must not have cost this process a goroutine
 }
 
-// tester is a process that uses a database until its input ends.
+// tester is a process that uses a database until it is killed, or its input ends.
 func tester() int {
-	databaseURL, drop, err := NewDatabase(context.Background())
-	if err != nil {
-		fmt.Println(err)
-		return 1
-	}
-	fmt.Println(databaseURL)
+	databaseURL, _, err := NewDatabase(context.Background())
+	fmt.Println(databaseURL, err)
 	_, _ = io.Copy(io.Discard, os.Stdin)
-	if err := drop(); err != nil {
-		fmt.Println(err)
-		return 1
-	}
 	return 0
 }
 
@@ -107,8 +99,8 @@ func apart(t *testing.T) (folder string) {
 // A process is a tester that runs.
 type process struct {
 	*exec.Cmd
-	input  io.Closer
 	output *bufio.Reader
+	input  io.Closer // open for as long as it is referenced
 }
 
 func startTester(t *testing.T) process {
@@ -120,8 +112,8 @@ func startTester(t *testing.T) process {
 	if err := errors.Join(err, err2, p.Start()); err != nil {
 		t.Fatal(err)
 	}
-	p.input, p.output = input, bufio.NewReader(output)
-	t.Cleanup(func() { p.kill() })
+	p.output, p.input = bufio.NewReader(output), input
+	t.Cleanup(p.kill)
 	return p
 }
 
@@ -134,9 +126,10 @@ func (p process) kill() {
 func (p process) server(t *testing.T) string {
 	t.Helper()
 	line, err := p.output.ReadString('\n')
-	u, err2 := url.Parse(strings.TrimSpace(line))
-	if err != nil || err2 != nil || u.Host == "" {
-		t.Fatalf("a process printed %q instead of a database's URL", line)
+	databaseURL, failure, _ := strings.Cut(strings.TrimSpace(line), " ")
+	u, err2 := url.Parse(databaseURL)
+	if err := errors.Join(err, err2); err != nil || u.Host == "" {
+		t.Fatal("a process got no database:", failure, err)
 	}
 	return u.Host
 }
@@ -163,37 +156,35 @@ func gone(t *testing.T, folder string, servers ...string) {
 
 func TestProcessesShareOneServerThatEndsWithTheLastOfThem(t *testing.T) {
 	folder := apart(t)
-	one, other := startTester(t), startTester(t)
-	server := one.server(t)
-	if s := other.server(t); s != server {
+	first, second := startTester(t), startTester(t)
+	server := first.server(t)
+	if s := second.server(t); s != server {
 		t.Fatalf("one works on %s, the other on %s", server, s)
 	}
-	one.kill()
+	first.kill()
 	third := startTester(t)
 	if s := third.server(t); s != server {
 		t.Fatalf("a third works on %s, the others on %s", s, server)
 	}
-	other.kill()
+	second.kill()
 	third.input.Close()
-	if err := third.Wait(); err != nil {
-		t.Errorf("the last of them: %v", err)
-	}
-	gone(t, folder, server)
+	fourth := startTester(t) // while the server ends
+	last := fourth.server(t)
+	fourth.kill()
+	gone(t, folder, server, last)
 }
 
-func TestWhatIsKilledInAStartLeavesNothing(t *testing.T) {
+func TestAProcessThatIsKilledInAStartLeavesNothing(t *testing.T) {
 	folder := apart(t)
-	first, second := startTester(t), startTester(t)
-	for { // until one of them starts a server
+	p := startTester(t)
+	for { // until it starts a server
 		if _, err := os.Stat(filepath.Join(folder, keeperFile)); err == nil {
 			break
 		}
 		time.Sleep(time.Millisecond)
 	}
-	first.kill()
-	server := second.server(t) // whether it was the one that started, or waited
-	second.kill()
-	gone(t, folder, server)
+	p.kill()
+	gone(t, folder)
 }
 
 func TestWhatAKilledKeeperLeftIsReplaced(t *testing.T) {
