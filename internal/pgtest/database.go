@@ -94,7 +94,7 @@ func DirectURL(databaseURL string) (string, bool) {
 	direct := os.Getenv("PGLEASES_TEST_DIRECT_URL")
 	to, err := url.Parse(direct)
 	from, err2 := url.Parse(databaseURL)
-	if direct == "" || errors.Join(err, err2) != nil {
+	if direct == "" || os.Getenv("DATABASE_URL") == "" || errors.Join(err, err2) != nil {
 		return databaseURL, false
 	}
 	to.Path = from.Path

@@ -282,8 +282,9 @@ func TestTheRoleHasTheRightsOfGrantsAndNoMore(t *testing.T) {
 }
 
 func TestDirectURLLeadsPastThePooler(t *testing.T) {
-	t.Setenv("PGLEASES_TEST_DIRECT_URL", "")
 	const pooled = "postgres://me:secret@localhost:6432/some?sslmode=disable"
+	t.Setenv("DATABASE_URL", pooled)
+	t.Setenv("PGLEASES_TEST_DIRECT_URL", "")
 	if u, ok := DirectURL(pooled); u != pooled || ok {
 		t.Error("without a pooler:", u, ok)
 	}
