@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
 // The engine wakes up for each thing that becomes due by itself. Here heartbeats are minutes apart and no notification arrives: what
@@ -20,8 +23,8 @@ const soon = 300 * time.Millisecond
 
 // failing has a statement of a client fail the first times.
 func (w *world) failing(p *proc, op string, times int, f fault) {
-	w.inject(func(c *fakeConn, called string) (fault, bool) {
-		if called != op || c.client != p.name || times == 0 {
+	w.inject(func(client, called string) (fault, bool) {
+		if called != op || client != p.name || times == 0 {
 			return fault{}, false
 		}
 		times--
@@ -62,7 +65,7 @@ func TestTheEngineWakesUpForAHandOverAfterItsDelay(t *testing.T) {
 		const delay = 3 * time.Second
 		_, l := w.alone(WithHandoffDelay(delay))
 		w.start("b", rare...).mustJoin("x", 2)
-		w.within(3*time.Second, "the join is planned", func() bool { return w.db.count("apply") >= 2 })
+		w.within(3*time.Second, "the join is planned", func() bool { return w.count("apply") >= 2 })
 		l.Values()
 		if err := l.SetWeight(patiently(w.t), 0); err != nil {
 			w.t.Fatal(err)
@@ -79,14 +82,14 @@ func TestTheEngineWakesUpToReleaseWhatAGuardWasInTheWayOf(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, l := w.alone()
 		o, _ := l.Partition(0)
-		unlock, ok := w.db.guard(partitionKey{"x", 0}, o.Epoch)
+		end, ok := w.db.Guard("x", 0, o.Epoch)
 		if !ok {
 			w.t.Fatal("the guard does not pass")
 		}
 		closed := make(chan error, 1)
 		go func() { closed <- p.c.Close(context.Background()) }()
 		time.Sleep(2 * time.Second)
-		unlock()
+		end()
 		w.within(soon, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
 		if err := <-closed; err != nil {
 			w.t.Error(err)
@@ -173,10 +176,10 @@ func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 				p, _ := w.alone()
 				time.Sleep(11 * time.Minute) // it has watched the clock for longer than its TTL, on the server that goes
 				w.promote(0, false)
-				before := w.db.count("heartbeat")
-				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.db.count("heartbeat") > before })
+				before := w.count("heartbeat")
+				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.count("heartbeat") > before })
 				w.failing(p, "settle", failures, fault{err: errLocked})
-				took := w.within(20*time.Minute, "settled", w.db.settled)
+				took := w.within(20*time.Minute, "settled", w.settled)
 				if took < want-soon || took > want+soon {
 					w.failf("settled after %v of watching, not %v", took, want)
 				}
@@ -240,7 +243,7 @@ func TestTheEngineWakesUpToWarnOfAHandOverThatWaits(t *testing.T) {
 func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, _ := w.alone()
-		w.inject(func(*fakeConn, string) (fault, bool) { return fault{before: time.Hour}, true })
+		w.inject(func(string, string) (fault, bool) { return fault{before: time.Hour}, true })
 		began := time.Now()
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -256,30 +259,26 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 
 // owns returns how many partitions of a lease a client owns in the database, and how many are meant for it.
 func (w *world) owns(id, lease string) (owned, meant int) {
-	w.db.mu.Lock()
-	defer w.db.mu.Unlock()
-	session := w.db.sessionOf(id)
-	for _, row := range w.db.partitions[lease] {
-		if row.owner == session {
-			owned++
+	w.db.Look(func(t *fakestore.Tables, _ int64) {
+		session := sessionOf(t, id)
+		for _, row := range t.Partitions[lease] {
+			if row.Owner == session {
+				owned++
+			}
+			if row.Target == session {
+				meant++
+			}
 		}
-		if row.target == session {
-			meant++
-		}
-	}
+	})
 	return owned, meant
 }
 
 // evict takes a client's session away, as another client does that found it expired.
 func (w *world) evict(id string) {
-	w.db.edit(func() {
-		session := w.db.sessionOf(id)
-		delete(w.db.clients, session)
-		for key := range w.db.members {
-			if key.session == session {
-				delete(w.db.members, key)
-			}
-		}
+	w.db.Edit(func(t *fakestore.Tables, _ int64) {
+		session := sessionOf(t, id)
+		delete(t.Clients, session)
+		maps.DeleteFunc(t.Members, func(m fakestore.Member, _ int) bool { return m.Session == session })
 	})
 }
 

@@ -59,6 +59,9 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 	if err != nil {
 		return nil, err
 	}
+	if o.database != nil {
+		return openOn(ctx, o)
+	}
 	config, err := pgxpool.ParseConfig(connString)
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: %w", err)

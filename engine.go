@@ -6,30 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// conn is what the engine needs of a connection; *store.Conn is one. Its methods are called by one goroutine at a time.
-type conn interface {
-	Register(context.Context, store.Registration) (int64, *store.Process, error)
-	Superseder(ctx context.Context, id string) (*store.Process, error)
-	Heartbeat(ctx context.Context, session int64) (store.Beat, error)
-	Mark(ctx context.Context, mark int64) error
-	Settle(ctx context.Context, watched time.Duration, run store.Run) (settled, busy bool, err error)
-	End(ctx context.Context, session int64) (bool, error)
-	Join(ctx context.Context, session int64, lease string, partitions, weight int) (store.Join, error)
-	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
-	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
-	Release(ctx context.Context, session int64, releases []store.Release, leaving []string) (store.Released, error)
-	Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error)
-	Claim(ctx context.Context, leases []string) ([]string, error)
-	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)
-	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move) (store.Applied, error)
-	Listen(ctx context.Context, probe int64) (bool, error)
-	Wait(ctx context.Context, session int64) (bool, error)
-	Closed() bool
-	Close()
-}
+// conn is what the engine needs of a connection; *store.Conn is one.
+type conn = seam.Conn
 
 // The engine is a client's state, owned by the client's one goroutine. Readers never see it: they see the snapshots that it
 // publishes, and send it requests.

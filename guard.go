@@ -52,8 +52,8 @@ func (l *Lease) guard(ctx context.Context, p Partition, query func(trust int64) 
 	trust, err := l.guardable(p)
 	switch {
 	case err != nil:
-	case l.client.options.guard != nil:
-		err = l.client.options.guard(ctx, l.name, p.Number, p.Epoch)
+	case l.client.options.database != nil:
+		err = l.client.options.database.Guard(ctx, l.name, p.Number, p.Epoch)
 	default:
 		err = query(trust)
 	}

@@ -1,7 +1,6 @@
 package pgleases
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -13,6 +12,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/seam"
 )
 
 const (
@@ -40,18 +41,19 @@ type options struct {
 	polling     bool
 	connConfig  *pgx.ConnConfig
 
-	// guard stands in for the SQL function guard, where there is no database: see openOn.
-	guard func(ctx context.Context, lease string, partition int, epoch int64) error
+	database *seam.Database // in place of a server; nil: there is one
 }
 
 // An Option changes how a client works. Options are checked together, by the call that they are given to.
-type Option interface{ apply(*options) }
+type Option interface{ seam.Option }
 
-// option is an Option under the name of the function that made it.
+// option is an Option under the name of the function that made it. The other kind is *seam.Database.
 type option struct {
 	name string
 	set  func(*options)
 }
+
+func (option) Option(seam.Only) {}
 
 func (opt option) apply(o *options) {
 	o.given = append(o.given, opt.name)
@@ -109,10 +111,16 @@ func WithConnConfig(config *pgx.ConnConfig) Option {
 func newOptions(opts []Option) (options, error) {
 	o := options{clientID: defaultClientID(), ttl: defaultTTL, schema: defaultSchema}
 	for _, opt := range opts {
-		if opt == nil {
+		switch opt := opt.(type) {
+		case nil:
 			return o, errors.New("pgleases: option is nil")
+		case option:
+			opt.apply(&o)
+		case *seam.Database:
+			o.database = opt
+		default:
+			return o, fmt.Errorf("pgleases: option is a %T: make it with one of the With functions", opt)
 		}
-		opt.apply(&o)
 	}
 	if o.logger == nil {
 		o.logger = slog.Default()

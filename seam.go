@@ -2,35 +2,22 @@ package pgleases
 
 import (
 	"context"
-
-	"github.com/pgleases/pgleases/internal/seam"
+	"fmt"
 )
 
-func init() { seam.Open, seam.Turn = openOn, turn }
-
-// openOn opens a client on what stands in for a database, for package pgleasestest.
-func openOn(ctx context.Context, db seam.Database, opts ...Option) (*Client, error) {
-	o, err := newOptions(opts)
+// openOn opens a client on what stands in for a server.
+func openOn(ctx context.Context, o options) (*Client, error) {
+	first, err := o.database.Connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
+	}
+	c, err := start(ctx, first, o.database.Connect, o)
 	if err != nil {
 		return nil, err
 	}
-	o.guard = db.Guard
-	connect := func(ctx context.Context) (conn, error) {
-		c, err := db.Connect(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return c.(conn), nil
+	o.database.Turn = func() {
+		done := make(chan error, 1)
+		_ = c.request(context.Background(), done, func(*engine) { done <- nil }) // an error tells that it ended
 	}
-	first, err := connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return start(ctx, first, connect, o)
-}
-
-// turn waits until the client's goroutine has done what it was about.
-func turn(c *Client) {
-	done := make(chan error, 1)
-	_ = c.request(context.Background(), done, func(*engine) { done <- nil }) // an error tells that it ended
+	return c, nil
 }

@@ -18,11 +18,6 @@ import (
 	"github.com/pgleases/pgleases/internal/seam"
 )
 
-var (
-	open = seam.Open.(func(context.Context, seam.Database, ...pgleases.Option) (*pgleases.Client, error))
-	turn = seam.Turn.(func(*pgleases.Client))
-)
-
 // ttl is the longest that there is: a test that is stopped in a debugger shall lose nothing by that.
 const ttl = 10 * time.Minute
 
@@ -38,6 +33,7 @@ type Lease struct {
 
 	client *pgleases.Client
 	db     *database
+	turn   func() // waits until the client's goroutine has done what it was about, or ended
 }
 
 // NewLease returns a lease of that name with so many partitions, none of them owned. Close it in the end. The name, the
@@ -45,11 +41,13 @@ type Lease struct {
 func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease {
 	ctx := context.Background()
 	l := &Lease{db: newDatabase(name)}
+	on := &seam.Database{Connect: l.db.connect, Guard: l.db.guard}
 	var err error
-	l.client, err = open(ctx, l.db, pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
+	l.client, err = pgleases.Open(ctx, "", on, pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
 	if err != nil {
 		panic(err) // what it depends on is written above
 	}
+	l.turn = on.Turn
 	if l.Lease, err = l.client.Lease(ctx, name, partitions, opts...); err != nil {
 		_ = l.client.Close(ctx) // of no interest beside the first error
 		panic(err)
@@ -87,7 +85,7 @@ func (l *Lease) Lose(partitions ...int) <-chan struct{} {
 	l.check(partitions)
 	leaving := l.db.ask(partitions)
 	l.until(func() bool { return len(l.shown(partitions)) == 0 })
-	turn(l.client) // work is asked to end after Values shows it no more
+	l.turn() // work is asked to end after Values shows it no more
 	lost := make(chan struct{})
 	go func() {
 		l.wait(leaving)
@@ -106,7 +104,7 @@ func (l *Lease) wait(ownerships []pgleases.Partition) {
 	for _, p := range ownerships {
 		<-p.Context().Done()
 	}
-	turn(l.client)
+	l.turn()
 }
 
 func (l *Lease) check(partitions []int) {

@@ -1,20 +1,50 @@
-// Package seam is where package pgleasestest gets at the root package: it opens clients there without a database.
+// Package seam lets this module open clients of the root package on a database of its own making, and nobody else.
 package seam
 
-import "context"
+import (
+	"context"
+	"time"
 
-// A Database stands in for the database.
-type Database interface {
-	// Connect opens a connection: a value with the methods of *store.Conn that the root package's engine calls.
-	Connect(ctx context.Context) (any, error)
-	// Guard stands in for the SQL function guard: it returns nil where the partition is owned under the epoch.
-	Guard(ctx context.Context, lease string, partition int, epoch int64) error
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// An Option is what an option of a client is. Nobody outside this module can write one: Only has no name there.
+type Option interface{ Option(Only) }
+
+// Only is a parameter that names this package.
+type Only struct{}
+
+// A Database is an option of pgleases.Open: the client runs on this, and on no server.
+type Database struct {
+	// Connect opens a connection.
+	Connect func(context.Context) (Conn, error)
+	// Guard stands in for the SQL function guard: nil where the partition is owned under the epoch.
+	Guard func(ctx context.Context, lease string, partition int, epoch int64) error
+	// Turn waits until the client's goroutine has done what it was about, or ended. Open sets it.
+	Turn func()
 }
 
-// The root package sets these when it is initialized. Their types cannot be written here.
-var (
-	// Open opens a client on a Database; a func(context.Context, Database, ...pgleases.Option) (*pgleases.Client, error).
-	Open any
-	// Turn waits until a client's goroutine has done what it was about, or ended; a func(*pgleases.Client).
-	Turn any
-)
+// Option makes it an option.
+func (*Database) Option(Only) {}
+
+// A Conn is what a client needs of a connection; *store.Conn is one. Its methods are called by one goroutine at a time.
+type Conn interface {
+	Register(context.Context, store.Registration) (int64, *store.Process, error)
+	Superseder(ctx context.Context, id string) (*store.Process, error)
+	Heartbeat(ctx context.Context, session int64) (store.Beat, error)
+	Mark(ctx context.Context, mark int64) error
+	Settle(ctx context.Context, watched time.Duration, run store.Run) (settled, busy bool, err error)
+	End(ctx context.Context, session int64) (bool, error)
+	Join(ctx context.Context, session int64, lease string, partitions, weight int) (store.Join, error)
+	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
+	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
+	Release(ctx context.Context, session int64, releases []store.Release, leaving []string) (store.Released, error)
+	Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error)
+	Claim(ctx context.Context, leases []string) ([]string, error)
+	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)
+	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move) (store.Applied, error)
+	Listen(ctx context.Context, probe int64) (bool, error)
+	Wait(ctx context.Context, session int64) (bool, error)
+	Closed() bool
+	Close()
+}

@@ -52,8 +52,8 @@ type Applied struct {
 	More     bool // the plan had more moves than one statement takes: plan again
 }
 
-// maxMoves is the most moves of one statement: a longer one would delay the client's heartbeat.
-const maxMoves = 8192
+// MaxMoves is the most moves of one statement: a longer one would delay the client's heartbeat.
+const MaxMoves = 8192
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
 // most watched. It does nothing on another run of the server. See evict.sql.
@@ -106,15 +106,15 @@ func (c *Conn) Plan(ctx context.Context, leases []string) ([]LeasePlan, error) {
 	return plans, err
 }
 
-// Apply writes a plan if all its leases are as the plan read them, else nothing. Of a plan with more than maxMoves moves it
+// Apply writes a plan if all its leases are as the plan read them, else nothing. Of a plan with more than MaxMoves moves it
 // writes the first ones. See apply.sql.
 func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
 		names[i], generations[i] = p.Name, p.Generation
 	}
-	more := len(moves) > maxMoves
-	moves = moves[:min(len(moves), maxMoves)]
+	more := len(moves) > MaxMoves
+	moves = moves[:min(len(moves), MaxMoves)]
 	leases, partitions, targets := make([]string, len(moves)), make([]int, len(moves)), make([]int64, len(moves))
 	for i, m := range moves {
 		leases[i], partitions[i], targets[i] = m.Lease, m.Partition, m.Target

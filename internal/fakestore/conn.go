@@ -1,0 +1,130 @@
+package fakestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+// ErrEnded is what a connection that has ended says, and a server that is down.
+var ErrEnded = errors.New("the connection has ended")
+
+// A Conn is a connection. Its methods are those of *store.Conn, one for each statement of the protocol.
+type Conn struct {
+	db     *Database
+	notes  chan string
+	ended  chan struct{} // closed when the connection is
+	once   sync.Once
+	listen bool // guarded by db.mu
+}
+
+// Connect opens a connection.
+func (db *Database) Connect() (*Conn, error) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if db.down {
+		return nil, fmt.Errorf("the server is down: %w", ErrEnded)
+	}
+	c := &Conn{db: db, notes: make(chan string, 1000), ended: make(chan struct{})}
+	db.conns[c] = struct{}{}
+	return c, nil
+}
+
+// end breaks the connection.
+func (c *Conn) end() { c.once.Do(func() { close(c.ended) }) }
+
+// Ended is closed when the connection has ended.
+func (c *Conn) Ended() <-chan struct{} { return c.ended }
+
+// Close ends the connection.
+func (c *Conn) Close() {
+	c.end()
+	c.db.mu.Lock()
+	defer c.db.mu.Unlock()
+	delete(c.db.conns, c)
+}
+
+// Closed reports whether the connection is of no more use.
+func (c *Conn) Closed() bool {
+	select {
+	case <-c.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// execute runs a statement, which reports whether it has written anything.
+func execute[T any](ctx context.Context, c *Conn, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (T, error) {
+	c.db.mu.Lock()
+	defer c.db.mu.Unlock()
+	var none T
+	switch {
+	case c.Closed():
+		return none, ErrEnded
+	case ctx.Err() != nil:
+		return none, context.Cause(ctx)
+	}
+	answer, wrote := statement(c.db, &c.db.tables, c.db.clock())
+	if wrote {
+		c.db.wrote(durable)
+	}
+	return answer, nil
+}
+
+// Listen listens for notifications, which arrive.
+func (c *Conn) Listen(ctx context.Context, _ int64) (bool, error) {
+	return execute(ctx, c, false, func(*Database, *Tables, int64) (bool, bool) {
+		c.listen = true
+		return true, false
+	})
+}
+
+// Wait waits for a notification, and reports whether it concerns the session.
+func (c *Conn) Wait(ctx context.Context, session int64) (bool, error) {
+	select {
+	case note := <-c.notes:
+		return note == "all" || slices.Contains(strings.Split(note, ","), strconv.FormatInt(session, 10)), nil
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-c.ended:
+		return false, ErrEnded
+	}
+}
+
+// Notify tells sessions that something changed for them, as a statement does when it commits.
+func (db *Database) Notify(sessions ...int64) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	concerned := make(map[int64]bool)
+	for _, s := range sessions {
+		concerned[s] = true
+	}
+	db.notify(concerned)
+}
+
+func (db *Database) notify(sessions map[int64]bool) {
+	if len(sessions) == 0 {
+		return
+	}
+	note := "all"
+	if len(sessions) <= 100 {
+		var numbers []string
+		for s := range sessions {
+			numbers = append(numbers, strconv.FormatInt(s, 10))
+		}
+		note = strings.Join(numbers, ",")
+	}
+	for c := range db.conns {
+		if c.listen {
+			select {
+			case c.notes <- note:
+			default: // the queue is full: it is found out by the next heartbeat
+			}
+		}
+	}
+}

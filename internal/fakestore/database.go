@@ -1,0 +1,310 @@
+// Package fakestore is the database of the protocol in memory, for tests: its connections have the methods of store's, and
+// each does what its SQL file does, whole and one after the other. The cases of package store's tests run on both.
+//
+// It works inside and outside of a bubble of package testing/synctest.
+package fakestore
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A Database is the tables, and the server that has them. All methods are safe for concurrent use.
+type Database struct {
+	// Keep is how many states of the tables are kept, for crashes and promotions to return to. Set before use, as the next two.
+	Keep int
+	// Moved is told of every change of an owner or epoch, and by which statement. It must not use the database.
+	Moved func(statement, lease string, partition int, from, to Partition)
+	// Evicted is told of every session that is evicted. It must not use the database.
+	Evicted func(Client)
+
+	mu      sync.Mutex // guards the rest
+	tables  Tables
+	run     store.Run     // the mark is unlogged: 0 after a crash
+	offset  time.Duration // of the server's clock
+	down    bool
+	conns   map[*Conn]struct{}
+	guards  map[place]map[*guard]struct{} // open
+	history []state                       // the newest is the present
+}
+
+// Tables are what survives a restart. Instants are microseconds since 1970 of the server's clock.
+type Tables struct {
+	Clients    map[int64]Client // by session
+	Identities map[string]Identity
+	Leases     map[string]Lease
+	Members    map[Member]int // weights
+	Partitions map[string][]Partition
+	Server     Server
+}
+
+type (
+	// A Client is a row of table clients, less the columns that operators read.
+	Client struct {
+		Session, Incarnation, ExpiresAt int64
+		ID                              string
+		TTL                             time.Duration
+		Process                         store.Process
+	}
+	// An Identity is a row of table identities.
+	Identity struct{ Incarnation, Process, UsedAt int64 }
+	// A Lease is a row of table leases.
+	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt int64 }
+	// A Member is the key of table members.
+	Member struct {
+		Lease   string
+		Session int64
+	}
+	// A Partition is a row of table partitions; 0 and "" stand for null.
+	Partition struct {
+		Owner, Target, Epoch int64
+		OwnerID, HomeID      string
+	}
+	// A Server is the row of table server.
+	Server struct{ Timeline, Era, NextCheckAt, Sessions, SettlingTo int64 }
+)
+
+// Ever and Never are the instants 'infinity' and '-infinity'.
+const (
+	Ever  = math.MaxInt64
+	Never = math.MinInt64
+)
+
+// A state is what the tables were after a write.
+type state struct {
+	tables  Tables
+	durable bool // the write waited for the disk
+}
+
+// A place is a partition.
+type place struct {
+	lease     string
+	partition int
+}
+
+// A guard is a transaction that passed the SQL function guard. It has a size, so that no two have one address.
+type guard struct{ _ byte }
+
+// New returns a database with the schema in it, on a server that began just now.
+func New() *Database {
+	return &Database{
+		tables: Tables{
+			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
+			Members: make(map[Member]int), Partitions: make(map[string][]Partition),
+			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1, SettlingTo: Never},
+		},
+		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},
+		conns:  make(map[*Conn]struct{}),
+		guards: make(map[place]map[*guard]struct{}),
+	}
+}
+
+// Clone returns a copy of the tables.
+func (t Tables) Clone() Tables {
+	t.Clients, t.Identities, t.Leases = maps.Clone(t.Clients), maps.Clone(t.Identities), maps.Clone(t.Leases)
+	t.Members, t.Partitions = maps.Clone(t.Members), maps.Clone(t.Partitions)
+	for name, rows := range t.Partitions {
+		t.Partitions[name] = slices.Clone(rows)
+	}
+	return t
+}
+
+// living reports whether a session is a living member of a lease.
+func (t *Tables) living(lease string, session int64) bool {
+	_, member := t.Members[Member{lease, session}]
+	_, alive := t.Clients[session]
+	return member && alive
+}
+
+// clock is the server's, in microseconds.
+func (db *Database) clock() int64 { return time.Now().Add(db.offset).UnixMicro() }
+
+// wrote keeps a copy of the tables after a write.
+func (db *Database) wrote(durable bool) {
+	if db.Keep == 0 {
+		return
+	}
+	if len(db.history) >= db.Keep {
+		db.history = append(db.history[:0], db.history[1:]...)
+	}
+	db.history = append(db.history, state{db.tables.Clone(), durable})
+}
+
+// fallBack returns to the state before the last so many writes, or the oldest that is kept.
+func (db *Database) fallBack(writes int) (lost int) {
+	lost = min(writes, len(db.history)-1)
+	if lost <= 0 {
+		return 0
+	}
+	db.history = db.history[:len(db.history)-lost]
+	db.tables = db.history[len(db.history)-1].tables.Clone()
+	return lost
+}
+
+// Look shows the tables, and what the server's clock says.
+func (db *Database) Look(look func(t *Tables, clock int64)) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	look(&db.tables, db.clock())
+}
+
+// Edit changes the tables by hand, durably.
+func (db *Database) Edit(edit func(t *Tables, clock int64)) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	edit(&db.tables, db.clock())
+	db.wrote(true)
+}
+
+// KeepNone forgets all states but the present one: neither a crash nor a promotion loses what was written up to now.
+func (db *Database) KeepNone() {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if last := len(db.history) - 1; last > 0 {
+		db.history = db.history[last:]
+	}
+}
+
+// Run is the run of the server.
+func (db *Database) Run() store.Run {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.run
+}
+
+// SetRun makes it another run of the server, with as many connections.
+func (db *Database) SetRun(run store.Run) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.run = run
+}
+
+// Step moves the clock.
+func (db *Database) Step(by time.Duration) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.offset += by
+}
+
+// Stop shuts the server down: no connection is made until Boot or Promote.
+func (db *Database) Stop() {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.down = true
+	db.endAll()
+}
+
+// Boot starts the server after Stop.
+func (db *Database) Boot() {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	db.down = false
+	db.run.Started = time.Now().UnixMicro()
+}
+
+// Crash kills a process of the server, and loses up to so many of the heartbeats since the last write that waited for
+// the disk. It returns how many. The server is back at once.
+func (db *Database) Crash(lose int) int {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	last := len(db.history) - 1
+	pending := 0
+	for pending < last && pending < lose && !db.history[last-pending].durable {
+		pending++
+	}
+	db.run.Mark = 0
+	db.endAll()
+	return db.fallBack(pending)
+}
+
+// Promote puts a standby in the server's place that has missed up to so many of the last writes; it returns how many.
+// Behind a pooler the connections survive that.
+func (db *Database) Promote(missing int, pooler bool) int {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	lost := db.fallBack(missing)
+	db.run = store.Run{Timeline: db.run.Timeline + 1, Started: time.Now().UnixMicro()}
+	db.down = false
+	clear(db.guards)
+	if !pooler {
+		db.endAll()
+	}
+	return lost
+}
+
+// endAll ends all connections and transactions.
+func (db *Database) endAll() {
+	for c := range db.conns {
+		c.end()
+	}
+	clear(db.guards)
+}
+
+// Guard begins a transaction that passes the SQL function guard, and returns what ends it; not ok where it is refused.
+func (db *Database) Guard(lease string, partition int, epoch int64) (end func(), ok bool) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	row := db.tables.row(lease, partition)
+	if row == nil || row.Epoch != epoch {
+		return nil, false
+	}
+	clock, settling := db.clock(), db.tables.Server.SettlingTo
+	if _, alive := db.tables.Clients[row.Owner]; !alive || settling >= clock && settling <= clock+2*second {
+		return nil, false
+	}
+	p, g := place{lease, partition}, new(guard)
+	if db.guards[p] == nil {
+		db.guards[p] = make(map[*guard]struct{})
+	}
+	db.guards[p][g] = struct{}{}
+	return func() {
+		db.mu.Lock()
+		defer db.mu.Unlock()
+		delete(db.guards[p], g)
+	}, true
+}
+
+// row returns a partition; nil if there is none such.
+func (t *Tables) row(lease string, partition int) *Partition {
+	if rows := t.Partitions[lease]; partition >= 0 && partition < len(rows) {
+		return &rows[partition]
+	}
+	return nil
+}
+
+// Errors of Drop.
+var (
+	ErrNoLease = errors.New("no such lease")
+	ErrInUse   = errors.New("the lease has living members")
+)
+
+// Drop is the SQL function drop_lease.
+func (db *Database) Drop(lease string) error {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	l := db.tables.Leases[lease]
+	if l.Partitions == 0 {
+		return fmt.Errorf("%w: %q", ErrNoLease, lease)
+	}
+	for m := range db.tables.Members {
+		if db.tables.living(lease, m.Session) && m.Lease == lease {
+			return fmt.Errorf("%w: %q", ErrInUse, lease)
+		}
+	}
+	for _, row := range db.tables.Partitions[lease] {
+		l.EpochFloor = max(l.EpochFloor, row.Epoch)
+	}
+	l.Partitions, l.Generation, l.NextCheckAt = 0, l.Generation+1, Ever
+	db.tables.Leases[lease] = l
+	delete(db.tables.Partitions, lease)
+	maps.DeleteFunc(db.tables.Members, func(m Member, _ int) bool { return m.Lease == lease })
+	db.wrote(true)
+	return nil
+}

@@ -1,0 +1,596 @@
+package fakestore
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// The statements, in the order of a client's life. What each does, and why, is written in the SQL file of its name.
+
+// Microseconds.
+const (
+	millisecond = int64(1000)
+	second      = 1000 * millisecond
+	minute      = 60 * second
+	day         = 24 * 60 * minute
+)
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// unasked is how long until something is due that is not asked for.
+const unasked = -time.Microsecond
+
+// Register is register.sql.
+func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *store.Process, error) {
+	type answer struct {
+		incarnation int64
+		newer       *store.Process
+	}
+	a, err := execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (answer, bool) {
+		expires := clock + r.TTL.Microseconds()
+		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
+		i, known := t.Identities[r.ID]
+		older := i.Process>>store.ProcessBits == r.Process>>store.ProcessBits && i.Process > r.Process
+		switch {
+		case !known:
+			if i.Incarnation = r.Incarnation; i.Incarnation == 0 {
+				i.Incarnation = (clock + second/2) / second
+			}
+		case i.Process == r.Process:
+		case r.Incarnation == 0 && !older:
+			i.Incarnation++
+		case i.Incarnation < r.Incarnation:
+			i.Incarnation = r.Incarnation
+		default:
+			return answer{0, t.newest(r.ID, r.Session)}, true
+		}
+		i.Process, i.UsedAt = r.Process, clock
+		t.Identities[r.ID] = i
+		row, known := t.Clients[r.Session]
+		if !known {
+			row = Client{Session: r.Session, ID: r.ID, Incarnation: i.Incarnation, TTL: r.TTL,
+				Process: store.Process{Host: r.Host, PID: r.PID, StartedAt: r.StartedAt}}
+		}
+		row.ExpiresAt = expires
+		t.Clients[r.Session] = row
+		return answer{row.Incarnation, nil}, true
+	})
+	return a.incarnation, a.newer, err
+}
+
+// newest returns the process of the highest incarnation under an ID, one session apart.
+func (t *Tables) newest(id string, but int64) *store.Process {
+	var best *Client
+	for _, row := range t.Clients {
+		if row.ID == id && row.Session != but && (best == nil || row.Incarnation > best.Incarnation) {
+			best = &row
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	return &best.Process
+}
+
+// Superseder is superseder.sql.
+func (c *Conn) Superseder(ctx context.Context, id string) (*store.Process, error) {
+	return execute(ctx, c, false, func(_ *Database, t *Tables, _ int64) (*store.Process, bool) { return t.newest(id, 0), false })
+}
+
+// Heartbeat is heartbeat.sql. A crash may lose it.
+func (c *Conn) Heartbeat(ctx context.Context, session int64) (store.Beat, error) {
+	return execute(ctx, c, false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
+		row, alive := t.Clients[session]
+		beat := store.Beat{Alive: alive, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Sessions: t.Server.Sessions}
+		ttl := 10 * minute
+		if alive {
+			ttl = row.TTL.Microseconds()
+			row.ExpiresAt = clock + ttl
+			t.Clients[session] = row
+			beat.Incarnation = t.Identities[row.ID].Incarnation
+		}
+		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
+			beat.CheckDueIn = micros(max(due-clock, 0))
+		}
+		for _, name := range slices.Sorted(maps.Keys(t.Leases)) {
+			weight, member := t.Members[Member{name, session}]
+			if !member {
+				continue
+			}
+			l := t.Leases[name]
+			b := store.LeaseBeat{Name: name, Generation: l.Generation, Weight: weight}
+			switch {
+			case l.NextCheckAt == Ever:
+				b.DueIn = unasked
+			case l.NextCheckAt <= clock+second:
+				b.DueIn = micros(max(l.NextCheckAt-clock, 0))
+			}
+			beat.Leases = append(beat.Leases, b)
+		}
+		return beat, alive
+	})
+}
+
+// Mark is mark.sql. What it writes is lost by a crash.
+func (c *Conn) Mark(ctx context.Context, mark int64) error {
+	_, err := execute(ctx, c, true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
+		if db.run.Mark == 0 {
+			db.run.Mark = mark
+		}
+		return struct{}{}, false
+	})
+	return err
+}
+
+// on reports whether this is the run that was watched.
+func (db *Database) on(run store.Run) bool { return run == db.run && run.Mark != 0 }
+
+// Settle is settle.sql.
+func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run) (settled, busy bool, err error) {
+	type answer struct{ settled, busy bool }
+	a, err := execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (answer, bool) {
+		if t.Server.Timeline == run.Timeline || !db.on(run) {
+			return answer{}, false
+		}
+		for _, row := range t.Clients {
+			if row.TTL > watched {
+				return answer{}, false
+			}
+		}
+		for p, open := range db.guards {
+			if len(open) > 0 && t.row(p.lease, p.partition) != nil {
+				t.Server.SettlingTo = clock + 2*second
+				return answer{busy: true}, true
+			}
+		}
+		t.Server = Server{
+			Timeline: run.Timeline, Era: max(t.Server.Era+1, run.Timeline), NextCheckAt: clock,
+			Sessions: t.Server.Sessions, SettlingTo: Never,
+		}
+		for name, rows := range t.Partitions {
+			for p := range rows {
+				from := rows[p]
+				rows[p].Epoch = t.nextEpoch(from)
+				db.tellMoved("settle", name, p, from)
+			}
+		}
+		for name, l := range t.Leases {
+			l.Generation++
+			l.NextCheckAt = clock
+			t.Leases[name] = l
+		}
+		return answer{settled: true}, true
+	})
+	return a.settled, a.busy, err
+}
+
+// nextEpoch is the epoch of a partition's next owner.
+func (t *Tables) nextEpoch(row Partition) int64 { return max(row.Epoch+1, t.Server.Era<<32) }
+
+func (db *Database) tellMoved(statement, lease string, partition int, from Partition) {
+	if db.Moved != nil {
+		db.Moved(statement, lease, partition, from, db.tables.Partitions[lease][partition])
+	}
+}
+
+// guarded reports whether an open transaction guards the partition.
+func (db *Database) guarded(lease string, partition int) bool {
+	return len(db.guards[place{lease, partition}]) > 0
+}
+
+// End is close.sql.
+func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
+	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
+		row, alive := t.Clients[session]
+		for m := range t.Members {
+			if m.Session == session {
+				return !alive, false
+			}
+		}
+		if alive {
+			delete(t.Clients, session)
+			t.used(row.ID, clock)
+		}
+		return true, alive
+	})
+}
+
+// used notes that a session under an ID ended.
+func (t *Tables) used(id string, clock int64) {
+	if i, known := t.Identities[id]; known {
+		i.UsedAt = clock
+		t.Identities[id] = i
+	}
+}
+
+// Join is join.sql.
+func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int) (store.Join, error) {
+	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
+		l, known := t.Leases[lease]
+		join := store.Join{Partitions: int(l.Partitions)}
+		if _, join.Alive = t.Clients[session]; !join.Alive {
+			return join, false
+		}
+		switch {
+		case !known:
+			l = Lease{Generation: 1, CreatedGeneration: 1, NextCheckAt: clock, PlannedAt: Never}
+		case l.Partitions != 0 && l.Partitions != int64(partitions):
+			return join, false
+		default:
+			l.Generation++
+			if l.Partitions == 0 {
+				l.CreatedGeneration = l.Generation
+			}
+			due := clock
+			if l.PlannedAt >= clock-second && l.PlannedAt <= clock {
+				due = l.PlannedAt + 250*millisecond + 50*l.Partitions
+			}
+			l.NextCheckAt = min(l.NextCheckAt, due)
+		}
+		l.Partitions = int64(partitions)
+		t.Leases[lease] = l
+		if l.CreatedGeneration == l.Generation {
+			rows := make([]Partition, partitions)
+			for p := range rows {
+				rows[p].Epoch = l.EpochFloor
+			}
+			t.Partitions[lease] = rows
+		}
+		t.Members[Member{lease, session}] = weight
+		join.Joined = true
+		if l.NextCheckAt < Ever {
+			join.DueIn = micros(max(l.NextCheckAt-clock, 0))
+		}
+		return join, true
+	})
+}
+
+// SetWeight is weight.sql.
+func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error) {
+	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
+		m := Member{lease, session}
+		l, known := t.Leases[lease]
+		if _, member := t.Members[m]; !member || !known {
+			return false, false
+		}
+		t.Members[m] = weight
+		l.Generation++
+		l.NextCheckAt = min(l.NextCheckAt, clock)
+		t.Leases[lease] = l
+		return true, true
+	})
+}
+
+// Read is read.sql.
+func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error) {
+	return execute(ctx, c, false, func(db *Database, t *Tables, _ int64) ([]store.LeaseRead, bool) {
+		var reads []store.LeaseRead
+		for _, name := range distinct(leases) {
+			l, known := t.Leases[name]
+			if !known {
+				continue
+			}
+			read := store.LeaseRead{Name: name, Generation: l.Generation, Timeline: db.run.Timeline, Settled: t.Server.Timeline}
+			for p, row := range t.Partitions[name] {
+				if row.Owner == session {
+					read.Owned = append(read.Owned, store.Owned{Partition: p, Epoch: row.Epoch, Moving: row.Target != row.Owner})
+				}
+			}
+			reads = append(reads, read)
+		}
+		return reads, false
+	})
+}
+
+// distinct returns names in order, each once.
+func distinct(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
+
+// Release is release.sql.
+func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string) (store.Released, error) {
+	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
+		var answer store.Released
+		valid := t.Server.Timeline == db.run.Timeline
+		changed := make(map[string]bool) // and whether it asks for a plan
+		concerned := make(map[int64]bool)
+		for _, r := range releases {
+			row := t.row(r.Lease, r.Partition)
+			switch {
+			case row == nil || row.Owner != session || row.Epoch != r.Epoch:
+				continue
+			case !valid || db.guarded(r.Lease, r.Partition):
+				answer.Busy = append(answer.Busy, store.Release{Lease: r.Lease, Partition: r.Partition})
+				continue
+			}
+			from, leaves := *row, slices.Contains(leaving, r.Lease)
+			var heir Client
+			if t.living(r.Lease, row.Target) && !(row.Target == session && leaves) {
+				heir = t.Clients[row.Target]
+			}
+			weight, member := t.Members[Member{r.Lease, session}]
+			if heir.ID != "" {
+				switch {
+				case heir.ID == row.HomeID:
+					row.HomeID = ""
+				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || member && weight == 0):
+					row.HomeID = row.OwnerID
+				}
+				row.OwnerID = heir.ID
+			}
+			row.Owner, row.Target, row.Epoch = heir.Session, heir.Session, t.nextEpoch(from)
+			db.tellMoved("release", r.Lease, r.Partition, from)
+			answer.Released = append(answer.Released, store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch})
+			changed[r.Lease] = changed[r.Lease] || row.Owner == 0
+			if row.Owner != 0 && row.Owner != session {
+				concerned[row.Owner] = true
+			}
+		}
+		for _, name := range distinct(leaving) {
+			m := Member{name, session}
+			weight, member := t.Members[m]
+			if _, known := t.Leases[name]; !member || !known {
+				continue
+			}
+			switch {
+			case !slices.ContainsFunc(t.Partitions[name], func(row Partition) bool { return row.Owner == session }):
+				delete(t.Members, m)
+				answer.Left = append(answer.Left, name)
+				changed[name] = true
+			case weight != 0:
+				t.Members[m] = 0
+				changed[name] = true
+			}
+		}
+		for _, name := range slices.Sorted(maps.Keys(changed)) {
+			l := t.Leases[name]
+			l.Generation++
+			if changed[name] {
+				l.NextCheckAt = min(l.NextCheckAt, clock)
+			}
+			t.Leases[name] = l
+			if l.NextCheckAt <= clock {
+				answer.Asking = append(answer.Asking, name)
+			}
+		}
+		slices.SortFunc(answer.Released, func(a, b store.Handed) int {
+			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
+		})
+		slices.SortFunc(answer.Busy, func(a, b store.Release) int {
+			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
+		})
+		db.notify(concerned)
+		return answer, len(changed) > 0
+	})
+}
+
+// Evict is evict.sql.
+func (c *Conn) Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error) {
+	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
+		answer := store.Evicted{CheckDueIn: unasked}
+		if !t.checkDue(clock) || clock < cutoff || t.Server.Timeline != run.Timeline || !db.on(run) {
+			return answer, false
+		}
+		dead := make(map[int64]bool)
+		for session, row := range t.Clients {
+			switch {
+			case row.ExpiresAt >= cutoff:
+			case row.TTL <= watched:
+				dead[session] = true
+			case answer.Unwatched == 0 || row.TTL < answer.Unwatched:
+				answer.Unwatched = row.TTL
+			}
+		}
+		living := func(lease string, session int64) bool { return t.living(lease, session) && !dead[session] }
+		affected, inhabited := make(map[string]bool), make(map[string]bool)
+		for m := range t.Members {
+			if living(m.Lease, m.Session) {
+				inhabited[m.Lease] = true
+			} else {
+				affected[m.Lease] = true
+			}
+		}
+		for name, rows := range t.Partitions {
+			for _, row := range rows {
+				if inhabited[name] && (row.Owner != 0 && !living(name, row.Owner) || row.Target != 0 && !living(name, row.Target)) {
+					affected[name] = true
+				}
+			}
+		}
+		maps.DeleteFunc(t.Members, func(m Member, _ int) bool { return !living(m.Lease, m.Session) })
+		for session := range dead {
+			row := t.Clients[session]
+			delete(t.Clients, session)
+			t.used(row.ID, clock)
+			answer.IDs = append(answer.IDs, row.ID)
+			if db.Evicted != nil {
+				db.Evicted(row)
+			}
+		}
+		slices.Sort(answer.IDs)
+		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool { return i.UsedAt < clock-day && t.newest(id, 0) == nil })
+		for _, name := range slices.Sorted(maps.Keys(affected)) {
+			if l, known := t.Leases[name]; known {
+				l.Generation++
+				l.NextCheckAt = clock
+				t.Leases[name] = l
+				answer.Asked = append(answer.Asked, name)
+			}
+		}
+		next := int64(Ever)
+		for session, row := range t.Clients {
+			latest := clock + row.TTL.Microseconds()
+			next = min(next, row.ExpiresAt, latest)
+			if row.ExpiresAt > latest+second { // the clock stepped back
+				row.ExpiresAt = latest
+				t.Clients[session] = row
+			}
+		}
+		if answer.Unwatched == 0 {
+			t.Server.NextCheckAt = max(clock+50*millisecond, next)
+			t.Server.Sessions = int64(len(t.Clients))
+			answer.CheckDueIn = micros(min(t.Server.NextCheckAt, clock+11*minute) - clock)
+		}
+		return answer, true
+	})
+}
+
+// checkDue reports whether it is to be checked whether sessions expired: also where the clock stepped back.
+func (t *Tables) checkDue(clock int64) bool {
+	if t.Server.NextCheckAt <= clock || len(t.Clients) == 0 {
+		return t.Server.NextCheckAt <= clock
+	}
+	least := int64(Ever)
+	for _, row := range t.Clients {
+		least = min(least, row.TTL.Microseconds())
+	}
+	return t.Server.NextCheckAt > clock+second+least
+}
+
+// Claim is claim.sql.
+func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
+	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
+		var claimed []string
+		for _, name := range distinct(leases) {
+			l, known := t.Leases[name]
+			if known && (l.NextCheckAt <= clock || l.NextCheckAt > clock+second && l.NextCheckAt < Ever) {
+				l.NextCheckAt, l.PlannedAt = clock+100*millisecond+50*l.Partitions, clock
+				t.Leases[name] = l
+				claimed = append(claimed, name)
+			}
+		}
+		return claimed, len(claimed) > 0
+	})
+}
+
+// Plan is plan.sql.
+func (c *Conn) Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error) {
+	return execute(ctx, c, false, func(_ *Database, t *Tables, _ int64) ([]store.LeasePlan, bool) {
+		sessions := make(map[int64]bool)
+		for m := range t.Members {
+			if slices.Contains(leases, m.Lease) {
+				sessions[m.Session] = true
+			}
+		}
+		related := make(map[string][]store.Member)
+		for _, name := range leases {
+			related[name] = nil
+		}
+		for m := range t.Members {
+			if sessions[m.Session] {
+				related[m.Lease] = nil
+			}
+		}
+		for m, weight := range t.Members {
+			members, ok := related[m.Lease]
+			if row, alive := t.Clients[m.Session]; ok && alive {
+				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: weight})
+			}
+		}
+		var plans []store.LeasePlan
+		for _, name := range slices.Sorted(maps.Keys(related)) {
+			rows, members := t.Partitions[name], related[name]
+			if len(rows) == 0 {
+				continue
+			}
+			slices.SortFunc(members, func(a, b store.Member) int {
+				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
+			})
+			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members}
+			for _, row := range rows {
+				if _, alive := t.Clients[row.Owner]; alive {
+					row.OwnerID = ""
+				}
+				p.Owners, p.Targets = append(p.Owners, row.Owner), append(p.Targets, row.Target)
+				p.OwnerIDs, p.HomeIDs = append(p.OwnerIDs, row.OwnerID), append(p.HomeIDs, row.HomeID)
+			}
+			plans = append(plans, p)
+		}
+		return plans, false
+	})
+}
+
+// Apply is apply.sql.
+func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move) (store.Applied, error) {
+	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
+		var answer store.Applied
+		if t.Server.Timeline != db.run.Timeline {
+			return answer, false
+		}
+		planned := make(map[string]bool)
+		for _, p := range plan {
+			if l, known := t.Leases[p.Name]; !known || l.Generation != p.Generation {
+				return answer, false
+			}
+			planned[p.Name] = true
+		}
+		answer.Applied, answer.More = true, len(moves) > store.MaxMoves
+		living := func(lease string, session int64) bool { return planned[lease] && t.living(lease, session) }
+		concerned := make(map[int64]bool)
+		changed, leftOver := make(map[string]bool), make(map[string]bool)
+		for _, m := range moves[:min(len(moves), store.MaxMoves)] {
+			row := t.row(m.Lease, m.Partition)
+			var target Client
+			if living(m.Lease, m.Target) {
+				target = t.Clients[m.Target]
+			}
+			switch {
+			case row == nil || target.Session != m.Target: // nothing moves to a session that is no member
+			case living(m.Lease, row.Owner):
+				row.Target = target.Session
+				answer.Asked++
+				changed[m.Lease] = true
+				concerned[row.Owner] = true
+			case db.guarded(m.Lease, m.Partition):
+				answer.LeftOver++
+				leftOver[m.Lease] = true
+			default:
+				from := *row
+				if target.ID != "" {
+					switch {
+					case target.ID == row.HomeID:
+						row.HomeID = ""
+					case row.OwnerID != "" && target.ID != row.OwnerID && (row.Owner != 0 || !t.works(m.Lease, row.OwnerID)):
+						row.HomeID = row.OwnerID
+					}
+					row.OwnerID = target.ID
+					concerned[target.Session] = true
+				}
+				row.Owner, row.Target, row.Epoch = target.Session, target.Session, t.nextEpoch(from)
+				answer.Given++
+				changed[m.Lease] = true
+				db.tellMoved("apply", m.Lease, m.Partition, from)
+			}
+		}
+		for name := range planned {
+			l := t.Leases[name]
+			if changed[name] {
+				l.Generation++
+			}
+			l.PlannedAt, l.NextCheckAt = clock, Ever
+			switch {
+			case answer.More:
+				l.NextCheckAt = clock
+			case leftOver[name]:
+				l.NextCheckAt = clock + 50*millisecond
+			}
+			t.Leases[name] = l
+		}
+		db.notify(concerned)
+		return answer, true
+	})
+}
+
+// works reports whether a living member of a lease, with a weight, has the client ID.
+func (t *Tables) works(lease, id string) bool {
+	for m, weight := range t.Members {
+		if m.Lease == lease && weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id {
+			return true
+		}
+	}
+	return false
+}
