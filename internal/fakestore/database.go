@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,7 +19,11 @@ import (
 
 // A Database is the tables, and the server that has them. All methods are safe for concurrent use.
 type Database struct {
-	// Keep is how many states of the tables are kept, for crashes and promotions to return to. Set before use, as the next two.
+	// What follows is set before use.
+
+	// Clock is what the server's clock is made from; time.Now as New returns it.
+	Clock func() time.Time
+	// Keep is how many states of the tables are kept, for crashes and promotions to return to; 0 as New returns it.
 	Keep int
 	// Moved is told of every change of an owner or epoch, and by which statement. It must not use the database.
 	Moved func(statement, lease string, partition int, from, to Partition)
@@ -95,6 +100,7 @@ type guard struct{ _ byte }
 // New returns a database with the schema in it, on a server that began just now.
 func New() *Database {
 	return &Database{
+		Clock: time.Now,
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
 			Members: make(map[Member]int), Partitions: make(map[string][]Partition),
@@ -124,7 +130,7 @@ func (t *Tables) living(lease string, session int64) bool {
 }
 
 // clock is the server's, in microseconds.
-func (db *Database) clock() int64 { return time.Now().Add(db.offset).UnixMicro() }
+func (db *Database) clock() int64 { return db.Clock().Add(db.offset).UnixMicro() }
 
 // wrote keeps a copy of the tables after a write.
 func (db *Database) wrote(durable bool) {
@@ -282,7 +288,7 @@ func (t *Tables) row(lease string, partition int) *Partition {
 // Errors of Drop.
 var (
 	ErrNoLease = errors.New("no such lease")
-	ErrInUse   = errors.New("the lease has living members")
+	ErrInUse   = errors.New("lease in use")
 )
 
 // Drop is the SQL function drop_lease.
@@ -293,10 +299,14 @@ func (db *Database) Drop(lease string) error {
 	if l.Partitions == 0 {
 		return fmt.Errorf("%w: %q", ErrNoLease, lease)
 	}
+	var living []string
 	for m := range db.tables.Members {
-		if db.tables.living(lease, m.Session) && m.Lease == lease {
-			return fmt.Errorf("%w: %q", ErrInUse, lease)
+		if m.Lease == lease && db.tables.living(lease, m.Session) {
+			living = append(living, db.tables.Clients[m.Session].ID)
 		}
+	}
+	if slices.Sort(living); len(living) > 0 {
+		return fmt.Errorf("%w: %q has living members: %s", ErrInUse, lease, strings.Join(living, ", "))
 	}
 	for _, row := range db.tables.Partitions[lease] {
 		l.EpochFloor = max(l.EpochFloor, row.Epoch)

@@ -1,6 +1,7 @@
-package store
+package store_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,11 +14,16 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 // state is what is known of a lease's partitions, with clients by name.
 func (f *fixture) state(lease string, clients ...*client) string {
 	f.Helper()
+	if f.double != nil {
+		return f.doubleState(lease, clients...)
+	}
 	text := f.text(`
 		SELECT coalesce(owner, 0) || '>' || coalesce(target, 0) || ':' || epoch || ' of ' || coalesce(owner_id, '-')
 		    || CASE WHEN home_id IS NOT NULL THEN ' home ' || home_id ELSE '' END
@@ -29,37 +35,57 @@ func (f *fixture) state(lease string, clients ...*client) string {
 	return strings.ReplaceAll(text, "\n", ", ")
 }
 
+// doubleState is the same of a database in memory, which does not have asked_at: who owns what is meant for another was asked.
+func (f *fixture) doubleState(lease string, clients ...*client) string {
+	var lines []string
+	for _, row := range f.tables().Partitions[lease] {
+		line := fmt.Sprintf("%d>%d:%d of %s", row.Owner, row.Target, row.Epoch, cmp.Or(row.OwnerID, "-"))
+		if row.HomeID != "" {
+			line += " home " + row.HomeID
+		}
+		if row.Owner != row.Target {
+			line += " asked"
+		}
+		lines = append(lines, line)
+	}
+	text := strings.Join(lines, ", ")
+	for _, c := range clients {
+		text = strings.ReplaceAll(text, fmt.Sprint(c.session), c.id)
+	}
+	return text
+}
+
 func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 3)
-	b.join("l", 3)
-	plan := a.plan("l")
-	expect(t, a.apply(plan, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
-	expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, 0>0:0 of -", "given")
-	expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, -1000, 1}, "heartbeat")
-	expect(t, a.apply(a.plan("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session}), Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
-	expect(t, f.state("l", a, b), "a>b:1 of a asked, b>b:1 of b, b>b:1 of b", "asked")
-	expect(t, a.owned("l"), "0:1>", "read")
-	expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Asked, 1, "third plan")
-	expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, b>b:1 of b", "taken back")
-	f.exec("DELETE FROM clients WHERE id = 'a'")
-	expect(t, b.apply(b.plan("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
-	expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:1 of b, b>b:1 of b", "taken from the dead")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 3)
+		b.join("l", 3)
+		plan := a.plan("l")
+		expect(t, a.apply(plan, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
+		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, 0>0:0 of -", "given")
+		expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, -1000, 1}, "heartbeat")
+		expect(t, a.apply(a.plan("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session}), Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
+		expect(t, f.state("l", a, b), "a>b:1 of a asked, b>b:1 of b, b>b:1 of b", "asked")
+		expect(t, a.owned("l"), "0:1>", "read")
+		expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Asked, 1, "third plan")
+		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, b>b:1 of b", "taken back")
+		f.kill("a")
+		expect(t, b.apply(b.plan("l"), Move{"l", 0, b.session}), Applied{Applied: true, Given: 1}, "after a death")
+		expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:1 of b, b>b:1 of b", "taken from the dead")
+	})
 }
 
 func TestAPartitionOfADeadOwnerIsGivenEvenToItsTargetOfBefore(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
-	a.give("l", a.session)
-	a.give("l", b.session)
-	f.exec("DELETE FROM clients WHERE id = 'a'")
-	expect(t, b.give("l", b.session).Given, 1, "given")
-	expect(t, f.state("l", b), "b>b:2 of b home a", "state")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 1)
+		b.join("l", 1)
+		a.give("l", a.session)
+		a.give("l", b.session)
+		f.kill("a")
+		expect(t, b.give("l", b.session).Given, 1, "given")
+		expect(t, f.state("l", b), "b>b:2 of b home a", "state")
+	})
 }
 
 func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
@@ -81,7 +107,7 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	plan = a.plan("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
 	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves); return got })
-	f.blocked(a.conn.PgConn().PID())
+	f.blocked(a.pg().Raw().PgConn().PID())
 	release()
 	expect(t, applying(), Applied{}, "after a change that it waited for")
 	expect(t, strings.Count(f.text(rows), "(one,0,,,0,"), 1, "partitions of lease one that are as they were")
@@ -89,52 +115,50 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 }
 
 func TestNothingMovesToWhoIsNoMember(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 2)
-	b.join("other", 1)
-	a.give("l", a.session)
-	plan := a.plan("l")
-	expect(t, a.apply(plan, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345}), Applied{Applied: true}, "applied")
-	expect(t, f.state("l", a), "a>a:1 of a, 0>0:0 of -", "state")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("other", 1)
+		a.give("l", a.session)
+		plan := a.plan("l")
+		expect(t, a.apply(plan, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345}), Applied{Applied: true}, "applied")
+		expect(t, f.state("l", a), "a>a:1 of a, 0>0:0 of -", "state")
+	})
 }
 
 func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 3)
-	b.join("l", 3)
-	a.give("l", a.session, a.session, a.session)
-	tx, err := f.session().Begin(f.ctx)
-	f.ok(err)
-	f.ok(guard(f, tx, "l", 1, 1))
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 3)
+		b.join("l", 3)
+		a.give("l", a.session, a.session, a.session)
+		end := f.guarding("l", 1, 1)
 
-	expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked") // does not conflict
-	f.exec("DELETE FROM clients WHERE id = 'a'")
-	start := time.Now()
-	expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
-	if took := time.Since(start); took > time.Second {
-		t.Errorf("it took %v", took)
-	}
-	expect(t, f.state("l", a, b), "b>b:2 of b home a, a>b:1 of a asked, b>b:2 of b home a", "state")
-	if due := b.beat().Leases[0].DueIn; due < 0 || due > 50*time.Millisecond {
-		t.Errorf("next plan due in %v", due)
-	}
-	f.ok(tx.Commit(f.ctx))
-	expect(t, b.give("l", b.session, b.session, b.session).Given, 1, "when it is closed")
-	expect(t, f.state("l", b), "b>b:2 of b home a, b>b:2 of b home a, b>b:2 of b home a", "state")
+		expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked") // does not conflict
+		f.kill("a")
+		start := time.Now()
+		expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %v", took)
+		}
+		expect(t, f.state("l", a, b), "b>b:2 of b home a, a>b:1 of a asked, b>b:2 of b home a", "state")
+		if due := b.beat().Leases[0].DueIn; due < 0 || due > 50*time.Millisecond {
+			t.Errorf("next plan due in %v", due)
+		}
+		end()
+		expect(t, b.give("l", b.session, b.session, b.session).Given, 1, "when it is closed")
+		expect(t, f.state("l", b), "b>b:2 of b home a, b>b:2 of b home a, b>b:2 of b home a", "state")
+	})
 }
 
 // takeOver is a take-over of partition 0 that has not committed yet; the result commits it.
 func (f *fixture) takeOver(by *client) (commit func()) {
 	f.Helper()
 	plan := by.plan("l")
-	f.ok(by.exec(f.ctx, "BEGIN"))
+	f.ok(by.pg().Exec(f.ctx, "BEGIN"))
 	applied := by.apply(plan, Move{"l", 0, by.session})
 	expect(f.TB, applied, Applied{Applied: true, Given: 1}, "take-over")
-	return func() { f.ok(by.exec(f.ctx, "COMMIT")) }
+	return func() { f.ok(by.pg().Exec(f.ctx, "COMMIT")) }
 }
 
 // One after the other, so that at any time one of them holds the partition's row.
@@ -210,12 +234,12 @@ func TestAGuardThatArrivesDuringAReleaseWaitsAndIsRefused(t *testing.T) {
 	b.join("l", 1)
 	a.give("l", a.session)
 	a.give("l", b.session)
-	f.ok(a.exec(f.ctx, "BEGIN"))
+	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "released")
 	zombie := f.session()
 	guarding := later(func() error { return failure(zombie.Exec(f.ctx, "SELECT guard('l', 0, 1)")) })
 	f.blocked(zombie.PgConn().PID())
-	f.ok(a.exec(f.ctx, "COMMIT"))
+	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	if err := guarding(); Code(err) != CodeNotOwner {
 		t.Fatal(err)
 	}
@@ -446,7 +470,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 		applied, err := c.Apply(ctx, plans, moves)
 		return fmt.Sprint("apply ", applied.Applied), err
 	case n < 18: // its heartbeats are lost
-		return "expire", c.exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)
+		return "expire", c.pg().Exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)
 	case n < 19:
 		beat, err := c.Heartbeat(ctx, c.session)
 		if err == nil {

@@ -1,4 +1,4 @@
-package store
+package store_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"pgregory.net/rapid"
+
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 func TestAReadOnlyServerIsLeft(t *testing.T) {
@@ -28,7 +30,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	if !errors.Is(err, ErrReadOnly) {
 		t.Fatalf("read-only server: %v", err)
 	}
-	f.ok(a.exec(f.ctx, "SET default_transaction_read_only = on"))
+	f.ok(a.pg().Exec(f.ctx, "SET default_transaction_read_only = on"))
 	if _, err := a.Heartbeat(f.ctx, a.session); !ReadOnly(err) || !Transient(err) {
 		t.Errorf("heartbeat: %v", err)
 	}
@@ -44,8 +46,8 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 		return nil
 	}, f.schema, time.Second)
 	f.connect(cr)
-	expect(t, valueOn[string](f, f.connect(cr).conn, "SHOW application_name"), "token 2", "name")
-	expect(t, valueOn[string](f, f.conn().conn, "SHOW application_name"), "pgleases", "name by default")
+	expect(t, valueOn[string](f, f.connect(cr).Raw(), "SHOW application_name"), "token 2", "name")
+	expect(t, valueOn[string](f, f.conn().Raw(), "SHOW application_name"), "pgleases", "name by default")
 	refused := errors.New("no token")
 	cr.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return refused }
 	if _, err := cr.Connect(f.ctx, time.Second); !errors.Is(err, refused) {
@@ -66,15 +68,15 @@ func TestNothingIsCancelledThroughAPooler(t *testing.T) {
 			return dial(ctx, network, address)
 		}
 		conn := f.connect(NewConnector(config, nil, f.schema, time.Second))
-		expect(t, conn.line.direct.Load(), true, "leads to the server itself")
-		conn.line.direct.Store(direct)
+		expect(t, conn.Direct().Load(), true, "leads to the server itself")
+		conn.Direct().Store(direct)
 		ctx, cancel := context.WithTimeout(f.ctx, 50*time.Millisecond)
-		if err := conn.exec(ctx, "SELECT pg_sleep(2)"); err == nil {
+		if err := conn.Exec(ctx, "SELECT pg_sleep(2)"); err == nil {
 			t.Error("it slept")
 		}
 		cancel()
 		if !direct {
-			<-conn.conn.PgConn().CleanupDone()
+			<-conn.Raw().PgConn().CleanupDone()
 		}
 		expect(t, len(dialled) > 1, direct, "a request to cancel was sent")
 	}
@@ -122,7 +124,7 @@ func TestWhatCannotBeNotifiedIsWrittenAllTheSame(t *testing.T) {
 	a, b := f.client("a"), f.client("b")
 	a.join("l", 1)
 	b.join("l", 1)
-	a.channel = strings.Repeat("x", 64)
+	a.pg().SetChannel(strings.Repeat("x", 64))
 	expect(t, a.give("l", a.session).Given, 1, "given")
 	expect(t, a.give("l", b.session).Asked, 1, "asked")
 	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "released")

@@ -1,131 +1,138 @@
-package store
+package store_test
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 3)
-	}
-	c.join("c's", 1)
-	a.give("l", a.session, b.session, c.session)
-	before := a.beat().Leases[0]
-	expect(t, len(a.evict().IDs), 0, "evicted while all live")
-	f.expire(b, c)
-	f.exec("UPDATE clients SET expires_at = clock_timestamp() WHERE id = 'c'")
-	run := a.run()
-	clock := a.beat().Clock
-	got, err := a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, run)
-	f.ok(err)
-	if fmt.Sprint(got.IDs, got.Asked) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
-		t.Fatalf("%+v", got)
-	}
-	expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees nothing itself")
-	expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
-	expect(t, value[int](f, "SELECT count(*) FROM members"), 3, "members")
-	f.checkNow()
-	got, err = a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, run)
-	f.ok(err)
-	expect(t, len(got.IDs), 0, "evicted by a cutoff ahead of the clock")
-	f.expire(c)
-	expect(t, fmt.Sprint(a.evict().IDs, value[int](f, "SELECT count(*) FROM members")), "[c] 1", "evicted, members")
-	if due := a.beat().CheckDueIn; due < 5*time.Second || due > 6*time.Second {
-		t.Errorf("check due in %v", due)
-	}
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		for _, x := range []*client{a, b, c} {
+			x.join("l", 3)
+		}
+		c.join("c's", 1)
+		a.give("l", a.session, b.session, c.session)
+		before := a.beat().Leases[0]
+		expect(t, len(a.evict().IDs), 0, "evicted while all live")
+		f.expire(b, c)
+		f.expireIn(c, 0)
+		run := a.run()
+		clock := a.beat().Clock
+		got, err := a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, run)
+		f.ok(err)
+		if fmt.Sprint(got.IDs, got.Asked) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
+			t.Fatalf("%+v", got)
+		}
+		expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees nothing itself")
+		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
+		expect(t, len(f.tables().Members), 3, "members")
+		f.checkNow()
+		got, err = a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, run)
+		f.ok(err)
+		expect(t, len(got.IDs), 0, "evicted by a cutoff ahead of the clock")
+		f.expire(c)
+		expect(t, fmt.Sprint(a.evict().IDs, len(f.tables().Members)), "[c] 1", "evicted, members")
+		if due := a.beat().CheckDueIn; due < 5*time.Second || due > 6*time.Second {
+			t.Errorf("check due in %v", due)
+		}
+	})
 }
 
 func TestWhoHasNotWatchedForATTLEvictsNobodyOfIt(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, short, long := f.client("a"), f.clientTTL("short", 5*time.Second), f.clientTTL("long", time.Minute)
-	f.expire(short, long)
-	run := a.run()
-	got := a.evictAs(run, 10*time.Second)
-	expect(t, strings.Join(got.IDs, " "), "short", "evicted after 10 s")
-	if got.CheckDueIn >= 0 || a.beat().CheckDueIn != 0 {
-		t.Errorf("the check of who remains: %v, %v", got.CheckDueIn, a.beat().CheckDueIn)
-	}
-	expect(t, got.Unwatched, time.Minute, "needs a watch of")
-	got = a.evictAs(run, time.Minute)
-	expect(t, strings.Join(got.IDs, " "), "long", "evicted after a minute")
-	expect(t, got.Unwatched, time.Duration(0), "needs a watch of")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, short, long := f.client("a"), f.clientTTL("short", 5*time.Second), f.clientTTL("long", time.Minute)
+		f.expire(short, long)
+		run := a.run()
+		got := a.evictAs(run, 10*time.Second)
+		expect(t, strings.Join(got.IDs, " "), "short", "evicted after 10 s")
+		if got.CheckDueIn >= 0 || a.beat().CheckDueIn != 0 {
+			t.Errorf("the check of who remains: %v, %v", got.CheckDueIn, a.beat().CheckDueIn)
+		}
+		expect(t, got.Unwatched, time.Minute, "needs a watch of")
+		got = a.evictAs(run, time.Minute)
+		expect(t, strings.Join(got.IDs, " "), "long", "evicted after a minute")
+		expect(t, got.Unwatched, time.Duration(0), "needs a watch of")
+	})
 }
 
 func TestOnlyTheRunThatWasWatchedIsEvictedOn(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	run := a.run()
-	f.expire(b)
-	for _, other := range []Run{
-		{run.Timeline + 1, run.Started, run.Mark}, {run.Timeline, run.Started + 1, run.Mark}, {run.Timeline, run.Started, run.Mark + 1},
-	} {
-		got := a.evictAs(other, time.Hour)
-		if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
-			t.Errorf("on %+v, which is not %+v: %+v", other, run, got)
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		run := a.run()
+		f.expire(b)
+		for _, other := range []Run{
+			{run.Timeline + 1, run.Started, run.Mark}, {run.Timeline, run.Started + 1, run.Mark}, {run.Timeline, run.Started, run.Mark + 1},
+		} {
+			got := a.evictAs(other, time.Hour)
+			if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
+				t.Errorf("on %+v, which is not %+v: %+v", other, run, got)
+			}
 		}
-	}
-	f.exec("DELETE FROM server_mark")
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted without a mark")
-	f.exec("INSERT INTO server_mark VALUES ($1)", run.Mark)
-	f.exec("UPDATE server SET timeline = 77")
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted on an unsettled timeline")
-	expect(t, len(a.evictAs(Run{77, run.Started, run.Mark}, time.Hour).IDs), 0, "evicted on the timeline that is settled, which is not this server's")
-	f.exec("UPDATE server SET timeline = $1", run.Timeline)
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
+		f.mark(0)
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted without a mark")
+		f.mark(run.Mark)
+		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted on an unsettled timeline")
+		expect(t, len(a.evictAs(Run{77, run.Started, run.Mark}, time.Hour).IDs), 0, "evicted on the timeline that is settled, which is not this server's")
+		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = run.Timeline })
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
+	})
 }
 
 func TestWhatNobodyOwnsIsAskedForWhereverItWasLeft(t *testing.T) {
-	t.Parallel()
-	for _, orphan := range []struct{ what, how string }{
-		{"a member without a session", "INSERT INTO members VALUES ('l', 99, 1, now())"},
-		{"an owner that is no member", "UPDATE partitions SET owner = 99, target = (SELECT session FROM clients) WHERE lease = 'l'"},
-		{"a target that is no member", "UPDATE partitions SET target = 99 WHERE lease = 'l'"},
-		{"an owner that left the lease only", "UPDATE partitions SET owner = (SELECT session FROM members WHERE lease = 'other') WHERE lease = 'l'"},
-	} {
-		t.Run(orphan.what, func(t *testing.T) {
-			t.Parallel()
-			f := newFixture(t)
-			a := f.client("a")
-			a.join("l", 1)
-			a.give("l", a.session)
-			a.join("untouched", 1)
-			if strings.Contains(orphan.how, "other") {
-				b := f.client("b")
-				b.join("other", 1)
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 1)
+		a.give("l", a.session)
+		a.join("untouched", 1)
+		b.join("other", 1)
+		atRest := func(what string) {
+			t.Helper()
+			for _, name := range []string{"l", "other", "untouched"} {
+				f.lease(name, func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
 			}
-			f.exec("UPDATE leases SET next_check_at = 'infinity'")
 			f.checkNow()
-			expect(t, len(a.evict().Asked), 0, "asked while all is well")
-			f.exec(orphan.how)
+			expect(t, len(a.evict().Asked), 0, what)
+		}
+		atRest("asked while all is well")
+		for _, orphan := range []struct {
+			what string
+			how  func(t *fakestore.Tables, row *fakestore.Partition)
+		}{
+			{"a member without a session", func(t *fakestore.Tables, _ *fakestore.Partition) {
+				t.Members[fakestore.Member{Lease: "l", Session: 99}] = 1
+			}},
+			{"an owner that is no member", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner, row.Target = 99, a.session }},
+			{"a target that is no member", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Target = 99 }},
+			{"an owner that left the lease only", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner = b.session }},
+		} {
+			f.edit(func(t *fakestore.Tables, _ int64) { orphan.how(t, &t.Partitions["l"][0]) })
 			f.checkNow()
-			expect(t, strings.Join(a.evict().Asked, " "), "l", "asked")
-			expect(t, value[int](f, "SELECT count(*) FROM members WHERE session = 99"), 0, "memberships left behind")
-			plans := a.plan("l")
-			expect(t, a.apply(plans, Move{"l", 0, a.session}).Applied, true, "planned")
-			f.exec("UPDATE leases SET next_check_at = 'infinity'")
-			f.checkNow()
-			expect(t, len(a.evict().Asked), 0, "asked once it is mended")
-		})
-	}
+			expect(t, strings.Join(a.evict().Asked, " "), "l", "asked for "+orphan.what)
+			expect(t, f.counts(), "3 leases, 3 members, 3 partitions", "rows, once asked for "+orphan.what)
+			expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Applied, true, "planned")
+			atRest("asked once it is mended: " + orphan.what)
+		}
+	})
 }
 
 func TestAClientThatDiedBeforeItJoinedAnythingIsCleanedUp(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	f.expire(f.client("b"))
-	got := a.evict()
-	expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] []", "evicted, asked")
-	expect(t, value[int](f, "SELECT count(*) FROM clients"), 1, "sessions")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		f.expire(f.client("b"))
+		got := a.evict()
+		expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] []", "evicted, asked")
+		expect(t, len(f.tables().Clients), 1, "sessions")
+	})
 }
 
 func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
@@ -136,11 +143,11 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 	b.join("l", 1)
 	run := a.run()
 	f.expire(b)
-	f.ok(b.exec(f.ctx, "BEGIN"))
+	f.ok(b.pg().Exec(f.ctx, "BEGIN"))
 	b.beat()
 	got := a.evictAs(run, time.Hour)
 	expect(t, len(got.IDs), 0, "evicted during a heartbeat")
-	f.ok(b.exec(f.ctx, "COMMIT"))
+	f.ok(b.pg().Exec(f.ctx, "COMMIT"))
 	expect(t, b.beat().Alive, true, "alive")
 	expect(t, value[int](f, "SELECT count(*) FROM members"), 2, "members")
 
@@ -149,7 +156,7 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 	release := f.lock("SELECT FROM leases FOR UPDATE")
 	clock := a.beat().Clock
 	evicting := later(func() Evicted { got, _ := a.Evict(f.ctx, clock, time.Hour, run); return got })
-	f.blocked(a.conn.PgConn().PID())
+	f.blocked(a.pg().Raw().PgConn().PID())
 	b.beat()
 	release()
 	expect(t, len(evicting().IDs), 0, "evicted after a heartbeat")
@@ -158,44 +165,54 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 }
 
 func TestAClockThatSteppedBackKeepsNobodyAlive(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	f.exec("UPDATE clients SET expires_at = expires_at + interval '1 hour' WHERE session = $1", b.session)
-	f.exec("UPDATE server SET next_check_at = next_check_at + interval '1 hour'")
-	expect(t, a.beat().CheckDueIn, 0, "check due in")
-	got := a.evict()
-	expect(t, len(got.IDs), 0, "evicted")
-	left := value[float64](f, "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM clients WHERE session = $1", b.session)
-	if left < 5 || left > 6 || got.CheckDueIn < 0 || got.CheckDueIn > 6*time.Second {
-		t.Fatalf("b has %f s left, the check is due in %v", left, got.CheckDueIn)
-	}
-	f.exec("UPDATE server SET next_check_at = next_check_at + interval '1 hour'")
-	c := f.client("c") // lowers it without an eviction
-	if due := c.beat().CheckDueIn; due < 5*time.Second || due > 6*time.Second {
-		t.Errorf("check due in %v", due)
-	}
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		steppedBack := func() { f.server(func(s *fakestore.Server, _ int64) { s.NextCheckAt += time.Hour.Microseconds() }) }
+		f.expireIn(b, time.Hour+6*time.Second)
+		steppedBack()
+		expect(t, a.beat().CheckDueIn, 0, "check due in")
+		got := a.evict()
+		expect(t, len(got.IDs), 0, "evicted")
+		left := time.Duration(f.tables().Clients[b.session].ExpiresAt-a.beat().Clock) * time.Microsecond
+		if left < 5*time.Second || left > 6*time.Second || got.CheckDueIn < 0 || got.CheckDueIn > 6*time.Second {
+			t.Fatalf("b has %v left, the check is due in %v", left, got.CheckDueIn)
+		}
+		steppedBack()
+		c := f.client("c") // lowers it without an eviction
+		if due := c.beat().CheckDueIn; due < 5*time.Second || due > 6*time.Second {
+			t.Errorf("check due in %v", due)
+		}
+	})
 }
 
 func TestIdentitiesUnusedForADayAreForgotten(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	for _, id := range []string{"ended", "evicted", "fresh"} {
-		c := f.client(id)
-		if id == "evicted" {
-			f.exec("UPDATE identities SET used_at = now() - interval '25 hours' WHERE id = 'evicted'") // it lived for long
-			f.expire(c)
-			a.evict()
-			continue
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		used := func(ago time.Duration, ids ...string) {
+			f.edit(func(t *fakestore.Tables, clock int64) {
+				for _, id := range ids {
+					i := t.Identities[id]
+					i.UsedAt = clock - ago.Microseconds()
+					t.Identities[id] = i
+				}
+			})
 		}
-		c.end(true)
-	}
-	f.exec("UPDATE identities SET used_at = now() - interval '25 hours' WHERE id IN ('a', 'ended')")
-	f.exec("UPDATE identities SET used_at = now() - interval '23 hours' WHERE id = 'fresh'")
-	f.checkNow()
-	a.evict()
-	expect(t, f.text("SELECT string_agg(id, ' ' ORDER BY id) FROM identities"), "a evicted fresh", "identities")
+		for _, id := range []string{"ended", "evicted", "fresh"} {
+			c := f.client(id)
+			if id == "evicted" {
+				used(25*time.Hour, "evicted") // it lived for long
+				f.expire(c)
+				a.evict()
+				continue
+			}
+			c.end(true)
+		}
+		used(25*time.Hour, "a", "ended")
+		used(23*time.Hour, "fresh")
+		f.checkNow()
+		a.evict()
+		expect(t, strings.Join(slices.Sorted(maps.Keys(f.tables().Identities)), " "), "a evicted fresh", "identities")
+	})
 }
 
 func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
@@ -218,13 +235,13 @@ func TestOneEvictsAtATime(t *testing.T) {
 	}
 	run := a.run()
 	f.expire(dead)
-	f.ok(a.exec(f.ctx, "BEGIN"))
+	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted by the first")
 	got := b.evictAs(run, time.Hour) // which does not wait
 	if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
 		t.Errorf("%+v", got)
 	}
-	f.ok(a.exec(f.ctx, "COMMIT"))
+	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	got = b.evictAs(run, time.Hour)
 	if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
 		t.Errorf("%+v", got)
@@ -232,64 +249,62 @@ func TestOneEvictsAtATime(t *testing.T) {
 }
 
 func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, dead := f.client("a"), f.clientTTL("b", time.Minute), f.client("dead")
-	for _, x := range []*client{a, b, dead} {
-		x.join("l", 4)
-	}
-	a.give("l", a.session, a.session, dead.session)
-	a.give("l", a.session, b.session, dead.session)
-	run := a.run()
-	f.exec("UPDATE server SET timeline = 77, era = 4")
-	before := f.state("l")
-	beat := a.beat()
-	expect(t, beat.Settled != beat.Run.Timeline, true, "unsettled in the heartbeat")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, dead := f.client("a"), f.clientTTL("b", time.Minute), f.client("dead")
+		for _, x := range []*client{a, b, dead} {
+			x.join("l", 4)
+		}
+		a.give("l", a.session, a.session, dead.session)
+		a.give("l", a.session, b.session, dead.session)
+		run := a.run()
+		f.server(func(s *fakestore.Server, _ int64) { s.Timeline, s.Era = 77, 4 })
+		before := f.state("l")
+		beat := a.beat()
+		expect(t, beat.Settled != beat.Run.Timeline, true, "unsettled in the heartbeat")
 
-	plan := a.plan("l")
-	expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{}, "applied")
-	released := a.release([]Release{{"l", 1, 1}}, "l")
-	expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
-	f.expire(dead)
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
-	expect(t, f.state("l"), before, "state")
+		plan := a.plan("l")
+		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{}, "applied")
+		released := a.release([]Release{{"l", 1, 1}}, "l")
+		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
+		f.expire(dead)
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
+		expect(t, f.state("l"), before, "state")
 
-	settle := func(watched time.Duration, run Run) bool {
-		settled, _, err := a.Settle(f.ctx, watched, run)
+		settle := func(watched time.Duration, run Run) bool {
+			settled, _, err := a.Settle(f.ctx, watched, run)
+			f.ok(err)
+			return settled
+		}
+		expect(t, settle(59*time.Second, run), false, "settled by who watched for less than the longest TTL")
+		expect(t, settle(time.Minute, Run{run.Timeline, run.Started, run.Mark + 1}), false, "settled on another mark")
+		expect(t, settle(time.Minute, Run{run.Timeline, run.Started + 1, run.Mark}), false, "settled on another start")
+		expect(t, settle(time.Minute, Run{run.Timeline + 1, run.Started, run.Mark}), false, "settled on another timeline")
+		end := f.guarding("l", 0, 1)
+		settled, busy, err := a.Settle(f.ctx, time.Minute, run)
 		f.ok(err)
-		return settled
-	}
-	expect(t, settle(59*time.Second, run), false, "settled by who watched for less than the longest TTL")
-	expect(t, settle(time.Minute, Run{run.Timeline, run.Started, run.Mark + 1}), false, "settled on another mark")
-	expect(t, settle(time.Minute, Run{run.Timeline, run.Started + 1, run.Mark}), false, "settled on another start")
-	expect(t, settle(time.Minute, Run{run.Timeline + 1, run.Started, run.Mark}), false, "settled on another timeline")
-	tx, err := f.session().Begin(f.ctx)
-	f.ok(err)
-	_, err = tx.Exec(f.ctx, "SELECT guard('l', 0, 1)") // without a limit on idling
-	f.ok(err)
-	settled, busy, err := a.Settle(f.ctx, time.Minute, run)
-	f.ok(err)
-	expect(t, fmt.Sprint(settled, busy), "false true", "settled, busy during a guarded transaction")
-	expect(t, f.state("l"), before, "state")
-	if err := guardOnce(f, f.session(), 1); Code(err) != CodeNotOwner {
-		t.Errorf("a guard that would be in the way of the next attempt: %v", err)
-	}
-	f.exec("UPDATE server SET settling_to = clock_timestamp() + interval '1 hour'") // the clock stepped back
-	f.ok(guardOnce(f, f.session(), 1))
-	f.ok(tx.Commit(f.ctx))
-	generation := a.plan("l")[0].Generation
-	expect(t, settle(time.Minute, run), true, "settled")
-	expect(t, settle(time.Minute, run), false, "settled twice")
-	f.ok(guardOnce(f, f.session(), 5<<32))
-	const epoch = int64(5) << 32
-	expect(t, f.state("l", a, b, dead), fmt.Sprintf("a>a:%d of a, a>b:%[1]d of a asked, dead>dead:%[1]d of dead, 0>0:%[1]d of -", epoch), "state")
-	expect(t, a.plan("l")[0].Generation, generation+1, "generation")
-	expect(t, f.text("SELECT timeline, era FROM server"), fmt.Sprintf("%d|5", run.Timeline), "server")
-	expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
-	expect(t, a.give("l", a.session, b.session, dead.session, b.session).Given, 1, "given")
-	expect(t, strings.HasSuffix(f.state("l", b), fmt.Sprintf("b>b:%d of b", epoch+1)), true, "the next epoch")
-	f.expire(dead)
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted once settled")
+		expect(t, fmt.Sprint(settled, busy), "false true", "settled, busy during a guarded transaction")
+		expect(t, f.state("l"), before, "state")
+		expect(t, f.passes("l", 0, 1), false, "a guard passes that would be in the way of the next attempt")
+		f.server(func(s *fakestore.Server, clock int64) { s.SettlingTo = clock - 1 })
+		expect(t, f.passes("l", 0, 1), true, "a guard passes where no attempt followed")
+		f.server(func(s *fakestore.Server, clock int64) { s.SettlingTo = clock + time.Hour.Microseconds() }) // the clock stepped back
+		expect(t, f.passes("l", 0, 1), true, "a guard passes where the clock stepped back")
+		end()
+		generation := a.plan("l")[0].Generation
+		expect(t, settle(time.Minute, run), true, "settled")
+		expect(t, settle(time.Minute, run), false, "settled twice")
+		expect(t, f.passes("l", 0, 1), false, "a guard of before passes")
+		expect(t, f.passes("l", 0, 5<<32), true, "a guard of the new era passes")
+		const epoch = int64(5) << 32
+		expect(t, f.state("l", a, b, dead), fmt.Sprintf("a>a:%d of a, a>b:%[1]d of a asked, dead>dead:%[1]d of dead, 0>0:%[1]d of -", epoch), "state")
+		expect(t, a.plan("l")[0].Generation, generation+1, "generation")
+		expect(t, fmt.Sprint(f.tables().Server.Timeline, f.tables().Server.Era), fmt.Sprint(run.Timeline, 5), "timeline and era")
+		expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
+		expect(t, a.give("l", a.session, b.session, dead.session, b.session).Given, 1, "given")
+		expect(t, strings.HasSuffix(f.state("l", b), fmt.Sprintf("b>b:%d of b", epoch+1)), true, "the next epoch")
+		f.expire(dead)
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted once settled")
+	})
 }
 
 // Several at a time, so that there is no moment at which nobody has a guarded transaction open.
@@ -332,19 +347,19 @@ func TestAStreamOfGuardsDoesNotPutOffTheSettlement(t *testing.T) {
 }
 
 func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	run := a.run()
-	f.exec("UPDATE server SET timeline = 77")
-	a.join("l", 1)
-	settled, _, err := a.Settle(f.ctx, time.Hour, run)
-	f.ok(err)
-	expect(t, settled, true, "settled")
-	a.join("later", 1)
-	a.give("l", a.session)
-	a.give("later", a.session)
-	era := value[int64](f, "SELECT era << 32 FROM server")
-	expect(t, a.owned("l"), fmt.Sprintf("0:%d", era+1), "owned")
-	expect(t, a.owned("later"), fmt.Sprintf("0:%d", era), "owned of a lease made later")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		run := a.run()
+		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+		a.join("l", 1)
+		settled, _, err := a.Settle(f.ctx, time.Hour, run)
+		f.ok(err)
+		expect(t, settled, true, "settled")
+		a.join("later", 1)
+		a.give("l", a.session)
+		a.give("later", a.session)
+		era := f.tables().Server.Era << 32
+		expect(t, a.owned("l"), fmt.Sprintf("0:%d", era+1), "owned")
+		expect(t, a.owned("later"), fmt.Sprintf("0:%d", era), "owned of a lease made later")
+	})
 }

@@ -1,4 +1,4 @@
-package store
+package store_test
 
 import (
 	"context"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 func (f *fixture) ctxOfCleanup() context.Context { return context.WithoutCancel(f.ctx) }

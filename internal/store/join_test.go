@@ -1,36 +1,40 @@
-package store
+package store_test
 
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 func TestTheFirstJoinMakesTheLease(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	expect(t, a.join("l", 5), Join{Alive: true, Joined: true}, "first join")
-	expect(t, b.join("l", 5), Join{Alive: true, Joined: true, Partitions: 5}, "second join")
-	expect(t, f.text("SELECT count(*), min(partition), max(partition), min(epoch), max(epoch), count(owner) FROM partitions"), "5|0|4|0|0|0", "partitions")
-	c := f.client("c")
-	expect(t, c.join("l", 6), Join{Alive: true, Partitions: 5}, "join with another number")
-	expect(t, value[int](f, "SELECT count(*) FROM members"), 2, "members")
-	expect(t, value[int](f, "SELECT count(*) FROM partitions"), 5, "partitions")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		expect(t, a.join("l", 5), Join{Alive: true, Joined: true}, "first join")
+		expect(t, b.join("l", 5), Join{Alive: true, Joined: true, Partitions: 5}, "second join")
+		expect(t, f.state("l"), strings.Join(slices.Repeat([]string{"0>0:0 of -"}, 5), ", "), "partitions")
+		c := f.client("c")
+		expect(t, c.join("l", 6), Join{Alive: true, Partitions: 5}, "join with another number")
+		expect(t, f.counts(), "1 leases, 2 members, 5 partitions", "rows")
+	})
 }
 
 func TestADeadSessionJoinsNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	f.exec("DELETE FROM clients")
-	got := a.join("l", 5)
-	if got.Alive || got.Joined {
-		t.Fatalf("%+v", got)
-	}
-	expect(t, f.text("SELECT (SELECT count(*) FROM leases), (SELECT count(*) FROM members), (SELECT count(*) FROM partitions)"), "0|0|0", "rows")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		f.kill()
+		got := a.join("l", 5)
+		if got.Alive || got.Joined {
+			t.Fatalf("%+v", got)
+		}
+		expect(t, f.counts(), "0 leases, 0 members, 0 partitions", "rows")
+	})
 }
 
 func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
@@ -40,7 +44,7 @@ func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
 	b.join("l", 2)
 	release := f.lock("SELECT FROM leases FOR UPDATE")
 	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, 1); return got })
-	f.blocked(a.conn.PgConn().PID())
+	f.blocked(a.pg().Raw().PgConn().PID())
 	f.exec("DELETE FROM clients WHERE session = $1", a.session)
 	release()
 	if got := joining(); got.Alive || got.Joined {
@@ -50,30 +54,36 @@ func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
 }
 
 func TestARepeatedJoinChangesNothingButAsksAgain(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	a.join("l", 2)
-	a.give("l", a.session, a.session)
-	a.join("l", 2)
-	a.joinWeight("l", 2, 7)
-	expect(t, f.text("SELECT weight FROM members"), "7", "weights")
-	expect(t, a.owned("l"), "0:1 1:1", "owned")
-	expect(t, a.beat().Leases[0].Generation, int64(4), "generation")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 2)
+		a.give("l", a.session, a.session)
+		a.join("l", 2)
+		a.joinWeight("l", 2, 7)
+		expect(t, f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}], 7, "weight")
+		expect(t, a.owned("l"), "0:1 1:1", "owned")
+		expect(t, a.beat().Leases[0].Generation, int64(4), "generation")
+	})
 }
 
 func TestAJoinAsksForAPlanAtOnceOrSoonAfterTheLast(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	expect(t, a.join("l", 1).DueIn, 0, "due after the first join")
-	a.give("l", a.session)
-	a.join("l", 1)
-	expect(t, f.text("SELECT (next_check_at - planned_at)::text FROM leases"), "00:00:00.25005", "due after a plan")
-	f.exec("UPDATE leases SET planned_at = clock_timestamp() - interval '2 seconds', next_check_at = 'infinity'")
-	expect(t, a.join("l", 1).DueIn, 0, "due long after a plan")
-	f.exec("UPDATE leases SET planned_at = clock_timestamp() + interval '1 hour', next_check_at = 'infinity'")
-	expect(t, a.join("l", 1).DueIn, 0, "due where the clock stepped back")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		expect(t, a.join("l", 1).DueIn, 0, "due after the first join")
+		a.give("l", a.session)
+		a.join("l", 1)
+		row := f.tables().Leases["l"]
+		expect(t, row.NextCheckAt-row.PlannedAt, 250_050, "due after a plan")
+		planned := func(ago time.Duration) {
+			f.lease("l", func(l *fakestore.Lease, clock int64) {
+				l.PlannedAt, l.NextCheckAt = clock-ago.Microseconds(), fakestore.Ever
+			})
+		}
+		planned(2 * time.Second)
+		expect(t, a.join("l", 1).DueIn, 0, "due long after a plan")
+		planned(-time.Hour)
+		expect(t, a.join("l", 1).DueIn, 0, "due where the clock stepped back")
+	})
 }
 
 func TestRacingJoinsMakeALeaseOnce(t *testing.T) {
@@ -96,43 +106,46 @@ func TestRacingJoinsMakeALeaseOnce(t *testing.T) {
 }
 
 func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	a.join("l", 4)
-	a.give("l", a.session, a.session, a.session, a.session)
-	for epoch := range int64(5) {
-		a.release([]Release{{"l", 3, epoch + 1}})
-	}
-	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease('l')")
-	if Code(err) != "55006" || !strings.Contains(err.Error(), "living members: a") {
-		t.Fatalf("with a living member: %v", err)
-	}
-	generation := a.plan("l")[0].Generation
-	a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 6}}, "l")
-	highest := value[int64](f, "SELECT max(epoch) FROM partitions")
-	f.exec("SELECT drop_lease('l')")
-	expect(t, f.text("SELECT (SELECT count(*) FROM partitions), (SELECT count(*) FROM members)"), "0|0", "rows of the dropped")
-	expect(t, len(a.plan("l")), 0, "plans of the dropped")
-	if _, err := f.sql.Exec(f.ctx, "SELECT drop_lease('l')"); Code(err) != "42704" {
-		t.Fatalf("dropped twice: %v", err)
-	}
-	if again := a.join("l", 2); !again.Joined || again.Partitions != 0 {
-		t.Errorf("join with another number: %+v", again)
-	}
-	a.give("l", a.session, a.session)
-	expect(t, a.owned("l"), fmt.Sprintf("0:%d 1:%[1]d", highest+1), "owned")
-	if got := a.plan("l")[0].Generation; got <= generation {
-		t.Errorf("generation %d after %d", got, generation)
-	}
-	a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // and once more, with partitions that nobody ever had
-	f.exec("SELECT drop_lease('l')")
-	a.join("l", 3)
-	a.release(nil, "l")
-	f.exec("SELECT drop_lease('l')")
-	a.join("l", 1)
-	a.give("l", a.session)
-	expect(t, a.owned("l"), fmt.Sprintf("0:%d", highest+3), "owned, above the epochs of every life")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 4)
+		a.give("l", a.session, a.session, a.session, a.session)
+		for epoch := range int64(5) {
+			a.release([]Release{{"l", 3, epoch + 1}})
+		}
+		err := f.drop("l")
+		if !errors.Is(err, fakestore.ErrInUse) || !strings.Contains(err.Error(), "living members: a") {
+			t.Fatalf("with a living member: %v", err)
+		}
+		generation := a.plan("l")[0].Generation
+		a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 6}}, "l")
+		highest := int64(0)
+		for _, row := range f.tables().Partitions["l"] {
+			highest = max(highest, row.Epoch)
+		}
+		f.ok(f.drop("l"))
+		expect(t, f.counts(), "1 leases, 0 members, 0 partitions", "rows of the dropped")
+		expect(t, len(a.plan("l")), 0, "plans of the dropped")
+		if err := f.drop("l"); !errors.Is(err, fakestore.ErrNoLease) {
+			t.Fatalf("dropped twice: %v", err)
+		}
+		if again := a.join("l", 2); !again.Joined || again.Partitions != 0 {
+			t.Errorf("join with another number: %+v", again)
+		}
+		a.give("l", a.session, a.session)
+		expect(t, a.owned("l"), fmt.Sprintf("0:%d 1:%[1]d", highest+1), "owned")
+		if got := a.plan("l")[0].Generation; got <= generation {
+			t.Errorf("generation %d after %d", got, generation)
+		}
+		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // and once more, with partitions that nobody ever had
+		f.ok(f.drop("l"))
+		a.join("l", 3)
+		a.release(nil, "l")
+		f.ok(f.drop("l"))
+		a.join("l", 1)
+		a.give("l", a.session)
+		expect(t, a.owned("l"), fmt.Sprintf("0:%d", highest+3), "owned, above the epochs of every life")
+	})
 }
 
 func TestADropDuringAJoinWaitsForItAndIsRefused(t *testing.T) {
@@ -141,12 +154,12 @@ func TestADropDuringAJoinWaitsForItAndIsRefused(t *testing.T) {
 	a := f.client("a")
 	a.join("l", 1)
 	a.release(nil, "l")
-	f.ok(a.exec(f.ctx, "BEGIN"))
+	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	a.join("l", 1)
 	dropper := f.raw()
 	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT pgleases.drop_lease('l')")) })
 	f.blocked(dropper.PgConn().PID())
-	f.ok(a.exec(f.ctx, "COMMIT"))
+	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	if err := dropping(); Code(err) != "55006" {
 		t.Fatal(err)
 	}
@@ -224,59 +237,61 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 }
 
 func TestAWeightAsksForAPlan(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	a.join("l", 1)
-	a.give("l", a.session)
-	ok, err := a.SetWeight(f.ctx, a.session, "l", 9)
-	f.ok(err)
-	expect(t, ok, true, "set")
-	expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, 0, 9}, "heartbeat")
-	expect(t, a.plan("l")[0].Members[0].Weight, 9, "weight")
-	ok, err = a.SetWeight(f.ctx, a.session, "other", 9)
-	f.ok(err)
-	expect(t, ok, false, "set where it is no member")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 1)
+		a.give("l", a.session)
+		ok, err := a.SetWeight(f.ctx, a.session, "l", 9)
+		f.ok(err)
+		expect(t, ok, true, "set")
+		expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, 0, 9}, "heartbeat")
+		expect(t, a.plan("l")[0].Members[0].Weight, 9, "weight")
+		ok, err = a.SetWeight(f.ctx, a.session, "other", 9)
+		f.ok(err)
+		expect(t, ok, false, "set where it is no member")
+	})
 }
 
 func TestOneClaimsAPlanAtATime(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("one", 1)
-	a.join("two", 1)
-	f.exec("UPDATE leases SET next_check_at = 'infinity' WHERE name = 'two'")
-	claim := func(c *client) string {
-		claimed, err := c.Claim(f.ctx, []string{"two", "one"})
-		f.ok(err)
-		return strings.Join(claimed, " ")
-	}
-	expect(t, claim(a), "one", "claimed by the first")
-	expect(t, claim(b), "", "claimed by the second")
-	f.exec("UPDATE leases SET next_check_at = clock_timestamp() + interval '1 hour'") // the clock stepped back
-	expect(t, claim(b), "one two", "claimed after a step of the clock")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("one", 1)
+		a.join("two", 1)
+		f.lease("two", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
+		claim := func(c *client) string {
+			claimed, err := c.Claim(f.ctx, []string{"two", "one"})
+			f.ok(err)
+			return strings.Join(claimed, " ")
+		}
+		expect(t, claim(a), "one", "claimed by the first")
+		expect(t, claim(b), "", "claimed by the second")
+		for _, name := range []string{"one", "two"} { // the clock stepped back
+			f.lease(name, func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + time.Hour.Microseconds() })
+		}
+		expect(t, claim(b), "one two", "claimed after a step of the clock")
+	})
 }
 
 func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	a.join("z", 2)
-	a.join("m", 1)
-	b.join("m", 1)
-	b.join("d", 1)
-	c.join("q", 1)
-	names := func(plans []LeasePlan) (names []string) {
-		for _, p := range plans {
-			names = append(names, p.Name)
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		a.join("z", 2)
+		a.join("m", 1)
+		b.join("m", 1)
+		b.join("d", 1)
+		c.join("q", 1)
+		names := func(plans []LeasePlan) (names []string) {
+			for _, p := range plans {
+				names = append(names, p.Name)
+			}
+			return names
 		}
-		return names
-	}
-	expect(t, strings.Join(names(a.plan("z")), " "), "m z", "leases of z's plan")
-	expect(t, strings.Join(names(a.plan("m")), " "), "d m z", "leases of m's plan")
-	a.give("z", a.session, 0)
-	got := fmt.Sprintf("%+v", a.plan("z")[1])
-	want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Weight:1}] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] HomeIDs:[ ]}",
-		a.session, value[int64](f, "SELECT incarnation FROM clients WHERE session = $1", a.session))
-	expect(t, got, want, "plan")
+		expect(t, strings.Join(names(a.plan("z")), " "), "m z", "leases of z's plan")
+		expect(t, strings.Join(names(a.plan("m")), " "), "d m z", "leases of m's plan")
+		a.give("z", a.session, 0)
+		got := fmt.Sprintf("%+v", a.plan("z")[1])
+		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Weight:1}] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] HomeIDs:[ ]}",
+			a.session, f.tables().Clients[a.session].Incarnation)
+		expect(t, got, want, "plan")
+	})
 }

@@ -1,136 +1,143 @@
-package store
+package store_test
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 4)
-	}
-	a.give("l", a.session, a.session, a.session, a.session)
-	a.give("l", b.session, a.session, c.session, b.session)
-	f.exec("DELETE FROM members WHERE session = $1", c.session) // the target is gone
-	before := a.beat().Leases[0]
-	got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 9}})
-	want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[l]}", b.session, a.session)
-	expect(t, fmt.Sprintf("%+v", got), want, "answer")
-	const after = "b>b:2 of b, a>a:2 of a, 0>0:2 of a, a>b:1 of a asked"
-	expect(t, f.state("l", a, b, c), after, "state")
-	expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
-	expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})), "{Released:[] Busy:[] Left:[] Asking:[]}", "answer to a repetition")
-	expect(t, f.state("l", a, b, c), after, "state after a repetition")
-	expect(t, a.beat().Leases[0].Generation, before.Generation+1, "generation after a repetition")
-	expect(t, len(b.release([]Release{{"l", 1, 2}, {"l", 3, 1}}).Released), 0, "released by another")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		for _, x := range []*client{a, b, c} {
+			x.join("l", 4)
+		}
+		a.give("l", a.session, a.session, a.session, a.session)
+		a.give("l", b.session, a.session, c.session, b.session)
+		f.edit(func(t *fakestore.Tables, _ int64) {
+			delete(t.Members, fakestore.Member{Lease: "l", Session: c.session})
+		}) // the target is gone
+		before := a.beat().Leases[0]
+		got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 9}})
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[l]}", b.session, a.session)
+		expect(t, fmt.Sprintf("%+v", got), want, "answer")
+		const after = "b>b:2 of b, a>a:2 of a, 0>0:2 of a, a>b:1 of a asked"
+		expect(t, f.state("l", a, b, c), after, "state")
+		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})), "{Released:[] Busy:[] Left:[] Asking:[]}", "answer to a repetition")
+		expect(t, f.state("l", a, b, c), after, "state after a repetition")
+		expect(t, a.beat().Leases[0].Generation, before.Generation+1, "generation after a repetition")
+		expect(t, len(b.release([]Release{{"l", 1, 2}, {"l", 3, 1}}).Released), 0, "released by another")
+	})
 }
 
 func TestAGuardedPartitionIsNotReleasedAndOthersAre(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 2)
-	b.join("l", 2)
-	a.give("l", a.session, a.session)
-	a.give("l", b.session, b.session)
-	tx, err := f.session().Begin(f.ctx)
-	f.ok(err)
-	f.ok(guard(f, tx, "l", 0, 1))
-	got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}}, "l")
-	expect(t, fmt.Sprintf("%+v", got.Busy), "[{Lease:l Partition:0 Epoch:0}]", "busy")
-	expect(t, len(got.Released), 1, "released")
-	expect(t, len(got.Left), 0, "left")
-	expect(t, f.text("SELECT weight FROM members WHERE session = $1", a.session), "0", "weight of who leaves")
-	f.ok(tx.Commit(f.ctx))
-	got = a.release([]Release{{"l", 0, 1}}, "l")
-	expect(t, fmt.Sprint(got.Left), "[l]", "left")
-	expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:2 of b home a", "state")
-	expect(t, f.text("SELECT count(*) FROM members WHERE session = $1", a.session), "0", "memberships of who left")
-	expect(t, fmt.Sprint(a.release(nil, "l")), "{[] [] [] []}", "leaving again")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		a.give("l", a.session, a.session)
+		a.give("l", b.session, b.session)
+		end := f.guarding("l", 0, 1)
+		own := fakestore.Member{Lease: "l", Session: a.session}
+		got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}}, "l")
+		expect(t, fmt.Sprintf("%+v", got.Busy), "[{Lease:l Partition:0 Epoch:0}]", "busy")
+		expect(t, len(got.Released), 1, "released")
+		expect(t, len(got.Left), 0, "left")
+		expect(t, f.tables().Members[own], 0, "weight of who leaves")
+		end()
+		got = a.release([]Release{{"l", 0, 1}}, "l")
+		expect(t, fmt.Sprint(got.Left), "[l]", "left")
+		expect(t, f.state("l", a, b), "b>b:2 of b home a, b>b:2 of b home a", "state")
+		_, member := f.tables().Members[own]
+		expect(t, member, false, "membership of who left")
+		expect(t, fmt.Sprint(a.release(nil, "l")), "{[] [] [] []}", "leaving again")
+	})
 }
 
 func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 2)
-	b.join("l", 2)
-	a.give("l", a.session, b.session)
-	got := a.release([]Release{{"l", 0, 1}}, "l")
-	expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}", "answer")
-	expect(t, b.beat().Leases[0].DueIn, 0, "plan due in")
-	expect(t, b.give("l", b.session).Given, 1, "given")
-	expect(t, f.state("l", b), "b>b:3 of b home a, b>b:1 of b", "state")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		a.give("l", a.session, b.session)
+		got := a.release([]Release{{"l", 0, 1}}, "l")
+		expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}", "answer")
+		expect(t, b.beat().Leases[0].DueIn, 0, "plan due in")
+		expect(t, b.give("l", b.session).Given, 1, "given")
+		expect(t, f.state("l", b), "b>b:3 of b home a, b>b:1 of b", "state")
+	})
 }
 
 func TestHomeIsWhoLostItByGoingAway(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 1)
-	}
-	owner := map[string]*client{"a": a, "b": b, "c": c}
-	move := func(from, to, leaving string) {
-		t.Helper()
-		a.give("l", owner[to].session)
-		epoch := value[int64](f, "SELECT epoch FROM partitions")
-		var leave []string
-		if leaving != "" {
-			leave = []string{leaving}
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		for _, x := range []*client{a, b, c} {
+			x.join("l", 1)
 		}
-		expect(t, len(owner[from].release([]Release{{"l", 0, epoch}}, leave...).Released), 1, "released")
-	}
-	home := func(want, what string) {
-		t.Helper()
-		expect(t, value[string](f, "SELECT coalesce(home_id, '-') || ' ' || coalesce(owner_id, '-') FROM partitions"), want, what)
-	}
-	a.give("l", a.session)
-	home("- a", "at first")
-	move("a", "b", "")
-	home("- b", "moved between living members")
-	move("b", "c", "l")
-	home("b c", "b left")
-	move("c", "a", "")
-	home("b a", "moved on between living members")
-	b.join("l", 1)
-	move("a", "b", "")
-	home("- b", "back at home")
+		owner := map[string]*client{"a": a, "b": b, "c": c}
+		move := func(from, to, leaving string) {
+			t.Helper()
+			a.give("l", owner[to].session)
+			epoch := f.tables().Partitions["l"][0].Epoch
+			var leave []string
+			if leaving != "" {
+				leave = []string{leaving}
+			}
+			expect(t, len(owner[from].release([]Release{{"l", 0, epoch}}, leave...).Released), 1, "released")
+		}
+		home := func(want, what string) {
+			t.Helper()
+			row := f.tables().Partitions["l"][0]
+			expect(t, cmp.Or(row.HomeID, "-")+" "+cmp.Or(row.OwnerID, "-"), want, what)
+		}
+		a.give("l", a.session)
+		home("- a", "at first")
+		move("a", "b", "")
+		home("- b", "moved between living members")
+		move("b", "c", "l")
+		home("b c", "b left")
+		move("c", "a", "")
+		home("b a", "moved on between living members")
+		b.join("l", 1)
+		move("a", "b", "")
+		home("- b", "back at home")
 
-	_, err := b.SetWeight(f.ctx, b.session, "l", 0)
-	f.ok(err)
-	move("b", "c", "")
-	home("b c", "b drained")
-	_, err = b.SetWeight(f.ctx, b.session, "l", 1)
-	f.ok(err)
-	move("c", "b", "")
-	home("- b", "back at home")
+		_, err := b.SetWeight(f.ctx, b.session, "l", 0)
+		f.ok(err)
+		move("b", "c", "")
+		home("b c", "b drained")
+		_, err = b.SetWeight(f.ctx, b.session, "l", 1)
+		f.ok(err)
+		move("c", "b", "")
+		home("- b", "back at home")
 
-	f.exec("DELETE FROM clients WHERE id = 'b'")
-	a.give("l", c.session)
-	home("b c", "b died")
-	b = f.client("b")
-	owner["b"] = b
-	b.join("l", 1)
-	move("c", "b", "")
-	home("- b", "b is back")
+		f.kill("b")
+		a.give("l", c.session)
+		home("b c", "b died")
+		b = f.client("b")
+		owner["b"] = b
+		b.join("l", 1)
+		move("c", "b", "")
+		home("- b", "b is back")
 
-	f.exec("DELETE FROM clients WHERE id = 'b'") // and restarts at once: it gets its own back
-	b = f.client("b")
-	owner["b"] = b
-	b.join("l", 1)
-	a.give("l", b.session)
-	home("- b", "the next session of b")
+		f.kill("b") // and restarts at once: it gets its own back
+		b = f.client("b")
+		owner["b"] = b
+		b.join("l", 1)
+		a.give("l", b.session)
+		home("- b", "the next session of b")
 
-	// The target goes away before b has released; b works on.
-	a.give("l", c.session)
-	f.exec("DELETE FROM clients WHERE id = 'c'")
-	b.release([]Release{{"l", 0, value[int64](f, "SELECT epoch FROM partitions")}})
-	a.give("l", a.session)
-	home("- a", "moved between living members by way of nobody")
+		// The target goes away before b has released; b works on.
+		a.give("l", c.session)
+		f.kill("c")
+		b.release([]Release{{"l", 0, f.tables().Partitions["l"][0].Epoch}})
+		a.give("l", a.session)
+		home("- a", "moved between living members by way of nobody")
+	})
 }
 
 func TestAReleaseThatWaitedForAChangeAsksForAPlan(t *testing.T) {
@@ -146,7 +153,7 @@ func TestAReleaseThatWaitedForAChangeAsksForAPlan(t *testing.T) {
 		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil)
 		return got
 	})
-	f.blocked(a.conn.PgConn().PID())
+	f.blocked(a.pg().Raw().PgConn().PID())
 	release()
 	if got := releasing(); len(got.Released) != 1 || len(got.Asking) != 1 {
 		t.Fatalf("%+v", got)
@@ -168,7 +175,7 @@ func TestATargetThatChangesMeanwhileIsTheOneReleasedTo(t *testing.T) {
 		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil)
 		return got
 	})
-	f.blocked(a.conn.PgConn().PID())
+	f.blocked(a.pg().Raw().PgConn().PID())
 	f.exec("UPDATE partitions SET target = $1", c.session) // as a plan that was first would have
 	release()
 	expect(t, releasing().Released[0].Owner, c.session, "new owner")

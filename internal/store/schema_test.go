@@ -1,4 +1,4 @@
-package store
+package store_test
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -187,7 +188,7 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 	conn := f.raw()
 	for _, name := range []string{"schema.sql", "functions.sql"} {
 		var misfit *SchemaError
-		if err := fits(f.ctx, conn, "pgleases"); !errors.As(err, &misfit) {
+		if err := Fits(f.ctx, conn, "pgleases"); !errors.As(err, &misfit) {
 			t.Errorf("before %s: %v", name, err)
 		}
 		text, err := sql.Files.ReadFile(name)
@@ -195,7 +196,7 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 		_, err = conn.PgConn().Exec(f.ctx, string(text)).ReadAll()
 		f.ok(err)
 	}
-	f.ok(fits(f.ctx, conn, "pgleases"))
+	f.ok(Fits(f.ctx, conn, "pgleases"))
 }
 
 func TestAllStatementsRunAsTheyStand(t *testing.T) {

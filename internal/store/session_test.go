@@ -1,4 +1,4 @@
-package store
+package store_test
 
 import (
 	"context"
@@ -8,100 +8,111 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
 func TestRepeatingARegistrationChangesNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	c := f.conn()
-	r := registration(random(), "a", 0, random(), 6*time.Second)
-	first, _, err := c.Register(f.ctx, r)
-	f.ok(err)
-	const state = "SELECT session, id, incarnation, ttl, host, pid, (SELECT count(*) FROM identities), (SELECT incarnation FROM identities) FROM clients"
-	before := f.text(state)
-	again, _, err := c.Register(f.ctx, r)
-	f.ok(err)
-	expect(t, again, first, "incarnation")
-	expect(t, f.text(state), before, "rows")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		c := f.any()
+		r := registration(random(), "a", 0, random(), 6*time.Second)
+		first, _, err := c.Register(f.ctx, r)
+		f.ok(err)
+		state := func() string { // but for instants
+			t := f.tables()
+			row, identity := t.Clients[r.Session], t.Identities["a"]
+			row.ExpiresAt, identity.UsedAt = 0, 0
+			return fmt.Sprintf("%d, %d: %+v, %+v", len(t.Clients), len(t.Identities), row, identity)
+		}
+		before := state()
+		again, _, err := c.Register(f.ctx, r)
+		f.ok(err)
+		expect(t, again, first, "incarnation")
+		expect(t, state(), before, "rows")
+	})
 }
 
 func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	c := f.conn()
-	older, newer := registration(random(), "a", 0, random(), 6*time.Second), registration(random(), "a", 0, random(), 6*time.Second)
-	newer.Host, newer.PID = "newer", 12
-	var err error
-	older.Incarnation, _, err = c.Register(f.ctx, older)
-	f.ok(err)
-	newer.Incarnation, _, err = c.Register(f.ctx, newer)
-	f.ok(err)
-	if newer.Incarnation <= older.Incarnation {
-		t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
-	}
-	beat, err := c.Heartbeat(f.ctx, older.Session)
-	f.ok(err)
-	expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		c := f.any()
+		older, newer := registration(random(), "a", 0, random(), 6*time.Second), registration(random(), "a", 0, random(), 6*time.Second)
+		newer.Host, newer.PID = "newer", 12
+		var err error
+		older.Incarnation, _, err = c.Register(f.ctx, older)
+		f.ok(err)
+		newer.Incarnation, _, err = c.Register(f.ctx, newer)
+		f.ok(err)
+		if newer.Incarnation <= older.Incarnation {
+			t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
+		}
+		beat, err := c.Heartbeat(f.ctx, older.Session)
+		f.ok(err)
+		expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
 
-	older.Session = random() // it registers anew
-	got, other, err := c.Register(f.ctx, older)
-	f.ok(err)
-	if got != 0 || other == nil || other.Host != "newer" || other.PID != 12 || !other.StartedAt.Equal(newer.StartedAt) {
-		t.Fatalf("the older one got incarnation %d, other process %+v", got, other)
-	}
-	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE session = $1", older.Session), 0, "sessions of the older")
-	superseder, err := c.Superseder(f.ctx, "a")
-	f.ok(err)
-	expect(t, superseder.Host, "newer", "superseder")
+		older.Session = random() // it registers anew
+		got, other, err := c.Register(f.ctx, older)
+		f.ok(err)
+		if got != 0 || other == nil || other.Host != "newer" || other.PID != 12 || !other.StartedAt.Equal(newer.StartedAt) {
+			t.Fatalf("the older one got incarnation %d, other process %+v", got, other)
+		}
+		_, registered := f.tables().Clients[older.Session]
+		expect(t, registered, false, "the older registered")
+		superseder, err := c.Superseder(f.ctx, "a")
+		f.ok(err)
+		expect(t, superseder.Host, "newer", "superseder")
 
-	newer.Session = random()
-	got, _, err = c.Register(f.ctx, newer)
-	f.ok(err)
-	expect(t, got, newer.Incarnation, "incarnation of the newer, registered anew")
-	expect(t, value[int64](f, "SELECT incarnation FROM identities"), newer.Incarnation, "recorded")
+		newer.Session = random()
+		got, _, err = c.Register(f.ctx, newer)
+		f.ok(err)
+		expect(t, got, newer.Incarnation, "incarnation of the newer, registered anew")
+		expect(t, f.tables().Identities["a"].Incarnation, newer.Incarnation, "recorded")
+	})
 }
 
 func TestAFirstRegistrationThatComesLateSupersedesNobodyOfItsProgram(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	c := f.conn()
-	const program = 5 << ProcessBits
-	register := func(process int64) int64 {
-		t.Helper()
-		incarnation, _, err := c.Register(f.ctx, registration(random(), "a", 0, process, time.Second))
-		f.ok(err)
-		return incarnation
-	}
-	first := register(program + 1)
-	second := register(program + 3)
-	expect(t, register(program+2), 0, "incarnation of one that was given up")
-	expect(t, value[int64](f, "SELECT incarnation FROM identities"), second, "recorded")
-	expect(t, value[int](f, "SELECT count(*) FROM clients"), 2, "sessions")
-	if third := register(2 * program); first >= second || second >= third {
-		t.Errorf("incarnations %d, %d, then %d of another program", first, second, third)
-	}
-	expect(t, register(program+4) > second, true, "a program that came back is newer")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		c := f.any()
+		const program = 5 << ProcessBits
+		register := func(process int64) int64 {
+			t.Helper()
+			incarnation, _, err := c.Register(f.ctx, registration(random(), "a", 0, process, time.Second))
+			f.ok(err)
+			return incarnation
+		}
+		first := register(program + 1)
+		second := register(program + 3)
+		expect(t, register(program+2), 0, "incarnation of one that was given up")
+		expect(t, f.tables().Identities["a"].Incarnation, second, "recorded")
+		expect(t, len(f.tables().Clients), 2, "sessions")
+		if third := register(2 * program); first >= second || second >= third {
+			t.Errorf("incarnations %d, %d, then %d of another program", first, second, third)
+		}
+		expect(t, register(program+4) > second, true, "a program that came back is newer")
+	})
 }
 
 func TestWhoWasFrozenUntilItsIDWasForgottenIsTheOlder(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	c := f.conn()
-	frozen := registration(random(), "a", 0, random(), time.Second)
-	var err error
-	frozen.Incarnation, _, err = c.Register(f.ctx, frozen)
-	f.ok(err)
-	frozen.Incarnation = max(1, frozen.Incarnation-24*60*60) // it was yesterday
-	f.exec("DELETE FROM clients")
-	f.exec("DELETE FROM identities")
-	newer, _, err := c.Register(f.ctx, registration(random(), "a", 0, random(), time.Second))
-	f.ok(err)
-	frozen.Session = random()
-	got, _, err := c.Register(f.ctx, frozen)
-	f.ok(err)
-	if got != 0 || newer <= frozen.Incarnation {
-		t.Errorf("the newer has incarnation %d, the frozen one %d, and got %d", newer, frozen.Incarnation, got)
-	}
+	onBoth(t, func(t *testing.T, f *fixture) {
+		c := f.any()
+		frozen := registration(random(), "a", 0, random(), time.Second)
+		var err error
+		frozen.Incarnation, _, err = c.Register(f.ctx, frozen)
+		f.ok(err)
+		frozen.Incarnation = max(1, frozen.Incarnation-24*60*60) // it was yesterday
+		f.edit(func(t *fakestore.Tables, _ int64) {
+			clear(t.Clients)
+			clear(t.Identities)
+		})
+		newer, _, err := c.Register(f.ctx, registration(random(), "a", 0, random(), time.Second))
+		f.ok(err)
+		frozen.Session = random()
+		got, _, err := c.Register(f.ctx, frozen)
+		f.ok(err)
+		if got != 0 || newer <= frozen.Incarnation {
+			t.Errorf("the newer has incarnation %d, the frozen one %d, and got %d", newer, frozen.Incarnation, got)
+		}
+	})
 }
 
 func TestConcurrentRegistrationsOfAnIDDrawDistinctIncarnations(t *testing.T) {
@@ -125,41 +136,41 @@ func TestConcurrentRegistrationsOfAnIDDrawDistinctIncarnations(t *testing.T) {
 }
 
 func TestAHeartbeatTellsThatTheSessionIsGone(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	expect(t, a.beat().Alive, true, "alive")
-	f.exec("DELETE FROM clients")
-	beat := a.beat()
-	if beat.Alive || beat.Run.Started == 0 || beat.Run.Timeline == 0 || beat.Settled == 0 || beat.Clock == 0 {
-		t.Fatalf("%+v", beat)
-	}
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		expect(t, a.beat().Alive, true, "alive")
+		f.kill()
+		beat := a.beat()
+		if beat.Alive || beat.Run.Started == 0 || beat.Run.Timeline == 0 || beat.Settled == 0 || beat.Clock == 0 {
+			t.Fatalf("%+v", beat)
+		}
+	})
 }
 
 func TestAHeartbeatTellsOfEachLeaseThatTheSessionJoined(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("one", 1)
-	a.join("two", 1)
-	b.join("three", 1)
-	a.give("one", a.session)
-	f.exec("UPDATE leases SET next_check_at = clock_timestamp() + interval '1 hour' WHERE name = 'two'") // the clock stepped back
-	beat := a.beat()
-	slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return len(y.Name) - len(x.Name) })
-	slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return int(y.Generation - x.Generation) })
-	if got := fmt.Sprint(beat.Leases); got != "[{one 2 -1µs 1} {two 1 0s 1}]" {
-		t.Fatal(got)
-	}
-	before := value[float64](f, "SELECT extract(epoch FROM expires_at) FROM clients WHERE session = $1", a.session)
-	if clock := float64(a.beat().Clock) / 1e6; before-clock > 6 || before-clock < 1 {
-		t.Fatalf("expires at %f, now %f", before, clock)
-	}
-	if due := b.beat().CheckDueIn; due <= 0 || due > 6*time.Second {
-		t.Fatalf("check due in %v", due)
-	}
-	f.exec("UPDATE server SET next_check_at = clock_timestamp() + interval '1 hour'")
-	expect(t, b.beat().CheckDueIn, 0, "check due in")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("one", 1)
+		a.join("two", 1)
+		b.join("three", 1)
+		a.give("one", a.session)
+		f.lease("two", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + time.Hour.Microseconds() }) // the clock stepped back
+		beat := a.beat()
+		slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return len(y.Name) - len(x.Name) })
+		slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return int(y.Generation - x.Generation) })
+		if got := fmt.Sprint(beat.Leases); got != "[{one 2 -1µs 1} {two 1 0s 1}]" {
+			t.Fatal(got)
+		}
+		before := f.tables().Clients[a.session].ExpiresAt
+		if left := time.Duration(before-a.beat().Clock) * time.Microsecond; left > 6*time.Second || left < time.Second {
+			t.Fatalf("expires in %v", left)
+		}
+		if due := b.beat().CheckDueIn; due <= 0 || due > 6*time.Second {
+			t.Fatalf("check due in %v", due)
+		}
+		f.server(func(s *fakestore.Server, clock int64) { s.NextCheckAt = clock + time.Hour.Microseconds() })
+		expect(t, b.beat().CheckDueIn, 0, "check due in")
+	})
 }
 
 func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
@@ -180,15 +191,15 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 	beat, err := quick.Heartbeat(f.ctx, a.session)
 	f.ok(err)
 	expect(t, beat.Alive, true, "alive afterwards")
-	expect(t, valueOn[string](f, quick.conn, "SHOW lock_timeout"), "0", "lock_timeout of the connection")
-	expect(t, valueOn[string](f, quick.conn, "SHOW synchronous_commit"), "on", "synchronous_commit of the connection")
+	expect(t, valueOn[string](f, quick.Raw(), "SHOW lock_timeout"), "0", "lock_timeout of the connection")
+	expect(t, valueOn[string](f, quick.Raw(), "SHOW synchronous_commit"), "on", "synchronous_commit of the connection")
 }
 
 func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	pid := a.conn.PgConn().PID()
+	pid := a.pg().Raw().PgConn().PID()
 	release := f.lock("LOCK TABLE clients") // for which lock_timeout is set too late
 	ctx, cancel := context.WithCancel(f.ctx)
 	wait := later(func() error { _, err := a.Heartbeat(ctx, a.session); return err })
@@ -213,16 +224,17 @@ func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
 }
 
 func TestAClosedClientLeavesNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	a.join("l", 1)
-	a.end(false)
-	expect(t, value[int](f, "SELECT count(*) FROM clients"), 1, "sessions while it is a member")
-	a.release(nil, "l")
-	a.end(true)
-	a.end(true)
-	expect(t, f.text("SELECT (SELECT count(*) FROM clients), (SELECT count(*) FROM members), (SELECT count(*) FROM identities)"), "0|0|1", "clients, members, identities")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 1)
+		a.end(false)
+		expect(t, len(f.tables().Clients), 1, "sessions while it is a member")
+		a.release(nil, "l")
+		a.end(true)
+		a.end(true)
+		now := f.tables()
+		expect(t, fmt.Sprint(len(now.Clients), len(now.Members), len(now.Identities)), "0 0 1", "clients, members, identities")
+	})
 }
 
 func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
@@ -238,13 +250,13 @@ func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
 	release := f.lock("SELECT FROM leases FOR UPDATE")
 	clock := a.beat().Clock
 	evicting := later(func() error { _, err := a.Evict(f.ctx, clock, time.Hour, run); return err })
-	f.blocked(a.conn.PgConn().PID())
+	f.blocked(a.pg().Raw().PgConn().PID())
 	registering := later(func() error {
 		_, _, err := quick.Register(f.ctx, registration(random(), "b", 0, random(), time.Second))
 		return err
 	})
 	f.until("the registration waits or is done", func() bool {
-		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0 OR EXISTS (SELECT FROM clients WHERE id = 'b')", int64(quick.conn.PgConn().PID()))
+		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0 OR EXISTS (SELECT FROM clients WHERE id = 'b')", int64(quick.Raw().PgConn().PID()))
 	})
 	release()
 	f.ok(evicting())

@@ -1,4 +1,4 @@
-package store
+package store_test
 
 import (
 	"context"
@@ -10,13 +10,17 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/seam"
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
-// A fixture is a fresh database with the schema in it.
+// A fixture is a fresh database with the schema in it, on a server or in memory.
 type fixture struct {
 	testing.TB
 	ctx    context.Context
+	double *fakestore.Database // nil: it is on a server, of which the rest tells
 	url    string
 	schema string
 	sql    *pgx.Conn // of the superuser, in which the schema is found without its name
@@ -95,13 +99,27 @@ func (f *fixture) conn() *Conn {
 	return f.connect(f.connector(20 * time.Second))
 }
 
+// any is a connection for the statements.
+func (f *fixture) any() seam.Conn {
+	f.Helper()
+	if f.double == nil {
+		return f.conn()
+	}
+	conn, err := f.double.Connect()
+	f.ok(err)
+	return conn
+}
+
+// pg is the client's connection to a server.
+func (c *client) pg() *Conn { return c.Conn.(*Conn) }
+
 func (f *fixture) connect(cr *Connector) *Conn {
 	f.Helper()
 	conn, err := cr.Connect(f.ctx, time.Second)
 	f.ok(err)
 	f.Cleanup(conn.Close)
 	if f.runAs != "" {
-		f.ok(conn.exec(f.ctx, "SET ROLE "+f.runAs))
+		f.ok(conn.Exec(f.ctx, "SET ROLE "+f.runAs))
 	}
 	return conn
 }
@@ -148,7 +166,7 @@ func random() int64 { return rand.Int64N(1<<62) + 1 }
 
 // A client is a registered session with its connection.
 type client struct {
-	*Conn
+	seam.Conn
 	f       *fixture
 	id      string
 	session int64
@@ -161,7 +179,7 @@ func (f *fixture) client(id string) *client {
 
 func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
 	f.Helper()
-	c := &client{f.conn(), f, id, random()}
+	c := &client{f.any(), f, id, random()}
 	incarnation, _, err := c.Register(f.ctx, registration(c.session, id, 0, random(), ttl))
 	f.ok(err)
 	if incarnation == 0 {
@@ -268,17 +286,22 @@ func (c *client) release(releases []Release, leaving ...string) Released {
 // expire makes sessions look as if they had stopped renewing long ago.
 func (f *fixture) expire(clients ...*client) {
 	f.Helper()
-	for _, c := range clients {
-		if f.exec("UPDATE clients SET expires_at = clock_timestamp() - interval '1 hour' WHERE session = $1", c.session) != 1 {
-			f.Fatalf("no session of %q", c.id)
+	f.edit(func(t *fakestore.Tables, clock int64) {
+		for _, c := range clients {
+			row, known := t.Clients[c.session]
+			if !known {
+				f.Fatalf("no session of %q", c.id)
+			}
+			row.ExpiresAt = clock - time.Hour.Microseconds()
+			t.Clients[c.session] = row
 		}
-	}
-	f.checkNow()
+		t.Server.NextCheckAt = clock
+	})
 }
 
 func (f *fixture) checkNow() {
 	f.Helper()
-	f.exec("UPDATE server SET next_check_at = clock_timestamp()")
+	f.edit(func(t *fakestore.Tables, clock int64) { t.Server.NextCheckAt = clock })
 }
 
 // evict evicts what the database's clock says has expired, as one would who has watched it for ten minutes.

@@ -1,0 +1,326 @@
+package store_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// Cases of what the statements mean run on a server and on package fakestore, so that the two say the same. Cases of
+// what a server decides, as locks, the disk and rights, run there only.
+
+// onBoth runs a case on a server and on its double in memory.
+func onBoth(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	t.Parallel()
+	t.Run("server", func(t *testing.T) {
+		t.Parallel()
+		test(t, newFixture(t))
+	})
+	t.Run("fakestore", func(t *testing.T) {
+		t.Parallel()
+		test(t, &fixture{TB: t, ctx: t.Context(), double: fakestore.New()})
+	})
+}
+
+// tables reads all tables.
+func (f *fixture) tables() (t fakestore.Tables) {
+	f.Helper()
+	if f.double != nil {
+		f.double.Look(func(now *fakestore.Tables, _ int64) { t = now.Clone() })
+		return t
+	}
+	return tablesOf(f, f.sql)
+}
+
+// edit changes the tables by hand; it is told the server's clock.
+func (f *fixture) edit(change func(t *fakestore.Tables, clock int64)) {
+	f.Helper()
+	if f.double != nil {
+		f.double.Edit(change)
+		return
+	}
+	f.ok(pgx.BeginFunc(f.ctx, f.sql, func(tx pgx.Tx) error {
+		before := tablesOf(f, tx)
+		after := before.Clone()
+		change(&after, valueOn[time.Time](f, tx, "SELECT clock_timestamp()").UnixMicro())
+		f.write(tx, before, after)
+		return nil
+	}))
+}
+
+type querier interface {
+	Query(context.Context, string, ...any) (pgx.Rows, error)
+	QueryRow(context.Context, string, ...any) pgx.Row
+}
+
+// instant is an instant in microseconds.
+func instant(at pgtype.Timestamptz) int64 {
+	switch at.InfinityModifier {
+	case pgtype.Infinity:
+		return fakestore.Ever
+	case pgtype.NegativeInfinity:
+		return fakestore.Never
+	}
+	return at.Time.UnixMicro()
+}
+
+// timestamp is an instant as PostgreSQL reads it.
+func timestamp(at int64) string {
+	switch at {
+	case fakestore.Ever:
+		return "infinity"
+	case fakestore.Never:
+		return "-infinity"
+	}
+	return time.UnixMicro(at).UTC().Format("2006-01-02 15:04:05.999999Z07:00")
+}
+
+// collect has each row of a query put somewhere by what scan returns: destinations, and what to do once they are filled.
+func collect(f *fixture, q querier, query string, scan func() ([]any, func())) {
+	f.Helper()
+	rows, err := q.Query(f.ctx, query, pgx.QueryExecModeSimpleProtocol)
+	f.ok(err)
+	for rows.Next() {
+		destinations, put := scan()
+		f.ok(rows.Scan(destinations...))
+		put()
+	}
+	f.ok(rows.Err())
+}
+
+func tablesOf(f *fixture, q querier) fakestore.Tables {
+	f.Helper()
+	t := fakestore.Tables{
+		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
+		Members: make(map[fakestore.Member]int), Partitions: make(map[string][]fakestore.Partition),
+	}
+	var a, b pgtype.Timestamptz
+	var name string
+	collect(f, q, "SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at FROM clients",
+		func() ([]any, func()) {
+			var c fakestore.Client
+			return []any{&c.Session, &c.ID, &c.Incarnation, &a, &c.TTL, &c.Process.Host, &c.Process.PID, &c.Process.StartedAt}, func() {
+				c.ExpiresAt, c.Process.StartedAt = instant(a), c.Process.StartedAt.UTC()
+				t.Clients[c.Session] = c
+			}
+		})
+	collect(f, q, "SELECT id, incarnation, process, used_at FROM identities", func() ([]any, func()) {
+		var i fakestore.Identity
+		return []any{&name, &i.Incarnation, &i.Process, &a}, func() {
+			i.UsedAt = instant(a)
+			t.Identities[name] = i
+		}
+	})
+	collect(f, q, "SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at FROM leases", func() ([]any, func()) {
+		var l fakestore.Lease
+		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b}, func() {
+			l.NextCheckAt, l.PlannedAt = instant(a), instant(b)
+			t.Leases[name] = l
+		}
+	})
+	collect(f, q, "SELECT lease, session, weight FROM members", func() ([]any, func()) {
+		var m fakestore.Member
+		var weight int
+		return []any{&m.Lease, &m.Session, &weight}, func() { t.Members[m] = weight }
+	})
+	collect(f, q, "SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(home_id, '') FROM partitions ORDER BY lease, partition",
+		func() ([]any, func()) {
+			var p fakestore.Partition
+			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
+		})
+	collect(f, q, "SELECT timeline, era, next_check_at, sessions, settling_to FROM server", func() ([]any, func()) {
+		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &b}, func() {
+			t.Server.NextCheckAt, t.Server.SettlingTo = instant(a), instant(b)
+		}
+	})
+	return t
+}
+
+// write brings the tables of a server from one state to the next. Partitions come and go with their leases only.
+func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
+	f.Helper()
+	exec := func(statement string, args ...any) {
+		f.Helper()
+		_, err := tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+		f.ok(err)
+	}
+	changes(before.Clients, after.Clients, func(session int64) {
+		exec("DELETE FROM clients WHERE session = $1", session)
+	}, func(_ int64, c fakestore.Client) {
+		exec("INSERT INTO clients VALUES ($1, $2, $3, $4::timestamptz, $5 * interval '1 microsecond', $6, $7, $8)",
+			c.Session, c.ID, c.Incarnation, timestamp(c.ExpiresAt), c.TTL.Microseconds(), c.Process.Host, c.Process.PID, c.Process.StartedAt)
+	})
+	changes(before.Identities, after.Identities, func(id string) {
+		exec("DELETE FROM identities WHERE id = $1", id)
+	}, func(id string, i fakestore.Identity) {
+		exec("INSERT INTO identities VALUES ($1, $2, $3, $4::timestamptz)", id, i.Incarnation, i.Process, timestamp(i.UsedAt))
+	})
+	changes(before.Leases, after.Leases, func(name string) {
+		exec("DELETE FROM leases WHERE name = $1", name)
+	}, func(name string, l fakestore.Lease) {
+		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz)",
+			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt))
+	})
+	changes(before.Members, after.Members, func(m fakestore.Member) {
+		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
+	}, func(m fakestore.Member, weight int) {
+		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp())", m.Lease, m.Session, weight)
+	})
+	for name, rows := range after.Partitions {
+		for number, p := range rows {
+			if p != before.Partitions[name][number] {
+				exec(`UPDATE partitions SET owner = nullif($3::bigint, 0), target = nullif($4::bigint, 0), epoch = $5, owner_id = nullif($6, ''), home_id = nullif($7, '')
+					WHERE lease = $1 AND partition = $2`, name, number, p.Owner, p.Target, p.Epoch, p.OwnerID, p.HomeID)
+			}
+		}
+	}
+	if s := after.Server; s != before.Server {
+		exec("UPDATE server SET timeline = $1, era = $2, next_check_at = $3::timestamptz, sessions = $4, settling_to = $5::timestamptz",
+			s.Timeline, s.Era, timestamp(s.NextCheckAt), s.Sessions, timestamp(s.SettlingTo))
+	}
+}
+
+// changes deletes the rows that are gone or differ, and inserts those that are new or differ.
+func changes[K, V comparable](before, after map[K]V, remove func(K), insert func(K, V)) {
+	for k, v := range before {
+		if now, there := after[k]; !there || now != v {
+			remove(k)
+		}
+	}
+	for k, v := range after {
+		if was, there := before[k]; !there || was != v {
+			insert(k, v)
+		}
+	}
+}
+
+// --- what the cases do by hand
+
+// kill takes away the sessions of client IDs, of all where none is named, as an eviction does; their memberships stay.
+func (f *fixture) kill(ids ...string) {
+	f.Helper()
+	f.edit(func(t *fakestore.Tables, _ int64) {
+		maps.DeleteFunc(t.Clients, func(_ int64, c fakestore.Client) bool {
+			for _, id := range ids {
+				if c.ID == id {
+					return true
+				}
+			}
+			return len(ids) == 0
+		})
+	})
+}
+
+// lease changes the row of a lease.
+func (f *fixture) lease(name string, change func(l *fakestore.Lease, clock int64)) {
+	f.Helper()
+	f.edit(func(t *fakestore.Tables, clock int64) {
+		l, known := t.Leases[name]
+		if !known {
+			f.Fatalf("no lease %q", name)
+		}
+		change(&l, clock)
+		t.Leases[name] = l
+	})
+}
+
+// server changes the row of table server.
+func (f *fixture) server(change func(s *fakestore.Server, clock int64)) {
+	f.Helper()
+	f.edit(func(t *fakestore.Tables, clock int64) { change(&t.Server, clock) })
+}
+
+// mark marks the run of the server anew; 0: not at all.
+func (f *fixture) mark(mark int64) {
+	f.Helper()
+	if f.double != nil {
+		run := f.double.Run()
+		run.Mark = mark
+		f.double.SetRun(run)
+		return
+	}
+	f.exec("DELETE FROM server_mark")
+	if mark != 0 {
+		f.exec("INSERT INTO server_mark VALUES ($1)", mark)
+	}
+}
+
+// expireIn has a session expire in so long.
+func (f *fixture) expireIn(c *client, d time.Duration) {
+	f.Helper()
+	f.edit(func(t *fakestore.Tables, clock int64) {
+		row := t.Clients[c.session]
+		row.ExpiresAt = clock + d.Microseconds()
+		t.Clients[c.session] = row
+	})
+}
+
+// passes reports whether a guard passes.
+func (f *fixture) passes(lease string, partition int, epoch int64) bool {
+	f.Helper()
+	end := f.guarding(lease, partition, epoch)
+	if end == nil {
+		return false
+	}
+	end()
+	return true
+}
+
+// counts are the numbers of rows.
+func (f *fixture) counts() string {
+	f.Helper()
+	t := f.tables()
+	partitions := 0
+	for _, rows := range t.Partitions {
+		partitions += len(rows)
+	}
+	return fmt.Sprintf("%d leases, %d members, %d partitions", len(t.Leases), len(t.Members), partitions)
+}
+
+// guarding begins a transaction that passes the guard, and returns what ends it; nil where it is refused.
+func (f *fixture) guarding(lease string, partition int, epoch int64) (end func()) {
+	f.Helper()
+	if f.double != nil {
+		if end, ok := f.double.Guard(lease, partition, epoch); ok {
+			return end
+		}
+		return nil
+	}
+	conn := f.session()
+	tx, err := conn.Begin(f.ctx)
+	f.ok(err)
+	_, err = tx.Exec(f.ctx, "SELECT guard($1, $2, $3)", lease, partition, epoch) // without a limit on idling
+	if Code(err) == CodeNotOwner {
+		f.ok(conn.Close(f.ctx))
+		return nil
+	}
+	f.ok(err)
+	return func() {
+		f.ok(tx.Commit(f.ctx))
+		f.ok(conn.Close(f.ctx))
+	}
+}
+
+// drop drops a lease.
+func (f *fixture) drop(lease string) error {
+	if f.double != nil {
+		return f.double.Drop(lease)
+	}
+	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease($1)", lease)
+	switch Code(err) {
+	case "55006":
+		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)
+	case "42704":
+		return fmt.Errorf("%w: %w", fakestore.ErrNoLease, err)
+	}
+	return err
+}

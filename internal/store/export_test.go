@@ -1,0 +1,38 @@
+package store
+
+import (
+	"context"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What the tests of the package, which are outside of it, need from inside.
+
+// Raw is the connection that the statements run on.
+func (c *Conn) Raw() *pgx.Conn { return c.conn }
+
+// Exec runs any statement as those of the protocol are run.
+func (c *Conn) Exec(ctx context.Context, statement string, args ...any) error {
+	return c.exec(ctx, statement, args...)
+}
+
+// Direct is whether the connection leads to the server itself.
+func (c *Conn) Direct() *atomic.Bool { return &c.line.direct }
+
+// Rewrite changes the texts of the statements.
+func (cr *Connector) Rewrite(change func(string) string) {
+	s := &cr.statements
+	for _, text := range []*string{
+		&s.Register, &s.Superseder, &s.Heartbeat, &s.Mark, &s.Settle, &s.Close, &s.Join, &s.Weight, &s.Read, &s.Release,
+		&s.Evict, &s.Claim, &s.Plan, &s.Apply, &s.Guard,
+	} {
+		*text = change(*text)
+	}
+}
+
+// SetChannel changes the channel to notify.
+func (c *Conn) SetChannel(name string) { c.channel = name }
+
+// Fits checks whether this code can run on the schema.
+func Fits(ctx context.Context, conn *pgx.Conn, schema string) error { return fits(ctx, conn, schema) }

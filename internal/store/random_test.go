@@ -1,0 +1,343 @@
+package store_test
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/seam"
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble runs random statements on both, at the same instants of a
+// clock that is set by hand, and compares the answers, and the tables after each.
+func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec("CREATE TABLE public.clock (at timestamptz); INSERT INTO public.clock VALUES (now())")
+	f.exec("CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock'")
+	byHand := strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()").Replace
+	for _, function := range strings.Split(f.text("SELECT pg_get_functiondef(oid) || '-- end' FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prosrc LIKE '%clock_timestamp()%'"), "-- end") {
+		f.exec(byHand(function))
+	}
+	connector := f.connector(20 * time.Second)
+	connector.Rewrite(byHand)
+	conn := f.connect(connector)
+	run := func() Run {
+		beat, err := conn.Heartbeat(f.ctx, 0)
+		f.ok(err)
+		return beat.Run
+	}
+	began := time.Now().Truncate(time.Microsecond)
+	rapid.Check(t, func(t *rapid.T) {
+		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark;
+			UPDATE server SET timeline = pgleases.timeline(), era = 0, next_check_at = 'infinity', sessions = 1, settling_to = '-infinity'`).ReadAll()
+		f.ok(err)
+		p := &pair{T: t, f: f, conn: conn, at: began}
+		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
+		p.double.double.Clock = func() time.Time { return p.at }
+		p.double.double.SetRun(run())
+		p.twin = p.double.any()
+		defer p.endGuards()
+		p.advance(0)
+		for i := range 3 { // else it takes long to come to anything
+			p.register(sessions[i], ids[i], 0, int64(i)<<ProcessBits, 6*time.Second)
+			p.join(sessions[i], "one")
+			p.join(sessions[i], "two")
+		}
+		t.Repeat(map[string]func(*rapid.T){
+			"": func(*rapid.T) {
+				if real, double := p.f.tables(), p.double.tables(); !sameTables(real, double) {
+					t.Fatalf("the tables of a server:\n%+v\nof its double:\n%+v", real, double)
+				}
+			},
+			"register": func(*rapid.T) {
+				id := draw(p, "id", ids)
+				incarnation := draw(p, "incarnation", []int64{0, 0, 1})
+				if incarnation == 1 {
+					incarnation = p.double.tables().Identities[id].Incarnation + draw(p, "less or more", []int64{-1, 0, 0, 1})
+				}
+				process := draw(p, "program", []int64{0, 1, 2})<<ProcessBits + draw(p, "client", []int64{0, 1, 2})
+				p.register(p.session(), id, max(incarnation, 0), process, draw(p, "TTL", []time.Duration{time.Second, 6 * time.Second, time.Minute}))
+			},
+			"superseder": func(*rapid.T) {
+				id := draw(p, "id", ids)
+				p.same("superseder", func(c seam.Conn) (any, error) { newest, err := c.Superseder(f.ctx, id); return spelled(newest), err })
+			},
+			"heartbeat": func(*rapid.T) { p.heartbeat(p.session()) },
+			"mark": func(*rapid.T) {
+				mark := draw(p, "mark", []int64{1, 2})
+				p.same("mark", func(c seam.Conn) (any, error) { return nil, c.Mark(f.ctx, mark) })
+			},
+			"settle": func(*rapid.T) {
+				run, watched := p.run(), draw(p, "watched", durations)
+				p.same("settle", func(c seam.Conn) (any, error) {
+					settled, busy, err := c.Settle(f.ctx, watched, run)
+					return fmt.Sprint(settled, busy), err
+				})
+			},
+			"end": func(*rapid.T) {
+				session := p.session()
+				p.same("end", func(c seam.Conn) (any, error) { return c.End(f.ctx, session) })
+			},
+			"join": func(*rapid.T) { p.join(p.session(), draw(p, "lease", leases)) },
+			"weight": func(*rapid.T) {
+				session, lease, weight := p.session(), draw(p, "lease", leases), draw(p, "weight", []int{0, 1, 2})
+				p.same("weight", func(c seam.Conn) (any, error) { return c.SetWeight(f.ctx, session, lease, weight) })
+			},
+			"read": func(*rapid.T) {
+				session, names := p.session(), some(p, "leases", leases)
+				p.same("read", func(c seam.Conn) (any, error) {
+					reads, err := c.Read(f.ctx, session, names)
+					slices.SortFunc(reads, func(a, b LeaseRead) int { return cmp.Compare(a.Name, b.Name) })
+					return reads, err
+				})
+			},
+			"release": func(*rapid.T) {
+				session := p.session()
+				var releases []Release
+				for _, k := range some(p, "partitions", p.partitions()) {
+					row := p.double.tables().Partitions[k.lease][k.number]
+					releases = append(releases, Release{Lease: k.lease, Partition: k.number, Epoch: row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})})
+					if row.Owner != 0 && draw(p, "by its owner", []bool{true, true, true, false}) {
+						session = row.Owner
+					}
+				}
+				leaving := some(p, "leaving", leases)
+				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving) })
+			},
+			"evict": func(*rapid.T) {
+				run, watched := p.run(), draw(p, "watched", durations)
+				cutoff := p.at.Add(-draw(p, "behind the clock", []time.Duration{0, 0, time.Second, -time.Second})).UnixMicro()
+				p.same("evict", func(c seam.Conn) (any, error) { return c.Evict(f.ctx, cutoff, watched, run) })
+			},
+			"claim": func(*rapid.T) {
+				names := some(p, "leases", leases)
+				p.same("claim", func(c seam.Conn) (any, error) { return c.Claim(f.ctx, names) })
+			},
+			"plan": func(*rapid.T) { p.plan() },
+			"apply": func(*rapid.T) {
+				plan := p.plan()
+				var places []place
+				for i := range plan {
+					for number := range plan[i].Owners {
+						places = append(places, place{plan[i].Name, number})
+					}
+					plan[i].Generation += draw(p, "generations since", []int64{0, 0, 0, 0, 0, 0, 1})
+				}
+				var moves []Move
+				for _, k := range some(p, "moves", places) {
+					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
+				}
+				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, plan, moves) })
+			},
+			"guard": func(*rapid.T) {
+				if all := p.partitions(); len(all) > 0 && len(p.guards) < 3 {
+					k := draw(p, "partition", all)
+					epoch := p.double.tables().Partitions[k.lease][k.number].Epoch + draw(p, "off by", []int64{0, 0, 1})
+					real, double := p.f.guarding(k.lease, k.number, epoch), p.double.guarding(k.lease, k.number, epoch)
+					if (real == nil) != (double == nil) {
+						t.Fatalf("guard of %v under %d: passes %v on a server, %v on its double", k, epoch, real != nil, double != nil)
+					}
+					if real != nil {
+						p.guards = append(p.guards, guards{k.lease, real, double})
+					}
+				}
+			},
+			"end of guards": func(*rapid.T) { p.endGuards() },
+			"drop": func(*rapid.T) {
+				lease := draw(p, "lease", leases)
+				if slices.ContainsFunc(p.guards, func(g guards) bool { return g.lease == lease }) {
+					return // it would wait for them
+				}
+				real, double := p.f.drop(lease), p.double.drop(lease)
+				if said(real) != said(double) {
+					t.Fatalf("drop of %s: %v on a server, %v on its double", lease, real, double)
+				}
+			},
+			"time": func(*rapid.T) {
+				p.advance(draw(p, "passes", []time.Duration{time.Millisecond, 60 * time.Millisecond, 260 * time.Millisecond, 1100 * time.Millisecond,
+					5 * time.Second, 7 * time.Second, 2 * time.Minute, 25 * time.Hour, -time.Minute, -time.Hour}))
+			},
+			"failover": func(*rapid.T) {
+				for _, side := range []*fixture{p.f, p.double} {
+					side.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+				}
+			},
+			"orphan": func(*rapid.T) { // a row that half a protocol left behind
+				session, all := p.session(), p.partitions()
+				if len(all) == 0 {
+					return
+				}
+				k := draw(p, "partition", all)
+				what := draw(p, "what", []string{"client", "member", "owner", "target"})
+				for _, side := range []*fixture{p.f, p.double} {
+					side.edit(func(t *fakestore.Tables, _ int64) {
+						switch what {
+						case "client":
+							delete(t.Clients, session)
+						case "member":
+							delete(t.Members, fakestore.Member{Lease: k.lease, Session: session})
+						case "owner":
+							t.Partitions[k.lease][k.number].Owner = session
+						case "target":
+							t.Partitions[k.lease][k.number].Target = session
+						}
+					})
+				}
+			},
+		})
+	})
+}
+
+var (
+	sessions  = []int64{11, 12, 13, 14, 15}
+	ids       = []string{"a", "b", "c"}
+	leases    = []string{"one", "two", "three"}
+	sizes     = map[string]int{"one": 3, "two": 4, "three": 1}
+	durations = []time.Duration{0, time.Second, 6 * time.Second, time.Hour}
+)
+
+// A pair is a server and its double, at the same instant.
+type pair struct {
+	*rapid.T
+	f      *fixture
+	double *fixture
+	conn   seam.Conn
+	twin   seam.Conn
+	at     time.Time
+	guards []guards
+}
+
+// guards are open transactions on both.
+type guards struct {
+	lease        string
+	real, double func()
+}
+
+type place struct {
+	lease  string
+	number int
+}
+
+func draw[T any](p *pair, what string, from []T) T { return rapid.SampledFrom(from).Draw(p.T, what) }
+
+// some draws a few, each at most once.
+func some[T comparable](p *pair, what string, from []T) []T {
+	if len(from) == 0 {
+		return nil
+	}
+	return rapid.SliceOfNDistinct(rapid.SampledFrom(from), 0, len(from), rapid.ID[T]).Draw(p.T, what)
+}
+
+func (p *pair) session() int64 { return draw(p, "session", sessions) }
+
+// run draws a run of the server, which mostly is the one that it is in.
+func (p *pair) run() Run {
+	run := p.double.double.Run()
+	switch draw(p, "run", []int{0, 0, 0, 0, 0, 0, 1, 2, 3}) {
+	case 1:
+		run.Timeline++
+	case 2:
+		run.Started++
+	case 3:
+		run.Mark++
+	}
+	return run
+}
+
+// partitions are all that there are.
+func (p *pair) partitions() (all []place) {
+	partitions := p.double.tables().Partitions
+	for _, name := range slices.Sorted(maps.Keys(partitions)) {
+		for number := range partitions[name] {
+			all = append(all, place{name, number})
+		}
+	}
+	return all
+}
+
+// advance moves the clock of both.
+func (p *pair) advance(by time.Duration) {
+	p.at = p.at.Add(by)
+	p.f.exec("UPDATE public.clock SET at = $1", p.at)
+}
+
+func (p *pair) endGuards() {
+	for _, g := range p.guards {
+		g.real()
+		g.double()
+	}
+	p.guards = nil
+}
+
+func (p *pair) register(session int64, id string, incarnation, process int64, ttl time.Duration) {
+	p.same("register", func(c seam.Conn) (any, error) {
+		r := registration(session, id, incarnation, process, ttl)
+		r.Host, r.StartedAt = "host of "+id, r.StartedAt.UTC()
+		incarnation, newer, err := c.Register(p.f.ctx, r)
+		return fmt.Sprint(incarnation, spelled(newer)), err
+	})
+}
+
+func (p *pair) heartbeat(session int64) {
+	p.same("heartbeat", func(c seam.Conn) (any, error) {
+		beat, err := c.Heartbeat(p.f.ctx, session)
+		slices.SortFunc(beat.Leases, func(a, b LeaseBeat) int { return cmp.Compare(a.Name, b.Name) })
+		return beat, err
+	})
+}
+
+func (p *pair) join(session int64, lease string) {
+	partitions := sizes[lease] + draw(p, "more partitions", []int{0, 0, 0, 0, 0, 0, 0, 1})
+	p.same("join", func(c seam.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1) })
+}
+
+func (p *pair) plan() (plan []LeasePlan) {
+	names := some(p, "planned", leases)
+	p.same("plan", func(c seam.Conn) (any, error) {
+		var err error
+		plan, err = c.Plan(p.f.ctx, names)
+		return plan, err
+	})
+	return plan
+}
+
+// same runs a statement on both, which shall say the same.
+func (p *pair) same(what string, statement func(c seam.Conn) (any, error)) {
+	p.Helper()
+	real, err := statement(p.conn)
+	double, err2 := statement(p.twin)
+	if got, want := fmt.Sprintf("%+v %v", double, err2), fmt.Sprintf("%+v %v", real, err); got != want {
+		p.Fatalf("%s: a server says\n%s\nits double\n%s", what, want, got)
+	}
+}
+
+// spelled is a process, in words.
+func spelled(process *Process) string {
+	if process == nil {
+		return "nobody"
+	}
+	return fmt.Sprintf("%+v", *process)
+}
+
+// said is what kind of error it is.
+func said(err error) string {
+	switch {
+	case errors.Is(err, fakestore.ErrInUse):
+		return "in use"
+	case errors.Is(err, fakestore.ErrNoLease):
+		return "no lease"
+	}
+	return fmt.Sprint(err)
+}
+
+func sameTables(a, b fakestore.Tables) bool { return fmt.Sprintf("%+v", a) == fmt.Sprintf("%+v", b) }
