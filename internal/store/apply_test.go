@@ -126,6 +126,21 @@ func TestNothingMovesToWhoIsNoMember(t *testing.T) {
 	})
 }
 
+func TestAPlanOfTooManyMovesIsAppliedInParts(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", MaxMoves+1)
+		moves := make([]Move, MaxMoves+1)
+		for i := range moves {
+			moves[i] = Move{"l", i, a.session}
+		}
+		expect(t, a.apply(a.plan("l"), moves...), Applied{Applied: true, Given: MaxMoves, More: true}, "first part")
+		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
+		expect(t, a.apply(a.plan("l"), moves[MaxMoves:]...), Applied{Applied: true, Given: 1}, "the rest")
+		expect(t, a.beat().Leases[0].DueIn, -time.Microsecond, "the next plan is due in")
+	})
+}
+
 func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")

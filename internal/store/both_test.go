@@ -57,9 +57,9 @@ func (f *fixture) edit(change func(t *fakestore.Tables, clock int64)) {
 	}))
 }
 
-type querier interface {
-	Query(context.Context, string, ...any) (pgx.Rows, error)
-	QueryRow(context.Context, string, ...any) pgx.Row
+// A batcher is a connection or a transaction.
+type batcher interface {
+	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
 }
 
 // instant is an instant in microseconds.
@@ -84,20 +84,28 @@ func timestamp(at int64) string {
 	return time.UnixMicro(at).UTC().Format("2006-01-02 15:04:05.999999Z07:00")
 }
 
-// collect has each row of a query put somewhere by what scan returns: destinations, and what to do once they are filled.
-func collect(f *fixture, q querier, query string, scan func() ([]any, func())) {
-	f.Helper()
-	rows, err := q.Query(f.ctx, query, pgx.QueryExecModeSimpleProtocol)
-	f.ok(err)
-	for rows.Next() {
-		destinations, put := scan()
-		f.ok(rows.Scan(destinations...))
-		put()
-	}
-	f.ok(rows.Err())
+// A tableReader reads tables in one round trip: all are asked for, then the rows are taken in the same order.
+type tableReader struct {
+	batch pgx.Batch
+	takes []func(rows pgx.Rows) error
 }
 
-func tablesOf(f *fixture, q querier) fakestore.Tables {
+// read asks for a query's rows. Each goes to where row says, which also says what to do then.
+func (r *tableReader) read(query string, row func() (destinations []any, done func())) {
+	r.batch.Queue(query)
+	r.takes = append(r.takes, func(rows pgx.Rows) error {
+		for rows.Next() {
+			destinations, done := row()
+			if err := rows.Scan(destinations...); err != nil {
+				return err
+			}
+			done()
+		}
+		return rows.Err()
+	})
+}
+
+func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	f.Helper()
 	t := fakestore.Tables{
 		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
@@ -105,7 +113,8 @@ func tablesOf(f *fixture, q querier) fakestore.Tables {
 	}
 	var a, b pgtype.Timestamptz
 	var name string
-	collect(f, q, "SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at FROM clients",
+	var r tableReader
+	r.read("SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at FROM clients",
 		func() ([]any, func()) {
 			var c fakestore.Client
 			return []any{&c.Session, &c.ID, &c.Incarnation, &a, &c.TTL, &c.Process.Host, &c.Process.PID, &c.Process.StartedAt}, func() {
@@ -113,35 +122,42 @@ func tablesOf(f *fixture, q querier) fakestore.Tables {
 				t.Clients[c.Session] = c
 			}
 		})
-	collect(f, q, "SELECT id, incarnation, process, used_at FROM identities", func() ([]any, func()) {
+	r.read("SELECT id, incarnation, process, used_at FROM identities", func() ([]any, func()) {
 		var i fakestore.Identity
 		return []any{&name, &i.Incarnation, &i.Process, &a}, func() {
 			i.UsedAt = instant(a)
 			t.Identities[name] = i
 		}
 	})
-	collect(f, q, "SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at FROM leases", func() ([]any, func()) {
+	r.read("SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at FROM leases", func() ([]any, func()) {
 		var l fakestore.Lease
 		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b}, func() {
 			l.NextCheckAt, l.PlannedAt = instant(a), instant(b)
 			t.Leases[name] = l
 		}
 	})
-	collect(f, q, "SELECT lease, session, weight FROM members", func() ([]any, func()) {
+	r.read("SELECT lease, session, weight FROM members", func() ([]any, func()) {
 		var m fakestore.Member
 		var weight int
 		return []any{&m.Lease, &m.Session, &weight}, func() { t.Members[m] = weight }
 	})
-	collect(f, q, "SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(home_id, '') FROM partitions ORDER BY lease, partition",
+	r.read("SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(home_id, '') FROM partitions ORDER BY lease, partition",
 		func() ([]any, func()) {
 			var p fakestore.Partition
 			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
 		})
-	collect(f, q, "SELECT timeline, era, next_check_at, sessions, settling_to FROM server", func() ([]any, func()) {
+	r.read("SELECT timeline, era, next_check_at, sessions, settling_to FROM server", func() ([]any, func()) {
 		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &b}, func() {
 			t.Server.NextCheckAt, t.Server.SettlingTo = instant(a), instant(b)
 		}
 	})
+	results := on.SendBatch(f.ctx, &r.batch)
+	for _, take := range r.takes {
+		rows, err := results.Query()
+		f.ok(err)
+		f.ok(take(rows))
+	}
+	f.ok(results.Close())
 	return t
 }
 

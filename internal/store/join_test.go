@@ -129,9 +129,12 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 		if err := f.drop("l"); !errors.Is(err, fakestore.ErrNoLease) {
 			t.Fatalf("dropped twice: %v", err)
 		}
+		f.lease("l", func(l *fakestore.Lease, clock int64) { l.PlannedAt = clock })
 		if again := a.join("l", 2); !again.Joined || again.Partitions != 0 {
 			t.Errorf("join with another number: %+v", again)
 		}
+		row := f.tables().Leases["l"]
+		expect(t, row.NextCheckAt-row.PlannedAt, 250_000, "due after the last plan, of a lease that had no partitions then")
 		a.give("l", a.session, a.session)
 		expect(t, a.owned("l"), fmt.Sprintf("0:%d 1:%[1]d", highest+1), "owned")
 		if got := a.plan("l")[0].Generation; got <= generation {
