@@ -18,39 +18,41 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // Promise 5 for a leader that goes in good order. Not in parallel, for its figures.
 func TestTheNextLeadsWithin50MillisecondsOfClose(t *testing.T) {
-	url := pgserver.Database(t)
-	var clients []*pgleases.Client
-	var leases []*pgleases.Lease
-	for i := range 11 {
-		c := opened(t, url, fmt.Sprintf("client-%d", i), pgleases.WithTTL(time.Second), quietly(t))
-		clients, leases = append(clients, c), append(leases, joined(t, c, "leader", 1))
-	}
-	var gaps, closes []time.Duration
-	for range 10 {
-		leader := -1
-		waitFor(t, patience, "there is a leader", func() bool {
-			leader = slices.IndexFunc(leases, func(l *pgleases.Lease) bool { return l.Owns(0) })
-			return leader >= 0
-		})
-		led := leadsNext(t, slices.Delete(slices.Clone(leases), leader, leader+1))
-		began := time.Now()
-		shut(t, clients[leader])
-		closes = append(closes, time.Since(began))
-		gaps = append(gaps, (<-led).Sub(began))
-		clients, leases = slices.Delete(clients, leader, leader+1), slices.Delete(leases, leader, leader+1)
-	}
-	t.Logf("the next leads: %s; Close returned: %s", figures(gaps), figures(closes))
-	if limit := 50*time.Millisecond + lateWithoutNotify(url, time.Second/3); median(gaps) > limit {
-		t.Errorf("the next led after %v, not within %v", median(gaps), limit)
-	}
+	punctual.Run(t, func(t *punctual.Try) {
+		url := pgserver.Database(t)
+		var clients []*pgleases.Client
+		var leases []*pgleases.Lease
+		for i := range 11 {
+			c := opened(t, url, fmt.Sprintf("client-%d", i), pgleases.WithTTL(time.Second), quietly(t))
+			clients, leases = append(clients, c), append(leases, joined(t, c, "leader", 1))
+		}
+		var gaps, closes []time.Duration
+		since := time.Now()
+		for range 10 {
+			leader := -1
+			waitFor(t, patience, "there is a leader", func() bool {
+				leader = slices.IndexFunc(leases, func(l *pgleases.Lease) bool { return l.Owns(0) })
+				return leader >= 0
+			})
+			led := leadsNext(t, slices.Delete(slices.Clone(leases), leader, leader+1))
+			began := time.Now()
+			shut(t, clients[leader])
+			closes = append(closes, time.Since(began))
+			gaps = append(gaps, (<-led).Sub(began))
+			clients, leases = slices.Delete(clients, leader, leader+1), slices.Delete(leases, leader, leader+1)
+		}
+		t.Logf("the next leads: %s; Close returned: %s", figures(gaps), figures(closes))
+		medianWithin(t, since, 50*time.Millisecond+lateWithoutNotify(url, time.Second/3), gaps, "until the next led")
+	})
 }
 
 // leadsNext returns when one of the leases owns something.
-func leadsNext(t *testing.T, leases []*pgleases.Lease) <-chan time.Time {
+func leadsNext(t testing.TB, leases []*pgleases.Lease) <-chan time.Time {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	led := make(chan time.Time, len(leases))
@@ -67,119 +69,121 @@ func leadsNext(t *testing.T, leases []*pgleases.Lease) <-chan time.Time {
 
 // Promise 5 for a leader that is killed: ten of them, each of a lease of its own, with one who comes after them all.
 func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
-	const ttl = time.Second
-	leaders := 10
-	url := pgserver.Database(t)
-	pool := newPool(t, url, size(4))
-	next := opened(t, url, "next", pgleases.WithTTL(ttl), quietly(t))
-	processes := make([]*faults.Process, leaders)
-	for i := range processes {
-		name := fmt.Sprintf("leader-%d", i)
-		processes[i] = startWorker(t, faults.Config{URL: url, ID: name, Lease: name, Partitions: 1, TTL: ttl})
-		hasJoined(t, processes[i])
-	}
-	leases := make([]*pgleases.Lease, leaders)
-	for i := range leases {
-		name := fmt.Sprintf("leader-%d", i)
-		waitFor(t, patience, name+" leads", func() bool {
-			var owner string
-			err := pool.QueryRow(t.Context(), "SELECT coalesce(owner, '') FROM pgleases.status WHERE lease = $1", name).Scan(&owner)
-			return err == nil && owner == name
-		})
-		leases[i] = joined(t, next, name, 1)
-	}
-	// The promise counts from when a survivor has watched the clock for a TTL.
-	<-time.After(ttl + ttl/3)
-	var wait sync.WaitGroup
-	var mu sync.Mutex
-	var late, gone []time.Duration
-	for i, p := range processes {
-		wait.Go(func() {
-			<-time.After(rand.N(ttl)) // at any moment between two heartbeats
-			p.Kill()
-			killed := time.Now()
-			var expires, owned time.Time
-			err := pool.QueryRow(t.Context(), "SELECT expires_at FROM pgleases.clients WHERE id = $1", p.Config.ID).Scan(&expires)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			if err := leases[i].Wait(ctx); err != nil {
-				t.Error(err)
-				return
-			}
-			since := time.Since(killed)
-			// By the database's clock, on which the session expired.
-			if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&owned); err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			late, gone = append(late, owned.Sub(expires)), append(gone, since)
-		})
-	}
-	wait.Wait()
-	if len(late) < leaders {
-		t.Fatal("not all were seen")
-	}
-	t.Logf("the next leads after the victim's expires_at: %s; after the kill: %s", figures(late), figures(gone))
-	if median(late) > 200*time.Millisecond {
-		t.Errorf("the next led %v after the last heartbeat and the TTL, not within 200ms", median(late))
-	}
-	if slices.Min(late) < 0 {
-		t.Errorf("a session was evicted %v before it expired", -slices.Min(late))
-	}
+	punctual.Run(t, func(t *punctual.Try) {
+		const ttl = time.Second
+		leaders := 10
+		url := pgserver.Database(t)
+		pool := newPool(t, url, size(4))
+		next := opened(t, url, "next", pgleases.WithTTL(ttl), quietly(t))
+		processes := make([]*faults.Process, leaders)
+		for i := range processes {
+			name := fmt.Sprintf("leader-%d", i)
+			processes[i] = startWorker(t, faults.Config{URL: url, ID: name, Lease: name, Partitions: 1, TTL: ttl})
+			hasJoined(t, processes[i])
+		}
+		leases := make([]*pgleases.Lease, leaders)
+		for i := range leases {
+			name := fmt.Sprintf("leader-%d", i)
+			waitFor(t, patience, name+" leads", func() bool {
+				var owner string
+				err := pool.QueryRow(t.Context(), "SELECT coalesce(owner, '') FROM pgleases.status WHERE lease = $1", name).Scan(&owner)
+				return err == nil && owner == name
+			})
+			leases[i] = joined(t, next, name, 1)
+		}
+		// The promise counts from when a survivor has watched the clock for a TTL.
+		<-time.After(ttl + ttl/3)
+		var wait sync.WaitGroup
+		var mu sync.Mutex
+		var late, gone []time.Duration
+		since := time.Now()
+		for i, p := range processes {
+			wait.Go(func() {
+				<-time.After(rand.N(ttl)) // at any moment between two heartbeats
+				p.Kill()
+				killed := time.Now()
+				var expires, owned time.Time
+				err := pool.QueryRow(t.Context(), "SELECT expires_at FROM pgleases.clients WHERE id = $1", p.Config.ID).Scan(&expires)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				if err := leases[i].Wait(ctx); err != nil {
+					t.Error(err)
+					return
+				}
+				since := time.Since(killed)
+				// By the database's clock, on which the session expired.
+				if err := pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&owned); err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				late, gone = append(late, owned.Sub(expires)), append(gone, since)
+			})
+		}
+		wait.Wait()
+		if len(late) < leaders {
+			t.Fatal("not all were seen")
+		}
+		t.Logf("the next leads after the victim's expires_at: %s; after the kill: %s", figures(late), figures(gone))
+		medianWithin(t, since, 200*time.Millisecond, late, "until the next led, from the last heartbeat and the TTL,")
+		if slices.Min(late) < 0 {
+			t.Errorf("a session was evicted %v before it expired", -slices.Min(late))
+		}
+	})
 }
 
 // Promises 6, 7 and 5: even shares, the fewest moves, and everything owned again at once.
 func TestElevenClientsShare128PartitionsWithTheFewestMoves(t *testing.T) {
-	const heartbeat = 200 * time.Millisecond // behind a pooler, everything goes at this pace
-	url := pgserver.Database(t)
-	pool := newPool(t, url, size(2))
-	var clients []*pgleases.Client
-	var leases []*pgleases.Lease
-	join := func() {
-		c := opened(t, url, fmt.Sprintf("client-%d", len(clients)), pgleases.WithHeartbeat(heartbeat), quietly(t))
-		clients, leases = append(clients, c), append(leases, joined(t, c, "l", 128, pgleases.WithHandoffDelay(0)))
-	}
-	for range 10 {
-		join()
-	}
-	waitFor(t, patience, "ten own 12 or 13 each", func() bool { return shared(leases...) })
-	rest(t, pool, "l")
-	before := epochs(t, pool, "l")
-	began := time.Now()
-	join()
-	waitFor(t, patience, "eleven own 11 or 12 each", func() bool { return shared(leases...) })
-	t.Logf("an eleventh has its share after %v", time.Since(began).Round(time.Millisecond))
-	rest(t, pool, "l")
-	moves := 0
-	for n, epoch := range epochs(t, pool, "l") {
-		if epoch != before[n] {
-			moves++
+	punctual.Run(t, func(t *punctual.Try) {
+		const heartbeat = 200 * time.Millisecond // behind a pooler, everything goes at this pace
+		url := pgserver.Database(t)
+		pool := newPool(t, url, size(2))
+		var clients []*pgleases.Client
+		var leases []*pgleases.Lease
+		join := func() {
+			c := opened(t, url, fmt.Sprintf("client-%d", len(clients)), pgleases.WithHeartbeat(heartbeat), quietly(t))
+			clients, leases = append(clients, c), append(leases, joined(t, c, "l", 128, pgleases.WithHandoffDelay(0)))
 		}
-	}
-	if moves != 11 || len(leases[10].Values()) != 11 {
-		t.Errorf("%d moves for the eleventh, who owns %d; the fewest are 11", moves, len(leases[10].Values()))
-	}
-	var owned []time.Duration
-	for len(clients) > 1 {
-		victim := rand.N(len(clients))
-		closing, left := clients[victim], slices.Delete(slices.Clone(leases), victim, victim+1)
+		for range 10 {
+			join()
+		}
+		waitFor(t, patience, "ten own 12 or 13 each", func() bool { return shared(leases...) })
+		rest(t, pool, "l")
+		before := epochs(t, pool, "l")
 		began := time.Now()
-		shut(t, closing)
-		waitFor(t, patience, "those who are left own all", func() bool { return covers(left...) })
-		owned = append(owned, time.Since(began))
-		clients, leases = slices.Delete(clients, victim, victim+1), left
-		waitFor(t, patience, "those who are left share", func() bool { return shared(leases...) })
-	}
-	t.Logf("all 128 are owned again after the call of Close: %s", figures(owned))
-	if limit := 50*time.Millisecond + lateWithoutNotify(url, heartbeat); median(owned) > limit {
-		t.Errorf("after Close, partitions were owned again after %v, not %v", median(owned), limit)
-	}
+		join()
+		waitFor(t, patience, "eleven own 11 or 12 each", func() bool { return shared(leases...) })
+		t.Logf("an eleventh has its share after %v", time.Since(began).Round(time.Millisecond))
+		rest(t, pool, "l")
+		moves := 0
+		for n, epoch := range epochs(t, pool, "l") {
+			if epoch != before[n] {
+				moves++
+			}
+		}
+		if moves != 11 || len(leases[10].Values()) != 11 {
+			missed(t, began, bears(6*time.Second, heartbeat), "%d moves for the eleventh, who owns %d; the fewest are 11", moves, len(leases[10].Values()))
+		}
+		var owned []time.Duration
+		since := time.Now()
+		for len(clients) > 1 {
+			victim := rand.N(len(clients))
+			closing, left := clients[victim], slices.Delete(slices.Clone(leases), victim, victim+1)
+			began := time.Now()
+			shut(t, closing)
+			waitFor(t, patience, "those who are left own all", func() bool { return covers(left...) })
+			owned = append(owned, time.Since(began))
+			clients, leases = slices.Delete(clients, victim, victim+1), left
+			waitFor(t, patience, "those who are left share", func() bool { return shared(leases...) })
+		}
+		t.Logf("all 128 are owned again after the call of Close: %s", figures(owned))
+		medianWithin(t, since, 50*time.Millisecond+lateWithoutNotify(url, heartbeat), owned, "until partitions were owned again after Close")
+	})
 }
 
 // covers reports whether leases own all partitions between them.
@@ -192,7 +196,7 @@ func covers(leases ...*pgleases.Lease) bool {
 }
 
 // rest waits until nothing is on its way in a lease.
-func rest(t *testing.T, pool *pgxpool.Pool, lease string) {
+func rest(t testing.TB, pool *pgxpool.Pool, lease string) {
 	t.Helper()
 	waitFor(t, patience, "nothing is to be planned or handed over", func() bool {
 		var rests bool
@@ -204,7 +208,7 @@ FROM pgleases.leases AS l WHERE name = $1`, lease).Scan(&rests)
 }
 
 // epochs returns the epochs of a lease, by partition.
-func epochs(t *testing.T, pool *pgxpool.Pool, lease string) []int64 {
+func epochs(t testing.TB, pool *pgxpool.Pool, lease string) []int64 {
 	t.Helper()
 	rows, err := pool.Query(t.Context(), "SELECT epoch FROM pgleases.partitions WHERE lease = $1 ORDER BY partition", lease)
 	if err != nil {
@@ -220,120 +224,124 @@ func epochs(t *testing.T, pool *pgxpool.Pool, lease string) []int64 {
 // Promise 6, over leases that have one partition each.
 func TestAHundredSingletonsSpreadEvenlyOverFourClients(t *testing.T) {
 	t.Parallel()
-	url := pgserver.Database(t)
-	const singletons = 100
-	clients, leases := make([]*pgleases.Client, 4), make([][]*pgleases.Lease, 4)
-	join := func(i int) {
-		clients[i] = opened(t, url, fmt.Sprintf("client-%d", i), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
-		leases[i] = nil
-		for n := range singletons {
-			leases[i] = append(leases[i], joined(t, clients[i], fmt.Sprintf("singleton-%03d", n), 1, pgleases.WithHandoffDelay(0)))
-		}
-	}
-	totals := func() []int {
-		totals := make([]int, 4)
-		for i := range leases {
-			for _, l := range leases[i] {
-				totals[i] += len(l.Values())
+	punctual.Run(t, func(t *punctual.Try) {
+		url := pgserver.Database(t)
+		const singletons = 100
+		clients, leases := make([]*pgleases.Client, 4), make([][]*pgleases.Lease, 4)
+		join := func(i int) {
+			clients[i] = opened(t, url, fmt.Sprintf("client-%d", i), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
+			leases[i] = nil
+			for n := range singletons {
+				leases[i] = append(leases[i], joined(t, clients[i], fmt.Sprintf("singleton-%03d", n), 1, pgleases.WithHandoffDelay(0)))
 			}
 		}
-		return totals
-	}
-	even := func(want ...int) {
-		t.Helper()
-		began := time.Now()
-		if !comesTrue(patience, func() bool { return slices.Equal(slices.Sorted(slices.Values(totals())), want) }) {
-			t.Fatalf("totals %v, not %v", totals(), want)
+		totals := func() []int {
+			totals := make([]int, 4)
+			for i := range leases {
+				for _, l := range leases[i] {
+					totals[i] += len(l.Values())
+				}
+			}
+			return totals
 		}
-		t.Logf("%v after %v", totals(), time.Since(began).Round(time.Millisecond))
-	}
-	for i := range clients {
-		join(i)
-	}
-	even(25, 25, 25, 25)
-	shut(t, clients[2])
-	even(0, 33, 33, 34)
-	join(2)
-	even(25, 25, 25, 25)
+		even := func(want ...int) {
+			t.Helper()
+			began := time.Now()
+			if !comesTrue(patience, func() bool { return slices.Equal(slices.Sorted(slices.Values(totals())), want) }) {
+				missed(t, began, patience, "totals %v, not %v", totals(), want)
+			}
+			t.Logf("%v after %v", totals(), time.Since(began).Round(time.Millisecond))
+		}
+		for i := range clients {
+			join(i)
+		}
+		even(25, 25, 25, 25)
+		shut(t, clients[2])
+		even(0, 33, 33, 34)
+		join(2)
+		even(25, 25, 25, 25)
+	})
 }
 
 // Promise 5, and section 4: who was killed is not left behind, whether or not it had joined anything.
 func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 	t.Parallel()
-	const ttl = time.Second
-	url := pgserver.Database(t)
-	pool := newPool(t, url, size(2))
-	var living []*pgleases.Lease
-	for i := range 2 {
-		c := opened(t, url, fmt.Sprintf("living-%d", i), pgleases.WithTTL(ttl), quietly(t))
-		living = append(living, joined(t, c, "l", 8, pgleases.WithHandoffDelay(0)))
-	}
-	waitFor(t, patience, "the living share", func() bool { return shared(living...) })
-
-	// Clients that register, join or not, and are never heard of again: what the database sees of a kill.
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn, err := store.NewConnector(config, nil, "pgleases", ttl/3).Connect(t.Context(), time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	killed := 960
-	// The living plan and evict meanwhile; then a statement may run into the lock timeout, and is repeated.
-	repeat := func(statement func() error) {
-		t.Helper()
-		err := statement()
-		for range 10 {
-			if err == nil || !store.Transient(err) {
-				break
-			}
-			err = statement()
+	punctual.Run(t, func(t *punctual.Try) {
+		const ttl = time.Second
+		url := pgserver.Database(t)
+		pool := newPool(t, url, size(2))
+		var living []*pgleases.Lease
+		for i := range 2 {
+			c := opened(t, url, fmt.Sprintf("living-%d", i), pgleases.WithTTL(ttl), quietly(t))
+			living = append(living, joined(t, c, "l", 8, pgleases.WithHandoffDelay(0)))
 		}
+		waitFor(t, patience, "the living share", func() bool { return shared(living...) })
+
+		// Clients that register, join or not, and are never heard of again: what the database sees of a kill.
+		config, err := pgx.ParseConfig(url)
 		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	for i := range killed {
-		session := rand.Int64N(1<<62) + 1
-		repeat(func() error {
-			_, _, err := conn.Register(t.Context(), store.Registration{
-				Session: session, ID: fmt.Sprintf("killed-%d", i), Process: session, TTL: ttl, Host: "host", PID: i, StartedAt: time.Now(),
-			})
-			return err
-		})
-		if i%2 == 0 {
+		conn, err := store.NewConnector(config, nil, "pgleases", ttl/3).Connect(t.Context(), time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		killed := 960
+		// The living plan and evict meanwhile; then a statement may run into the lock timeout, and is repeated.
+		repeat := func(statement func() error) {
+			t.Helper()
+			err := statement()
+			for range 10 {
+				if err == nil || !store.Transient(err) {
+					break
+				}
+				err = statement()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for i := range killed {
+			session := rand.Int64N(1<<62) + 1
 			repeat(func() error {
-				_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, 1)
+				_, _, err := conn.Register(t.Context(), store.Registration{
+					Session: session, ID: fmt.Sprintf("killed-%d", i), Process: session, TTL: ttl, Host: "host", PID: i, StartedAt: time.Now(),
+				})
 				return err
 			})
+			if i%2 == 0 {
+				repeat(func() error {
+					_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, 1)
+					return err
+				})
+			}
 		}
-	}
-	// And two processes full of clients, killed in earnest.
-	var processes []*faults.Process
-	for _, lease := range []string{"", "l"} {
-		p := startWorker(t, faults.Config{URL: url, ID: "process" + lease, Lease: lease, Partitions: 8, TTL: ttl, Clients: 20})
-		processes = append(processes, p)
-		killed += p.Config.Clients
-	}
-	for _, p := range processes {
-		hasJoined(t, p)
-		p.Kill()
-	}
-	began := time.Now()
-	var left int
-	gone := comesTrue(2*ttl, func() bool {
-		err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.clients").Scan(&left)
-		return err == nil && left == 2
+		// And two processes full of clients, killed in earnest.
+		var processes []*faults.Process
+		for _, lease := range []string{"", "l"} {
+			p := startWorker(t, faults.Config{URL: url, ID: "process" + lease, Lease: lease, Partitions: 8, TTL: ttl, Clients: 20})
+			processes = append(processes, p)
+			killed += p.Config.Clients
+		}
+		for _, p := range processes {
+			hasJoined(t, p)
+			p.Kill()
+		}
+		began := time.Now()
+		var left int
+		gone := comesTrue(2*ttl, func() bool {
+			err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.clients").Scan(&left)
+			return err == nil && left == 2
+		})
+		t.Logf("of %d killed clients, %d are left after %v", killed, left-2, time.Since(began).Round(time.Millisecond))
+		if !gone {
+			missed(t, began, 2*ttl, "%d clients are left 2 TTL after the last was killed, not the 2 that live", left)
+		}
+		waitFor(t, patience, "the living share again", func() bool { return shared(living...) })
+		var members int
+		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.members").Scan(&members); err != nil || members != 2 {
+			t.Errorf("%d memberships are left, %v", members, err)
+		}
 	})
-	t.Logf("of %d killed clients, %d are left after %v", killed, left-2, time.Since(began).Round(time.Millisecond))
-	if !gone {
-		t.Errorf("%d clients are left 2 TTL after the last was killed, not the 2 that live", left)
-	}
-	waitFor(t, patience, "the living share again", func() bool { return shared(living...) })
-	var members int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.members").Scan(&members); err != nil || members != 2 {
-		t.Errorf("%d memberships are left, %v", members, err)
-	}
 }

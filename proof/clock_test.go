@@ -24,6 +24,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // clockFaults are what befalls the database's clock.
@@ -45,93 +46,95 @@ var clockFaults = []struct {
 // before or right after.
 func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 	t.Parallel()
-	const ttl, steadyTTL, slewed = time.Second, 3 * time.Second, 2 * time.Second
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	server := pgserver.Private(t)
-	clock := newClock(t, server)
-	url := server.URL()
-	steady := newSteady(t, url, steadyTTL, 200*time.Millisecond)
-	dir := t.TempDir()
-	const partitions = 6
-	var crew []*pgleases.Lease
-	leases := make(map[string]*pgleases.Lease)
-	for i := range 2 {
-		id := fmt.Sprintf("crew-%d", i)
-		c := opened(t, url, id, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
-		leases[id] = joined(t, c, "crew", partitions, pgleases.WithHandoffDelay(0))
-		crew = append(crew, leases[id])
-	}
-	crewLogs := watched(t, leases)
-	reader := connection(t, url)
+	punctual.Run(t, func(t *punctual.Try) {
+		const ttl, steadyTTL, slewed = time.Second, 3 * time.Second, 2 * time.Second
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		server := pgserver.Private(t)
+		clock := newClock(t, server)
+		url := server.URL()
+		steady := newSteady(t, url, steadyTTL, 200*time.Millisecond)
+		dir := t.TempDir()
+		const partitions = 6
+		var crew []*pgleases.Lease
+		leases := make(map[string]*pgleases.Lease)
+		for i := range 2 {
+			id := fmt.Sprintf("crew-%d", i)
+			c := opened(t, url, id, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
+			leases[id] = joined(t, c, "crew", partitions, pgleases.WithHandoffDelay(0))
+			crew = append(crew, leases[id])
+		}
+		crewLogs := watched(t, leases)
+		reader := connection(t, url)
 
-	var took []time.Duration
-	for round, fault := range clockFaults {
-		if brief() && !fault.short {
-			continue
-		}
-		victim := startWorker(t, faults.Config{URL: url, ID: fmt.Sprintf("victim-%d", round), Lease: "crew", Partitions: partitions,
-			TTL: ttl, Log: filepath.Join(dir, fmt.Sprintf("victim-%d.log", round))})
-		hasJoined(t, victim)
-		waitFor(t, patience, "the worker has its share", func() bool {
-			return len(held(t, victim)) == partitions/3 && len(crew[0].Values()) == partitions/3 && len(crew[1].Values()) == partitions/3
-		})
-		before := random.IntN(2) == 0
-		if before {
-			victim.Kill()
-		}
-		if fault.rate == 0 {
-			if err := clock.Set(clock.Offset() + fault.step); err != nil {
+		var took []time.Duration
+		for round, fault := range clockFaults {
+			if brief() && !fault.short {
+				continue
+			}
+			victim := startWorker(t, faults.Config{URL: url, ID: fmt.Sprintf("victim-%d", round), Lease: "crew", Partitions: partitions,
+				TTL: ttl, Log: filepath.Join(dir, fmt.Sprintf("victim-%d.log", round))})
+			hasJoined(t, victim)
+			waitFor(t, patience, "the worker has its share", func() bool {
+				return len(held(t, victim)) == partitions/3 && len(crew[0].Values()) == partitions/3 && len(crew[1].Values()) == partitions/3
+			})
+			before := random.IntN(2) == 0
+			if before {
+				victim.Kill()
+			}
+			if fault.rate == 0 {
+				if err := clock.Set(clock.Offset() + fault.step); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !before {
+				victim.Kill()
+			}
+			from := clock.Offset()
+			if fault.rate != 0 {
+				// A watch bears no such slope, so the end of it counts. Clocks that are set right run wrong by a twentieth of that.
+				ctx, cancel := context.WithTimeout(t.Context(), slewed)
+				err := clock.Slew(ctx, fault.rate)
+				cancel()
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			began := time.Now()
+			var now time.Time
+			if err := reader.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
 				t.Fatal(err)
 			}
-		}
-		if !before {
-			victim.Kill()
-		}
-		from := clock.Offset()
-		if fault.rate != 0 {
-			// A watch bears no such slope, so the end of it counts. Clocks that are set right run wrong by a twentieth of that.
-			ctx, cancel := context.WithTimeout(t.Context(), slewed)
-			err := clock.Slew(ctx, fault.rate)
-			cancel()
-			if err != nil {
-				t.Fatal(err)
+			if wrong := now.Sub(began.Add(clock.Offset())); wrong.Abs() > slack || fault.rate != 0 && (clock.Offset()-from).Abs() < slewed/20 {
+				t.Fatalf("%s: the database's clock is %v off what was set, %v", fault.name, wrong, clock.Offset())
+			}
+			most := 2*ttl + 2*slack // a watch begins anew, and so does the dead one's time; both are easily disturbed
+			if !comesTrue(patience, func() bool { return shared(crew...) }) {
+				missed(t, began, patience, "%s: what the killed worker owned is not taken over", fault.name)
+			}
+			took = append(took, time.Since(began))
+			if last := took[len(took)-1]; last > most {
+				missed(t, began, most, "%s, killed before %v: taken over after %v, not %v", fault.name, before, last, most)
+			}
+			steady.confirmed(t, time.Now())
+			steady.check(t, round)
+			if t.Failed() {
+				break
 			}
 		}
-		began := time.Now()
-		var now time.Time
-		if err := reader.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
+		steady.stop(t)
+		logs, err := oracle.ReadAll(dir + "/*.log")
+		if err != nil {
 			t.Fatal(err)
 		}
-		if wrong := now.Sub(began.Add(clock.Offset())); wrong.Abs() > slack || fault.rate != 0 && (clock.Offset()-from).Abs() < slewed/20 {
-			t.Fatalf("%s: the database's clock is %v off what was set, %v", fault.name, wrong, clock.Offset())
-		}
-		most := 2*ttl + 2*slack // a watch begins anew, and so does the dead one's time; both are easily disturbed
-		if !comesTrue(patience, func() bool { return shared(crew...) }) {
-			t.Fatalf("%s: what the killed worker owned is not taken over", fault.name)
-		}
-		took = append(took, time.Since(began))
-		if last := took[len(took)-1]; last > most {
-			t.Errorf("%s, killed before %v: taken over after %v, not %v", fault.name, before, last, most)
-		}
-		steady.confirmed(t, time.Now())
-		steady.check(t, round)
-		if t.Failed() {
-			break
-		}
-	}
-	steady.stop(t)
-	logs, err := oracle.ReadAll(dir + "/*.log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	report := verify(t, append(logs, crewLogs()...))
-	t.Logf("%d rounds; taken over after the fault: %v; %v; %d reads of the steady", len(took), took, report, steady.reads)
+		report := verify(t, append(logs, crewLogs()...))
+		t.Logf("%d rounds; taken over after the fault: %v; %v; %d reads of the steady", len(took), took, report, steady.reads)
+	})
 }
 
 // newClock gives the server a clock of its own. Only where everything is there by arrangement must that not fail.
-func newClock(t *testing.T, s *pgserver.Server) *pgserver.Clock {
+func newClock(t testing.TB, s *pgserver.Server) *pgserver.Clock {
 	t.Helper()
 	clock, err := s.Clock(t.Context())
 	if errors.Is(err, pgserver.ErrNotInstalled) && os.Getenv("CI") != "true" {
@@ -147,72 +150,75 @@ func newClock(t *testing.T, s *pgserver.Server) *pgserver.Clock {
 // the next heartbeat. Backward it must prolong nothing.
 func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 	t.Parallel()
-	if runtime.GOARCH != "amd64" {
-		t.Skip("Go asks the kernel's own code for the time, which this test can replace on amd64 only")
-	}
-	const ttl, partitions = 2 * time.Second, 4
-	url := direct(t)
-	dir := t.TempDir()
-	proxy := newProxy(t, url)
-	config := faults.Config{URL: url, ID: "right", Lease: "wall", Partitions: partitions, TTL: ttl, Log: filepath.Join(dir, "right.log")}
-	right := startWorker(t, config)
-	hasJoined(t, right)
-	set := wallClock(t, &config)
-	config.URL, config.ID, config.Log = proxy.URL(), "wrong", filepath.Join(dir, "wrong.log")
-	wrong := startWorker(t, config)
-	hasJoined(t, wrong)
-	share := func() bool { return len(held(t, right)) == partitions/2 && len(held(t, wrong)) == partitions/2 }
-	waitFor(t, patience, "the workers share the lease", share)
-	intervals := func() int { return len(watchedLog(t, wrong).Intervals) }
-	told := func() int { return strings.Count(wrong.Output(), "trust lost") }
-
-	var recovered []time.Duration
-	for _, offset := range []time.Duration{time.Hour, 2 * time.Hour} {
-		before := told()
-		began, at := time.Now(), oracle.Now()
-		set(offset)
-		waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
-		waitFor(t, patience, "it owns its share again", func() bool {
-			return share() && !slices.ContainsFunc(watchedLog(t, wrong).Intervals,
-				func(i oracle.Interval) bool { return i.Open && i.First < at })
-		})
-		recovered = append(recovered, time.Since(began))
-		if took := recovered[len(recovered)-1]; took > 2*ttl+slack {
-			t.Errorf("%v on: recovered after %v", offset, took)
+	punctual.Run(t, func(t *punctual.Try) {
+		if runtime.GOARCH != "amd64" {
+			t.Skip("Go asks the kernel's own code for the time, which this test can replace on amd64 only")
 		}
-	}
-	// Backward while all is well takes nothing.
-	before, seen := told(), intervals()
-	set(time.Hour)
-	pause(t.Context(), ttl)
-	if told() != before || intervals() != seen {
-		t.Errorf("an hour back: lost trust %d times, %d intervals of ownership more", told()-before, intervals()-seen)
-	}
-	// Nor does it help one that is cut off, right after or right before.
-	set(0)
-	if err := proxy.Freeze(); err != nil {
-		t.Fatal(err)
-	}
-	cut := oracle.Now()
-	set(-time.Hour)
-	waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
-	waitFor(t, slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 }) // the oracle's log comes a little later
-	if last := slices.MaxFunc(watchedLog(t, wrong).Intervals, func(a, b oracle.Interval) int { return int(a.Last - b.Last) }).Last; last.Sub(cut) > ttl {
-		t.Errorf("it held something until %v after it was cut off, with a TTL of %v", last.Sub(cut), ttl)
-	}
-	waitFor(t, patience, "the other one takes over", func() bool { return len(held(t, right)) == partitions })
-	if took := oracle.Now().Sub(cut); took > 2*ttl+slack {
-		t.Errorf("taken over after %v", took)
-	}
-	if err := proxy.Thaw(); err != nil {
-		t.Fatal(err)
-	}
-	waitFor(t, patience, "it owns its share again", share)
-	t.Logf("forward: recovered after %v; %v", recovered, verifyDir(t, dir))
+		const ttl, partitions = 2 * time.Second, 4
+		url := direct(t)
+		dir := t.TempDir()
+		proxy := newProxy(t, url)
+		config := faults.Config{URL: url, ID: "right", Lease: "wall", Partitions: partitions, TTL: ttl, Log: filepath.Join(dir, "right.log")}
+		right := startWorker(t, config)
+		hasJoined(t, right)
+		set := wallClock(t, &config)
+		config.URL, config.ID, config.Log = proxy.URL(), "wrong", filepath.Join(dir, "wrong.log")
+		wrong := startWorker(t, config)
+		hasJoined(t, wrong)
+		share := func() bool { return len(held(t, right)) == partitions/2 && len(held(t, wrong)) == partitions/2 }
+		waitFor(t, patience, "the workers share the lease", share)
+		intervals := func() int { return len(watchedLog(t, wrong).Intervals) }
+		told := func() int { return strings.Count(wrong.Output(), "trust lost") }
+
+		var recovered []time.Duration
+		for _, offset := range []time.Duration{time.Hour, 2 * time.Hour} {
+			before := told()
+			began, at := time.Now(), oracle.Now()
+			set(offset)
+			waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
+			waitFor(t, patience, "it owns its share again", func() bool {
+				return share() && !slices.ContainsFunc(watchedLog(t, wrong).Intervals,
+					func(i oracle.Interval) bool { return i.Open && i.First < at })
+			})
+			recovered = append(recovered, time.Since(began))
+			if took := recovered[len(recovered)-1]; took > 2*ttl+slack {
+				missed(t, began, 2*ttl+slack, "%v on: recovered after %v", offset, took)
+			}
+		}
+		// Backward while all is well takes nothing.
+		before, seen := told(), intervals()
+		stepped := time.Now()
+		set(time.Hour)
+		pause(t.Context(), ttl)
+		if told() != before || intervals() != seen {
+			missed(t, stepped, bears(ttl, ttl/3), "an hour back: lost trust %d times, %d intervals of ownership more", told()-before, intervals()-seen)
+		}
+		// Nor does it help one that is cut off, right after or right before.
+		set(0)
+		if err := proxy.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		cut, cutAt := oracle.Now(), time.Now()
+		set(-time.Hour)
+		waitFor(t, ttl+slack, "it tells that it lost its trust", func() bool { return told() > before })
+		waitFor(t, slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 }) // the oracle's log comes a little later
+		if last := slices.MaxFunc(watchedLog(t, wrong).Intervals, func(a, b oracle.Interval) int { return int(a.Last - b.Last) }).Last; last.Sub(cut) > ttl {
+			t.Errorf("it held something until %v after it was cut off, with a TTL of %v", last.Sub(cut), ttl)
+		}
+		waitFor(t, patience, "the other one takes over", func() bool { return len(held(t, right)) == partitions })
+		if took := oracle.Now().Sub(cut); took > 2*ttl+slack {
+			missed(t, cutAt, 2*ttl+slack, "taken over after %v", took)
+		}
+		if err := proxy.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, patience, "it owns its share again", share)
+		t.Logf("forward: recovered after %v; %v", recovered, verifyDir(t, dir))
+	})
 }
 
 // watchedLog returns the oracle's log of a worker.
-func watchedLog(t *testing.T, p *faults.Process) oracle.Log {
+func watchedLog(t testing.TB, p *faults.Process) oracle.Log {
 	t.Helper()
 	l, err := p.Watched()
 	if err != nil {
@@ -225,7 +231,7 @@ func watchedLog(t *testing.T, p *faults.Process) oracle.Log {
 const envWallClock = "PGLEASES_TEST_WALL_CLOCK"
 
 // wallClock has a worker to be started read its wall clock from a place where the returned function sets it at once.
-func wallClock(t *testing.T, config *faults.Config) (set func(offset time.Duration)) {
+func wallClock(t testing.TB, config *faults.Config) (set func(offset time.Duration)) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "offset")
 	if err := os.WriteFile(path, make([]byte, 8), 0o600); err != nil {

@@ -20,10 +20,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // databaseFaults are what befalls a server under load.
@@ -50,27 +50,30 @@ func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T)
 	for _, fault := range databaseFaults {
 		t.Run(fault.name, func(t *testing.T) {
 			t.Parallel()
-			server := pgserver.Private(t)
-			url := server.URL()
-			steady := newSteady(t, url, 6*time.Second, 200*time.Millisecond) // the shorter the heartbeat, the shorter the rounds
-			moving := newMoving(t, url)
-			history := newHistory(t, url)
-			for round := range rounds {
-				moving.writes(t)
-				steady.survives(t, round, func(ctx context.Context) error { return fault.do(ctx, server) })
-				if t.Failed() {
-					break
+			punctual.Run(t, func(t *punctual.Try) {
+				server := pgserver.Private(t)
+				url := server.URL()
+				steady := newSteady(t, url, 6*time.Second, 200*time.Millisecond) // the shorter the heartbeat, the shorter the rounds
+				moving := newMoving(t, url)
+				history := newHistory(t, url)
+				began := time.Now()
+				for round := range rounds {
+					moving.writes(t)
+					steady.survives(t, round, func(ctx context.Context) error { return fault.do(ctx, server) })
+					if t.Failed() {
+						break
+					}
 				}
-			}
-			writes := moving.stop(t)
-			steady.stop(t)
-			history.stop(t)
-			t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s; %d reads; %d epochs of %d partitions; %d guarded writes, %d refused, %d to zombies; gains of the moving: %d",
-				len(steady.down), figures(steady.down), figures(steady.silent), steady.reads, len(history.owners), len(history.newest), writes,
-				moving.effects.Refused.Load(), moving.effects.Zombies.Load(), moving.gains)
-			if moving.effects.Zombies.Load() == 0 || len(history.owners) < len(history.newest)+rounds/2 {
-				t.Error("the test proves too little")
-			}
+				writes := moving.stop(t)
+				steady.stop(t)
+				history.stop(t)
+				t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s; %d reads; %d epochs of %d partitions; %d guarded writes, %d refused, %d to zombies; gains of the moving: %d",
+					len(steady.down), figures(steady.down), figures(steady.silent), steady.reads, len(history.owners), len(history.newest), writes,
+					moving.effects.Refused.Load(), moving.effects.Zombies.Load(), moving.gains)
+				if moving.effects.Zombies.Load() == 0 || len(history.owners) < len(history.newest)+rounds/2 {
+					missed(t, began, time.Since(began), "the test proves too little")
+				}
+			})
 		})
 	}
 }
@@ -79,30 +82,32 @@ func TestADatabaseThatComesBackInTimeTakesNothingFromALivingClient(t *testing.T)
 // have expired long ago.
 func TestHeartbeatsThatACrashLosesEvictNobody(t *testing.T) {
 	t.Parallel()
-	rounds := 3
-	if brief() {
-		rounds = 1
-	}
-	const ttl = 5 * time.Second
-	server := pgserver.Private(t, pgserver.WithSettings(map[string]string{"wal_writer_delay": "10s", "autovacuum": "off"}))
-	url := server.URL()
-	steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, 750*time.Millisecond))
-	for round := range rounds {
-		if err := withoutFlush(t, url, ttl+ttl/6); err != nil {
-			t.Fatal(err)
+	punctual.Run(t, func(t *punctual.Try) {
+		rounds := 3
+		if brief() {
+			rounds = 1
 		}
-		steady.survives(t, round, (&faults.Database{Server: server, URL: url}).KillBackend)
-		if t.Failed() {
-			break
+		const ttl = 5 * time.Second
+		server := pgserver.Private(t, pgserver.WithSettings(map[string]string{"wal_writer_delay": "10s", "autovacuum": "off"}))
+		url := server.URL()
+		steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, 750*time.Millisecond))
+		for round := range rounds {
+			if err := withoutFlush(t, url, ttl+ttl/6); err != nil {
+				t.Fatal(err)
+			}
+			steady.survives(t, round, (&faults.Database{Server: server, URL: url}).KillBackend)
+			if t.Failed() {
+				break
+			}
 		}
-	}
-	steady.stop(t)
-	t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s", len(steady.down), figures(steady.down), figures(steady.silent))
+		steady.stop(t)
+		t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s", len(steady.down), figures(steady.down), figures(steady.silent))
+	})
 }
 
 // withoutFlush waits until nothing was written to the write-ahead log for so long. What would be, the check for expired
 // sessions, is kept from it by a lock that it does not wait for and that the crash takes away.
-func withoutFlush(t *testing.T, url string, quiet time.Duration) error {
+func withoutFlush(t testing.TB, url string, quiet time.Duration) error {
 	ctx := t.Context()
 	locker, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -140,6 +145,9 @@ type steady struct {
 	changed []<-chan struct{}
 	pool    *pgxpool.Pool
 	ttl     time.Duration
+	bears   time.Duration // without a heartbeat
+	opened  time.Time
+	began   time.Time // when the last round did
 	oracle  func() []oracle.Log
 	down    []time.Duration // how long the server was
 	silent  []time.Duration // from then to the last client's first heartbeat
@@ -147,7 +155,7 @@ type steady struct {
 }
 
 // comesBackLate has a client take that long to connect anew: until then the others see a session that seems dead.
-func comesBackLate(t *testing.T, url string, delay time.Duration) pgleases.Option {
+func comesBackLate(t testing.TB, url string, delay time.Duration) pgleases.Option {
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
@@ -164,8 +172,8 @@ func comesBackLate(t *testing.T, url string, delay time.Duration) pgleases.Optio
 }
 
 // newSteady opens the clients; the options are for the last one.
-func newSteady(t *testing.T, url string, ttl, heartbeat time.Duration, last ...pgleases.Option) *steady {
-	s := &steady{ttl: ttl, pool: newPool(t, url, size(4))}
+func newSteady(t testing.TB, url string, ttl, heartbeat time.Duration, last ...pgleases.Option) *steady {
+	s := &steady{opened: time.Now(), began: time.Now(), ttl: ttl, bears: bears(ttl, heartbeat), pool: newPool(t, url, size(4))}
 	leases := make(map[string]*pgleases.Lease)
 	for i := range 3 {
 		id := fmt.Sprintf("steady-%d", i)
@@ -186,7 +194,7 @@ func newSteady(t *testing.T, url string, ttl, heartbeat time.Duration, last ...p
 		for _, n := range l.Values() {
 			p, ok := l.Partition(n)
 			if !ok {
-				t.Fatalf("partition %d went while nothing happens", n)
+				missed(t, s.began, s.bears, "partition %d went while nothing happens", n)
 			}
 			owned = append(owned, p)
 		}
@@ -196,9 +204,10 @@ func newSteady(t *testing.T, url string, ttl, heartbeat time.Duration, last ...p
 }
 
 // survives has the fault befall the server, which returns when it is over, and checks that nobody lost anything.
-func (s *steady) survives(t *testing.T, round int, fault func(context.Context) error) {
+func (s *steady) survives(t testing.TB, round int, fault func(context.Context) error) {
 	t.Helper()
 	began := time.Now()
+	s.began = began
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if err := fault(ctx); err != nil {
@@ -212,43 +221,43 @@ func (s *steady) survives(t *testing.T, round int, fault func(context.Context) e
 }
 
 // confirmed waits until all have sent a successful heartbeat after that moment.
-func (s *steady) confirmed(t *testing.T, since time.Time) {
+func (s *steady) confirmed(t testing.TB, since time.Time) {
 	t.Helper()
 	for i, c := range s.clients {
 		ok := comesTrue(s.ttl, func() bool { return c.Stats().HeartbeatAge < time.Since(since) })
 		if !ok {
-			t.Fatalf("%s: no heartbeat for %v, %v after the server came back", c.ID(), c.Stats().HeartbeatAge, time.Since(since))
+			missed(t, since, s.ttl, "%s: no heartbeat for %v, %v after the server came back", c.ID(), c.Stats().HeartbeatAge, time.Since(since))
 		}
 		if s.leases[i].TrustDeadline().IsZero() {
-			t.Errorf("%s is not trusted after a heartbeat", c.ID())
+			missed(t, s.began, s.bears, "%s is not trusted after a heartbeat", c.ID())
 		}
 	}
 }
 
 // check checks that every client owns what it did at first, without a break, and that the database still says so.
-func (s *steady) check(t *testing.T, round int) {
+func (s *steady) check(t testing.TB, round int) {
 	t.Helper()
 	for i, l := range s.leases {
 		select {
 		case <-s.changed[i]:
-			t.Errorf("round %d: something changed for %s: it owns %s of %v now", round, s.clients[i].ID(),
-				ranges.Format(l.Values()), s.owned[i])
+			missed(t, s.began, s.bears, "round %d: something changed for %s: it owns %v of %v now", round, s.clients[i].ID(),
+				l.Values(), s.owned[i])
 		default:
 		}
 		losses := s.clients[i].Stats().Losses
 		losses.Handover = 0 // of when it shared with those that came after it
 		if losses != (pgleases.Losses{}) {
-			t.Errorf("round %d: %s lost ownerships: %+v", round, s.clients[i].ID(), losses)
+			missed(t, s.began, s.bears, "round %d: %s lost ownerships: %+v", round, s.clients[i].ID(), losses)
 		}
 		p := s.owned[i][rand.N(len(s.owned[i]))]
 		if err := s.guarded(t, l, p); err != nil {
-			t.Errorf("round %d: %s: %v", round, s.clients[i].ID(), err)
+			missed(t, s.began, s.bears, "round %d: %s: %v", round, s.clients[i].ID(), err)
 		}
 	}
 }
 
 // guarded has Guard pass; connections of the pool that the fault broke are nobody's fault.
-func (s *steady) guarded(t *testing.T, l *pgleases.Lease, p pgleases.Partition) error {
+func (s *steady) guarded(t testing.TB, l *pgleases.Lease, p pgleases.Partition) error {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var err error
@@ -259,13 +268,13 @@ func (s *steady) guarded(t *testing.T, l *pgleases.Lease, p pgleases.Partition) 
 	return err
 }
 
-func (s *steady) stop(t *testing.T) {
+func (s *steady) stop(t testing.TB) {
 	logs := s.oracle()
 	verify(t, logs)
 	for i, log := range logs { // ordered by client
 		s.reads += log.Reads
 		if n := len(log.Intervals); n != len(s.owned[i]) {
-			t.Errorf("%s: %d intervals of %d ownerships", log.Client, n, len(s.owned[i]))
+			missed(t, s.opened, s.bears, "%s: %d intervals of %d ownerships", log.Client, n, len(s.owned[i]))
 		}
 	}
 }
@@ -280,7 +289,7 @@ type moving struct {
 	gains   int64
 }
 
-func newMoving(t *testing.T, url string) *moving {
+func newMoving(t testing.TB, url string) *moving {
 	pool := newPool(t, url, size(8))
 	m := &moving{effects: faults.NewEffects(pool, "moving")}
 	const partitions = 8
@@ -314,14 +323,14 @@ func newMoving(t *testing.T, url string) *moving {
 }
 
 // writes waits until there are some more of them.
-func (m *moving) writes(t *testing.T) {
+func (m *moving) writes(t testing.TB) {
 	t.Helper()
 	enough := m.effects.Written.Load() + 5
 	waitFor(t, patience, "guarded writes", func() bool { return m.effects.Written.Load() >= enough })
 }
 
 // stop returns how many guarded writes there were.
-func (m *moving) stop(t *testing.T) int64 {
+func (m *moving) stop(t testing.TB) int64 {
 	m.end()
 	verify(t, m.oracle())
 	for _, c := range m.clients {
@@ -348,7 +357,7 @@ func (m *moving) stop(t *testing.T) int64 {
 type history struct {
 	owners map[epochKey]int64 // session, 0: nobody
 	newest map[partitionKey]int64
-	stop   func(*testing.T)
+	stop   func(testing.TB)
 }
 
 type partitionKey struct {
@@ -362,7 +371,7 @@ type epochKey struct {
 }
 
 // newHistory looks at the table all the time, on a connection that it makes anew when it breaks.
-func newHistory(t *testing.T, url string) *history {
+func newHistory(t testing.TB, url string) *history {
 	h := &history{owners: make(map[epochKey]int64), newest: make(map[partitionKey]int64)}
 	ctx, cancel := context.WithCancel(context.Background())
 	wrong := make(map[string]bool)
@@ -384,7 +393,7 @@ func newHistory(t *testing.T, url string) *history {
 	})
 	end := func() { cancel(); wait.Wait() }
 	t.Cleanup(end)
-	h.stop = func(t *testing.T) {
+	h.stop = func(t testing.TB) {
 		// One look at what the last fault left.
 		before := looks.Load()
 		waitFor(t, patience, "a look at the table", func() bool { return looks.Load() > before+1 })

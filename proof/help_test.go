@@ -5,6 +5,7 @@ package proof_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -69,7 +70,11 @@ func lastLines(text string, n int) string {
 // opened opens a client, closed with the test.
 func opened(t testing.TB, url, id string, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
+	began := time.Now()
 	c, err := pgleases.Open(t.Context(), url, append([]pgleases.Option{pgleases.WithClientID(id)}, opts...)...)
+	if errors.Is(err, context.DeadlineExceeded) {
+		missed(t, began, time.Since(began), "%s was not opened: %v", id, err)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,6 +159,7 @@ func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 // startWorker starts a worker process, killed with the test.
 func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	t.Helper()
+	config.ProbeURL = probeURL(t)
 	p, err := faults.Start(config)
 	if err != nil {
 		t.Fatal(err)
@@ -167,11 +173,26 @@ func startWorker(t testing.TB, config faults.Config) *faults.Process {
 	return p
 }
 
+// probeURL returns the URL of a database that nothing befalls.
+func probeURL(t testing.TB) string {
+	t.Helper()
+	url, err := pgserver.Shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return url
+}
+
 func hasJoined(t testing.TB, p *faults.Process) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	if err := p.Joined(ctx); err != nil {
+	began := time.Now()
+	err := p.Joined(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		missed(t, began, patience, "%v", err)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
@@ -211,6 +232,19 @@ func median(ds []time.Duration) time.Duration {
 	return ds[len(ds)/2]
 }
 
+// medianWithin wants the median of what was measured since then to be within the limit.
+func medianWithin(t testing.TB, since time.Time, limit time.Duration, of []time.Duration, what string) {
+	t.Helper()
+	if m := median(of); m > limit {
+		missed(t, since, limit, "%s took %v, not %v", what, m, limit)
+	}
+}
+
+// bears returns how long a client may be kept from its heartbeats without losing its trust.
+func bears(ttl, heartbeat time.Duration) time.Duration {
+	return ttl - max(ttl/20, 100*time.Millisecond) - 3*heartbeat/2
+}
+
 // figures prints durations with their median and maximum.
 func figures(ds []time.Duration) string {
 	return fmt.Sprintf("median %v, max %v of %d", median(ds).Round(100*time.Microsecond),
@@ -234,6 +268,8 @@ func pause(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	}
 }
+
+// ownership returns the ownership of a partition.
 func ownership(t testing.TB, l *pgleases.Lease, n int) pgleases.Partition {
 	t.Helper()
 	p, ok := l.Partition(n)

@@ -20,8 +20,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 func TestMain(m *testing.M) {
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
 		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
-	code := pgserver.Main(m)
+	code := pgserver.Main(probed{m})
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, "after all tests:", err)
@@ -37,6 +37,23 @@ func TestMain(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// probed are the tests, with a probe of the machine's time beside them.
+type probed struct{ *testing.M }
+
+func (m probed) Run() int {
+	url, err := pgserver.Shared()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wait sync.WaitGroup
+	wait.Go(func() { punctual.Probe(ctx, url, punctual.NewRecord("the test process").Add) })
+	defer wait.Wait()
+	defer cancel()
+	return m.M.Run()
 }
 
 // patience bounds what a test waits for that should come soon.
@@ -119,9 +136,20 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 // waitFor waits until a condition holds that nothing tells of.
 func waitFor(t testing.TB, within time.Duration, what string, holds func() bool) {
 	t.Helper()
+	began := time.Now()
 	if !comesTrue(within, holds) {
-		t.Fatalf("not within %v: %s", within, what)
+		missed(t, began, within, "not within %v: %s", within, what)
 	}
+}
+
+// missed says that what was allowed to take so long, from that moment on, was not so: see punctual.Try.Missed. Outside of
+// punctual.Run it fails the test.
+func missed(t testing.TB, since time.Time, within time.Duration, format string, args ...any) {
+	t.Helper()
+	if try, ok := t.(*punctual.Try); ok {
+		try.Missed(since, within, format, args...)
+	}
+	t.Fatalf(format, args...)
 }
 
 func comesTrue(within time.Duration, holds func() bool) bool {
@@ -141,7 +169,7 @@ func comesTrue(within time.Duration, holds func() bool) bool {
 // until waits until a condition on leases holds; it looks again whenever one of them changes.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()
-	late := time.After(patience)
+	began, late := time.Now(), time.After(patience)
 	for {
 		changes := make(chan struct{}, len(leases))
 		stop := make(chan struct{})
@@ -165,39 +193,23 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 		case <-late:
 			close(stop)
 			for _, l := range leases {
-				t.Logf("%s owns %s", l.Name(), ranges.Format(l.Values()))
+				t.Logf("%s owns %v", l.Name(), l.Values())
 			}
-			t.Fatalf("not so within %v: %s", patience, what)
+			missed(t, began, patience, "not so within %v: %s", patience, what)
 		}
 		close(stop)
 	}
 }
 
-// owned returns what leases own, counted.
-func owned(leases ...*pgleases.Lease) []int {
-	counts := make([]int, len(leases))
-	for i, l := range leases {
-		counts[i] = len(l.Values())
-	}
-	return counts
-}
-
-// closes returns what Close returned; a Close that takes longer than a moment after ctx is a failure.
-func closes(t testing.TB, c *pgleases.Client, ctx context.Context) error {
-	t.Helper()
-	done := make(chan error, 1)
-	go func() { done <- c.Close(ctx) }()
-	return receive(t, "Close returns", done)
-}
-
 // receive waits for a value that should come soon.
 func receive[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()
+	began := time.Now()
 	select {
 	case v := <-from:
 		return v
 	case <-time.After(patience):
-		t.Fatalf("not so within %v: %s", patience, what)
+		missed(t, began, patience, "not so within %v: %s", patience, what)
 		panic("unreachable")
 	}
 }
@@ -240,26 +252,6 @@ func beats(t testing.TB, c *pgleases.Client, n int) {
 	})
 }
 
-// journal has the database note every change of owner from now on in the table public.journal.
-func journal(t testing.TB, pool *pgxpool.Pool) {
-	t.Helper()
-	if err := pgleases.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, ownersPool(t, pool.Config().ConnString()), `
-		CREATE TABLE public.journal (n serial, lease text, partition int, old_owner bigint, owner bigint, old_id text,
-		                             id text, old_epoch bigint, epoch bigint, asked_at timestamptz, at timestamptz);
-		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
-			INSERT INTO public.journal (lease, partition, old_owner, owner, old_id, id, old_epoch, epoch, asked_at, at)
-			VALUES (NEW.lease, NEW.partition, OLD.owner, NEW.owner, OLD.owner_id, NEW.owner_id, OLD.epoch, NEW.epoch,
-			        OLD.asked_at, clock_timestamp());
-			RETURN NULL;
-		END $$;
-		CREATE TRIGGER note AFTER UPDATE ON pgleases.partitions FOR EACH ROW
-		WHEN (OLD.owner IS DISTINCT FROM NEW.owner) EXECUTE FUNCTION public.note();
-		GRANT SELECT, DELETE ON public.journal TO PUBLIC`)
-}
-
 // A logbook is a logger that remembers.
 type logbook struct {
 	mu      sync.Mutex // guards records
@@ -298,27 +290,6 @@ func (b *logbook) lines(words ...string) []string {
 	return lines
 }
 
-// A job is a Run that goes on in the background.
-type job struct {
-	stop context.CancelCauseFunc
-	done chan error // what Run returned
-}
-
-// run runs a lease in the background, until the test ends at the latest.
-func run(t testing.TB, l *pgleases.Lease, fn func(context.Context, pgleases.Partition) error) job {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	j := job{cancel, make(chan error, 1)}
-	go func() { j.done <- l.Run(ctx, fn) }()
-	t.Cleanup(func() { cancel(nil) })
-	return j
-}
-
-// untilAsked is a callback that works until it is asked to end.
-func untilAsked(ctx context.Context, _ pgleases.Partition) error {
-	<-ctx.Done()
-	return nil
-}
-
 // cancelled is a context that has ended.
 func cancelled(cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
@@ -341,7 +312,7 @@ func (c crew) do(fn func()) {
 // gone fails the test unless all goroutines of the crew end soon.
 func (c crew) gone() {
 	c.t.Helper()
-	for late := time.Now().Add(time.Second); ; {
+	for began := time.Now(); ; {
 		var all strings.Builder
 		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
 			c.t.Fatal(err)
@@ -355,8 +326,8 @@ func (c crew) gone() {
 		if left == nil {
 			return
 		}
-		if time.Now().After(late) {
-			c.t.Fatalf("goroutines are left:\n%s", strings.Join(left, "\n\n"))
+		if time.Since(began) > time.Second {
+			missed(c.t, began, time.Second, "goroutines are left:\n%s", strings.Join(left, "\n\n"))
 		}
 		runtime.Gosched()
 	}

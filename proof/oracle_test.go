@@ -12,29 +12,32 @@ import (
 
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // Promises 1 to 3, 5 and 13, as far as 200 faults can tell, each kind at least three times. The seed of a failure tells which
 // faults came, not when.
 func TestNoTwoProcessesHoldAPartitionAtOnceWhateverBefallsThem(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
-	if testing.Short() { // on whatever database there is, which others use too
-		check(t, attack(t, seed, 10*time.Second, pgserver.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
-		return
-	}
-	total, each := 200, 3
-	if raceDetector {
-		total, each = 50, 1
-	}
-	disk, options := smallDisk(t)
-	server := pgserver.Private(t, options...)
-	database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
-	check(t, attack(t, seed, 3*time.Minute, server.URL(), database, func(f *faults.Fleet) {
-		f.Enough = func(counts map[string]int) bool {
-			return sum(counts) >= total && slices.Min(slices.Collect(maps.Values(counts))) >= each
+	punctual.Run(t, func(t *punctual.Try) {
+		seed := rand.Uint64()
+		if testing.Short() { // on whatever database there is, which others use too
+			check(t, attack(t, seed, 10*time.Second, pgserver.Database(t), nil, func(*faults.Fleet) {}), 10, 0)
+			return
 		}
-	}), total, each)
+		total, each := 200, 3
+		if raceDetector {
+			total, each = 50, 1
+		}
+		disk, options := smallDisk(t)
+		server := pgserver.Private(t, options...)
+		database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
+		check(t, attack(t, seed, 3*time.Minute, server.URL(), database, func(f *faults.Fleet) {
+			f.Enough = func(counts map[string]int) bool {
+				return sum(counts) >= total && slices.Min(slices.Collect(maps.Values(counts))) >= each
+			}
+		}), total, each)
+	})
 }
 
 func sum(counts map[string]int) (total int) {
@@ -62,7 +65,7 @@ type episode struct {
 }
 
 // attack has faults befall a fleet for so long. A nil database is left alone.
-func attack(t *testing.T, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
+func attack(t testing.TB, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
 	t.Helper()
 	const partitions, ttl = 16, time.Second
 	e := episode{Seed: seed, Worst: make(map[string]float64)}
@@ -153,7 +156,7 @@ func attack(t *testing.T, seed uint64, duration time.Duration, url string, datab
 }
 
 // check fails the test where a promise was broken, or where fewer faults befell than that, in all or of a kind.
-func check(t *testing.T, e episode, total, each int) {
+func check(t testing.TB, e episode, total, each int) {
 	t.Helper()
 	for _, v := range e.Violations {
 		t.Error(v)

@@ -12,104 +12,109 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // The application's transactions hold every server connection of a PgBouncer for longer than the TTL. A client whose own
 // connection goes through it loses its trust, in good order; one that goes past it loses nothing, and takes over.
 func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 	t.Parallel()
-	const slots, partitions = 3, 8
-	past := direct(t)
-	bouncer, err := pgserver.PgBouncer(t.Context(), past, pgserver.WithPoolSize(slots))
-	if err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() {
-		if err := bouncer.Stop(); err != nil {
-			t.Error(err)
+	punctual.Run(t, func(t *punctual.Try) {
+		const slots, partitions = 3, 8
+		past := direct(t)
+		since := time.Now()
+		most := bears(time.Second, time.Second/3)
+		bouncer, err := pgserver.PgBouncer(t.Context(), past, pgserver.WithPoolSize(slots))
+		if err != nil {
+			t.Skip(err)
 		}
-	})
-	through, err := bouncer.Through(past)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config, err := pgx.ParseConfig(past)
-	if err != nil {
-		t.Fatal(err)
-	}
-	pool := newPool(t, through, size(slots))
-	var book, pastBook logbook
-	c := newClient(t, pool, book.option(), pgleases.WithClientID("through"), pgleases.WithTTL(time.Second))
-	d := newClient(t, pool, pastBook.option(), pgleases.WithClientID("past"), pgleases.WithTTL(time.Second),
-		pgleases.WithConnConfig(config))
-	a := joined(t, c, "work", partitions, pgleases.WithHandoffDelay(0))
-	b := joined(t, d, "work", partitions, pgleases.WithHandoffDelay(0))
-	until(t, "each owns half", func() bool {
-		return len(a.Values()) == partitions/2 && len(b.Values()) == partitions/2
-	}, a, b)
-	beats(t, d, 6) // of three in a TTL: it may take over
-	logs := watched(t, map[string]*pgleases.Lease{"through": a, "past": b})
-	held := func(l *pgleases.Lease) (all []pgleases.Partition) {
-		for _, n := range l.Values() {
-			all = append(all, ownership(t, l, n))
-		}
-		return all
-	}
-	lost, kept := held(a), held(b)
-	before := c.Stats().Losses
-
-	var open []pgx.Tx
-	for range slots {
-		tx, err := pool.Begin(t.Context())
+		t.Cleanup(func() {
+			if err := bouncer.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+		through, err := bouncer.Through(past)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Exec(t.Context(), "SELECT 1"); err != nil { // now it holds a server connection
+		config, err := pgx.ParseConfig(past)
+		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // where the test failed before it did
-		open = append(open, tx)
-	}
-	for _, p := range lost {
-		if cause := ended(t, "its ownerships end", p.Context()); !errors.Is(cause, pgleases.ErrTrustLost) {
-			t.Errorf("partition %v ended with %v", p, cause)
+		pool := newPool(t, through, size(slots))
+		var book, pastBook logbook
+		c := newClient(t, pool, book.option(), pgleases.WithClientID("through"), pgleases.WithTTL(time.Second))
+		d := newClient(t, pool, pastBook.option(), pgleases.WithClientID("past"), pgleases.WithTTL(time.Second),
+			pgleases.WithConnConfig(config))
+		a := joined(t, c, "work", partitions, pgleases.WithHandoffDelay(0))
+		b := joined(t, d, "work", partitions, pgleases.WithHandoffDelay(0))
+		until(t, "each owns half", func() bool {
+			return len(a.Values()) == partitions/2 && len(b.Values()) == partitions/2
+		}, a, b)
+		beats(t, d, 6) // of three in a TTL: it may take over
+		logs := watched(t, map[string]*pgleases.Lease{"through": a, "past": b})
+		held := func(l *pgleases.Lease) (all []pgleases.Partition) {
+			for _, n := range l.Values() {
+				all = append(all, ownership(t, l, n))
+			}
+			return all
 		}
-	}
-	if values, trust := a.Values(), c.Stats().Trust; len(values) > 0 || trust > 0 {
-		t.Errorf("through the pooler it still has %v, trust %v", values, trust)
-	}
-	until(t, "the other has taken over all", func() bool { return len(b.Values()) == partitions }, b)
+		lost, kept := held(a), held(b)
+		before := c.Stats().Losses
 
-	for _, tx := range open {
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Error(err)
+		var open []pgx.Tx
+		for range slots {
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), "SELECT 1"); err != nil { // now it holds a server connection
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // where the test failed before it did
+			open = append(open, tx)
 		}
-	}
-	until(t, "each owns half again", func() bool {
-		return len(a.Values()) == partitions/2 && len(b.Values()) == partitions/2
-	}, a, b)
-	if report := verify(t, logs()); report.Intervals == 0 {
-		t.Error("nothing was watched")
-	}
-	for _, words := range []string{"trust lost", "session was evicted"} {
-		if lines := book.lines(words); len(lines) != 1 {
-			t.Errorf("%s was told %d times: %q", words, len(lines), book.lines())
+		for _, p := range lost {
+			if cause := ended(t, "its ownerships end", p.Context()); !errors.Is(cause, pgleases.ErrTrustLost) {
+				t.Errorf("partition %v ended with %v", p, cause)
+			}
 		}
-	}
-	before.TrustLost += partitions / 2
-	if losses := c.Stats().Losses; losses != before {
-		t.Errorf("through the pooler it lost %+v, not %+v", losses, before)
-	}
-	if lines := pastBook.lines("WARN"); len(lines) > 0 {
-		t.Errorf("past the pooler it warned: %q", lines)
-	}
-	if losses := d.Stats().Losses; losses != (pgleases.Losses{Handover: partitions / 2}) {
-		t.Errorf("past the pooler it lost %+v", losses)
-	}
-	// It gave back what it had taken over, and nothing of its own.
-	for _, p := range kept {
-		if now, ok := b.Partition(p.Number); !ok || now != p || p.Context().Err() != nil {
-			t.Errorf("past the pooler %v became %v, %v", p, now, ok)
+		if values, trust := a.Values(), c.Stats().Trust; len(values) > 0 || trust > 0 {
+			t.Errorf("through the pooler it still has %v, trust %v", values, trust)
 		}
-	}
+		until(t, "the other has taken over all", func() bool { return len(b.Values()) == partitions }, b)
+
+		for _, tx := range open {
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+		until(t, "each owns half again", func() bool {
+			return len(a.Values()) == partitions/2 && len(b.Values()) == partitions/2
+		}, a, b)
+		if report := verify(t, logs()); report.Intervals == 0 {
+			t.Error("nothing was watched")
+		}
+		for _, words := range []string{"trust lost", "session was evicted"} {
+			if lines := book.lines(words); len(lines) != 1 {
+				missed(t, since, most, "%s was told %d times: %q", words, len(lines), book.lines())
+			}
+		}
+		before.TrustLost += partitions / 2
+		if losses := c.Stats().Losses; losses != before {
+			missed(t, since, most, "through the pooler it lost %+v, not %+v", losses, before)
+		}
+		if lines := pastBook.lines("WARN"); len(lines) > 0 {
+			missed(t, since, most, "past the pooler it warned: %q", lines)
+		}
+		if losses := d.Stats().Losses; losses != (pgleases.Losses{Handover: partitions / 2}) {
+			missed(t, since, most, "past the pooler it lost %+v", losses)
+		}
+		// It gave back what it had taken over, and nothing of its own.
+		for _, p := range kept {
+			if now, ok := b.Partition(p.Number); !ok || now != p || p.Context().Err() != nil {
+				missed(t, since, most, "past the pooler %v became %v, %v", p, now, ok)
+			}
+		}
+	})
 }

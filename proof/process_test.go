@@ -13,68 +13,65 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // Promise 2, seen from outside: not in parallel, because the figure is 10 ms.
 func TestAFrozenConnectionEmptiesValuesAtTheTrustDeadlineBeforeAnotherOwns(t *testing.T) {
-	rounds := 5
-	if testing.Short() {
-		rounds = 3
-	}
-	url := pgserver.Database(t)
-	proxy := newProxy(t, url)
-	cut := joined(t, opened(t, proxy.URL(), "cut", pgleases.WithTTL(time.Second), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
-	other := joined(t, opened(t, url, "other", pgleases.WithTTL(time.Second), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
-	logs := watched(t, map[string]*pgleases.Lease{"cut": cut, "other": other})
-	var values, contexts, taken []time.Duration
-	for range rounds {
-		waitFor(t, patience, "both own half", func() bool { return shared(cut, other) })
-		// The ownerships of this moment: another term may have begun in between.
-		first := cut.Values()[0]
-		p, ok := cut.Partition(first)
-		if !ok {
-			t.Fatalf("partition %d went while nothing happened", first)
+	punctual.Run(t, func(t *punctual.Try) {
+		rounds := 5
+		if testing.Short() {
+			rounds = 3
 		}
-		if err := proxy.Freeze(); err != nil {
-			t.Fatal(err)
-		}
-		// A heartbeat that was answered just before may still prolong the trust.
-		var deadline time.Time
-		waitFor(t, patience, "Values is empty", func() bool {
-			if d := cut.TrustDeadline(); !d.IsZero() {
-				deadline = d
+		url := pgserver.Database(t)
+		proxy := newProxy(t, url)
+		cut := joined(t, opened(t, proxy.URL(), "cut", pgleases.WithTTL(time.Second), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
+		other := joined(t, opened(t, url, "other", pgleases.WithTTL(time.Second), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
+		logs := watched(t, map[string]*pgleases.Lease{"cut": cut, "other": other})
+		var values, contexts, taken []time.Duration
+		since := time.Now()
+		for range rounds {
+			waitFor(t, patience, "both own half", func() bool { return shared(cut, other) })
+			// The ownerships of this moment: another term may have begun in between.
+			first := cut.Values()[0]
+			p, ok := cut.Partition(first)
+			if !ok {
+				missed(t, since, bears(time.Second, time.Second/3), "partition %d went while nothing happened", first)
 			}
-			return len(cut.Values()) == 0
-		})
-		values = append(values, time.Since(deadline))
-		<-p.Context().Done()
-		contexts = append(contexts, time.Since(deadline))
-		if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrTrustLost) {
-			t.Errorf("the ownership ended for %v", cause)
+			if err := proxy.Freeze(); err != nil {
+				t.Fatal(err)
+			}
+			// A heartbeat that was answered just before may still prolong the trust.
+			var deadline time.Time
+			waitFor(t, patience, "Values is empty", func() bool {
+				if d := cut.TrustDeadline(); !d.IsZero() {
+					deadline = d
+				}
+				return len(cut.Values()) == 0
+			})
+			values = append(values, time.Since(deadline))
+			<-p.Context().Done()
+			contexts = append(contexts, time.Since(deadline))
+			if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrTrustLost) {
+				t.Errorf("the ownership ended for %v", cause)
+			}
+			waitFor(t, patience, "the other owns all", func() bool { return len(other.Values()) == 8 })
+			taken = append(taken, time.Since(deadline))
+			if err := proxy.Thaw(); err != nil {
+				t.Fatal(err)
+			}
 		}
-		waitFor(t, patience, "the other owns all", func() bool { return len(other.Values()) == 8 })
-		taken = append(taken, time.Since(deadline))
-		if err := proxy.Thaw(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	report := verify(t, logs())
-	t.Logf("after the trust deadline: Values empty %s, contexts cancelled %s, the other owns all %s; %v",
-		figures(values), figures(contexts), figures(taken), report)
-	// The looks are some milliseconds apart.
-	if m := median(values); m > 10*time.Millisecond {
-		t.Errorf("Values was not empty at the trust deadline, but %v later", m)
-	}
-	if m := median(contexts); m > 10*time.Millisecond {
-		t.Errorf("contexts ended %v after the trust deadline", m)
-	}
-	// The deadline is a margin of 100 ms before the session expires.
-	if m := median(taken); m > 300*time.Millisecond+lateWithoutNotify(url, time.Second/3) {
-		t.Errorf("partitions of a client that was cut off were owned again %v after its trust deadline", m)
-	}
+		report := verify(t, logs())
+		t.Logf("after the trust deadline: Values empty %s, contexts cancelled %s, the other owns all %s; %v",
+			figures(values), figures(contexts), figures(taken), report)
+		// The looks are some milliseconds apart.
+		medianWithin(t, since, 10*time.Millisecond, values, "until Values was empty, from the trust deadline,")
+		medianWithin(t, since, 10*time.Millisecond, contexts, "until contexts ended, from the trust deadline,")
+		// The deadline is a margin of 100 ms before the session expires.
+		medianWithin(t, since, 300*time.Millisecond+lateWithoutNotify(url, time.Second/3), taken, "until partitions of a client that was cut off were owned again, from its trust deadline,")
+	})
 }
 
 func newProxy(t testing.TB, url string) *faults.Proxy {
@@ -94,61 +91,66 @@ func newProxy(t testing.TB, url string) *faults.Proxy {
 // Promise 12.
 func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
-	ttls := 15
-	if brief() {
-		ttls = 2
-	}
-	url := pgserver.Database(t)
-	pool := newPool(t, url, size(2))
-	a, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), quietly(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer shut(t, a)
-	mine := joined(t, a, "l", 8, pgleases.WithHandoffDelay(0))
-	theirs := joined(t, opened(t, url, "b", pgleases.WithTTL(ttl), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
-	waitFor(t, patience, "both own half", func() bool { return shared(mine, theirs) })
-	logs := watched(t, map[string]*pgleases.Lease{"a": mine, "b": theirs})
-	for range 2 {
-		conn, err := pool.Acquire(t.Context())
+	punctual.Run(t, func(t *punctual.Try) {
+		const ttl = 2 * time.Second
+		ttls := 15
+		if brief() {
+			ttls = 2
+		}
+		url := pgserver.Database(t)
+		pool := newPool(t, url, size(2))
+		a, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), quietly(t))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Release()
-	}
-	select {
-	case <-mine.Changed():
-		t.Errorf("something changed: %v", a.Stats())
-	case <-theirs.Changed():
-		t.Error("something changed for the other")
-	case <-time.After(time.Duration(ttls) * ttl): // what shall not happen tells nobody
-	}
-	report := verify(t, logs())
-	if report.Intervals != 8 || !shared(mine, theirs) {
-		t.Errorf("%v", report)
-	}
+		defer shut(t, a)
+		mine := joined(t, a, "l", 8, pgleases.WithHandoffDelay(0))
+		theirs := joined(t, opened(t, url, "b", pgleases.WithTTL(ttl), quietly(t)), "l", 8, pgleases.WithHandoffDelay(0))
+		waitFor(t, patience, "both own half", func() bool { return shared(mine, theirs) })
+		logs := watched(t, map[string]*pgleases.Lease{"a": mine, "b": theirs})
+		began := time.Now()
+		for range 2 {
+			conn, err := pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Release()
+		}
+		select {
+		case <-mine.Changed():
+			missed(t, began, bears(ttl, ttl/3), "something changed: %v", a.Stats())
+		case <-theirs.Changed():
+			missed(t, began, bears(ttl, ttl/3), "something changed for the other")
+		case <-time.After(time.Duration(ttls) * ttl): // what shall not happen tells nobody
+		}
+		report := verify(t, logs())
+		if report.Intervals != 8 || !shared(mine, theirs) {
+			missed(t, began, bears(ttl, ttl/3), "%v", report)
+		}
+	})
 }
 
 // Promise 9: without notifications everything works, at the pace of the heartbeat.
 func TestPollingDoesWithoutNotifications(t *testing.T) {
 	t.Parallel()
-	const heartbeat = 100 * time.Millisecond
-	url := pgserver.Database(t)
-	options := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(heartbeat), pgleases.WithPolling(), quietly(t)}
-	client := opened(t, url, "a", options...)
-	a := joined(t, client, "l", 8, pgleases.WithHandoffDelay(0))
-	b := joined(t, opened(t, url, "b", options...), "l", 8, pgleases.WithHandoffDelay(0))
-	logs := watched(t, map[string]*pgleases.Lease{"a": a, "b": b})
-	waitFor(t, patience, "both own half", func() bool { return shared(a, b) })
-	if client.Stats().Listening {
-		t.Error("it listens")
-	}
-	began := time.Now()
-	shut(t, client)
-	waitFor(t, patience, "the other owns all", func() bool { return len(b.Values()) == 8 })
-	t.Logf("owned again %v after Close", time.Since(began))
-	verify(t, logs())
+	punctual.Run(t, func(t *punctual.Try) {
+		const heartbeat = 100 * time.Millisecond
+		url := pgserver.Database(t)
+		options := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(heartbeat), pgleases.WithPolling(), quietly(t)}
+		client := opened(t, url, "a", options...)
+		a := joined(t, client, "l", 8, pgleases.WithHandoffDelay(0))
+		b := joined(t, opened(t, url, "b", options...), "l", 8, pgleases.WithHandoffDelay(0))
+		logs := watched(t, map[string]*pgleases.Lease{"a": a, "b": b})
+		waitFor(t, patience, "both own half", func() bool { return shared(a, b) })
+		if client.Stats().Listening {
+			t.Error("it listens")
+		}
+		began := time.Now()
+		shut(t, client)
+		waitFor(t, patience, "the other owns all", func() bool { return len(b.Values()) == 8 })
+		t.Logf("owned again %v after Close", time.Since(began))
+		verify(t, logs())
+	})
 }
 
 // worker is the configuration of a worker process whose Values is watched.
@@ -168,41 +170,48 @@ func TestTheOlderOfTwoProcessesWithOneIDEndsSuperseded(t *testing.T) {
 	}{{"both live", false}, {"thawed", true}} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			url, dir := pgserver.Database(t), t.TempDir()
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			older := startWorker(t, worker(url, "l", 8, dir, "pod-0", 1))
-			hasJoined(t, older)
-			waitFor(t, patience, "the older owns all", func() bool { return len(held(t, older)) == 8 })
-			if test.thawed {
-				if err := older.Pause(); err != nil {
+			punctual.Run(t, func(t *punctual.Try) {
+				url, dir := pgserver.Database(t), t.TempDir()
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				older := startWorker(t, worker(url, "l", 8, dir, "pod-0", 1))
+				hasJoined(t, older)
+				waitFor(t, patience, "the older owns all", func() bool { return len(held(t, older)) == 8 })
+				if test.thawed {
+					if err := older.Pause(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				newer := startWorker(t, worker(url, "l", 8, dir, "pod-0", 2))
+				hasJoined(t, newer)
+				if test.thawed {
+					waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
+					if err := older.Resume(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				ended, err := older.Ended(ctx)
+				if err != nil {
 					t.Fatal(err)
 				}
-			}
-			newer := startWorker(t, worker(url, "l", 8, dir, "pod-0", 2))
-			hasJoined(t, newer)
-			if test.thawed {
+				host, err := os.Hostname()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !ended.Superseded || !strings.Contains(ended.Error, fmt.Sprintf("pid %d", newer.PID())) || !strings.Contains(ended.Error, host) {
+					t.Errorf("the older ended with %+v, which does not name process %d on %s", ended, newer.PID(), host)
+				}
 				waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
-				if err := older.Resume(); err != nil {
-					t.Fatal(err)
+				began := time.Now()
+				ended, err = newer.Close(ctx)
+				if err != nil || ended.Superseded {
+					t.Errorf("the newer ended with %+v, %v", ended, err)
 				}
-			}
-			ended, err := older.Ended(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			host, err := os.Hostname()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !ended.Superseded || !strings.Contains(ended.Error, fmt.Sprintf("pid %d", newer.PID())) || !strings.Contains(ended.Error, host) {
-				t.Errorf("the older ended with %+v, which does not name process %d on %s", ended, newer.PID(), host)
-			}
-			waitFor(t, patience, "the newer owns all", func() bool { return len(held(t, newer)) == 8 })
-			if ended, err := newer.Close(ctx); err != nil || ended.Superseded || ended.Left != "" {
-				t.Errorf("the newer ended with %+v, %v", ended, err)
-			}
-			t.Log(verifyDir(t, dir))
+				if ended.Left != "" { // without trust, there is no time to leave in
+					missed(t, began, bears(time.Second, time.Second/3), "the newer left %s behind", ended.Left)
+				}
+				t.Log(verifyDir(t, dir))
+			})
 		})
 	}
 }
@@ -221,57 +230,59 @@ func TestARestartUnderTheSameIDGetsItsOwnPartitionsBack(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			url, dir := pgserver.Database(t), t.TempDir()
-			pods := make([]*faults.Process, 3)
-			for i := range pods {
-				pods[i] = startWorker(t, worker(url, "l", test.partitions, dir, fmt.Sprintf("pod-%d", i), 1))
-			}
-			for _, p := range pods {
-				hasJoined(t, p)
-			}
-			balanced := func() bool {
-				total := 0
+			punctual.Run(t, func(t *punctual.Try) {
+				url, dir := pgserver.Database(t), t.TempDir()
+				pods := make([]*faults.Process, 3)
+				for i := range pods {
+					pods[i] = startWorker(t, worker(url, "l", test.partitions, dir, fmt.Sprintf("pod-%d", i), 1))
+				}
 				for _, p := range pods {
-					n := len(held(t, p))
-					if n != 4 && n != 5 {
-						return false
-					}
-					total += n
+					hasJoined(t, p)
 				}
-				return total == test.partitions
-			}
-			waitFor(t, patience, "all have their share", balanced)
-			var before [3][]int
-			for i, p := range pods {
-				before[i] = held(t, p)
-			}
-			pods[1].Kill()
-			if test.late {
-				waitFor(t, patience, "the others own all", func() bool { return len(held(t, pods[0]))+len(held(t, pods[2])) == test.partitions })
-			}
-			pods[1] = startWorker(t, worker(url, "l", test.partitions, dir, "pod-1", 2))
-			hasJoined(t, pods[1])
-			waitFor(t, patience, "all have their share again", balanced)
-			for i, p := range pods {
-				if now := held(t, p); !slices.Equal(now, before[i]) {
-					t.Errorf("pod %d owned %s before the restart, %s after it", i,
-						ranges.Format(before[i]), ranges.Format(now))
-				}
-			}
-			if !test.late { // then the others kept their own all the time
-				for _, i := range []int{0, 2} {
-					log, err := pods[i].Watched()
-					if err != nil {
-						t.Fatal(err)
+				balanced := func() bool {
+					total := 0
+					for _, p := range pods {
+						n := len(held(t, p))
+						if n != 4 && n != 5 {
+							return false
+						}
+						total += n
 					}
-					for _, interval := range log.Intervals {
-						if !interval.Open && slices.Contains(before[i], interval.Partition) {
-							t.Errorf("the restart of another moved: %v", interval)
+					return total == test.partitions
+				}
+				waitFor(t, patience, "all have their share", balanced)
+				var before [3][]int
+				began := time.Now()
+				for i, p := range pods {
+					before[i] = held(t, p)
+				}
+				pods[1].Kill()
+				if test.late {
+					waitFor(t, patience, "the others own all", func() bool { return len(held(t, pods[0]))+len(held(t, pods[2])) == test.partitions })
+				}
+				pods[1] = startWorker(t, worker(url, "l", test.partitions, dir, "pod-1", 2))
+				hasJoined(t, pods[1])
+				waitFor(t, patience, "all have their share again", balanced)
+				for i, p := range pods {
+					if now := held(t, p); !slices.Equal(now, before[i]) {
+						missed(t, began, bears(time.Second, time.Second/3), "pod %d owned %v before the restart, %v after it", i, before[i], now)
+					}
+				}
+				if !test.late { // then the others kept their own all the time
+					for _, i := range []int{0, 2} {
+						log, err := pods[i].Watched()
+						if err != nil {
+							t.Fatal(err)
+						}
+						for _, interval := range log.Intervals {
+							if !interval.Open && slices.Contains(before[i], interval.Partition) {
+								missed(t, began, bears(time.Second, time.Second/3), "the restart of another moved: %v", interval)
+							}
 						}
 					}
 				}
-			}
-			verifyDir(t, dir)
+				verifyDir(t, dir)
+			})
 		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // Promises 1, 3, 5 and 11 over the promotion of an asynchronous standby that missed the last hand-overs. In each round
@@ -30,166 +31,169 @@ import (
 //   - one that the standby knows and that can reach neither ("gone").
 func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 	t.Parallel()
-	rounds := 3
-	if brief() {
-		rounds = 1
-	}
-	const ttl, shortTTL, heartbeat = 4 * time.Second, time.Second, 200 * time.Millisecond
-	const silence = ttl - ttl/20 - heartbeat // a shorter one costs nothing
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	cutOff := random.IntN(2) == 0 // else stopped; by turns
-
-	c := newCluster(t, rounds+1)
-	url := c.url(t, c.doors...)
-	steady := newSteady(t, url, ttl, heartbeat)
-	moving := newMoving(t, url)
-	const partitions = 8
-	var logs []oracle.Log
-	var watches []func() []oracle.Log
-	join := func(url, id string, ttl time.Duration) (*pgleases.Client, *pgleases.Lease) {
-		client := opened(t, url, id, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat), quietly(t))
-		lease := joined(t, client, "crew", partitions, pgleases.WithHandoffDelay(0))
-		watches = append(watches, watched(t, map[string]*pgleases.Lease{id: lease}))
-		return client, lease
-	}
-	var clients []*pgleases.Client
-	var crew []*pgleases.Lease
-	for i := range 2 {
-		client, lease := join(url, fmt.Sprintf("crew-%d", i), shortTTL)
-		clients, crew = append(clients, client), append(crew, lease)
-	}
-
-	highest := make(map[partitionKey]int64)
-	excused := false
-	var promoted, returned, settled, complete []time.Duration
-	var missed, lateHeld []int
-	for round := range rounds {
-		old, next := c.servers[round], c.servers[round+1]
-		ways := []*faults.Proxy{c.newProxy(t, old.URL()), c.newProxy(t, next.URL())}
-		apart := c.url(t, ways...)
-		gone, goneLease := join(apart, fmt.Sprintf("gone-%d", round), ttl)
-		waitFor(t, patience, "the lease is shared with the one that will be gone", func() bool { return shared(append(crew, goneLease)...) })
-		caughtUp(t, old, next)
-
-		if err := c.pipes[round].Freeze(); err != nil {
-			t.Fatal(err)
+	punctual.Run(t, func(t *punctual.Try) {
+		rounds := 3
+		if brief() {
+			rounds = 1
 		}
-		late, lateLease := join(apart, fmt.Sprintf("late-%d", round), ttl)
-		waitFor(t, patience, "the late one has its share", func() bool { return shared(append(crew, goneLease, lateLease)...) })
-		moving.writes(t)
-		pause(t.Context(), time.Duration(random.Int64N(int64(heartbeat)))) // anywhere between heartbeats
+		const ttl, shortTTL, heartbeat = 4 * time.Second, time.Second, 200 * time.Millisecond
+		const silence = ttl - ttl/20 - heartbeat // a shorter one costs nothing
+		seed := rand.Uint64()
+		t.Logf("seed %d", seed)
+		random := rand.New(rand.NewPCG(seed, 0))
+		cutOff := random.IntN(2) == 0 // else stopped; by turns
 
-		before := epochsOn(t, old)
-		cut := time.Now()
-		var err error
-		if cutOff {
-			err = c.doors[round].Freeze()
-		} else {
-			err = old.Kill()
+		since := time.Now()
+		c := newCluster(t, rounds+1)
+		url := c.url(t, c.doors...)
+		steady := newSteady(t, url, ttl, heartbeat)
+		moving := newMoving(t, url)
+		const partitions = 8
+		var logs []oracle.Log
+		var watches []func() []oracle.Log
+		join := func(url, id string, ttl time.Duration) (*pgleases.Client, *pgleases.Lease) {
+			client := opened(t, url, id, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat), quietly(t))
+			lease := joined(t, client, "crew", partitions, pgleases.WithHandoffDelay(0))
+			watches = append(watches, watched(t, map[string]*pgleases.Lease{id: lease}))
+			return client, lease
 		}
-		if err := errors.Join(err, ways[0].Freeze(), ways[1].Freeze()); err != nil {
-			t.Fatal(err)
+		var clients []*pgleases.Client
+		var crew []*pgleases.Lease
+		for i := range 2 {
+			client, lease := join(url, fmt.Sprintf("crew-%d", i), shortTTL)
+			clients, crew = append(clients, client), append(crew, lease)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
-		err = next.Promote(ctx)
-		cancel()
-		if err != nil {
-			t.Fatal(err)
-		}
-		began := time.Now()
-		conn := connection(t, next.URL())
-		promoted = append(promoted, began.Sub(cut))
-		lost := 0
-		for k, epoch := range epochsOn(t, next) {
-			if epoch < before[k] {
-				lost++
+
+		highest := make(map[partitionKey]int64)
+		excused := false
+		var promoted, returned, settled, complete []time.Duration
+		var unseen, lateHeld []int
+		for round := range rounds {
+			old, next := c.servers[round], c.servers[round+1]
+			ways := []*faults.Proxy{c.newProxy(t, old.URL()), c.newProxy(t, next.URL())}
+			apart := c.url(t, ways...)
+			gone, goneLease := join(apart, fmt.Sprintf("gone-%d", round), ttl)
+			waitFor(t, patience, "the lease is shared with the one that will be gone", func() bool { return shared(append(crew, goneLease)...) })
+			caughtUp(t, old, next)
+
+			if err := c.pipes[round].Freeze(); err != nil {
+				t.Fatal(err)
 			}
-		}
-		missed = append(missed, lost)
+			late, lateLease := join(apart, fmt.Sprintf("late-%d", round), ttl)
+			waitFor(t, patience, "the late one has its share", func() bool { return shared(append(crew, goneLease, lateLease)...) })
+			moving.writes(t)
+			pause(t.Context(), time.Duration(random.Int64N(int64(heartbeat)))) // anywhere between heartbeats
 
-		for _, client := range append(slices.Clone(clients), steady.clients...) {
-			waitFor(t, patience, client.ID()+" has found the new primary",
-				func() bool { return client.Stats().HeartbeatAge < time.Since(began) })
-		}
-		back := time.Now()
-		lateHeld = append(lateHeld, len(lateLease.Values()))
-		waitFor(t, slack, "the moving clients show no more than the new primary confirms",
-			func() bool { return confirmed(t, conn, moving) })
-		returned = append(returned, back.Sub(began))
-		if back.Sub(cut) > silence {
-			excused = true
-			t.Logf("round %d: %v without heartbeats, which not all of the steady need survive", round, back.Sub(cut))
-		}
-		// What waits for the old primary, writers above all, hears that it is gone for good.
-		if err := errors.Join(old.Kill(), c.doors[round].Thaw()); err != nil {
-			t.Fatal(err)
-		}
-
-		waitFor(t, patience, "the new timeline is settled", func() bool {
-			var done bool
-			err := conn.QueryRow(t.Context(), "SELECT timeline = pgleases.timeline() FROM pgleases.server").Scan(&done)
+			before := epochsOn(t, old)
+			cut := time.Now()
+			var err error
+			if cutOff {
+				err = c.doors[round].Freeze()
+			} else {
+				err = old.Kill()
+			}
+			if err := errors.Join(err, ways[0].Freeze(), ways[1].Freeze()); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			err = next.Promote(ctx)
+			cancel()
 			if err != nil {
 				t.Fatal(err)
 			}
-			return done
-		})
-		settled = append(settled, time.Since(began))
-		waitFor(t, patience, "the crew owns everything", func() bool { return shared(crew...) })
-		complete = append(complete, time.Since(began))
-		if took, most := settled[round], returned[round]+ttl+heartbeat+2*slack; took > most {
-			t.Errorf("round %d: settled after %v, not %v", round, took, most)
-		}
-		if took, most := complete[round], settled[round]+ttl+slack; took > most {
-			t.Errorf("round %d: every partition owned after %v, not %v", round, took, most)
-		}
-		waitFor(t, patience, "the steady clients have seen the new era", func() bool {
-			return !slices.ContainsFunc(steady.leases, func(l *pgleases.Lease) bool {
-				for _, n := range l.Values() {
-					if p, ok := l.Partition(n); ok && p.Epoch <= before[partitionKey{l.Name(), n}] {
-						return true
-					}
+			began := time.Now()
+			conn := connection(t, next.URL())
+			promoted = append(promoted, began.Sub(cut))
+			lost := 0
+			for k, epoch := range epochsOn(t, next) {
+				if epoch < before[k] {
+					lost++
 				}
-				return len(l.Values()) == 0
+			}
+			unseen = append(unseen, lost)
+
+			for _, client := range append(slices.Clone(clients), steady.clients...) {
+				waitFor(t, patience, client.ID()+" has found the new primary",
+					func() bool { return client.Stats().HeartbeatAge < time.Since(began) })
+			}
+			back := time.Now()
+			lateHeld = append(lateHeld, len(lateLease.Values()))
+			waitFor(t, slack, "the moving clients show no more than the new primary confirms",
+				func() bool { return confirmed(t, conn, moving) })
+			returned = append(returned, back.Sub(began))
+			if back.Sub(cut) > silence {
+				excused = true
+				t.Logf("round %d: %v without heartbeats, which not all of the steady need survive", round, back.Sub(cut))
+			}
+			// What waits for the old primary, writers above all, hears that it is gone for good.
+			if err := errors.Join(old.Kill(), c.doors[round].Thaw()); err != nil {
+				t.Fatal(err)
+			}
+
+			waitFor(t, patience, "the new timeline is settled", func() bool {
+				var done bool
+				err := conn.QueryRow(t.Context(), "SELECT timeline = pgleases.timeline() FROM pgleases.server").Scan(&done)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return done
 			})
-		})
-		for k, epoch := range before {
-			highest[k] = max(highest[k], epoch)
-		}
-		for k, epoch := range epochsOn(t, next) {
-			if epoch <= highest[k] {
-				t.Errorf("round %d: partition %d of %s has epoch %d, after one of %d", round, k.partition, k.lease, epoch, highest[k])
+			settled = append(settled, time.Since(began))
+			waitFor(t, patience, "the crew owns everything", func() bool { return shared(crew...) })
+			complete = append(complete, time.Since(began))
+			if took, most := settled[round], returned[round]+ttl+heartbeat+2*slack; took > most {
+				missed(t, began, most, "round %d: settled after %v, not %v", round, took, most)
+			}
+			if took, most := complete[round], settled[round]+ttl+slack; took > most {
+				missed(t, began, most, "round %d: every partition owned after %v, not %v", round, took, most)
+			}
+			waitFor(t, patience, "the steady clients have seen the new era", func() bool {
+				return !slices.ContainsFunc(steady.leases, func(l *pgleases.Lease) bool {
+					for _, n := range l.Values() {
+						if p, ok := l.Partition(n); ok && p.Epoch <= before[partitionKey{l.Name(), n}] {
+							return true
+						}
+					}
+					return len(l.Values()) == 0
+				})
+			})
+			for k, epoch := range before {
+				highest[k] = max(highest[k], epoch)
+			}
+			for k, epoch := range epochsOn(t, next) {
+				if epoch <= highest[k] {
+					t.Errorf("round %d: partition %d of %s has epoch %d, after one of %d", round, k.partition, k.lease, epoch, highest[k])
+				}
+			}
+			for _, client := range []*pgleases.Client{gone, late} {
+				_ = client.Close(cancelled(nil)) // it has nothing, and nobody to tell it
+			}
+			cutOff = !cutOff
+			if t.Failed() {
+				break
 			}
 		}
-		for _, client := range []*pgleases.Client{gone, late} {
-			_ = client.Close(cancelled(nil)) // it has nothing, and nobody to tell it
-		}
-		cutOff = !cutOff
-		if t.Failed() {
-			break
-		}
-	}
 
-	writes := moving.stop(t)
-	steadyLogs := steady.oracle()
-	verify(t, steadyLogs)
-	for i, log := range steadyLogs { // ordered by client
-		// One under each era's epoch, and nobody else ever.
-		if want := len(steady.owned[i]) * (1 + len(complete)); len(log.Intervals) != want && !excused {
-			t.Errorf("%s: %d intervals of ownership, not %d", log.Client, len(log.Intervals), want)
+		writes := moving.stop(t)
+		steadyLogs := steady.oracle()
+		verify(t, steadyLogs)
+		for i, log := range steadyLogs { // ordered by client
+			// One under each era's epoch, and nobody else ever.
+			if want := len(steady.owned[i]) * (1 + len(complete)); len(log.Intervals) != want && !excused {
+				missed(t, since, bears(ttl, heartbeat), "%s: %d intervals of ownership, not %d", log.Client, len(log.Intervals), want)
+			}
 		}
-	}
-	for _, watch := range watches {
-		logs = append(logs, watch()...)
-	}
-	report := verify(t, logs)
-	t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; settled: %s; everything owned: %s; hand-overs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
-		len(complete), figures(promoted), figures(returned), figures(settled), figures(complete), missed, lateHeld, report, writes,
-		moving.effects.Refused.Load(), moving.effects.Zombies.Load())
-	if slices.Min(missed) < partitions/4 || !excused && slices.Max(lateHeld) == 0 || moving.effects.Zombies.Load() == 0 {
-		t.Error("the test proves too little")
-	}
+		for _, watch := range watches {
+			logs = append(logs, watch()...)
+		}
+		report := verify(t, logs)
+		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; settled: %s; everything owned: %s; hand-overs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
+			len(complete), figures(promoted), figures(returned), figures(settled), figures(complete), unseen, lateHeld, report, writes,
+			moving.effects.Refused.Load(), moving.effects.Zombies.Load())
+		if slices.Min(unseen) < partitions/4 || !excused && slices.Max(lateHeld) == 0 || moving.effects.Zombies.Load() == 0 {
+			missed(t, since, time.Since(since), "the test proves too little")
+		}
+	})
 }
 
 // A cluster is a primary and standbys, each of which follows the one before it.
@@ -200,7 +204,7 @@ type cluster struct {
 	proxies *faults.Proxies
 }
 
-func newCluster(t *testing.T, size int) *cluster {
+func newCluster(t testing.TB, size int) *cluster {
 	t.Helper()
 	proxies, err := faults.StartProxies()
 	if err != nil {
@@ -234,7 +238,7 @@ func newCluster(t *testing.T, size int) *cluster {
 	return c
 }
 
-func (c *cluster) newProxy(t *testing.T, url string) *faults.Proxy {
+func (c *cluster) newProxy(t testing.TB, url string) *faults.Proxy {
 	t.Helper()
 	proxy, err := c.proxies.New(url)
 	if err != nil {
@@ -244,7 +248,7 @@ func (c *cluster) newProxy(t *testing.T, url string) *faults.Proxy {
 }
 
 // url is the connection string of the primary, whichever of these ways leads to it.
-func (c *cluster) url(t *testing.T, ways ...*faults.Proxy) string {
+func (c *cluster) url(t testing.TB, ways ...*faults.Proxy) string {
 	t.Helper()
 	var hosts []string
 	for _, way := range ways {
@@ -254,7 +258,7 @@ func (c *cluster) url(t *testing.T, ways ...*faults.Proxy) string {
 	return "postgres://postgres@" + strings.Join(hosts, ",") + "/postgres?sslmode=disable&target_session_attrs=read-write&connect_timeout=1"
 }
 
-func address(t *testing.T, url string) (host string, port uint16) {
+func address(t testing.TB, url string) (host string, port uint16) {
 	t.Helper()
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -264,7 +268,7 @@ func address(t *testing.T, url string) (host string, port uint16) {
 }
 
 // connection opens a connection, closed with the test.
-func connection(t *testing.T, url string) *pgx.Conn {
+func connection(t testing.TB, url string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
@@ -275,7 +279,7 @@ func connection(t *testing.T, url string) *pgx.Conn {
 }
 
 // caughtUp waits until a standby has all that its primary has written up to now.
-func caughtUp(t *testing.T, primary, standby *pgserver.Server) {
+func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 	t.Helper()
 	var written string
 	if err := connection(t, primary.URL()).QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&written); err != nil {
@@ -292,7 +296,7 @@ func caughtUp(t *testing.T, primary, standby *pgserver.Server) {
 }
 
 // confirmed reports whether a server says of all that the moving clients show that they own it.
-func confirmed(t *testing.T, conn *pgx.Conn, m *moving) bool {
+func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 	t.Helper()
 	rows, err := conn.Query(t.Context(), "SELECT partition, owner_id, epoch FROM pgleases.partitions WHERE lease = 'moving'")
 	if err != nil {
@@ -320,7 +324,7 @@ func confirmed(t *testing.T, conn *pgx.Conn, m *moving) bool {
 }
 
 // epochsOn returns the epochs of all partitions on a server.
-func epochsOn(t *testing.T, s *pgserver.Server) map[partitionKey]int64 {
+func epochsOn(t testing.TB, s *pgserver.Server) map[partitionKey]int64 {
 	t.Helper()
 	h := &history{owners: make(map[epochKey]int64), newest: make(map[partitionKey]int64)}
 	if err := h.look(t.Context(), connection(t, s.URL()), make(map[string]bool)); err != nil {

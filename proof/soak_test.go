@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 var (
@@ -37,45 +38,47 @@ func TestSoak(t *testing.T) {
 	}
 	for began, seed := time.Now(), *soakSeed; time.Since(began) < *soakFor; seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			disk, options := smallDisk(t)
-			server := pgserver.Private(t, options...)
-			database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
-			url := server.URL()
-			if seed%2 == 0 {
-				bouncer, err := pgserver.PgBouncer(t.Context(), url,
-					pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"})) // else it keeps a server that came back waiting for 15 s
+			punctual.Run(t, func(t *punctual.Try) {
+				disk, options := smallDisk(t)
+				server := pgserver.Private(t, options...)
+				database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
+				url := server.URL()
+				if seed%2 == 0 {
+					bouncer, err := pgserver.PgBouncer(t.Context(), url,
+						pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"})) // else it keeps a server that came back waiting for 15 s
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() {
+						if t.Failed() {
+							t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())
+						}
+						if err := bouncer.Stop(); err != nil {
+							t.Error(err)
+						}
+					})
+					database.Bouncer, url = bouncer, bouncer.URL()
+				}
+				alone := seed%3 == 0
+				e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) { f.Alone = alone })
+				least := int(soakEpisode.Seconds())
+				if alone {
+					least /= 20
+				}
+				check(t, e, least, 0)
+				line, err := json.Marshal(e)
 				if err != nil {
 					t.Fatal(err)
 				}
-				t.Cleanup(func() {
-					if t.Failed() {
-						t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())
-					}
-					if err := bouncer.Stop(); err != nil {
-						t.Error(err)
-					}
-				})
-				database.Bouncer, url = bouncer, bouncer.URL()
-			}
-			alone := seed%3 == 0
-			e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) { f.Alone = alone })
-			least := int(soakEpisode.Seconds())
-			if alone {
-				least /= 20
-			}
-			check(t, e, least, 0)
-			line, err := json.Marshal(e)
-			if err != nil {
-				t.Fatal(err)
-			}
-			f, err := os.OpenFile(*soakLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if _, err := fmt.Fprintf(f, "%s\n", line); err != nil {
-				t.Fatal(err)
-			}
+				f, err := os.OpenFile(*soakLog, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer f.Close()
+				if _, err := fmt.Fprintf(f, "%s\n", line); err != nil {
+					t.Fatal(err)
+				}
+			})
 		})
 	}
 	if *soakReport == "" {

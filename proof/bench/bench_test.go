@@ -51,8 +51,8 @@ func TestEveryRowHasAFigureAndAFloor(t *testing.T) {
 }
 
 func TestThePageNamesACommandThatAShellTakes(t *testing.T) {
-	got := commandLine([]string{"-run", "plan|crowd", "-o", "docs/figures.md"})
-	if want := "go run ./proof/bench -run 'plan|crowd' -o docs/figures.md"; got != want {
+	got := commandLine([]string{"-run", "plan|crowd", "-o", "../docs/figures.md"})
+	if want := "go run ./bench -run 'plan|crowd' -o ../docs/figures.md"; got != want {
 		t.Errorf("it names %s, not %s", got, want)
 	}
 }

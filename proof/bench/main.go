@@ -1,9 +1,9 @@
 // Command bench measures what the library costs and how fast it is, each figure beside its floor or its rival, which is
 // measured in the same run:
 //
-//	go run ./proof/bench [-quick] [-run REGEXP] [-o FILE]
+//	go run ./bench [-quick] [-run REGEXP] [-o FILE]
 //
-// It starts a PostgreSQL and a PgBouncer of its own (package pgtest says which) and prints a table in Markdown. With -o it
+// It starts a PostgreSQL and a PgBouncer of its own (package pgserver says from which programs) and prints a table in Markdown. With -o it
 // also writes a page with the table, the machine and the versions, and plots beside it. A figure says what was measured, also
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
@@ -88,7 +88,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 
 // commandLine returns what a shell takes for a run with these arguments.
 func commandLine(args []string) string {
-	line := "go run ./proof/bench"
+	line := "go run ./bench"
 	for _, arg := range args {
 		if strings.ContainsAny(arg, " |&;()<>*?[]$\"\\") {
 			arg = "'" + arg + "'"
@@ -133,7 +133,7 @@ func newLab(ctx context.Context, quick bool) (_ *lab, err error) {
 		}
 	}()
 	start := func(more ...pgserver.Option) (*pgserver.Server, error) {
-		return pgserver.Start(ctx, append(more, pgserver.WithPrivate(), pgserver.WithSettings(settings))...)
+		return pgserver.Start(ctx, append(more, pgserver.WithSettings(settings))...)
 	}
 	if l.fast, err = start(pgserver.WithSettings(counting)); err == nil {
 		l.counts = true
@@ -215,7 +215,7 @@ func (l *lab) pick(quick, full int) int {
 
 // newDatabase makes a database for one measurement. A drop that fails leaves it to the end of the server.
 func newDatabase(ctx context.Context, server *pgserver.Server) (url string, drop func(), err error) {
-	url, dropped, err := server.CreateDatabase(ctx, "bench")
+	url, dropped, err := pgserver.CreateDatabase(ctx, server.URL())
 	return url, func() { _ = dropped() }, err
 }
 

@@ -2,14 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,29 +18,26 @@ type planSize struct{ partitions, members int }
 
 var planSizes = []planSize{{1000, 100}, {10_000, 1000}, {100_000, 1000}}
 
-// planScenes are scenes of BenchmarkPlan and of package sticky, which builds the same.
+// planScenes are scenes of BenchmarkPlan, which sticky.go builds too.
 var planScenes = []struct{ name, what string }{
 	{"empty", "nothing is owned yet"},
 	{"one-returns", "one of the members owns nothing yet"},
 }
 
 // measurePlans compares the plan with the sticky balancer of franz-go and with sorting as many numbers. The plan is not
-// exported: its benchmark is run as a program, and so is the balancer, which is in a module of its own.
+// exported: its benchmark is run as a program.
 func measurePlans(ctx context.Context, l *lab, out *part) error {
 	folder, err := os.MkdirTemp("", "pgleases-bench-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(folder)
-	p := &planners{folder: folder, rounds: l.pick(1, 3), span: "200ms"}
+	p := &planners{program: filepath.Join(folder, "plan"), rounds: l.pick(1, 3), span: 200 * time.Millisecond}
 	if l.quick {
-		p.span = "1x"
+		p.span = 0
 	}
 	if err := p.build(ctx); err != nil {
 		return err
-	}
-	if p.noRival != nil {
-		out.skip("the sticky balancer of franz-go", p.noRival.Error())
 	}
 	sizes := planSizes
 	if l.quick {
@@ -60,51 +55,29 @@ func measurePlans(ctx context.Context, l *lab, out *part) error {
 }
 
 type planners struct {
-	folder  string
-	rounds  int
-	span    string // of one benchmark
-	noRival error
+	program string        // has BenchmarkPlan
+	rounds  int           // of each scene
+	span    time.Duration // of one round; 0: one plan
 }
 
-func (p *planners) program(name string) string {
-	if runtime.GOOS == "windows" {
-		name += ".exe"
-	}
-	return filepath.Join(p.folder, name)
-}
-
-// build builds both programs. A rival that cannot be had is no error.
+// build builds the tests of the library, which are in another module.
 func (p *planners) build(ctx context.Context) error {
-	root, err := moduleRoot(ctx)
+	root, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/pgleases/pgleases")
 	if err != nil {
 		return err
 	}
-	if err := goCommand(ctx, root, "test", "-c", "-o", p.program("plan"), "."); err != nil {
-		return err
-	}
-	p.noRival = goCommand(ctx, filepath.Join(root, "internal", "bench", "sticky"), "build", "-o", p.program("sticky"), ".")
-	return ctx.Err()
+	_, err = goCommand(ctx, root, "test", "-c", "-o", p.program, ".")
+	return err
 }
 
-func moduleRoot(ctx context.Context) (string, error) {
-	out, err := exec.CommandContext(ctx, "go", "env", "GOMOD").Output()
-	if err != nil {
-		return "", err
-	}
-	root := filepath.Dir(strings.TrimSpace(string(out)))
-	if root == "." {
-		return "", errors.New("run it inside the module")
-	}
-	return root, nil
-}
-
-func goCommand(ctx context.Context, dir string, args ...string) error {
+func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go %s: %w: %s", args[0], err, strings.TrimSpace(string(text)))
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("go %s: %w: %s", args[0], err, text)
 	}
-	return nil
+	return strings.TrimSpace(string(text)), nil
 }
 
 func (p *planners) compare(ctx context.Context, out *part, partitions, members int, scene, what string) error {
@@ -115,31 +88,25 @@ func (p *planners) compare(ctx context.Context, out *part, partitions, members i
 			return err
 		}
 		own = append(own, ns)
-		if p.noRival == nil {
-			if ns, err = p.sticky(ctx, partitions, members, scene); err != nil {
-				return err
-			}
-			rival = append(rival, ns)
+		if ns, err = stickyTime(partitions, members, scene, p.span); err != nil {
+			return err
 		}
+		rival = append(rival, ns)
 		sorting = append(sorting, sortTime(partitions))
 	}
 	r := row{
 		what:   fmt.Sprintf("%s partitions, %s members: %s", grouped(partitions), grouped(members), what),
 		figure: duration(time.Duration(median(own))),
-		floors: []floor{{"`slices.Sort` of as many ints", duration(time.Duration(median(sorting))), times(median(ratios(own, sorting)))}},
+		floors: []floor{
+			{"`slices.Sort` of as many ints", duration(time.Duration(median(sorting))), times(median(ratios(own, sorting)))},
+			{"franz-go's sticky balancer", duration(time.Duration(median(rival))), times(median(ratios(own, rival)))},
+		},
 	}
-	faster := true
-	if p.noRival == nil {
-		faster = median(ratios(own, rival)) < 1
-		r.floors = append(r.floors, floor{"franz-go's sticky balancer", duration(time.Duration(median(rival))), times(median(ratios(own, rival)))})
-	}
+	faster := median(ratios(own, rival)) < 1
 	if partitions == 100_000 {
 		r.goal, r.met = "<= 20 ms, and faster than franz-go", judge(median(own) <= 20e6 && faster)
 	} else {
 		r.goal, r.met = "faster than franz-go", judge(faster)
-	}
-	if p.noRival != nil {
-		r.met = unknown
 	}
 	out.add(r)
 	return nil
@@ -149,7 +116,11 @@ var benchmarkLine = regexp.MustCompile(`(?m)^BenchmarkPlan/\S+\s+\d+\s+([\d.]+) 
 
 // plan runs one benchmark of the plan, and returns nanoseconds.
 func (p *planners) plan(ctx context.Context, partitions, members int, scene string) (float64, error) {
-	cmd := exec.CommandContext(ctx, p.program("plan"), "-test.run=NONE", "-test.benchtime="+p.span,
+	span := "1x"
+	if p.span > 0 {
+		span = p.span.String()
+	}
+	cmd := exec.CommandContext(ctx, p.program, "-test.run=NONE", "-test.benchtime="+span,
 		fmt.Sprintf("-test.bench=^BenchmarkPlan$/^1x%dx%d$/^%s$", partitions, members, scene))
 	text, err := cmd.CombinedOutput()
 	found := benchmarkLine.FindSubmatch(text)
@@ -157,16 +128,6 @@ func (p *planners) plan(ctx context.Context, partitions, members int, scene stri
 		return 0, fmt.Errorf("benchmark of the plan: %v: %s", err, text)
 	}
 	return strconv.ParseFloat(string(found[1]), 64)
-}
-
-// sticky runs franz-go's balancer, and returns nanoseconds.
-func (p *planners) sticky(ctx context.Context, partitions, members int, scene string) (float64, error) {
-	text, err := exec.CommandContext(ctx, p.program("sticky"),
-		strconv.Itoa(partitions), strconv.Itoa(members), scene, p.span).CombinedOutput()
-	if err != nil {
-		return 0, fmt.Errorf("sticky: %w: %s", err, text)
-	}
-	return strconv.ParseFloat(strings.TrimSpace(string(text)), 64)
 }
 
 // sortTime returns how long sorting so many random numbers takes, in nanoseconds.

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // A Process is a worker in a process of its own. All methods are safe for concurrent use.
@@ -27,6 +28,7 @@ type Process struct {
 	ended  Event         // what it said at its end; read it after done
 	err    error         // how the process ended; read it after done
 	stderr strings.Builder
+	probe  *punctual.Record
 }
 
 // Start starts a worker: this program anew, whose main function, or an init function, calls Main. It ends with this process.
@@ -40,6 +42,7 @@ func Start(config Config) (*Process, error) {
 	if p.cmd, p.input, output, err = spawn(envWorker+"="+string(text), &p.stderr, config.Env...); err != nil {
 		return nil, err
 	}
+	p.probe = punctual.NewRecord(fmt.Sprintf("worker %s, process %d,", config.ID, p.PID()))
 	go p.listen(output)
 	return p, nil
 }
@@ -79,8 +82,11 @@ func (p *Process) listen(output io.Reader) {
 			close(p.joined)
 		case "ended":
 			p.ended = e
+		case "probe":
+			p.probe.Add(e.Until, e.Spells)
 		}
 	}
+	p.probe.End()
 	p.err = p.cmd.Wait()
 	close(p.done)
 }
@@ -130,10 +136,14 @@ func (p *Process) Kill() {
 }
 
 // Pause stops the process where it is.
-func (p *Process) Pause() error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
+func (p *Process) Pause() error {
+	p.probe.Stop()
+	return p.cmd.Process.Signal(syscall.SIGSTOP)
+}
 
 // Resume lets it go on, unless it was killed meanwhile.
 func (p *Process) Resume() error {
+	defer p.probe.Continue()
 	if err := p.cmd.Process.Signal(syscall.SIGCONT); !errors.Is(err, os.ErrProcessDone) {
 		return err
 	}

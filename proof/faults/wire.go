@@ -57,7 +57,6 @@ type Wire struct {
 	closed bool
 	seen   map[string]int
 	armed  *breach
-	slow   time.Duration
 	errs   []error
 }
 
@@ -118,14 +117,6 @@ func (w *Wire) Seen(statement string) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.seen[statement]
-}
-
-// Slowest returns how long the server took for the slowest answer: a client on a machine with too much to do ends otherwise
-// than one that is well.
-func (w *Wire) Slowest() time.Duration {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.slow
 }
 
 // Close breaks all connections and returns what the wire did not understand.
@@ -198,7 +189,7 @@ func (w *Wire) serve(client net.Conn) {
 	if _, err := server.Write(startup); err != nil {
 		return
 	}
-	l := &link{wire: w, client: client, server: server, asked: 1, began: time.Now()} // the startup ends with ReadyForQuery too
+	l := &link{wire: w, client: client, server: server, asked: 1} // the startup ends with ReadyForQuery too
 	w.wait.Go(func() {
 		l.down()
 		l.cut()
@@ -236,9 +227,8 @@ type link struct {
 
 	// mu guards what follows.
 	mu    sync.Mutex
-	asked int // ReadyForQuery that are to come in all
-	ready int // that came
-	began time.Time
+	asked int     // ReadyForQuery that are to come in all
+	ready int     // that came
 	held  *breach // to be done at the one that is named next; nil: none
 	at    int
 }
@@ -287,9 +277,6 @@ func (l *link) up() {
 		switch m[0] {
 		case 'Q', 'S', 'F': // each ends with a ReadyForQuery
 			l.mu.Lock()
-			if l.asked == l.ready {
-				l.began = time.Now()
-			}
 			l.asked++
 			l.mu.Unlock()
 		}
@@ -316,7 +303,6 @@ func (l *link) down() {
 		}
 		if m[0] == 'Z' {
 			l.ready++
-			l.wire.took(time.Since(l.began))
 			if held != nil {
 				l.held = nil
 			}
@@ -378,12 +364,6 @@ func (w *Wire) again(b *breach) {
 		b.left = 1
 		w.armed = b
 	}
-}
-
-func (w *Wire) took(d time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.slow = max(w.slow, d)
 }
 
 func (w *Wire) misunderstood(err error) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 const (
@@ -44,15 +45,19 @@ type Config struct {
 	DirectURL  string        // for the writes of Effects; empty: URL
 	Env        []string      // added to the worker's environment
 	Patience   time.Duration // with a database that cannot be reached at the start
+	ProbeURL   string        // of a database that nothing befalls, for the worker's probe; empty: that measures the process alone
 }
 
 // An Event is what a worker tells about its clients.
 type Event struct {
-	Kind       string        // "joined": all have; "ended": the first one has
+	Kind       string        // "joined": all have; "ended": the first one has; "probe": how late the machine was
 	Error      string        // why it ended
 	Superseded bool          // that is pgleases.ErrSuperseded
 	Left       string        // what Close returned
 	Silent     time.Duration // since its last heartbeat that succeeded
+
+	Until  oracle.Instant   // what a probe tells of
+	Spells []punctual.Spell // in which it was late
 }
 
 // Main makes this process a worker, or one of proxies, and does not return, if Start or StartProxies started it; else it
@@ -66,7 +71,7 @@ func Main() {
 	case text != "":
 		var config Config
 		if err = json.Unmarshal([]byte(text), &config); err == nil {
-			err = work(config, os.Stdin, json.NewEncoder(os.Stdout))
+			err = work(config, os.Stdin, os.Stdout)
 		}
 	default:
 		return
@@ -79,7 +84,7 @@ func Main() {
 }
 
 // work runs until a client ends, or the parent says so: a line closes the clients, the end of the input ends all at once.
-func work(config Config, input io.Reader, events *json.Encoder) error {
+func work(config Config, input io.Reader, output io.Writer) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	lines := make(chan struct{})
@@ -92,6 +97,10 @@ func work(config Config, input io.Reader, events *json.Encoder) error {
 		_, _ = io.Copy(io.Discard, r)
 		os.Exit(0)
 	}()
+	tell := func(e Event) error { return json.NewEncoder(output).Encode(e) } // one write each, by several goroutines
+	go punctual.Probe(context.Background(), config.ProbeURL, func(until oracle.Instant, spells []punctual.Spell) {
+		_ = tell(Event{Kind: "probe", Until: until, Spells: spells}) // without a parent, the process ends
+	})
 	log := slog.New(slog.DiscardHandler)
 	if config.Log != "" {
 		f, err := os.OpenFile(config.Log+".txt", os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -129,7 +138,7 @@ func work(config Config, input io.Reader, events *json.Encoder) error {
 	if err != nil {
 		return err
 	}
-	if err := events.Encode(Event{Kind: "joined"}); err != nil {
+	if err := tell(Event{Kind: "joined"}); err != nil {
 		return err
 	}
 	first := clients[0]
@@ -155,7 +164,7 @@ func work(config Config, input io.Reader, events *json.Encoder) error {
 	if err := errors.Join(left...); err != nil {
 		ended.Left = err.Error()
 	}
-	return events.Encode(ended)
+	return tell(ended)
 }
 
 // watch has the lease watched and written under until ctx ends. What it returns waits for the end of that.

@@ -128,7 +128,7 @@ func closed(m *migrate.Migrate) []error {
 // database returns the URL of a new database, past any pooler.
 func database(t *testing.T) string {
 	t.Helper()
-	url, _ := pgserver.DirectURL(pgserver.Database(t))
+	url, _ := pgserver.DirectURL(pgserver.EmptyDatabase(t))
 	return url
 }
 

@@ -2,5 +2,5 @@
 // as much as what they catch. A mutant is a change of source text, put in place by the compiler's -overlay; the code
 // itself knows nothing of it. Every test run checks that each still applies; to run them:
 //
-//	go test ./proof/mutants -mutants . -timeout 3h
+//	go test ./mutants -mutants . -timeout 3h
 package mutants

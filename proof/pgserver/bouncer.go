@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver
 
 import (
@@ -10,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -19,8 +22,6 @@ const (
 	bouncerConfig = "pgbouncer.ini"
 	bouncerUsers  = "users.txt"
 )
-
-var bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/usr/bin", "/usr/local/bin", "/opt/homebrew/bin", "/opt/local/bin"}
 
 // BouncerOption changes how PgBouncer is started.
 type BouncerOption func(*Bouncer)
@@ -47,7 +48,6 @@ type Bouncer struct {
 	describe string
 	program  string
 	folder   *folder
-	account  *account
 	settings map[string]string
 	users    []string // none: it logs in as upstream's
 	port     int
@@ -65,7 +65,7 @@ type Bouncer struct {
 func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *Bouncer, err error) {
 	program, err := findBouncer(os.Getenv("PATH"), bouncerDirs)
 	if err != nil {
-		return nil, fmt.Errorf("pgtest: %w", err)
+		return nil, fmt.Errorf("pgserver: %w", err)
 	}
 	b := &Bouncer{
 		upstream: upstream,
@@ -82,29 +82,22 @@ func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *
 		opt(b)
 	}
 	if err := b.start(ctx); err != nil {
-		return nil, fmt.Errorf("pgtest: start PgBouncer: %w", err)
+		return nil, fmt.Errorf("pgserver: start PgBouncer: %w", err)
 	}
 	return b, nil
 }
 
 func (b *Bouncer) start(ctx context.Context) (err error) {
-	if b.account, err = unprivileged(); err != nil {
+	if b.folder, err = newFolder("", true); err != nil {
 		return err
 	}
-	if b.folder, err = newFolder(b.account, "", true); err != nil {
-		return err
-	}
-	for range 10 {
-		if b.port, err = freePort(); err != nil {
-			break
+	b.port, err = onFreePort(func(port int) error {
+		b.port = port
+		if err := b.configure(); err != nil {
+			return err
 		}
-		if err = b.configure(); err != nil {
-			break
-		}
-		if err = b.launch(ctx); !errors.Is(err, errPortTaken) {
-			break
-		}
-	}
+		return b.launch(ctx)
+	})
 	if err != nil {
 		return errors.Join(err, b.Stop())
 	}
@@ -139,25 +132,20 @@ func (b *Bouncer) configure() error {
 			fmt.Fprintf(&users, "\"%s\" \"\"\n", name)
 		}
 		path := b.folder.file(bouncerUsers)
-		if err := b.account.write(path, users.String()); err != nil {
+		if err := b.folder.account.write(path, users.String()); err != nil {
 			return err
 		}
 		fmt.Fprintf(&text, "auth_file = %s\n", path)
 	}
-	return b.account.write(b.folder.file(bouncerConfig), text.String())
+	return b.folder.account.write(b.folder.file(bouncerConfig), text.String())
 }
 
 // launch starts the program on its port and waits until it listens.
 func (b *Bouncer) launch(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	log, err := os.OpenFile(b.folder.file(logName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-	cmd := newCommand(b.folder.path, log, b.program, b.folder.file(bouncerConfig))
-	p, err := launch(cmd, b.account, sigKill) // it keeps nothing that it would have to save
+	// A signal that lets it save nothing: there is nothing to save.
+	p, err := b.folder.launch(syscall.SIGKILL, b.program, b.folder.file(bouncerConfig))
 	if err != nil {
 		return err
 	}
@@ -173,7 +161,7 @@ func (b *Bouncer) launch(ctx context.Context) error {
 			}
 			return fmt.Errorf("it ended before it was ready: %v, the end of its log:\n%s", p.err, b.folder.logTail())
 		case <-ctx.Done():
-			signal(p.pid(), sigKill)
+			_ = signal(p.pid(), syscall.SIGKILL)
 			<-p.done
 			return fmt.Errorf("not ready in time: %w, the end of its log:\n%s", context.Cause(ctx), b.folder.logTail())
 		}
@@ -193,7 +181,7 @@ func (b *Bouncer) logged(p *process, what string) bool {
 func (b *Bouncer) URL() string {
 	url, err := b.Through(b.upstream)
 	if err != nil { // configure has parsed it already
-		panic("pgtest: " + err.Error())
+		panic("pgserver: " + err.Error())
 	}
 	return url
 }
@@ -225,11 +213,11 @@ func (b *Bouncer) Restart(ctx context.Context) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.stopped {
-		return fmt.Errorf("%w: cannot restart a stopped PgBouncer", ErrNotOwned)
+		return errors.New("pgserver: restart PgBouncer: it was stopped")
 	}
 	b.kill()
 	if err := b.launch(ctx); err != nil {
-		return fmt.Errorf("pgtest: restart PgBouncer: %w", err)
+		return fmt.Errorf("pgserver: restart PgBouncer: %w", err)
 	}
 	return nil
 }
@@ -248,7 +236,7 @@ func (b *Bouncer) Stop() error {
 
 func (b *Bouncer) kill() {
 	if b.process != nil {
-		signal(b.process.pid(), sigKill)
+		_ = signal(b.process.pid(), syscall.SIGKILL)
 		<-b.process.done
 		b.process = nil
 	}

@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver
 
 import (
@@ -6,32 +8,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
 )
 
-// faketimeLibraries is where distributions put libfaketime, by processor architecture first: with Debian's multiarch
-// there may be several.
-var faketimeLibraries = []string{
-	"/usr/lib/" + map[string]string{"amd64": "x86_64", "arm64": "aarch64", "386": "i386", "arm": "arm"}[runtime.GOARCH] + "-linux-gnu*/faketime/libfaketime.so.1",
-	"/usr/lib64/faketime/libfaketime.so.1",
-	"/usr/lib/faketime/libfaketime.so.1",
-}
-
-// findFaketime returns the path of libfaketime, which globs match.
-func findFaketime(globs []string) (string, error) {
-	for _, glob := range globs {
-		if found, _ := filepath.Glob(glob); len(found) > 0 { // errs only on a malformed pattern
-			return found[0], nil
-		}
-	}
-	return "", fmt.Errorf("libfaketime %w: install it (Debian, Ubuntu: apt-get install faketime; "+
-		"Fedora: dnf install libfaketime; Arch: pacman -S libfaketime); looked for %s", ErrNotInstalled, strings.Join(globs, ", "))
-}
-
-// Clock is the wall clock of an owned server, which can be set while that runs, apart from the machine's. All methods are
+// Clock is the wall clock of a server, which can be set while that runs, apart from the machine's. All methods are
 // safe for concurrent use.
 type Clock struct {
 	file string
@@ -46,7 +28,7 @@ type Clock struct {
 func (s *Server) Clock(ctx context.Context) (*Clock, error) {
 	library, err := findFaketime(faketimeLibraries)
 	if err != nil {
-		return nil, fmt.Errorf("pgtest: %w", err)
+		return nil, fmt.Errorf("pgserver: %w", err)
 	}
 	var c *Clock
 	err = s.locked("set the clock of", func() error {
@@ -58,8 +40,10 @@ func (s *Server) Clock(ctx context.Context) (*Clock, error) {
 		if err != nil {
 			return err
 		}
-		if err := s.down(ctx, Fast); err != nil {
-			return err
+		if s.process != nil {
+			if err := s.shutdown(ctx, Fast); err != nil {
+				return err
+			}
 		}
 		s.bin = bin
 		return s.up(ctx)
@@ -90,15 +74,11 @@ func (s *Server) wrapped(library, file string) (string, error) {
 func (c *Clock) Set(offset time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.set(offset)
-}
-
-func (c *Clock) set(offset time.Duration) error {
 	// By a rename: the server would read half a file as another time.
 	next := c.file + ".next"
 	err := os.WriteFile(next, fmt.Appendf(nil, "%+.6f\n", offset.Seconds()), 0o644)
 	if err := errors.Join(err, os.Chmod(next, 0o644), os.Rename(next, c.file)); err != nil {
-		return fmt.Errorf("pgtest: set the clock: %w", err)
+		return fmt.Errorf("pgserver: set the clock: %w", err)
 	}
 	c.offset = offset
 	return nil

@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver
 
 import (
@@ -5,6 +7,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"net/url"
+	"os"
 	"strings"
 	"time"
 
@@ -15,78 +19,46 @@ import (
 // dropTimeout bounds the drop of a database, which runs when its test's context has ended already.
 const dropTimeout = 20 * time.Second
 
-// CreateDatabase makes an empty database with a unique name that begins with prefix. It returns its connection string,
-// the server's own with another database in it, and what drops it again, together with the sessions in it; drop may be
-// called more than once and takes at most 20 s. Both work through a pooler in transaction mode too. Safe for
-// concurrent use; ctx covers only the call.
-func (s *Server) CreateDatabase(ctx context.Context, prefix string) (url string, drop func() error, err error) {
-	// PostgreSQL would cut a name at 63 bytes, and with it what makes it unique.
-	name := prefix[:min(len(prefix), 36)] + "_" + strings.ToLower(rand.Text())
-	url, err = withDatabase(s.url, name)
-	if err != nil {
-		return "", nil, fmt.Errorf("pgtest: create database: %w", err)
+// CreateDatabase makes an empty database with a unique name on the server that a URL leads to. It returns its URL, and what
+// drops it again, together with the sessions in it; drop takes at most 20 s. Both work through a pooler in transaction mode
+// too. It is safe for concurrent use; ctx covers only the call.
+func CreateDatabase(ctx context.Context, server string) (databaseURL string, drop func() error, err error) {
+	name := "pgleases_" + strings.ToLower(rand.Text())
+	if databaseURL, err = withDatabase(server, name); err != nil {
+		return "", nil, fmt.Errorf("pgserver: create database: %w", err)
 	}
-	quoted := pgx.Identifier{name}.Sanitize()
-	err = s.maintain(ctx, func(conn *pgx.Conn) error {
-		// template0: nobody can be connected to it, which would make the copy fail.
-		_, err := conn.Exec(ctx, "CREATE DATABASE "+quoted+" TEMPLATE template0")
-		return err
-	})
-	var refused *pgconn.PgError
-	if errors.As(err, &refused) && refused.Code == "42501" {
-		err = fmt.Errorf("%w; ALTER ROLE ... CREATEDB allows it, or connect as another user", err)
-	}
-	if err != nil {
-		return "", nil, fmt.Errorf("pgtest: create database %s: %w", name, err)
+	// template0: nobody can be connected to it, which would make the copy fail.
+	if err := execute(ctx, server, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+		return "", nil, fmt.Errorf("pgserver: create database: %w", err)
 	}
 	drop = func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
-		if err := s.drop(ctx, quoted); err != nil {
-			return fmt.Errorf("pgtest: drop database %s: %w", name, err)
-		}
-		return nil
-	}
-	return url, drop, nil
-}
-
-// drop tries again while others connect faster than their sessions can be ended, or while the connection breaks, as
-// it does when a test has just restarted the server or the pooler.
-func (s *Server) drop(ctx context.Context, quoted string) error {
-	retry := time.NewTicker(50 * time.Millisecond)
-	defer retry.Stop()
-	for {
-		err := s.maintain(ctx, func(conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "DROP DATABASE IF EXISTS "+quoted+" WITH (FORCE)")
-			return err
-		})
-		var refused *pgconn.PgError
-		if err == nil || errors.As(err, &refused) && !passing(refused.Code) {
-			return err
-		}
-		if s.isDown() {
-			return err // a test left it so: nobody brings it up while we wait
-		}
-		select {
-		case <-retry.C:
-		case <-ctx.Done():
-			return err
+		retry := time.NewTicker(50 * time.Millisecond)
+		defer retry.Stop()
+		for {
+			err := execute(ctx, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
+			var refused *pgconn.PgError
+			if err == nil {
+				return nil
+			}
+			// Others may connect faster than their sessions can be ended; all else is no matter of time.
+			if errors.As(err, &refused) && refused.Code == "55006" {
+				select {
+				case <-retry.C:
+					continue
+				case <-ctx.Done():
+				}
+			}
+			return fmt.Errorf("pgserver: drop database %s: %w", name, err)
 		}
 	}
+	return databaseURL, drop, nil
 }
 
-// passing reports whether an error with that SQLSTATE may be over soon.
-func passing(code string) bool {
-	return strings.HasPrefix(code, "08") || // connection
-		strings.HasPrefix(code, "53") || // too many of them
-		strings.HasPrefix(code, "57") || // shutting down, starting up
-		code == "55006" // database in use
-}
-
-// maintain runs fn on a connection of its own to the maintenance database. The simple protocol is what passes a pooler
-// in transaction mode.
-func (s *Server) maintain(ctx context.Context, fn func(*pgx.Conn) error) error {
-	config, err := pgx.ParseConfig(s.url)
+// maintain runs fn on a connection of its own. The simple protocol is what passes a pooler in transaction mode.
+func maintain(ctx context.Context, databaseURL string, fn func(*pgx.Conn) error) error {
+	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {
 		return err
 	}
@@ -99,4 +71,93 @@ func (s *Server) maintain(ctx context.Context, fn func(*pgx.Conn) error) error {
 	// The work is done, and a connection that does not close in good order closes nevertheless.
 	_ = conn.Close(ctx)
 	return err
+}
+
+// execute sends each of the statements as one message, all on one connection.
+func execute(ctx context.Context, databaseURL string, statements ...string) error {
+	return maintain(ctx, databaseURL, func(conn *pgx.Conn) error {
+		for _, statement := range statements {
+			if _, err := conn.PgConn().Exec(ctx, statement).ReadAll(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// withDatabase returns a URL with another database in it.
+func withDatabase(server, name string) (string, error) {
+	u, err := parse(server)
+	if err != nil {
+		return "", err
+	}
+	u.Path, u.RawPath = "/"+name, ""
+	query := u.Query()
+	query.Del("dbname")
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20") // pgx takes a plus as it stands
+	return u.String(), nil
+}
+
+// withUser returns a URL with another user in it, who needs no password.
+func withUser(databaseURL, name string) (string, error) {
+	u, err := parse(databaseURL)
+	if err != nil {
+		return "", err
+	}
+	u.User = url.User(name)
+	return u.String(), nil
+}
+
+func parse(connString string) (*url.URL, error) {
+	u, err := url.Parse(connString)
+	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		return nil, errors.New("the connection string is not a URL such as postgres://user@host:5432/database")
+	}
+	return u, nil
+}
+
+// sameDatabase returns server with the database that databaseURL names.
+func sameDatabase(server, databaseURL string) (string, error) {
+	config, err := pgx.ParseConfig(databaseURL)
+	if err != nil {
+		return "", err
+	}
+	return withDatabase(server, config.Database)
+}
+
+// DirectURL returns the URL of the same database past the pooler, and true, when databaseURL leads through the pooler of
+// DATABASE_URL. Else it returns databaseURL itself, and false.
+func DirectURL(databaseURL string) (string, bool) {
+	direct := os.Getenv(EnvDirectURL)
+	config, err := pgx.ParseConfig(databaseURL)
+	pooler, err2 := pgx.ParseConfig(os.Getenv(EnvDatabaseURL))
+	if direct == "" || err != nil || err2 != nil || config.Host != pooler.Host || config.Port != pooler.Port {
+		return databaseURL, false
+	}
+	if direct, err = withDatabase(direct, config.Database); err != nil {
+		return databaseURL, false
+	}
+	if role := os.Getenv(EnvRole); role != "" && config.User == role {
+		if direct, err = withUser(direct, role); err != nil {
+			return databaseURL, false
+		}
+	}
+	return direct, true
+}
+
+// OwnerURL returns the URL of the same database, past any pooler, as a role that may do everything in it: for what a test does
+// besides running clients. It is databaseURL itself where clients connect as such a role.
+func OwnerURL(databaseURL string) string {
+	config, err := pgx.ParseConfig(databaseURL)
+	if role := os.Getenv(EnvRole); err != nil || role == "" || config.User != role {
+		return databaseURL
+	}
+	owners := os.Getenv(EnvDirectURL)
+	if owners == "" {
+		owners = os.Getenv(EnvDatabaseURL)
+	}
+	if owners, err = withDatabase(owners, config.Database); err != nil {
+		return databaseURL
+	}
+	return owners
 }

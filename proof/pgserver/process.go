@@ -1,6 +1,9 @@
+//go:build unix
+
 package pgserver
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"runtime"
@@ -15,9 +18,7 @@ type process struct {
 	err  error         // how it ended; read it after done
 }
 
-// launch starts the command as that account. On Linux it gets the death signal when this process ends.
-func launch(cmd *exec.Cmd, a *account, death syscall.Signal) (*process, error) {
-	cmd.SysProcAttr = attributes(a, death)
+func launch(cmd *exec.Cmd) (*process, error) {
 	p := &process{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error, 1)
 	go p.run(started)
@@ -52,12 +53,17 @@ func (p *process) ended() bool {
 	}
 }
 
-// newCommand prepares a program that works in dir and writes to log. Its environment is ours without what would
-// change how PostgreSQL starts.
-func newCommand(dir string, log *os.File, program string, args ...string) *exec.Cmd {
+// signal sends a signal; a process that is gone already is no error.
+func signal(pid int, sig syscall.Signal) error {
+	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
+		return os.NewSyscallError("kill", err)
+	}
+	return nil
+}
+
+// command prepares a program. Its environment is ours without what would change how PostgreSQL starts.
+func command(program string, args ...string) *exec.Cmd {
 	cmd := exec.Command(program, args...)
-	cmd.Dir = dir
-	cmd.Stdout, cmd.Stderr = log, log // a file: with a pipe, Wait would wait for every grandchild
 	for _, entry := range os.Environ() {
 		if !strings.HasPrefix(entry, "PG") && !strings.HasPrefix(entry, "LC_") && !strings.HasPrefix(entry, "LANG") {
 			cmd.Env = append(cmd.Env, entry)

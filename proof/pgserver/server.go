@@ -1,18 +1,20 @@
+//go:build unix
+
 package pgserver
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 const (
@@ -25,123 +27,114 @@ const (
 	pollInterval = 5 * time.Millisecond
 )
 
-// Server is a PostgreSQL server: one whose processes this process started (owned), one in a container, or one that the
-// environment points to (foreign). All methods are safe for concurrent use; those that start, stop and signal the server
-// wait for each other.
+// Option changes how a server is started.
+type Option func(*options)
+
+type options struct {
+	dir      string
+	settings map[string]string
+}
+
+// WithSettings adds server settings (postgresql.conf) to the defaults, or replaces them. Where the server listens, and its
+// cluster_name, cannot be changed.
+func WithSettings(settings map[string]string) Option {
+	return func(o *options) { maps.Copy(o.settings, settings) }
+}
+
+// WithDurable keeps fsync on, and the data on disk rather than in memory: commits then wait for the disk.
+func WithDurable() Option { return func(o *options) { o.settings["fsync"] = "on" } }
+
+// WithDir has the server keep everything in that directory, which any user must be able to enter.
+func WithDir(dir string) Option { return func(o *options) { o.dir = dir } }
+
+// Server is a PostgreSQL server that this process started. All methods are safe for concurrent use; those that start, stop
+// and signal the server wait for each other.
 type Server struct {
 	url      string
 	describe string
+	folder   *folder
+	port     int
 
-	// remove ends a server in a container; nil of others. It may be called more than once. Constant after Start.
-	remove func() error
-
-	// Of an owned server; nil and empty for others. Constant after Start.
-	folder  *folder
-	account *account
-	bin     string
-	port    int
-
-	mu      sync.Mutex // guards the life of the server: postmaster, stopped
+	mu      sync.Mutex // guards the rest
+	bin     string     // where its programs are
 	process *process   // the postmaster; nil while the server is down
 	stopped bool
 }
 
-// Start provides a server: the foreign one that the environment points to, unless WithPrivate is given; else one of the
-// first way that works (see the package's doc), from the machine's programs in about half a second. ctx covers the start
-// only, which takes at most a minute, and two more where something is downloaded; the server lives until Stop, or until
-// this process ends. The error wraps ErrNotInstalled when there is nothing to start.
+// Start starts a server, in about half a second. ctx covers the start only, which takes at most a minute; the server
+// lives until Stop, or until this process ends. The error wraps ErrNotInstalled where there are no programs.
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
-	o := newOptions(opts)
-	if connString, variable := environmentURL(); connString != "" && !o.private {
-		return useForeign(ctx, connString, variable)
-	}
-	ways, err := chooseWays(forcedWay(), o.private)
+	bin, err := findPostgres(os.Getenv(EnvPostgresBin), os.Getenv("PATH"), postgresDirs)
 	if err != nil {
-		return nil, fmt.Errorf("pgtest: %w", err)
+		return nil, fmt.Errorf("pgserver: %w", err)
 	}
-	return provide(ctx, ways, o, os.Stderr)
+	o := options{settings: map[string]string{
+		"max_connections": "200",
+		"shared_buffers":  "64MB",
+		"log_line_prefix": "%m [%p] %d ",
+		"log_timezone":    "UTC",
+		"timezone":        "UTC",
+		// Nothing here has to survive a crash of the machine; a crash of the server alone loses nothing by it.
+		"fsync": "off",
+		// Whatever remains of it is in the folder, not in /dev/shm, when the server was killed.
+		"dynamic_shared_memory_type": "mmap",
+	}}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	return start(ctx, bin, o, func(ctx context.Context, s *Server, data string) error { return s.initialise(ctx, data) })
 }
 
-func useForeign(ctx context.Context, connString, variable string) (*Server, error) {
+// start starts a server whose data folder, empty at first, is filled by fill.
+func start(ctx context.Context, bin string, o options, fill func(ctx context.Context, s *Server, data string) error) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	s := &Server{url: connString}
-	err := s.maintain(ctx, func(conn *pgx.Conn) error {
-		s.describe = fmt.Sprintf("PostgreSQL %s at %s", conn.PgConn().ParameterStatus("server_version"), variable)
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("pgtest: the server that %s points to: %w; correct %[1]s, or unset it to have a server started", variable, err)
+	s := &Server{bin: bin}
+	if s.folder, err = newFolder(o.dir, o.settings["fsync"] != "on"); err != nil {
+		return nil, fmt.Errorf("pgserver: start PostgreSQL: %w", err)
 	}
-	return s, nil
-}
-
-func startOwned(ctx context.Context, bin string, o options) (_ *Server, err error) {
-	account, err := unprivileged()
-	if err != nil {
-		return nil, err
-	}
-	folder, err := newFolder(account, o.dir, o.settings["fsync"] == "off")
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{folder: folder, account: account, bin: bin}
 	defer func() {
 		if err != nil {
-			err = errors.Join(s.withLog(err), s.Stop())
+			err = fmt.Errorf("pgserver: start PostgreSQL from %s: %w", bin, errors.Join(s.withLog(err), s.Stop()))
 		}
 	}()
-	if err := s.initialise(ctx, o.settings); err != nil {
+	data := s.folder.file(dataName)
+	if err := errors.Join(os.Mkdir(data, 0o700), s.folder.account.own(data)); err != nil {
 		return nil, err
 	}
-	for range 10 {
-		if s.port, err = freePort(); err != nil {
-			return nil, err
-		}
-		if err = s.launch(ctx); !errors.Is(err, errPortTaken) {
-			break
-		}
+	if err := fill(ctx, s, data); err != nil {
+		return nil, err
 	}
-	if err != nil {
+	if err := appendSettings(filepath.Join(data, "postgresql.conf"), o.settings); err != nil {
+		return nil, err
+	}
+	if s.port, err = onFreePort(func(port int) error { s.port = port; return s.launch(ctx) }); err != nil {
 		return nil, err
 	}
 	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", s.port)
+	s.describe = fmt.Sprintf("PostgreSQL %s from %s on 127.0.0.1:%d", programVersion(s.program("postgres")), s.bin, s.port)
 	return s, nil
 }
 
-// URL returns the connection string of a maintenance database, as its superuser in an owned server.
+// URL returns the connection string of the database postgres, as a superuser.
 func (s *Server) URL() string { return s.url }
 
-// Describe says in one line which server this is, without any password.
+// Describe says in one line which server this is.
 func (s *Server) Describe() string { return s.describe }
 
-// Owned reports whether this process started the server's processes, so that it may be restarted, killed and paused.
-func (s *Server) Owned() bool { return s.folder != nil }
+// Log returns the last lines of the server's log; "" after Stop.
+func (s *Server) Log() string { return s.folder.logTail() }
 
-// Log returns the last lines of an owned server's log; "" of another one or after Stop.
-func (s *Server) Log() string {
-	if !s.Owned() {
-		return ""
-	}
-	return s.folder.logTail()
-}
-
-// Stop ends an owned server or one in a container, without saving anything, and removes all that it left. It is
-// idempotent, takes at most some seconds, whatever state the server is in, and leaves a foreign server alone.
+// Stop ends the server without saving anything, and removes all that it left. It is idempotent, and takes at most some
+// seconds, whatever state the server is in.
 func (s *Server) Stop() error {
-	if s.remove != nil {
-		return s.remove()
-	}
-	if !s.Owned() {
-		return nil
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
 		return nil
 	}
 	s.stopped = true
-	s.signalAll(sigResume) // a paused server sees no other signal
+	_ = s.signalAll(syscall.SIGCONT) // a paused server sees no other signal
 	if s.process != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -161,15 +154,80 @@ func (s *Server) withLog(err error) error {
 	return err
 }
 
-func (s *Server) program(name string) string { return filepath.Join(s.bin, exe(name)) }
+func (s *Server) program(name string) string { return filepath.Join(s.bin, name) }
 
-var versionNumber = regexp.MustCompile(`\d+(\.\d+|devel|beta\d+|rc\d+)*`)
-
-// programVersion asks a program for its version.
-func programVersion(program string) string {
-	out, err := exec.Command(program, "--version").Output()
+// initialise makes a new cluster in the data folder.
+func (s *Server) initialise(ctx context.Context, data string) error {
+	initdb, err := s.folder.launch(syscall.SIGKILL, s.program("initdb"), "--pgdata="+data, "--username=postgres",
+		"--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
 	if err != nil {
-		return "of unknown version"
+		return fmt.Errorf("initdb: %w", err)
 	}
-	return versionNumber.FindString(strings.TrimSpace(string(out)))
+	select {
+	case <-initdb.done:
+		err = initdb.err
+	case <-ctx.Done():
+		_ = signal(initdb.pid(), syscall.SIGKILL)
+		<-initdb.done
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("initdb: %w", err)
+	}
+	return nil
+}
+
+func appendSettings(file string, settings map[string]string) error {
+	quote := strings.NewReplacer(`\`, `\\`, `'`, `''`)
+	text := "\n"
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		text += fmt.Sprintf("%s = '%s'\n", name, quote.Replace(settings[name]))
+	}
+	conf, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = conf.WriteString(text)
+	return errors.Join(err, conf.Close())
+}
+
+// launch starts the postmaster on the server's port and waits until it accepts connections. The error is errPortTaken
+// when another program has the port.
+func (s *Server) launch(ctx context.Context) error {
+	before := len(s.folder.log())
+	postmaster, err := s.folder.launch(syscall.SIGQUIT, s.program("postgres"),
+		"-D", s.folder.file(dataName),
+		"-p", strconv.Itoa(s.port),
+		"-c", "listen_addresses=127.0.0.1",
+		"-c", "unix_socket_directories=",
+		"-c", "cluster_name="+filepath.Base(s.folder.path), // heads the titles of its processes: see belongs
+	)
+	if err != nil {
+		return err
+	}
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for !s.ready(postmaster) {
+		select {
+		case <-poll.C:
+		case <-postmaster.done:
+			if log := s.folder.log(); len(log) > before && strings.Contains(log[before:], "could not bind") {
+				return errPortTaken
+			}
+			return fmt.Errorf("the server ended before it was ready: %v", postmaster.err)
+		case <-ctx.Done():
+			s.folder.evacuate()
+			<-postmaster.done
+			return fmt.Errorf("the server was not ready in time: %w", context.Cause(ctx))
+		}
+	}
+	s.process = postmaster
+	return nil
+}
+
+// ready reports whether the postmaster accepts connections, by what it tells in its file: an attempt to connect might
+// reach another server.
+func (s *Server) ready(postmaster *process) bool {
+	lines := s.folder.postmasterFile()
+	return len(lines) >= 8 && lines[0] == strconv.Itoa(postmaster.pid()) && strings.TrimSpace(lines[7]) == "ready"
 }

@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver
 
 import (
@@ -13,17 +15,11 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Standby starts a standby of an owned, running server, in about half a second: a server of its own that streams what
-// this one writes, asynchronously, and takes reads. When Standby returns it may still lag behind. It has this server's
-// settings, with those of the options on top: a primary_conninfo of the caller's, for instance, has it stream through
-// a proxy. ctx covers the start only, which takes at most a minute. It is stopped, and ends with this process, like any
-// other server.
+// Standby starts a standby of a running server, in about half a second: a server of its own that streams what this one
+// writes, asynchronously, and takes reads. When Standby returns it may still lag behind. It has this server's settings, with
+// those of the options on top: a primary_conninfo of the caller's, for instance, has it stream through a proxy. ctx covers the
+// start only, which takes at most a minute. It is stopped, and ends with this process, like any other server.
 func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
-	if !s.Owned() {
-		return nil, fmt.Errorf("%w: cannot make a standby of %s", ErrNotOwned, s.describe)
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
 	o := options{settings: map[string]string{
 		"primary_conninfo": fmt.Sprintf("host=127.0.0.1 port=%d user=postgres sslmode=disable", s.port),
 		// Where what it streams from is gone for a moment, tests would wait five seconds.
@@ -32,77 +28,37 @@ func (s *Server) Standby(ctx context.Context, opts ...Option) (*Server, error) {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	standby, err := s.startStandby(ctx, o)
-	if err != nil {
-		return nil, fmt.Errorf("pgtest: start a standby of %s: %w", s.describe, err)
-	}
-	return standby, nil
-}
-
-func (s *Server) startStandby(ctx context.Context, o options) (_ *Server, err error) {
-	folder, err := newFolder(s.account, o.dir, o.settings["fsync"] != "on")
-	if err != nil {
-		return nil, err
-	}
-	standby := &Server{folder: folder, account: s.account, bin: s.bin}
-	defer func() {
-		if err != nil {
-			err = errors.Join(standby.withLog(err), standby.Stop())
+	return start(ctx, s.bin, o, func(ctx context.Context, standby *Server, data string) error {
+		if err := s.backUp(ctx, data); err != nil {
+			return fmt.Errorf("copy the data of %s: %w", s.describe, err)
 		}
-	}()
-	data, err := folder.mkdir(dataName, s.account)
-	if err != nil {
-		return nil, err
-	}
-	if err := s.backUp(ctx, data); err != nil {
-		return nil, fmt.Errorf("copy its data: %w", err)
-	}
-	if err := s.account.write(filepath.Join(data, "standby.signal"), ""); err != nil {
-		return nil, err
-	}
-	if err := appendSettings(filepath.Join(data, "postgresql.conf"), o.settings); err != nil {
-		return nil, err
-	}
-	for range 10 {
-		if standby.port, err = freePort(); err != nil {
-			return nil, err
-		}
-		if err = standby.launch(ctx); !errors.Is(err, errPortTaken) {
-			break
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	standby.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", standby.port)
-	standby.describe = fmt.Sprintf("PostgreSQL %s from %s on 127.0.0.1:%d, begun as a standby of the one on port %d",
-		programVersion(standby.program("postgres")), standby.bin, standby.port, s.port)
-	return standby, nil
+		return s.folder.account.write(filepath.Join(data, "standby.signal"), "")
+	})
 }
 
 // backUp copies the server's data into an empty folder while it runs. Not by pg_basebackup, which may be missing where
 // the server's programs are: see postgresDirs.
 func (s *Server) backUp(ctx context.Context, to string) error {
-	return s.maintain(ctx, func(conn *pgx.Conn) error {
-		start, stop := "pg_backup_start('pgtest', true)", "pg_backup_stop(false)"
+	return maintain(ctx, s.url, func(conn *pgx.Conn) error {
+		start, stop := "pg_backup_start('pgserver', true)", "pg_backup_stop(false)"
 		var version int
 		if err := conn.QueryRow(ctx, "SELECT current_setting('server_version_num')::int").Scan(&version); err != nil {
 			return err
 		}
 		if version < 150000 {
-			start, stop = "pg_start_backup('pgtest', true, false)", "pg_stop_backup(false, false)"
+			start, stop = "pg_start_backup('pgserver', true, false)", "pg_stop_backup(false, false)"
 		}
 		if _, err := conn.Exec(ctx, "SELECT "+start); err != nil {
 			return err
 		}
-		if err := s.account.copyData(ctx, s.folder.file(dataName), to); err != nil {
+		if err := s.folder.account.copyData(ctx, s.folder.file(dataName), to); err != nil {
 			return err // the session's end ends the backup
 		}
 		var label string
 		if err := conn.QueryRow(ctx, "SELECT labelfile FROM "+stop).Scan(&label); err != nil {
 			return err
 		}
-		return s.account.write(filepath.Join(to, "backup_label"), label)
+		return s.folder.account.write(filepath.Join(to, "backup_label"), label)
 	})
 }
 
@@ -169,7 +125,7 @@ func (s *Server) Promote(ctx context.Context) error {
 	return s.locked("promote", func() error {
 		ctx, cancel := context.WithTimeout(ctx, startTimeout)
 		defer cancel()
-		return s.maintain(ctx, func(conn *pgx.Conn) error {
+		return maintain(ctx, s.url, func(conn *pgx.Conn) error {
 			var promoted bool
 			err := conn.QueryRow(ctx, fmt.Sprintf("SELECT pg_promote(true, %d)", int(startTimeout.Seconds()))).Scan(&promoted)
 			if err == nil && !promoted {

@@ -1,3 +1,5 @@
+//go:build unix
+
 package pgserver
 
 import (
@@ -6,18 +8,11 @@ import (
 	"fmt"
 	"os"
 	"sync"
-)
+	"testing"
 
-// TB is what pgtest needs of a testing.TB.
-type TB interface {
-	Name() string
-	Helper()
-	Cleanup(func())
-	Failed() bool
-	Logf(format string, args ...any)
-	Errorf(format string, args ...any)
-	Fatal(args ...any)
-}
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/sql"
+)
 
 // shared is the server of a test binary.
 var shared struct {
@@ -26,70 +21,74 @@ var shared struct {
 	err    error
 }
 
-func sharedServer() (*Server, error) {
+// sharedURL returns the URL of the server that DATABASE_URL names, else of one that the first call starts.
+func sharedURL() (string, error) {
+	if foreign := os.Getenv(EnvDatabaseURL); foreign != "" {
+		return foreign, nil
+	}
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.server == nil && shared.err == nil {
-		shared.server, shared.err = Start(context.Background())
-		if shared.err == nil {
-			fmt.Fprintln(os.Stderr, "pgtest:", shared.server.Describe())
+		if shared.server, shared.err = Start(context.Background()); shared.err == nil {
+			fmt.Fprintln(os.Stderr, "pgserver:", shared.server.Describe())
 		}
 	}
-	return shared.server, shared.err
+	if shared.err != nil {
+		return "", shared.err
+	}
+	return shared.server.URL(), nil
 }
 
-// Database returns the URL of a fresh, empty database, which is dropped, with all sessions in it, when the test ends.
-// With EnvRole it has the library's tables, and the URL is App's, unless the test is one of asOwner. It is on a server
-// that all tests of the binary share: the one that the environment points to, else one that the first call starts. Safe
-// in parallel tests. The test fails at once when there is no server.
-func Database(tb TB) string {
+// EmptyDatabase returns the URL of a new, empty database as a role that may do everything in it. It is dropped, with all sessions
+// in it, when the test ends. It is on the server that all tests of the binary share. It is safe in parallel tests. The test
+// fails at once when there is no server.
+func EmptyDatabase(tb testing.TB) string {
 	tb.Helper()
-	s, err := sharedServer()
+	server, err := sharedURL()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	url, drop, err := s.CreateDatabase(ctx, "pgleases_test")
+	url, drop, err := CreateDatabase(ctx, server)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
 		if err := drop(); err != nil {
-			tb.Errorf("%v", err)
+			tb.Error(err)
 		}
 	})
-	if isApps(tb.Name()) {
-		if err := prepare(ctx, url); err != nil {
-			tb.Fatal(fmt.Errorf("pgtest: make the tables for %s: %w", App, err))
-		}
-		if url, err = withUser(url, App); err != nil {
-			tb.Fatal(err)
-		}
+	return url
+}
+
+// Database is EmptyDatabase for a test of clients: with PGLEASES_TEST_ROLE the database has the library's tables, which
+// another role owns, and the URL is that role's.
+func Database(tb testing.TB) string {
+	tb.Helper()
+	url := EmptyDatabase(tb)
+	role := os.Getenv(EnvRole)
+	if role == "" {
+		return url
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	direct, _ := DirectURL(url)
+	if err := prepare(ctx, direct, role); err != nil {
+		tb.Fatalf("pgserver: make the tables for %s: %v", role, err)
+	}
+	url, err := withUser(url, role)
+	if err != nil {
+		tb.Fatal(err)
 	}
 	return url
 }
 
-// ProgramDatabase is Database for a program that makes a schema for tables of its own: App may make schemas in it.
-func ProgramDatabase(tb TB) string {
+// Private returns a server of the test's own. It is stopped when the test ends, and the end of its log shown if that failed.
+// The test fails at once when none can be started.
+func Private(tb testing.TB, opts ...Option) *Server {
 	tb.Helper()
-	url := Database(tb)
-	if owners := OwnerURL(url); owners != url {
-		ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-		defer cancel()
-		err := executeOn(ctx, owners, "DO $$ BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO "+App+"', current_database()); END $$")
-		if err != nil {
-			tb.Fatal(err)
-		}
-	}
-	return url
-}
-
-// Private returns a server of the test's own, which it may restart, kill and pause; it is stopped when the test ends,
-// and the end of its log shown if that failed. The test fails at once when none can be started.
-func Private(tb TB, opts ...Option) *Server {
-	tb.Helper()
-	s, err := Start(context.Background(), append(opts[:len(opts):len(opts)], WithPrivate())...)
+	s, err := Start(context.Background(), opts...)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -98,29 +97,67 @@ func Private(tb TB, opts ...Option) *Server {
 			tb.Logf("%s, the end of its log:\n%s", s.Describe(), s.Log())
 		}
 		if err := s.Stop(); err != nil {
-			tb.Errorf("pgtest: stop PostgreSQL: %v", err)
+			tb.Errorf("pgserver: stop PostgreSQL: %v", err)
 		}
 	})
 	return s
 }
 
+// Shared returns the URL of the server that all tests of the binary share, past any pooler.
+func Shared() (string, error) {
+	url, err := sharedURL()
+	if direct := os.Getenv(EnvDirectURL); direct != "" && err == nil {
+		url = direct
+	}
+	return url, err
+}
+
 // Main runs the tests of a package, stops the shared server if they used it, and returns the status to exit with:
 //
 //	func TestMain(m *testing.M) { os.Exit(pgserver.Main(m)) }
-//
-// Without it the server ends with the binary all the same (see the package's doc), but its folder, some 40 MB, stays
-// until the next start.
 func Main(m interface{ Run() int }) int {
 	code := m.Run()
-
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
 	if shared.server != nil {
 		if err := shared.server.Stop(); err != nil {
-			fmt.Fprintln(os.Stderr, "pgtest: stop PostgreSQL:", err)
+			fmt.Fprintln(os.Stderr, "pgserver: stop PostgreSQL:", err)
 			code = max(code, 1)
 		}
-		shared.server, shared.err = nil, errors.New("pgtest: Main has returned")
+		shared.server, shared.err = nil, errors.New("pgserver: Main has returned")
 	}
 	return code
+}
+
+// The roles, under the names that they have on docs/roles.md.
+const (
+	App         = "pgleases_app"   // of clients that may do what sql/grants.sql gives, and no more
+	tablesOwner = "pgleases_owner" // of the tables
+)
+
+// MakeApp makes the role App on a server, which can connect to every database and do nothing there that was not granted, and
+// the role of the tables' owner.
+func MakeApp(ctx context.Context, server string) error {
+	if err := execute(ctx, server, "CREATE ROLE "+tablesOwner+" NOLOGIN; CREATE ROLE "+App+" LOGIN"); err != nil {
+		return fmt.Errorf("pgserver: make the role %s: %w", App, err)
+	}
+	return nil
+}
+
+// prepare makes the library's tables in an empty database, with the rights of the role, which gets nothing from PUBLIC. For the
+// application's own tables the role owns a schema of its name, which the default search_path has first.
+func prepare(ctx context.Context, databaseURL, role string) error {
+	schema, err := pgleases.Schema()
+	if err != nil {
+		return err
+	}
+	grants, err := sql.Files.ReadFile("grants.sql")
+	if err != nil {
+		return err
+	}
+	return execute(ctx, databaseURL, "REVOKE CREATE ON SCHEMA public FROM PUBLIC; CREATE SCHEMA "+role+" AUTHORIZATION "+role,
+		"CREATE SCHEMA pgleases AUTHORIZATION "+tablesOwner+"; SET ROLE "+tablesOwner,
+		"SET client_min_messages = warning; "+schema,
+		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
+		string(grants))
 }

@@ -1,14 +1,14 @@
-// Command pgtest runs a command with a PostgreSQL at its disposal:
+//go:build unix
+
+// Command pgserver runs a command with a PostgreSQL server of its own, which ends with the command:
 //
-//	go run ./internal/pgtest/cmd/pgtest [-bouncer] [-app] -- go test ./...
+//	go run ./pgserver/cmd/pgserver [-bouncer] [-app] -- go test ./...
 //
-// The command gets the server's URL in PGLEASES_TEST_DATABASE_URL. The server is the one that this variable, or
-// DATABASE_URL, points to already, else one that is started for the time of the command. With -bouncer a PgBouncer in
-// transaction mode is started in front of it, and PGLEASES_TEST_DIRECT_URL is the URL past it. With -app
-// the server is always one that is started, with the role pgserver.App in it, and PGLEASES_TEST_ROLE has the clients of
-// tests connect as that role.
+// The command gets the server's URL in DATABASE_URL. With -bouncer that leads through a PgBouncer in transaction mode, and
+// PGLEASES_TEST_DIRECT_URL is the URL past it. With -app, PGLEASES_TEST_ROLE names a role with which the clients of tests
+// connect, and which has the rights of sql/grants.sql alone.
 //
-// pgtest exits with the command's status, 128 plus the signal if that ended it, and 2 if it could not be run.
+// It exits with the command's status, 128 plus the signal if that ended it, and 2 if it could not be run.
 package main
 
 import (
@@ -19,8 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -30,7 +28,7 @@ func main() {
 	bouncer := flag.Bool("bouncer", false, "put PgBouncer, in transaction mode, in front of the server")
 	app := flag.Bool("app", false, "have tests connect as a role that may do what sql/grants.sql gives, and no more")
 	flag.Usage = func() {
-		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgtest [-bouncer] [-app] -- command [argument ...]")
+		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgserver [-bouncer] [-app] -- command [argument ...]")
 		flag.PrintDefaults()
 	}
 	flag.Parse()
@@ -54,37 +52,34 @@ func run(withBouncer, asApp bool, args []string) (code int, err error) {
 
 	ctx := context.Background()
 	// A pooler keeps up to its pool size of connections to each of the tests' databases.
-	options := []pgserver.Option{pgserver.WithSettings(map[string]string{"max_connections": "500"})}
-	if asApp { // which is nothing to leave on somebody else's
-		options = append(options, pgserver.WithPrivate())
-	}
-	server, err := pgserver.Start(ctx, options...)
+	server, err := pgserver.Start(ctx, pgserver.WithSettings(map[string]string{"max_connections": "500"}))
 	if err != nil {
 		return 2, err
 	}
 	defer func() { err = errors.Join(err, server.Stop()) }()
-	fmt.Fprintln(os.Stderr, "pgtest:", server.Describe())
+	fmt.Fprintln(os.Stderr, "pgserver:", server.Describe())
 
-	url, env := server.URL(), os.Environ()
+	url := server.URL()
+	env := os.Environ() // of what is there twice, the last one counts
 	var users []pgserver.BouncerOption
 	if asApp {
-		if err := server.MakeApp(ctx); err != nil {
+		if err := pgserver.MakeApp(ctx, url); err != nil {
 			return 2, err
 		}
-		env = with(env, pgserver.EnvRole, pgserver.App)
+		env = append(env, pgserver.EnvRole+"="+pgserver.App)
 		users = append(users, pgserver.WithUsers("postgres", pgserver.App))
 	}
 	if withBouncer {
-		bouncer, startErr := pgserver.PgBouncer(ctx, server.URL(), users...)
+		bouncer, startErr := pgserver.PgBouncer(ctx, url, users...)
 		if startErr != nil {
 			return 2, startErr
 		}
 		defer func() { err = errors.Join(err, bouncer.Stop()) }()
-		fmt.Fprintln(os.Stderr, "pgtest:", bouncer.Describe())
+		fmt.Fprintln(os.Stderr, "pgserver:", bouncer.Describe())
+		env = append(env, pgserver.EnvDirectURL+"="+url)
 		url = bouncer.URL()
-		env = with(env, pgserver.EnvDirectURL, server.URL())
 	}
-	return command(args, with(env, pgserver.EnvDatabaseURL, url), signals)
+	return command(args, append(env, pgserver.EnvDatabaseURL+"="+url), signals)
 }
 
 // command runs the command, passes the signals on, and returns its status.
@@ -112,10 +107,4 @@ func command(args, env []string, signals <-chan os.Signal) (int, error) {
 			return cmd.ProcessState.ExitCode(), nil
 		}
 	}
-}
-
-// with sets a variable in an environment.
-func with(env []string, name, value string) []string {
-	env = slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
-	return append(env, name+"="+value)
 }

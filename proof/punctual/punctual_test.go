@@ -1,0 +1,219 @@
+//go:build unix
+
+package punctual
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+// A verdict is a testing.TB that tells what became of it.
+type verdict struct {
+	testing.TB
+	failed bool
+	text   string
+}
+
+func (v *verdict) Helper()             {}
+func (v *verdict) Logf(string, ...any) {}
+func (v *verdict) Failed() bool        { return v.failed }
+func (v *verdict) FailNow()            { v.failed = true; runtime.Goexit() }
+func (v *verdict) Errorf(format string, args ...any) {
+	v.failed, v.text = true, v.text+fmt.Sprintf(format, args...)
+}
+func (v *verdict) Fatalf(format string, args ...any) { v.Errorf(format, args...); v.FailNow() }
+
+// judge runs a scenario on a machine that was late by so much in each try, and returns how often it was begun.
+func judge(t *testing.T, late []time.Duration, scenario func(*Try)) (v *verdict, begun int) {
+	v = &verdict{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run(v, func(oracle.Instant, oracle.Instant) (time.Duration, string) {
+			return late[begun-1], fmt.Sprintf("late by %v", late[begun-1])
+		}, func(try *Try) { begun++; scenario(try) })
+	}()
+	<-done
+	return v, begun
+}
+
+func TestADeadlineIsJudgedByTriesInWhichTheMachineKeptTime(t *testing.T) {
+	const ms = time.Millisecond
+	miss := func(try *Try) { try.Missed(time.Now(), time.Second, "too slow") }
+	for _, test := range []struct {
+		name     string
+		late     []time.Duration
+		scenario func(*Try)
+		begun    int
+		says     string // of the failure; empty: it passes
+	}{
+		{"met", []time.Duration{0}, func(*Try) {}, 1, ""},
+		{"met by a machine that was late", []time.Duration{time.Hour}, func(*Try) {}, 1, ""},
+		{"missed on time", []time.Duration{0}, miss, 1, "too slow"},
+		{"missed, and late by a tenth of what was allowed", []time.Duration{100 * ms}, miss, 1, "too slow"},
+		{"missed on time after being late", []time.Duration{200 * ms, 200 * ms, 0}, miss, 3, "too slow"},
+		{"always late", []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}, miss, 5, "late in each of 5 tries"},
+		{"safety, on a machine that was late", []time.Duration{time.Hour}, func(try *Try) { try.Fatalf("overlap") }, 1, "overlap"},
+		{"safety, then a deadline", []time.Duration{time.Hour}, func(try *Try) { try.Errorf("overlap"); miss(try) }, 1, "overlap"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			v, begun := judge(t, test.late, test.scenario)
+			if begun != test.begun || v.failed != (test.says != "") || !strings.Contains(v.text, test.says) {
+				t.Errorf("begun %d times, not %d; failed %v: %q; want %q", begun, test.begun, v.failed, v.text, test.says)
+			}
+		})
+	}
+	missed := 0
+	v, begun := judge(t, []time.Duration{200 * ms, 200 * ms}, func(try *Try) {
+		if missed++; missed == 1 {
+			miss(try)
+		}
+	})
+	if begun != 2 || v.failed {
+		t.Errorf("late once, then met: begun %d times, failed: %q", begun, v.text)
+	}
+	v, _ = judge(t, []time.Duration{200 * ms, 201 * ms, 202 * ms, 203 * ms, 204 * ms}, miss)
+	for _, by := range []string{"200ms", "204ms"} {
+		if !strings.Contains(v.text, by) {
+			t.Errorf("it does not say how late the machine was, %s: %q", by, v.text)
+		}
+	}
+}
+
+func TestWhatATryOpenedIsClosedBeforeTheNext(t *testing.T) {
+	open, most, order := 0, 0, ""
+	judge(t, []time.Duration{time.Hour, time.Hour, 0, 0, 0}, func(try *Try) {
+		open++
+		most = max(most, open)
+		ctx := try.Context()
+		try.Cleanup(func() { open--; order += "1" })
+		try.Cleanup(func() {
+			if ctx.Err() == nil {
+				t.Error("its context goes on")
+			}
+			order += "2"
+			runtime.Goexit()
+		})
+		try.Missed(time.Now(), time.Second, "too slow")
+	})
+	if open != 0 || most != 1 || order != "212121" {
+		t.Errorf("%d open, %d at once, cleaned up in the order %s", open, most, order)
+	}
+}
+
+func TestARecordCountsWhatLiesInTheWindowAndWasNotOnPurpose(t *testing.T) {
+	now := oracle.Now()
+	at := func(ms int) oracle.Instant {
+		return now - oracle.Instant(time.Hour) + oracle.Instant(time.Duration(ms)*time.Millisecond)
+	}
+	r := &Record{name: "it", until: now}
+	r.Add(now, []Spell{{"woken", at(100), at(150)}, {"woken", at(200), at(230)}, {"answered", at(100), at(140)}, {"woken", at(900), at(1900)}})
+	r.excess = []Spell{{From: at(1000), To: at(1800)}}
+	for window, want := range map[[2]int]time.Duration{{0, 2000}: 80, {120, 210}: 40, {300, 900}: 0, {240, 2000}: 0} {
+		if got, text := r.late(Spell{From: at(window[0]), To: at(window[1])}); got != want*time.Millisecond {
+			t.Errorf("in %v late by %v, not %v ms: %s", window, got, want, text)
+		}
+	}
+}
+
+// A process of this binary that is told to only probes.
+func TestMain(m *testing.M) {
+	if os.Getenv("PUNCTUAL_TEST_PROBE") != "" {
+		Probe(context.Background(), "", func(until oracle.Instant, spells []Spell) {
+			_ = json.NewEncoder(os.Stdout).Encode(told{until, spells})
+		})
+	}
+	os.Exit(m.Run())
+}
+
+type told struct {
+	Until  oracle.Instant
+	Spells []Spell
+}
+
+func TestAProcessThatDoesNotRunIsLateUnlessThatIsOnPurpose(t *testing.T) {
+	probe := exec.Command(os.Args[0])
+	probe.Env = append(os.Environ(), "PUNCTUAL_TEST_PROBE=1")
+	output, err := probe.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := probe.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r := NewRecord("the probe")
+	defer r.End()
+	first, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		var one sync.Once
+		for events := json.NewDecoder(output); ; {
+			var e told
+			if events.Decode(&e) != nil {
+				return
+			}
+			r.Add(e.Until, e.Spells)
+			one.Do(func() { close(first) })
+		}
+	}()
+	defer func() { _ = probe.Process.Kill(); <-gone; _ = probe.Wait() }()
+	<-first
+	const stopped = 400 * time.Millisecond
+	pause := func() (from, to oracle.Instant) {
+		from = oracle.Now()
+		_ = probe.Process.Signal(syscall.SIGSTOP)
+		<-time.After(stopped) // this is the lateness
+		_ = probe.Process.Signal(syscall.SIGCONT)
+		return from, oracle.Now()
+	}
+	from, to := pause()
+	if by, text := Late(from, to); by < stopped-50*time.Millisecond || !strings.Contains(text, "the probe") {
+		t.Errorf("stopped for %v, but late by %v: %s", stopped, by, text)
+	}
+	r.Stop()
+	from, to = pause()
+	r.Continue()
+	Late(from, to) // it has told all
+	if by, text := r.late(Spell{From: from, To: to}); by > stopped/2 {
+		t.Errorf("stopped on purpose, but late by %v: %s", by, text)
+	}
+}
+
+func TestADatabaseThatDoesNotAnswerIsLate(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	r := NewRecord("this process")
+	defer r.End()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		Probe(ctx, "postgres://somebody@"+silent.Addr().String()+"/database?sslmode=disable", r.Add)
+	}()
+	defer func() { cancel(); <-done }()
+	conn, err := silent.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	from := oracle.Now()
+	<-time.After(300 * time.Millisecond) // this is the lateness
+	if by, text := Late(from, oracle.Now()); by < 100*time.Millisecond {
+		t.Errorf("late by %v: %s", by, text)
+	}
+}

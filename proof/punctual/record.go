@@ -1,0 +1,141 @@
+package punctual
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+// machine has the records of all probes whose findings reach this process.
+var machine struct {
+	mu      sync.Mutex // guards records
+	records []*Record
+}
+
+// A Record is what one process's probe has found. All methods are safe for concurrent use.
+type Record struct {
+	name string
+
+	mu     sync.Mutex // guards the rest
+	until  oracle.Instant
+	spells []Spell
+	excess []Spell // times in which it was stopped on purpose; the last one may go on
+	ended  bool
+}
+
+// NewRecord returns the record of a process, which counts for every [Run] of this one from now on.
+func NewRecord(name string) *Record {
+	r := &Record{name: name, until: oracle.Now()}
+	machine.mu.Lock()
+	defer machine.mu.Unlock()
+	machine.records = append(machine.records, r)
+	return r
+}
+
+// Add notes what the probe told.
+func (r *Record) Add(until oracle.Instant, spells []Spell) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.until = max(r.until, until)
+	r.spells = append(r.spells, spells...)
+}
+
+// Stop says that the process is being stopped on purpose, until Continue: it is not late then.
+func (r *Record) Stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.excess = append(r.excess, Spell{From: oracle.Now(), To: forever})
+}
+
+// Continue ends Stop.
+func (r *Record) Continue() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.excess); n > 0 && r.excess[n-1].To == forever {
+		r.excess[n-1].To = oracle.Now()
+	}
+}
+
+// End says that the process is gone.
+func (r *Record) End() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended = true
+}
+
+const forever = oracle.Instant(1<<63 - 1)
+
+func (s Spell) meets(other Spell) bool { return s.From < other.To && other.From < s.To }
+
+// late returns how late the process was within a window, all in all, and tells of the worst.
+func (r *Record) late(window Spell) (time.Duration, string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	sums := make(map[string]time.Duration)
+	var worst Spell
+	for _, s := range append(r.spells[:len(r.spells):len(r.spells)], r.silence()) {
+		if !s.meets(window) || r.stopped(s) {
+			continue
+		}
+		sums[s.What] += min(s.To, window.To).Sub(max(s.From, window.From))
+		if s.Length() > worst.Length() {
+			worst = s
+		}
+	}
+	sum := max(sums["woken"], sums["answered"])
+	at := time.Now().Add(-oracle.Now().Sub(worst.From)).UTC().Format("15:04:05.000")
+	return sum, fmt.Sprintf("%s was late by %v, most of all at %s, when it was %s %v late",
+		r.name, sum.Round(time.Millisecond), at, worst.What, worst.Length().Round(time.Millisecond))
+}
+
+// owes reports whether the probe has still to tell of what was until then.
+func (r *Record) owes(then oracle.Instant) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := len(r.excess)
+	return !r.ended && r.until < then && (n == 0 || r.excess[n-1].To != forever)
+}
+
+// silence is the time for which a process that lives has told nothing.
+func (r *Record) silence() Spell {
+	due, now := r.until+oracle.Instant(2*tellEvery), oracle.Now()
+	if r.ended || now <= due {
+		return Spell{}
+	}
+	return Spell{"woken", due, now}
+}
+
+// stopped reports whether the process was stopped on purpose during a spell.
+func (r *Record) stopped(s Spell) bool {
+	for _, e := range r.excess {
+		if s.meets(e) {
+			return true
+		}
+	}
+	return false
+}
+
+// Late returns how late the process was that was the latest within a window, and tells of it. It waits until all probes have
+// told of the window; one that tells nothing for two seconds is late by as much.
+func Late(from, to oracle.Instant) (time.Duration, string) {
+	machine.mu.Lock()
+	defer machine.mu.Unlock()
+	look := time.NewTicker(wakeEvery)
+	defer look.Stop()
+	for began := time.Now(); time.Since(began) < 2*time.Second; <-look.C {
+		if !slices.ContainsFunc(machine.records, func(r *Record) bool { return r.owes(to) }) {
+			break
+		}
+	}
+	var most time.Duration
+	told := "nothing was late"
+	for _, r := range machine.records {
+		if d, text := r.late(Spell{From: from, To: to}); d > most {
+			most, told = d, text
+		}
+	}
+	return most, told
+}
