@@ -4,6 +4,7 @@ package proof_test
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/punctual"
 )
@@ -49,6 +51,7 @@ func sum(counts map[string]int) (total int) {
 
 // An episode is what an attack on a fleet has shown.
 type episode struct {
+	began      time.Time
 	Seed       uint64
 	Pooled     bool
 	Alone      bool // one fault at a time
@@ -65,10 +68,10 @@ type episode struct {
 }
 
 // attack has faults befall a fleet for so long. A nil database is left alone.
-func attack(t testing.TB, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
+func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
 	t.Helper()
 	const partitions, ttl = 16, time.Second
-	e := episode{Seed: seed, Worst: make(map[string]float64)}
+	e := episode{began: time.Now(), Seed: seed, Worst: make(map[string]float64)}
 	t.Logf("seed %d", seed)
 	direct, pooled := pgserver.DirectURL(url)
 	if database != nil {
@@ -79,7 +82,7 @@ func attack(t testing.TB, seed uint64, duration time.Duration, url string, datab
 	if err := effects.Create(t.Context(), partitions); err != nil {
 		t.Fatal(err)
 	}
-	config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience}
+	config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience, ProbeURL: probeURL(t)}
 	if pooled { // pgx's pools cancel statements, at which PgBouncer 1.18 ends
 		config.DirectURL = direct
 	}
@@ -122,8 +125,14 @@ func attack(t testing.TB, seed uint64, duration time.Duration, url string, datab
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began = time.Now()
-	violate(fleet.Settled(ctx))
+	err = fleet.Settled(ctx)
 	settled := time.Since(began)
+	if errors.Is(err, context.DeadlineExceeded) {
+		now := oracle.Now()
+		fleet.Overdue = append(fleet.Overdue, faults.Overdue{From: now - oracle.Instant(settled), To: now, Within: patience, Text: err.Error()})
+	} else {
+		violate(err)
+	}
 	report, err := fleet.Report()
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +144,7 @@ func attack(t testing.TB, seed uint64, duration time.Duration, url string, datab
 		e.Worst[kind] = float64(d.Microseconds()) / 1000
 	}
 	if database != nil { // else others use it, as much as they like
-		e.Violations = append(e.Violations, late...)
+		fleet.Overdue = append(fleet.Overdue, late...)
 	}
 	_, zombies, err := effects.Check(ctx)
 	if err != nil {
@@ -150,26 +159,37 @@ func attack(t testing.TB, seed uint64, duration time.Duration, url string, datab
 	}
 	e.Writes = len(history)
 	violate(faults.Linearizable(history, patience))
+	var excused []faults.Overdue
+	for _, o := range fleet.Overdue {
+		if t.Excused(o.From, o.To, o.Within) {
+			excused = append(excused, o)
+		} else {
+			e.Violations = append(e.Violations, o.Text)
+		}
+	}
+	if len(e.Violations) == 0 && len(excused) > 0 {
+		t.MissedAt(excused[0].From, excused[0].To, excused[0].Within, "%s", excused[0].Text)
+	}
 	t.Logf("%v; settled after %v; %d guarded writes; faults: %v; longest without an owner, in ms: %v", report, settled.Round(time.Millisecond),
 		e.Writes, e.Faults, e.Worst)
 	return e
 }
 
 // check fails the test where a promise was broken, or where fewer faults befell than that, in all or of a kind.
-func check(t testing.TB, e episode, total, each int) {
+func check(t *punctual.Try, e episode, total, each int) {
 	t.Helper()
 	for _, v := range e.Violations {
 		t.Error(v)
 	}
 	for kind, n := range e.Faults {
 		if n < each {
-			t.Errorf("fault %q befell %d times, not at least %d", kind, n, each)
+			t.Missed(e.began, time.Since(e.began), "fault %q befell %d times, not at least %d", kind, n, each)
 		}
 	}
 	if n := sum(e.Faults); n < total {
-		t.Errorf("%d faults, not at least %d: the test proves too little", n, total)
+		t.Missed(e.began, time.Since(e.began), "%d faults, not at least %d: the test proves too little", n, total)
 	}
 	if e.Writes < 100 || e.Reads < 100_000 {
-		t.Errorf("only %d guarded writes and %d reads: the test proves too little", e.Writes, e.Reads)
+		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test proves too little", e.Writes, e.Reads)
 	}
 }

@@ -43,7 +43,7 @@ const handOver = "hand-over"
 // that befell the database, or who owned the partition, or else anybody. It also tells each time that was longer than promised.
 // Faults overlap, so the bound adds up what was under way: two TTLs; for each fault of the database its length, and
 // another TTL as clocks must be watched anew; the length of open transactions; and a second of a loaded machine's.
-func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (worst map[string]time.Duration, late []string) {
+func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (worst map[string]time.Duration, late []Overdue) {
 	all := spells(incidents)
 	worst = make(map[string]time.Duration)
 	for _, g := range gaps {
@@ -72,8 +72,9 @@ func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (wor
 		}
 		worst[cause] = max(worst[cause], g.Length())
 		if g.Length() > bound {
-			late = append(late, fmt.Sprintf("partition %d had no owner for %v, from %s to %s, after %s: at most %v was promised",
-				g.Before.Partition, g.Length(), g.Before.Client, g.After.Client, cause, bound))
+			late = append(late, Overdue{g.Before.Last, g.After.First, bound, fmt.Sprintf(
+				"partition %d had no owner for %v, from %s to %s, after %s: at most %v was promised",
+				g.Before.Partition, g.Length(), g.Before.Client, g.After.Client, cause, bound)})
 		}
 	}
 	return worst, late

@@ -50,11 +50,10 @@ type Config struct {
 
 // An Event is what a worker tells about its clients.
 type Event struct {
-	Kind       string        // "joined": all have; "ended": the first one has; "probe": how late the machine was
-	Error      string        // why it ended
-	Superseded bool          // that is pgleases.ErrSuperseded
-	Left       string        // what Close returned
-	Silent     time.Duration // since its last heartbeat that succeeded
+	Kind       string // "joined": all have; "ended": the first one has; "probe": how late the machine was
+	Error      string // why it ended
+	Superseded bool   // that is pgleases.ErrSuperseded
+	Left       string // what Close returned
 
 	Until  oracle.Instant   // what a probe tells of
 	Spells []punctual.Spell // in which it was late
@@ -159,7 +158,6 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	}
 	ended := Event{
 		Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded),
-		Silent: first.Stats().HeartbeatAge,
 	}
 	if err := errors.Join(left...); err != nil {
 		ended.Left = err.Error()

@@ -128,10 +128,21 @@ func (t *Try) Missed(since time.Time, within time.Duration, format string, args 
 func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format string, args ...any) {
 	t.Helper()
 	text := fmt.Sprintf(format, args...)
-	by, told := t.late(from, to)
-	if by <= within/10 {
+	excused, told := t.excused(from, to, within)
+	if !excused {
 		t.Fatalf("%s (the machine kept time: %s)", text, told)
 	}
 	t.excuse = fmt.Sprintf("%s: %s", text, told)
 	runtime.Goexit()
+}
+
+// Excused reports whether MissedAt would end the try, and not the test.
+func (t *Try) Excused(from, to oracle.Instant, within time.Duration) bool {
+	excused, _ := t.excused(from, to, within)
+	return excused
+}
+
+func (t *Try) excused(from, to oracle.Instant, within time.Duration) (bool, string) {
+	by, told := t.late(from, to)
+	return by > within/10, told
 }
