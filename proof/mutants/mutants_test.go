@@ -70,10 +70,12 @@ const guarded = `    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3`
 var mutants = []mutant{
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"lease.go", `left := time.Duration(deadline) - time.Since(t.opened)`, `left := time.Duration(deadline)`, 0},
-		{"session.go", `if e.term == nil || e.term.trusted() && now.Round(0).Before(e.wallLimit) {`, `if true {`, 0},
+		{"session.go", `t.trusted() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
+		{"session.go", `		return t.opened.Add(time.Duration(t.deadline.Load()))`, `		return never`, 0},
 	}},
 	{"trust anchored at the answer", "histories", `overlap|stale`, []edit{
-		{"session.go", "		e.trust(sent)\n	} else {", "		e.trust(received)\n	} else {", 0},
+		{"session.go", `= sent.Round(0).Add(worth)`, `= time.Now().Round(0).Add(worth)`, 0},
+		{"session.go", `e.session.term.prolong(sent.Add(worth))`, `e.session.term.prolong(time.Now().Add(worth))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
 		{"sql/apply.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
@@ -97,12 +99,11 @@ var mutants = []mutant{
 		{"sql/apply.sql", `ON r.name = l.name AND r.generation = l.generation, settings`, `ON r.name = l.name, settings`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"session.go", `wait := max(minTTL, e.unwatched) - e.watch.lasts(now); wait > 0`, `e.watch.lasts(now) < 0`, 0},
-		{"session.go", `		e.checkAt = now.Add(wait)`, ``, 0},
-		{"balance.go", `e.watch.cutoff(now), e.watch.lasts(now), e.watch.run`, `e.watch.cutoff(now), maxTTL, e.watch.run`, 0},
+		{"balance.go", `.lasts(now); wait > 0`, `.lasts(now); wait > maxTTL`, 0},
+		{"balance.go", `.cutoff(now), e.check.watch.lasts(now),`, `.cutoff(now), maxTTL,`, 0},
 	}},
 	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"balance.go", `e.watch.cutoff(now), e.watch.lasts(now), e.watch.run`, `e.watch.cutoff(now), 8*e.watch.lasts(now), e.watch.run`, 0},
+		{"balance.go", `.cutoff(now), e.check.watch.lasts(now),`, `.cutoff(now), 8*e.check.watch.lasts(now),`, 0},
 	}},
 	{"eviction without the mark", "crash", `something changed`, []edit{
 		{"sql/functions.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5`, `      AND $5 IS NOT NULL`, 0},
@@ -117,18 +118,18 @@ var mutants = []mutant{
         FOR UPDATE`, 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
-		{"ownership.go", `return o.draining && !now.Before(o.readyAt) && (o.overdue || !o.pinned())`, `return o.draining && !now.Before(o.readyAt)`, 0},
+		{"ownership.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned()`, `!t.membership.joined`, 0},
 	}},
 	{"releases not retried", "histories", `has no owner`, []edit{
-		{"ownership.go", "			if err == nil {\n				e.released(owned, leaving, released)\n			}", `			for _, o := range owned {
-				delete(e.draining, o)
+		{"ownership.go", `			if err == nil {
+				e.releaseAnswered(`, `			for _, t := range tenures {
+				delete(e.leases.draining, t)
 			}
 			if err == nil {
-				e.released(owned, leaving, released)
-			}`, 0},
+				e.releaseAnswered(`, 0},
 	}},
 	{"losses that are not told", "fleet", `without telling`, []edit{
-		{"ownership.go", "	o.end(cause)\n", "", 0},
+		{"ownership.go", "	t.end(cause)\n", "", 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
