@@ -168,7 +168,7 @@ const soakHead = `# A record of faults survived
 
 Written by the test that it reports on:
 
-    go test -run TestSoak -timeout 3h -soak 1h -soak-log soak.jsonl -soak-report docs/soak.md .
+    cd proof && go test -run TestSoak -timeout 3h -soak 1h -soak-log soak.jsonl -soak-report ../docs/soak.md .
 
 It goes on where it left off with -soak-seed. Each episode has a PostgreSQL of its own and four to fifteen worker processes, each
 behind a proxy, sharing 16 partitions with a TTL of one second. Faults befall them, drawn from the seed: in two episodes of three
