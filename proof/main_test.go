@@ -101,9 +101,10 @@ func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	began := time.Now()
 	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{pgleases.WithLogger(logger)}, opts...)...)
 	if err != nil {
-		t.Fatal(err)
+		missed(t, began, time.Since(began), "a client was not opened: %v", err)
 	}
 	t.Cleanup(func() {
 		if c.Err() == nil { // else the test has looked at what Close returned
@@ -125,9 +126,10 @@ func shut(t testing.TB, c *pgleases.Client) {
 // joined joins a lease.
 func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
+	began := time.Now()
 	l, err := c.Lease(t.Context(), name, partitions, opts...)
 	if err != nil {
-		t.Fatal(err)
+		missed(t, began, time.Since(began), "%s did not join %s: %v", c.ID(), name, err)
 	}
 	return l
 }
