@@ -1,10 +1,11 @@
+//go:build unix
+
 package proof_test
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
@@ -20,78 +22,85 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		t.Run(fmt.Sprintf("silent=%v", silent), func(t *testing.T) {
 			t.Parallel()
-			if silent && runtime.GOOS == "windows" {
-				t.Skip("a process cannot be paused")
-			}
-			server := pgserver.Private(t)
-			pool := newPool(t, server.URL())
-			team := newCrew(t)
-			type closing struct {
-				id    string
-				ttl   time.Duration
-				limit time.Duration // of Close's context; 0: it has ended, -1: it never does
-				most  time.Duration // after which Close returns
-				c     *pgleases.Client
-				l     *pgleases.Lease
-			}
-			all := []*closing{
-				{id: "trust passes", ttl: time.Second, limit: -1, most: time.Second},
-				{id: "context ends", ttl: 10 * time.Second, limit: 300 * time.Millisecond, most: 2300 * time.Millisecond},
-				{id: "context ended", ttl: 10 * time.Second, limit: 0, most: 2 * time.Second},
-			}
-			for _, a := range all {
-				team.do(func() { a.c = newClient(t, pool, pgleases.WithClientID(a.id), pgleases.WithTTL(a.ttl)) })
-				a.l = joined(t, a.c, "lease of "+a.id, 4)
-				until(t, a.id+" owns all", func() bool { return len(a.l.Values()) == 4 }, a.l)
-			}
-			if silent {
-				if err := server.Pause(); err != nil {
+			punctual.Run(t, func(t *punctual.Try) {
+				server := pgserver.Private(t)
+				pool := newPool(t, server.URL())
+				team := newCrew(t)
+				type closes struct {
+					id    string
+					ttl   time.Duration
+					limit time.Duration // of Close's context; 0: it has ended, -1: it never does
+					most  time.Duration // after which Close returns
+					c     *pgleases.Client
+					l     *pgleases.Lease
+				}
+				all := []*closes{
+					{id: "trust passes", ttl: time.Second, limit: -1, most: time.Second},
+					{id: "context ends", ttl: 10 * time.Second, limit: 300 * time.Millisecond, most: 2300 * time.Millisecond},
+					{id: "context ended", ttl: 10 * time.Second, limit: 0, most: 2 * time.Second},
+				}
+				for _, a := range all {
+					team.do(func() { a.c = newClient(t, pool, pgleases.WithClientID(a.id), pgleases.WithTTL(a.ttl)) })
+					a.l = joined(t, a.c, "lease of "+a.id, 4)
+					until(t, a.id+" owns all", func() bool { return len(a.l.Values()) == 4 }, a.l)
+				}
+				if silent {
+					if err := server.Pause(); err != nil {
+						t.Fatal(err)
+					}
+					defer server.Resume()
+				} else if err := server.Down(t.Context(), pgserver.Immediate); err != nil {
 					t.Fatal(err)
 				}
-				defer server.Resume()
-			} else if err := server.Down(t.Context(), pgserver.Immediate); err != nil {
-				t.Fatal(err)
-			}
-			var waits sync.WaitGroup
-			for _, a := range all {
-				waits.Go(func() {
-					team.do(func() {
-						ctx, cancel := context.WithTimeout(context.Background(), max(0, a.limit))
-						if a.limit < 0 {
-							ctx, cancel = context.WithCancel(context.Background())
-						}
-						defer cancel()
-						changed := a.l.Changed()
-						began := time.Now()
-						var empty atomic.Int64
-						go func() {
-							<-changed
-							empty.Store(int64(time.Since(began)))
-							if got := a.l.Values(); len(got) != 0 {
-								t.Errorf("%s: Values is %v", a.id, got)
+				var waits sync.WaitGroup
+				late := make(chan string, 2*len(all))
+				closing := time.Now()
+				for _, a := range all {
+					waits.Go(func() {
+						team.do(func() {
+							ctx, cancel := context.WithTimeout(context.Background(), max(0, a.limit))
+							if a.limit < 0 {
+								ctx, cancel = context.WithCancel(context.Background())
 							}
-						}()
-						err := a.c.Close(ctx)
-						took := time.Since(began)
-						t.Logf("%s: Values was empty after %v, Close returned after %v: %v", a.id, time.Duration(empty.Load()), took, err)
-						if err == nil || a.limit >= 0 && !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), a.l.Name()) {
-							t.Errorf("%s: Close returned %v", a.id, err)
-						}
-						if took > a.most+slack {
-							t.Errorf("%s: Close returned after %v", a.id, took)
-						}
-						if empty := time.Duration(empty.Load()); empty > 100*time.Millisecond+slack {
-							t.Errorf("%s: Values was empty after %v", a.id, empty)
-						}
-						receive(t, a.id+": Done is closed", a.c.Done())
-						if got, err := a.l.Values(), a.c.Err(); len(got) != 0 || !errors.Is(err, pgleases.ErrClosed) {
-							t.Errorf("%s: closed, it shows %v and its error is %v", a.id, got, err)
-						}
+							defer cancel()
+							changed := a.l.Changed()
+							began := time.Now()
+							var empty atomic.Int64
+							go func() {
+								<-changed
+								empty.Store(int64(time.Since(began)))
+								if got := a.l.Values(); len(got) != 0 {
+									t.Errorf("%s: Values is %v", a.id, got)
+								}
+							}()
+							err := a.c.Close(ctx)
+							took := time.Since(began)
+							t.Logf("%s: Values was empty after %v, Close returned after %v: %v", a.id, time.Duration(empty.Load()), took, err)
+							if err == nil || a.limit >= 0 && !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), a.l.Name()) {
+								t.Errorf("%s: Close returned %v", a.id, err)
+							}
+							if took > a.most+slack {
+								late <- fmt.Sprintf("%s: Close returned after %v", a.id, took)
+							}
+							if empty := time.Duration(empty.Load()); empty > 100*time.Millisecond+slack {
+								late <- fmt.Sprintf("%s: Values was empty after %v", a.id, empty)
+							}
+						})
 					})
-				})
-			}
-			waits.Wait()
-			team.gone()
+				}
+				waits.Wait()
+				close(late)
+				for text := range late {
+					missed(t, closing, 100*time.Millisecond+slack, "%s", text)
+				}
+				for _, a := range all {
+					receive(t, a.id+": Done is closed", a.c.Done())
+					if got, err := a.l.Values(), a.c.Err(); len(got) != 0 || !errors.Is(err, pgleases.ErrClosed) {
+						t.Errorf("%s: closed, it shows %v and its error is %v", a.id, got, err)
+					}
+				}
+				team.gone()
+			})
 		})
 	}
 }

@@ -1,3 +1,5 @@
+//go:build unix
+
 package proof_test
 
 import (
@@ -9,118 +11,125 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
 	t.Parallel()
-	server := pgserver.Private(t)
-	admin := newPool(t, server.URL())
-	var book logbook
-	c := newClient(t, newPool(t, server.URL()), book.option(), pgleases.WithHeartbeat(50*time.Millisecond))
-	l := joined(t, c, "work", 4)
-	until(t, "it owns all", func() bool { return len(l.Values()) == 4 }, l)
-	p, changed := ownership(t, l, 0), l.Changed()
-	execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = on`)
-	execute(t, admin, `SELECT pg_reload_conf()`)
-	until(t, "the connection is given up", func() bool { return connections(t, admin) == 0 })
-	until(t, "it was told so", func() bool {
-		return len(book.lines("connect failed", "read-only")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
+	punctual.Run(t, func(t *punctual.Try) {
+		server := pgserver.Private(t)
+		admin := newPool(t, server.URL())
+		var book logbook
+		c := newClient(t, newPool(t, server.URL()), book.option(), pgleases.WithHeartbeat(50*time.Millisecond))
+		l := joined(t, c, "work", 4)
+		until(t, "it owns all", func() bool { return len(l.Values()) == 4 }, l)
+		p, changed := ownership(t, l, 0), l.Changed()
+		execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = on`)
+		execute(t, admin, `SELECT pg_reload_conf()`)
+		until(t, "the connection is given up", func() bool { return connections(t, admin) == 0 })
+		until(t, "it was told so", func() bool {
+			return len(book.lines("connect failed", "read-only")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
+		})
+		if s := c.Stats(); s.Owned != 4 || s.Trust == 0 {
+			t.Errorf("stats while there is no server to write to: %+v", s)
+		}
+		execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = off`)
+		execute(t, admin, `SELECT pg_reload_conf()`)
+		until(t, "it has returned", func() bool { return c.Stats().Reconnects == 1 })
+		beats(t, c, 3)
+		if now, ok := l.Partition(0); !ok || now != p {
+			t.Errorf("%v became %v", p, now)
+		}
+		select {
+		case <-changed:
+			t.Error("something changed")
+		default:
+		}
 	})
-	if s := c.Stats(); s.Owned != 4 || s.Trust == 0 {
-		t.Errorf("stats while there is no server to write to: %+v", s)
-	}
-	execute(t, admin, `ALTER SYSTEM SET default_transaction_read_only = off`)
-	execute(t, admin, `SELECT pg_reload_conf()`)
-	until(t, "it has returned", func() bool { return c.Stats().Reconnects == 1 })
-	beats(t, c, 3)
-	if now, ok := l.Partition(0); !ok || now != p {
-		t.Errorf("%v became %v", p, now)
-	}
-	select {
-	case <-changed:
-		t.Error("something changed")
-	default:
-	}
 }
 
 func TestNotificationsThatDoNotArriveAreFoundOutAndLivedWith(t *testing.T) {
 	t.Parallel()
-	url := direct(t)
-	bouncer, err := pgserver.PgBouncer(t.Context(), url)
-	if err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() {
-		if err := bouncer.Stop(); err != nil {
-			t.Error(err)
+	punctual.Run(t, func(t *punctual.Try) {
+		url := direct(t)
+		bouncer, err := pgserver.PgBouncer(t.Context(), url)
+		if err != nil {
+			t.Skip(err)
 		}
+		t.Cleanup(func() {
+			if err := bouncer.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+		through, err := bouncer.Through(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var book logbook
+		clients := []*pgleases.Client{
+			newClient(t, newPool(t, url), pgleases.WithClientID("direct")),
+			newClient(t, newPool(t, through), pgleases.WithClientID("pooled"), book.option(), pgleases.WithHeartbeat(100*time.Millisecond)),
+			newClient(t, newPool(t, url), pgleases.WithClientID("polling"), pgleases.WithPolling(), pgleases.WithHeartbeat(100*time.Millisecond)),
+		}
+		leases := make([]*pgleases.Lease, len(clients))
+		for i, c := range clients {
+			leases[i] = joined(t, c, "work", 9, pgleases.WithHandoffDelay(0))
+		}
+		until(t, "each owns a third", func() bool { return shared(leases...) }, leases...)
+		until(t, "it is known who listens", func() bool { return clients[0].Stats().Listening && len(book.lines("polling")) == 1 })
+		beats(t, clients[1], 5)
+		for i, want := range []bool{true, false, false} {
+			if s := clients[i].Stats(); s.Listening != want || s.Reconnects != 0 {
+				t.Errorf("stats of %s: %+v", clients[i].ID(), s)
+			}
+		}
+		if lines := book.lines("notifications do not arrive"); len(lines) != 1 {
+			t.Errorf("it was logged as %q", lines)
+		}
+		if err := pgx.BeginFunc(t.Context(), newPool(t, through), func(tx pgx.Tx) error {
+			return leases[1].Guard(t.Context(), tx, ownership(t, leases[1], leases[1].Values()[0]))
+		}); err != nil {
+			t.Errorf("Guard through the pooler: %v", err)
+		}
+		shut(t, clients[0])
+		began := time.Now()
+		until(t, "the rest share it", func() bool { return len(leases[1].Values())+len(leases[2].Values()) == 9 })
+		t.Logf("polling, they own all after %v", time.Since(began))
+		if took := time.Since(began); took > 250*time.Millisecond+slack {
+			missed(t, began, 250*time.Millisecond+slack, "they own all after %v, with a heartbeat of 100 ms", took)
+		}
+		shut(t, clients[2])
+		until(t, "the last owns all", func() bool { return len(leases[1].Values()) == 9 }, leases[1])
 	})
-	through, err := bouncer.Through(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var book logbook
-	clients := []*pgleases.Client{
-		newClient(t, newPool(t, url), pgleases.WithClientID("direct")),
-		newClient(t, newPool(t, through), pgleases.WithClientID("pooled"), book.option(), pgleases.WithHeartbeat(100*time.Millisecond)),
-		newClient(t, newPool(t, url), pgleases.WithClientID("polling"), pgleases.WithPolling(), pgleases.WithHeartbeat(100*time.Millisecond)),
-	}
-	leases := make([]*pgleases.Lease, len(clients))
-	for i, c := range clients {
-		leases[i] = joined(t, c, "work", 9, pgleases.WithHandoffDelay(0))
-	}
-	until(t, "each owns a third", func() bool { return shared(leases...) }, leases...)
-	until(t, "it is known who listens", func() bool { return clients[0].Stats().Listening && len(book.lines("polling")) == 1 })
-	beats(t, clients[1], 5)
-	for i, want := range []bool{true, false, false} {
-		if s := clients[i].Stats(); s.Listening != want || s.Reconnects != 0 {
-			t.Errorf("stats of %s: %+v", clients[i].ID(), s)
-		}
-	}
-	if lines := book.lines("notifications do not arrive"); len(lines) != 1 {
-		t.Errorf("it was logged as %q", lines)
-	}
-	if err := pgx.BeginFunc(t.Context(), newPool(t, through), func(tx pgx.Tx) error {
-		return leases[1].Guard(t.Context(), tx, ownership(t, leases[1], leases[1].Values()[0]))
-	}); err != nil {
-		t.Errorf("Guard through the pooler: %v", err)
-	}
-	shut(t, clients[0])
-	began := time.Now()
-	until(t, "the rest share it", func() bool { return len(leases[1].Values())+len(leases[2].Values()) == 9 })
-	t.Logf("polling, they own all after %v", time.Since(began))
-	if took := time.Since(began); took > 250*time.Millisecond+slack {
-		t.Errorf("they own all after %v, with a heartbeat of 100 ms", took)
-	}
-	shut(t, clients[2])
-	until(t, "the last owns all", func() bool { return len(leases[1].Values()) == 9 }, leases[1])
 }
 
 // Of two hosts the first takes no writes, and the second does.
 func TestOfSeveralHostsTheOneThatTakesWritesIsChosen(t *testing.T) {
 	t.Parallel()
-	var hosts []string
-	for range 2 {
-		hosts = append(hosts, pgserver.Private(t).URL())
-	}
-	execute(t, newPool(t, hosts[0]), `ALTER SYSTEM SET default_transaction_read_only = on`)
-	execute(t, newPool(t, hosts[0]), `SELECT pg_reload_conf()`)
-	both, second := parsed(t, hosts[0]), parsed(t, hosts[1])
-	both.Host += "," + second.Host
-	c, err := pgleases.Open(t.Context(), both.String(), pgleases.WithClientID("a"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer shut(t, c)
-	until(t, "the second server has the client", func() bool {
-		return value[int](t, newPool(t, hosts[1]), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgleases'`) == 1
+	punctual.Run(t, func(t *punctual.Try) {
+		var hosts []string
+		for range 2 {
+			hosts = append(hosts, pgserver.Private(t).URL())
+		}
+		execute(t, newPool(t, hosts[0]), `ALTER SYSTEM SET default_transaction_read_only = on`)
+		execute(t, newPool(t, hosts[0]), `SELECT pg_reload_conf()`)
+		both, second := parsed(t, hosts[0]), parsed(t, hosts[1])
+		both.Host += "," + second.Host
+		c, err := pgleases.Open(t.Context(), both.String(), pgleases.WithClientID("a"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer shut(t, c)
+		until(t, "the second server has the client", func() bool {
+			return value[int](t, newPool(t, hosts[1]), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgleases'`) == 1
+		})
+		if n := value[int](t, newPool(t, hosts[1]), `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 1 {
+			t.Errorf("the second server has %d sessions of the client, not 1", n)
+		}
 	})
-	if n := value[int](t, newPool(t, hosts[1]), `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 1 {
-		t.Errorf("the second server has %d sessions of the client, not 1", n)
-	}
 }
 
-func parsed(t *testing.T, text string) *url.URL {
+func parsed(t testing.TB, text string) *url.URL {
 	t.Helper()
 	u, err := url.Parse(text)
 	if err != nil {

@@ -9,103 +9,106 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // A transaction that passed Guard stays open although its owner was killed: its partition waits for the commit, and nothing else
 // does.
 func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testing.T) {
 	t.Parallel()
-	const ttl, partitions = 2 * time.Second, 12
-	url := direct(t)
-	pool := newPool(t, url)
-	var book logbook
-	clients := []*pgleases.Client{
-		newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), book.option()),
-		newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithTTL(ttl), book.option()),
-	}
-	var leases []*pgleases.Lease
-	for _, c := range clients {
-		leases = append(leases, joined(t, c, "work", partitions, pgleases.WithHandoffDelay(0)))
-	}
-	dying := startWorker(t, faults.Config{URL: url, ID: "dying", Lease: "work", Partitions: partitions, TTL: ttl})
-	hasJoined(t, dying)
-	until(t, "each of the three owns a third", func() bool {
-		return value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner = 'dying'`) == partitions/3 &&
-			len(leases[0].Values()) == partitions/3 && len(leases[1].Values()) == partitions/3
-	}, leases...)
-	for _, c := range clients {
-		for began := time.Now(); time.Since(began) < ttl; { // they have watched the clock for a TTL
-			beats(t, c, 1)
+	punctual.Run(t, func(t *punctual.Try) {
+		const ttl, partitions = 2 * time.Second, 12
+		url := direct(t)
+		pool := newPool(t, url)
+		var book logbook
+		clients := []*pgleases.Client{
+			newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithTTL(ttl), book.option()),
+			newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithTTL(ttl), book.option()),
 		}
-	}
-
-	n := value[int](t, pool, `SELECT min(partition) FROM pgleases.status WHERE owner = 'dying'`)
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), `SELECT pgleases.guard('work', partition, epoch) FROM pgleases.status WHERE partition = $1`, n); err != nil {
-		t.Fatal(err)
-	}
-	dying.Kill()
-	killed := time.Now()
-	var oldest, owning, joining time.Duration
-	var third *pgleases.Lease
-	until(t, "three TTLs have passed", func() bool {
+		var leases []*pgleases.Lease
 		for _, c := range clients {
-			oldest = max(oldest, c.Stats().HeartbeatAge)
+			leases = append(leases, joined(t, c, "work", partitions, pgleases.WithHandoffDelay(0)))
 		}
-		total := 0
-		for _, l := range leases {
-			total += len(l.Values())
-			if l.Owns(n) {
-				t.Fatalf("%s owns the guarded partition", l.Name())
+		dying := startWorker(t, faults.Config{URL: url, ID: "dying", Lease: "work", Partitions: partitions, TTL: ttl})
+		hasJoined(t, dying)
+		until(t, "each of the three owns a third", func() bool {
+			return value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner = 'dying'`) == partitions/3 &&
+				len(leases[0].Values()) == partitions/3 && len(leases[1].Values()) == partitions/3
+		}, leases...)
+		for _, c := range clients {
+			for began := time.Now(); time.Since(began) < ttl; { // they have watched the clock for a TTL
+				beats(t, c, 1)
 			}
 		}
-		if total == partitions-1 && owning == 0 {
-			owning = time.Since(killed)
-			began := time.Now()
-			clients = append(clients, newClient(t, pool, pgleases.WithClientID("c"), pgleases.WithTTL(ttl), book.option()))
-			third = joined(t, clients[2], "work", partitions, pgleases.WithHandoffDelay(0))
-			leases = append(leases, third)
-			joining = time.Since(began)
+
+		n := value[int](t, pool, `SELECT min(partition) FROM pgleases.status WHERE owner = 'dying'`)
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
 		}
-		return time.Since(killed) > 3*ttl
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		if _, err := tx.Exec(t.Context(), `SELECT pgleases.guard('work', partition, epoch) FROM pgleases.status WHERE partition = $1`, n); err != nil {
+			t.Fatal(err)
+		}
+		dying.Kill()
+		killed := time.Now()
+		var oldest, owning, joining time.Duration
+		var third *pgleases.Lease
+		until(t, "three TTLs have passed", func() bool {
+			for _, c := range clients {
+				oldest = max(oldest, c.Stats().HeartbeatAge)
+			}
+			total := 0
+			for _, l := range leases {
+				total += len(l.Values())
+				if l.Owns(n) {
+					t.Fatalf("%s owns the guarded partition", l.Name())
+				}
+			}
+			if total == partitions-1 && owning == 0 {
+				owning = time.Since(killed)
+				began := time.Now()
+				clients = append(clients, newClient(t, pool, pgleases.WithClientID("c"), pgleases.WithTTL(ttl), book.option()))
+				third = joined(t, clients[2], "work", partitions, pgleases.WithHandoffDelay(0))
+				leases = append(leases, third)
+				joining = time.Since(began)
+			}
+			return time.Since(killed) > 3*ttl
+		})
+		t.Logf("all others were owned again %v after the kill (TTL %v); a join took %v; the oldest heartbeat was %v old",
+			owning, ttl, joining, oldest)
+		if third == nil {
+			missed(t, killed, 3*ttl, "the other partitions were not owned again")
+		}
+		// Its last heartbeat was sent up to a third of the TTL before the kill.
+		if owning < ttl*2/3-10*time.Millisecond || owning > ttl+200*time.Millisecond+slack {
+			missed(t, killed, ttl, "the other partitions were owned again %v after the kill, with a TTL of %v", owning, ttl)
+		}
+		if joining > time.Second+slack {
+			missed(t, killed, time.Second, "a join took %v", joining)
+		}
+		if got := len(third.Values()); got < 3 || got > 4 {
+			missed(t, killed, bears(ttl, ttl/3), "the third owns %d of %d, not 3 or 4", got, partitions)
+		}
+		if lines := book.lines("heartbeat failed", "lock timeout"); len(lines) != 0 || oldest >= ttl {
+			missed(t, killed, bears(ttl, ttl/3), "a heartbeat had to wait: %q, the oldest %v", lines, oldest)
+		}
+		for _, c := range clients {
+			if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 {
+				missed(t, killed, bears(ttl, ttl/3), "%s should have lost neither trust nor its connection: %+v", c.ID(), s)
+			}
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Errorf("what Guard let pass did not commit: %v", err)
+		}
+		began := time.Now()
+		until(t, "the partition follows", func() bool {
+			return leases[0].Owns(n) || leases[1].Owns(n) || leases[2].Owns(n)
+		}, leases...)
+		took := time.Since(began)
+		t.Logf("it followed %v after the commit", took)
+		if took > 100*time.Millisecond+slack {
+			missed(t, began, 100*time.Millisecond+slack, "it followed %v after the commit", took)
+		}
 	})
-	t.Logf("all others were owned again %v after the kill (TTL %v); a join took %v; the oldest heartbeat was %v old",
-		owning, ttl, joining, oldest)
-	if third == nil {
-		t.Fatal("the other partitions were not owned again")
-	}
-	// Its last heartbeat was sent up to a third of the TTL before the kill.
-	if owning < ttl*2/3-10*time.Millisecond || owning > ttl+200*time.Millisecond+slack {
-		t.Errorf("the other partitions were owned again %v after the kill, with a TTL of %v", owning, ttl)
-	}
-	if joining > time.Second+slack {
-		t.Errorf("a join took %v", joining)
-	}
-	if got := len(third.Values()); got < 3 || got > 4 {
-		t.Errorf("the third owns %d of %d, not 3 or 4", got, partitions)
-	}
-	if lines := book.lines("heartbeat failed", "lock timeout"); len(lines) != 0 || oldest >= ttl {
-		t.Errorf("a heartbeat had to wait: %q, the oldest %v", lines, oldest)
-	}
-	for _, c := range clients {
-		if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 {
-			t.Errorf("%s should have lost neither trust nor its connection: %+v", c.ID(), s)
-		}
-	}
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Errorf("what Guard let pass did not commit: %v", err)
-	}
-	began := time.Now()
-	until(t, "the partition follows", func() bool {
-		return leases[0].Owns(n) || leases[1].Owns(n) || leases[2].Owns(n)
-	}, leases...)
-	took := time.Since(began)
-	t.Logf("it followed %v after the commit", took)
-	if took > 100*time.Millisecond+slack {
-		t.Errorf("it followed %v after the commit", took)
-	}
 }

@@ -1,3 +1,5 @@
+//go:build unix
+
 package proof_test
 
 import (
@@ -7,27 +9,30 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
 )
 
 // Not in parallel: the database is busy with it for ten seconds.
 func TestTheMostPartitionsWork(t *testing.T) {
-	if brief() {
-		t.Skip("takes a quarter of a minute")
-	}
-	pool := newPool(t, pgserver.Database(t))
-	var log logbook
-	client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
-	lease := joined(t, client, "l", 65536)
-	waitFor(t, 3*time.Minute, "it owns all", func() bool { return len(lease.Values()) == 65536 })
-	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
-		t.Errorf("the view shows %d partitions", got)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-	defer cancel()
-	if err := client.Close(ctx); err != nil {
-		t.Error(err)
-	}
-	if lines := log.lines("handed over", "partitions=0-8191"); len(lines) != 1 {
-		t.Errorf("it was not handed over in order: %q", log.lines("handed over"))
-	}
+	punctual.Run(t, func(t *punctual.Try) {
+		if brief() {
+			t.Skip("takes a quarter of a minute")
+		}
+		pool := newPool(t, pgserver.Database(t))
+		var log logbook
+		client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
+		lease := joined(t, client, "l", 65536)
+		waitFor(t, 3*time.Minute, "it owns all", func() bool { return len(lease.Values()) == 65536 })
+		if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
+			t.Errorf("the view shows %d partitions", got)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+		defer cancel()
+		if err := client.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		if lines := log.lines("handed over", "partitions=0-8191"); len(lines) != 1 {
+			t.Errorf("it was not handed over in order: %q", log.lines("handed over"))
+		}
+	})
 }

@@ -62,7 +62,7 @@ var detectors = map[string]detector{
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
 	// Each statement's flush of the log, on a real server.
-	"durability": {"internal/store", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
+	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
 }
 
 const guarded = `    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3`
