@@ -1,4 +1,4 @@
-// Command fleet shows what pgleases is for, in less than a minute and with one command:
+// Command fleet shows what pgleases is for, with one command and, unless the machine is busy, in less than a minute:
 //
 //	go run ./examples/fleet
 //
@@ -38,9 +38,10 @@ const (
 	jobCount      = 20_000
 	customerCount = 500
 
-	// limit is for the jobs; what is not done by then is counted as left over.
-	limit = 52 * time.Second
-	// maxTTL is what all events fit into that time with.
+	// limit is for the jobs; what is not done by then is counted as left over. A machine that has nothing else to do needs half a
+	// minute, one that is busy several times as long, and that is no fault.
+	limit = 5 * time.Minute
+	// maxTTL is what all events fit into a minute with.
 	maxTTL = 10 * time.Second
 )
 

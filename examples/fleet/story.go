@@ -12,8 +12,9 @@ import (
 const (
 	// between is the time from one event to the next, to see the workers at work.
 	between = 4 * time.Second
-	// patience is how long, beyond the TTL, a change of owners may take before it counts as one that never came.
-	patience = 8 * time.Second
+	// patience is how long, beyond the TTL, a change of owners may take before it counts as one that never came. It is long: on a
+	// busy machine processes wait for their turn, and the figures tell how long a change took.
+	patience = time.Minute
 	// look is how often the owners are read while a change is under way.
 	look = 20 * time.Millisecond
 )
@@ -207,7 +208,7 @@ func (f *fleet) closeAll(ctx context.Context) error {
 		}
 	}
 	for _, w := range living {
-		if err := w.wait(ctx, 5*time.Second); err != nil {
+		if err := w.wait(ctx, patience); err != nil {
 			failure := fmt.Sprintf("%s did not end well: %v", w.id, err)
 			f.happened(event{name: "end", what: w.id + " was asked to end", failure: failure})
 		}
