@@ -126,6 +126,22 @@ func TestNothingMovesToWhoIsNoMember(t *testing.T) {
 	})
 }
 
+func TestAGuardPassesForExactlyTheEpochUnderWhichALivingSessionOwns(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 2)
+		a.give("l", a.session)
+		expect(t, f.passes("l", 0, 1), true, "under its epoch")
+		expect(t, f.passes("l", 0, 0), false, "under the epoch before")
+		expect(t, f.passes("l", 0, 2), false, "under the next epoch")
+		expect(t, f.passes("l", 1, 0), false, "where nobody owns it")
+		expect(t, f.passes("l", 2, 1), false, "where there is no such partition")
+		expect(t, f.passes("other", 0, 1), false, "where there is no such lease")
+		f.kill("a")
+		expect(t, f.passes("l", 0, 1), false, "once its owner was evicted")
+	})
+}
+
 func TestAPlanOfTooManyMovesIsAppliedInParts(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
