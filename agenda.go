@@ -18,6 +18,8 @@ type duty struct {
 	stage stage
 	due   func(e *engine, now time.Time) time.Time // never: not unless something happens
 	begin func(e *engine, now time.Time) *operation
+
+	spaced bool // its due tells when to try again after a failure
 }
 
 // The stage is how far a client has come. Heartbeats go on while it works; all else belongs to one stage.
@@ -32,20 +34,20 @@ const (
 
 // duties in the order of precedence.
 var duties = []*duty{
-	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect},
-	{"register", registering, (*engine).registerDue, (*engine).beginRegister},
-	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp},
-	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat},
-	{"listen", working, (*engine).listenDue, (*engine).beginListen},
-	{"mark the server", working, (*engine).markDue, (*engine).beginMark},
-	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle},
-	{"join", working, (*engine).joinDue, (*engine).beginJoin},
-	{"read", working, (*engine).readDue, (*engine).beginRead},
-	{"release", working, (*engine).releaseDue, (*engine).beginRelease},
-	{"set weight", working, (*engine).weightDue, (*engine).beginWeight},
-	{"evict", working, (*engine).evictDue, (*engine).beginEvict},
-	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance},
-	{"end the session", working, (*engine).endDue, (*engine).beginEnd},
+	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect, true},
+	{"register", registering, (*engine).registerDue, (*engine).beginRegister, true},
+	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp, false},
+	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat, true},
+	{"listen", working, (*engine).listenDue, (*engine).beginListen, false},
+	{"mark the server", working, (*engine).markDue, (*engine).beginMark, false},
+	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, false},
+	{"join", working, (*engine).joinDue, (*engine).beginJoin, true},
+	{"read", working, (*engine).readDue, (*engine).beginRead, false},
+	{"release", working, (*engine).releaseDue, (*engine).beginRelease, false},
+	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, false},
+	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},
+	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance, false},
+	{"end the session", working, (*engine).endDue, (*engine).beginEnd, false},
 }
 
 // waitForNotifications is what the connection does while no duty is due, and gives way to each.
@@ -84,12 +86,16 @@ type agenda struct {
 	running *operation
 	results chan func() // what the operation that ended hands back
 
-	// After a failure all operations but heartbeats and those of a new connection pause: most often it is the server that
-	// cannot serve any of them.
-	pause  time.Duration // the last one; 0: none since an operation succeeded
-	paused time.Time     // until then
+	// A duty that failed pauses, and no other with it: what cannot be done now keeps nothing else from being done.
+	pauses map[*duty]pause
 
 	logged map[string]map[string]bool // by duty, since it last succeeded: the kinds of errors that were logged
+}
+
+// pause is the time that a duty rests after it failed; with each failure twice as long.
+type pause struct {
+	length time.Duration
+	until  time.Time
 }
 
 // An operation runs statements, apart from the goroutine that owns the state. That goroutine runs the function that call returns.
@@ -128,9 +134,7 @@ func (e *engine) next(now time.Time) (*duty, time.Time) {
 			continue
 		}
 		due := d.due(e, now)
-		if d.stage == working {
-			due = later(due, e.agenda.paused)
-		}
+		due = later(due, e.agenda.pauses[d].until)
 		if !due.After(now) {
 			return d, now
 		}
@@ -178,9 +182,7 @@ func (e *engine) begin(d *duty, now time.Time) {
 func (e *engine) completed(d *duty, err error) {
 	if err == nil {
 		delete(e.agenda.logged, d.name)
-		if d.stage == working {
-			e.agenda.pause = 0
-		}
+		delete(e.agenda.pauses, d)
 		return
 	}
 	e.logFailure(d, err)
@@ -191,8 +193,10 @@ func (e *engine) completed(d *duty, err error) {
 		e.disconnect()
 		return
 	}
-	e.agenda.pause = min(max(2*e.agenda.pause, retryMin), e.options.heartbeat)
-	e.agenda.paused = time.Now().Add(e.agenda.pause)
+	if !d.spaced {
+		length := min(max(2*e.agenda.pauses[d].length, retryMin), e.options.heartbeat)
+		e.agenda.pauses[d] = pause{length, time.Now().Add(length)}
+	}
 }
 
 // logFailure logs each kind of error once until the duty succeeds.

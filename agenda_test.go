@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/store"
+
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
@@ -295,4 +297,62 @@ func (w *world) logged(what string) (n int) {
 		w.events = nil
 	}
 	return n
+}
+
+func TestAJoinThatCannotBeNowKeepsNothingElseFromBeingDone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
+		la := a.mustJoin("x", 2, WithHandoffDelay(0))
+		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
+		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join waits for it in vain
+			return fault{before: 500 * time.Millisecond, err: errLocked}, client == a.name && op == "join"
+		})
+		ctx, giveUp := context.WithCancel(context.Background())
+		defer giveUp()
+		go func() { _, _ = a.c.Lease(ctx, "locked", 4) }()
+		time.Sleep(20 * time.Second)
+		lb := b.mustJoin("x", 2, WithHandoffDelay(0))
+		// At its next heartbeat a is asked, 2 s later at most; at its next one b sees what it got.
+		w.within(5*time.Second, "b has its share", func() bool { return len(lb.Values()) == 1 })
+	})
+}
+
+func TestALeaseWhoseJoinWasGivenUpWhileItWasMadeCanBeJoinedAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.start("a")
+		done := make(chan error, 1)
+		err := p.c.request(context.Background(), done, func(e *engine) {
+			m := e.newMembership("x", 4, leaseOptions{weight: 1})
+			m.leaving = ErrClosed // its caller gave up while the join was under way
+			err := e.joinAnswered(m, store.Join{Alive: true}, nil, 0)
+			if e.leases.byName["x"] != nil {
+				err = errors.Join(err, errors.New("the membership stays"))
+			}
+			done <- err
+		})
+		if err != nil {
+			w.failf("%v", err)
+		}
+		if _, err := p.c.Lease(patiently(w.t), "x", 4); err != nil {
+			w.failf("joining it again: %v", err)
+		}
+	})
+}
+
+func TestSetWeightIsAnsweredOnceAlsoWhereTheLeaseIsLeftDuringTheNextJoin(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		w.failing(p, "join", 1, fault{before: 2 * time.Second})
+		w.evict("a")
+		w.breakConns(p)
+		weighed := make(chan error, 1)
+		go func() { weighed <- l.SetWeight(patiently(w.t), 3) }()
+		time.Sleep(time.Second) // the join of the next session is under way, with the weight
+		if err := l.Leave(patiently(w.t)); err != nil {
+			w.failf("leave: %v", err)
+		}
+		if err := <-weighed; !errors.Is(err, ErrClosed) {
+			w.failf("SetWeight: %v", err)
+		}
+	})
 }

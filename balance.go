@@ -130,7 +130,7 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 	switch {
 	case err != nil && e.ending.reason != nil: // the other clients do it
 	case err != nil:
-		e.requestPlan(now.Add(e.agenda.pause), names...)
+		e.requestPlan(now, names...)
 	case applied.More:
 		e.requestPlan(now, names...)
 	case applied.LeftOver > 0 || planned != nil && !applied.Applied:

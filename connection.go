@@ -34,7 +34,7 @@ func (e *engine) beginConnect(time.Time) *operation {
 				}
 				e.connection.conn, e.connection.known = c, false
 				e.session.nextBeat = time.Now()
-				e.agenda.pause, e.agenda.paused = 0, atOnce
+				clear(e.agenda.pauses)
 				e.stats.Reconnects++
 				return nil
 			}

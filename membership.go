@@ -30,8 +30,9 @@ type membership struct {
 
 	joined     bool // the session is a member
 	generation int64
-	changed    bool      // since generation was read, or nothing was read yet: to be read
-	retryAt    time.Time // of joining
+	changed    bool          // since generation was read, or nothing was read yet: to be read
+	retryAt    time.Time     // of joining
+	retry      time.Duration // after the next failure to join
 
 	callers []*joining // calls of Client.Lease that wait for the join
 	handles int        // calls of Client.Lease that were answered
@@ -165,8 +166,11 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 	now := time.Now()
 	m.retryAt = now
 	if err == nil && join.Alive && !join.Joined {
-		if join.Partitions == 0 || join.Partitions == m.lease.partitions {
-			return nil // it was made or dropped meanwhile: once more
+		if join.Partitions == 0 || join.Partitions == m.lease.partitions { // it was made or dropped meanwhile
+			if m.leaving != nil {
+				e.endMembership(m, m.leaving)
+			}
+			return nil // once more
 		}
 		err = fmt.Errorf("%w: it has %d, not %d", ErrPartitionCount, join.Partitions, m.lease.partitions)
 	}
@@ -175,7 +179,8 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 		e.endMembership(m, m.leaving)
 		return err
 	case err != nil && store.Transient(err) && !errors.Is(err, ErrPartitionCount):
-		m.retryAt = now.Add(retryMin + rand.N(retryMin))
+		m.retry = min(max(2*m.retry, retryMin), e.options.heartbeat)
+		m.retryAt = now.Add(m.retry + rand.N(retryMin))
 		return err
 	case err != nil && m.handles > 0: // it had joined before the session was lost
 		m.retryAt = now.Add(e.options.heartbeat)
@@ -187,7 +192,7 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 		e.evicted()
 		return nil
 	}
-	m.joined, m.generation, m.changed = true, 0, true
+	m.joined, m.generation, m.changed, m.retry = true, 0, true, 0
 	e.requestPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
 	for _, j := range m.callers {
 		m.answer(j)
