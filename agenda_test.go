@@ -70,7 +70,7 @@ func TestTheEngineWakesUpForAHandOverAfterItsDelay(t *testing.T) {
 		w.within(3*time.Second, "the join is planned", func() bool { return w.count("apply") >= 2 })
 		l.Values()
 		if err := l.SetWeight(patiently(w.t), 0); err != nil {
-			w.t.Fatal(err)
+			w.failf("%v", err)
 		}
 		w.within(2*time.Second, "it drains", func() bool { return shows(l) == "-" })
 		took := w.within(time.Minute, "it is handed over", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
@@ -106,7 +106,7 @@ func TestTheEngineWakesUpToConnectAgain(t *testing.T) {
 		w.breakConns(p)
 		began := time.Now()
 		if err := p.leases["x"].SetWeight(patiently(w.t), 2); err != nil { // it finds the connection broken
-			w.t.Fatal(err)
+			w.failf("%v", err)
 		}
 		if took := time.Since(began); took > time.Second {
 			w.failf("it had connected after %v", took)
@@ -122,7 +122,7 @@ func TestTheEngineWakesUpToRegisterAgain(t *testing.T) {
 		w.breakConns(p) // the heartbeat of the next connection finds that the session is gone
 		began := time.Now()
 		if err := l.SetWeight(patiently(w.t), 2); err != nil {
-			w.t.Fatal(err)
+			w.failf("%v", err)
 		}
 		if took := time.Since(began); took > time.Second {
 			w.failf("it had registered and joined after %v", took)
@@ -136,7 +136,7 @@ func TestTheEngineWakesUpAfterThePauseThatAFailureCosts(t *testing.T) {
 		w.failing(p, "weight", 2, fault{err: errLocked})
 		began := time.Now()
 		if err := l.SetWeight(patiently(w.t), 2); err != nil {
-			w.t.Fatal(err)
+			w.failf("%v", err)
 		}
 		if took := time.Since(began); took > retryMin+2*retryMin+soon {
 			w.failf("the weight was set after %v", took)
@@ -212,7 +212,7 @@ func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
 		defer hold.Release()
 		began := time.Now()
 		if err := l.SetWeight(patiently(w.t), 0); err != nil {
-			w.t.Fatal(err)
+			w.failf("%v", err)
 		}
 		w.start("b", rare...).mustJoin("x", 2)
 		<-hold.Context().Done()

@@ -55,6 +55,8 @@ var detectors = map[string]detector{
 	"histories": {".", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=100"}
 	}},
+	// What becomes due by itself, with heartbeats minutes apart, in simulated time.
+	"wake-ups": {".", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
 	// A crash of the server that loses heartbeats, with live clients.
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestHeartbeatsThatACrashLosesEvictNobody$"} }},
 	// Promotions of a standby that missed the last hand-overs, on real servers.
@@ -67,7 +69,7 @@ var detectors = map[string]detector{
 
 const guarded = `    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3`
 
-var mutants = []mutant{
+var mutants = append(asleep(), []mutant{
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"lease.go", `left := time.Duration(deadline) - time.Since(t.opened)`, `left := time.Duration(deadline)`, 0},
 		{"session.go", `t.trusted() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
@@ -134,6 +136,40 @@ var mutants = []mutant{
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
 	}},
+}...)
+
+// asleep are the mutants of an engine that does not wake up for one thing that becomes due.
+func asleep() []mutant {
+	asleep := func(what, file, old, new string) mutant {
+		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
+	}
+	const due, wake = `		due = later(due, e.agenda.pauses[d].until)`, `earlier(e.trustEnds(), earlier(e.drainsDue(), e.ending.giveUpAt))`
+	mutants := []mutant{
+		asleep("pauses", "agenda.go", due, due+`
+		if e.agenda.pauses[d].until.After(now) {
+			due = never
+		}`),
+		asleep("checks", "session.go", `return earlier(e.session.nextBeat, e.check.lookAt)`, `if e.check.lookAt.After(time.Now()) {
+		return e.session.nextBeat
+	}
+	return earlier(e.session.nextBeat, e.check.lookAt)`),
+		asleep("the trust deadline", "agenda.go", wake, `earlier(e.drainsDue(), e.ending.giveUpAt)`),
+		asleep("the end of Close", "agenda.go", wake, `earlier(e.trustEnds(), e.drainsDue())`),
+		asleep("warnings", "ownership.go", `		at = earlier(at, t.warnAt)`, ``),
+		asleep("drain timeouts", "ownership.go", `			at = earlier(at, t.limitAt)`, `			at = earlier(at, never)`),
+		asleep("settling again", "session.go", `	return later(e.session.settleAt, e.check.watch.willLast(e.options.ttl, now))`,
+			`	if e.session.settleAt.After(now) {
+		return never
+	}
+	return e.check.watch.willLast(e.options.ttl, now)`),
+	}
+	for _, duty := range []string{"connect", "register", "heartbeat", "settle the timeline", "join", "release", "evict", "rebalance"} {
+		mutants = append(mutants, asleep("duty "+duty, "agenda.go", due, due+fmt.Sprintf(`
+		if d.name == %q && due.After(now) {
+			due = never
+		}`, duty)))
+	}
+	return mutants
 }
 
 func root(t *testing.T) string {
