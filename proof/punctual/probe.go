@@ -82,10 +82,9 @@ func ask(ctx context.Context, url string, asking *atomic.Int64, answers chan<- S
 	for url != "" && ctx.Err() == nil {
 		began := oracle.Now()
 		asking.Store(int64(began))
-		var err error
 		if conn == nil {
-			conn, err = pgx.Connect(ctx, url)
-		} else if _, err = conn.Exec(ctx, "SELECT 1", pgx.QueryExecModeSimpleProtocol); err != nil {
+			conn, _ = pgx.Connect(ctx, url) // nil again where that failed: another try
+		} else if _, err := conn.Exec(ctx, "SELECT 1", pgx.QueryExecModeSimpleProtocol); err != nil {
 			_ = conn.Close(ctx)
 			conn = nil
 		}

@@ -74,20 +74,17 @@ func (t *Try) run(scenario func(*Try)) {
 
 func (t *Try) cleanUp() {
 	t.cancel()
-	for {
-		t.mu.Lock()
-		n := len(t.cleanups)
-		if n == 0 {
-			t.mu.Unlock()
-			return
-		}
-		last := t.cleanups[n-1]
-		t.cleanups = t.cleanups[:n-1]
+	t.mu.Lock()
+	n := len(t.cleanups)
+	if n == 0 {
 		t.mu.Unlock()
-		defer t.cleanUp() // also where last ends this goroutine
-		last()
 		return
 	}
+	last := t.cleanups[n-1]
+	t.cleanups = t.cleanups[:n-1]
+	t.mu.Unlock()
+	defer t.cleanUp() // also where last ends this goroutine
+	last()
 }
 
 // Cleanup has f called at the end of the try, last added first.
