@@ -1,13 +1,18 @@
 -- functions.sql: the functions, then the first rows of the tables. It runs after schema.sql. Idempotent: functions are
 -- replaced, rows that exist stay.
 --
+-- No search_path may let a stranger's operator or type be called by the role that calls one of these. A function in PL/pgSQL sets its
+-- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
+-- functions, all is named with its schema.
+--
 -- For applications: partition_for and guard. For operators: drop_lease. The others are parts of the statements beside this file.
 
 -- Read from the name of the current WAL file, which changes at the moment of a promotion.
 CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
 LANGUAGE plpgsql STABLE AS $pgleases_body$
 BEGIN
-    RETURN ('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::bigint;
+    RETURN ('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.lpad(pg_catalog.left(
+        pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8), 16, '0'::pg_catalog.text))::bit(64)::bigint;
 EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow these functions
     RETURN 0;
 END
@@ -19,11 +24,11 @@ COMMENT ON FUNCTION pgleases.timeline() IS 'The server''s timeline now, which ri
 -- one boolean of both calls.
 CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
 LANGUAGE sql VOLATILE AS $pgleases_body$
-    SELECT set_config('synchronous_commit',
-                      CASE WHEN NOT $1 THEN 'off'
-                           WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
-                           ELSE current_setting('synchronous_commit') END, true) IS NOT NULL
-       AND set_config('lock_timeout', $2::text, true) IS NOT NULL
+    SELECT pg_catalog.set_config('synchronous_commit',
+               CASE WHEN NOT $1 THEN 'off'
+                    WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN 'on'
+                    ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL
+       AND pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NOT NULL
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, and how many milliseconds the statement waits for a lock. Always true.';
 
@@ -33,9 +38,9 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     session bigint, lock_ms int,
     OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
-    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names text[], OUT generations bigint[],
+    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
     OUT due_in bigint[], OUT weights int[])
-LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now timestamptz;
     due timestamptz;
@@ -83,8 +88,8 @@ COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'Renews a session, and re
 -- Locks are taken in one order: leases by name, then clients, then partitions.
 CREATE OR REPLACE FUNCTION pgleases.evict(
     cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
-    OUT evicted text[], OUT asked text[], OUT check_due_in bigint, OUT unwatched bigint)
-LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint, OUT unwatched bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
     silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are dead
@@ -183,12 +188,13 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.partition_for(key text, partitions int) RETURNS int
+CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
-    SELECT ((('x' || encode(substring(sha256(convert_to($1, 'UTF8')) for 8), 'hex'))::bit(64)::bigint
-             & 9223372036854775807) % $2)::int
+    SELECT ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
+                  pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.partition_for(text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
+COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
 
 -- The row lock is the fence: without it a former owner would pass while the take-over is not committed. It lasts to the
 -- caller's commit, and a take-over passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
@@ -196,8 +202,8 @@ COMMENT ON FUNCTION pgleases.partition_for(text, int) IS 'The partition of a key
 --
 -- An evicted owner is refused even before a take-over. While a promoted server is being settled, which ends every epoch, every
 -- guard is refused: a stream of guards would otherwise keep some row locked for ever.
-CREATE OR REPLACE FUNCTION pgleases.guard(lease text, partition int, epoch bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.partitions AS p
     WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
@@ -212,10 +218,10 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.guard(text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
+COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
 
-CREATE OR REPLACE FUNCTION pgleases.drop_lease(name text) RETURNS void
-LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(name pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     living text;
 BEGIN
@@ -237,10 +243,10 @@ BEGIN
     DELETE FROM pgleases.members AS m WHERE m.lease = $1;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drop_lease(text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
 
 -- Last, after all tables and functions: a schema without its version counts as missing.
 INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
 VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
-INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (1, 1)
-ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version < EXCLUDED.version;
+INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (2, 1)
+ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -10,13 +10,13 @@ GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int),
     pgleases.evict(bigint, bigint, bigint, bigint, bigint, int),
-    pgleases.partition_for(text, int), pgleases.guard(text, int, bigint) TO pgleases_app;
+    pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint) TO pgleases_app;
 
 -- A role that only writes under a guard, and runs no clients. UPDATE of one column gives it the right to lock rows:
 --   GRANT USAGE ON SCHEMA pgleases TO worker;
 --   GRANT SELECT, UPDATE (asked_at) ON pgleases.partitions TO worker;
 --   GRANT SELECT ON pgleases.clients, pgleases.server TO worker;
---   GRANT EXECUTE ON FUNCTION pgleases.guard(text, int, bigint) TO worker;
+--   GRANT EXECUTE ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) TO worker;
 -- A role that drops leases: the rights of pgleases_app, and
 --   GRANT DELETE ON pgleases.partitions TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text) TO operator;

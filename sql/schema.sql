@@ -1,6 +1,9 @@
 -- schema.sql: the tables and views, with their comments. It runs first, functions.sql after it. Idempotent: what exists stays
 -- as it is.
 --
+-- Types, operators and functions are named with their schema, pg_catalog: an operator or a type by the same name in a schema on
+-- the search_path would else take their place, whatever it does. See functions.sql.
+--
 -- Text columns collate "C": compared byte by byte, so that the database sorts names and IDs as Go does.
 
 DO $pgleases_body$
@@ -24,13 +27,13 @@ COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can 
 -- for the new row versions.
 CREATE TABLE IF NOT EXISTS pgleases.clients (
     session     bigint PRIMARY KEY,
-    id          text COLLATE "C" NOT NULL,
+    id          pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     incarnation bigint NOT NULL,
-    expires_at  timestamptz NOT NULL,
+    expires_at  pg_catalog.timestamptz NOT NULL,
     ttl         interval NOT NULL,
-    host        text NOT NULL,
+    host        pg_catalog.text NOT NULL,
     pid         int NOT NULL,
-    started_at  timestamptz NOT NULL
+    started_at  pg_catalog.timestamptz NOT NULL
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE pgleases.clients IS 'The living sessions: one row for each run of a client, renewed by its heartbeat.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
@@ -43,10 +46,10 @@ COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
 
 CREATE TABLE IF NOT EXISTS pgleases.identities (
-    id          text COLLATE "C" PRIMARY KEY,
+    id          pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
     incarnation bigint NOT NULL,
     process     bigint NOT NULL,
-    used_at     timestamptz NOT NULL
+    used_at     pg_catalog.timestamptz NOT NULL
 );
 COMMENT ON TABLE pgleases.identities IS 'The newest process under each client ID. A row whose ID had no session for a day is deleted.';
 COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
@@ -55,13 +58,13 @@ COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew
 COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID was last registered, ended or evicted.';
 
 CREATE TABLE IF NOT EXISTS pgleases.leases (
-    name               text COLLATE "C" PRIMARY KEY,
+    name               pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
     partitions         int NOT NULL,
     generation         bigint NOT NULL,
     created_generation bigint NOT NULL,
     epoch_floor        bigint NOT NULL,
-    next_check_at      timestamptz NOT NULL,
-    planned_at         timestamptz NOT NULL
+    next_check_at      pg_catalog.timestamptz NOT NULL,
+    planned_at         pg_catalog.timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
@@ -73,10 +76,10 @@ COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
 
 CREATE TABLE IF NOT EXISTS pgleases.members (
-    lease     text COLLATE "C" NOT NULL,
+    lease     pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     session   bigint NOT NULL,
     weight    int NOT NULL,
-    joined_at timestamptz NOT NULL,
+    joined_at pg_catalog.timestamptz NOT NULL,
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
@@ -88,15 +91,15 @@ COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
 CREATE TABLE IF NOT EXISTS pgleases.partitions (
-    lease       text COLLATE "C" NOT NULL,
+    lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     partition   int NOT NULL,
     owner       bigint,
     target      bigint,
     epoch       bigint NOT NULL,
-    owner_id    text COLLATE "C",
-    home_id     text COLLATE "C",
-    owned_since timestamptz,
-    asked_at    timestamptz,
+    owner_id    pg_catalog.text COLLATE pg_catalog."C",
+    home_id     pg_catalog.text COLLATE pg_catalog."C",
+    owned_since pg_catalog.timestamptz,
+    asked_at    pg_catalog.timestamptz,
     PRIMARY KEY (lease, partition)
 ) WITH (fillfactor = 70);
 CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
@@ -114,9 +117,9 @@ COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to h
 CREATE TABLE IF NOT EXISTS pgleases.server (
     timeline      bigint NOT NULL,
     era           bigint NOT NULL,
-    next_check_at timestamptz NOT NULL,
+    next_check_at pg_catalog.timestamptz NOT NULL,
     sessions      bigint NOT NULL DEFAULT 1,
-    settling_to   timestamptz NOT NULL
+    settling_to   pg_catalog.timestamptz NOT NULL
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
@@ -141,10 +144,10 @@ SELECT p.lease,
        CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner,
        p.epoch,
        p.owned_since AS since,
-       CASE WHEN p.target IS DISTINCT FROM p.owner THEN t.id END AS moving_to,
+       CASE WHEN (p.target OPERATOR(pg_catalog.=) p.owner) IS NOT TRUE THEN t.id END AS moving_to,
        p.asked_at AS draining_since
 FROM pgleases.partitions AS p
-LEFT JOIN pgleases.clients AS t ON t.session = p.target;
+LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
 COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
 COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
@@ -157,18 +160,20 @@ COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to
 CREATE OR REPLACE VIEW pgleases.members_status AS
 SELECT m.lease,
        c.id AS client,
-       clock_timestamp() - (c.expires_at - c.ttl) AS heartbeat_age,
-       (SELECT count(*) FROM pgleases.partitions AS p WHERE p.lease = m.lease AND p.owner = m.session) AS owned,
-       CASE WHEN sum(m.weight) OVER (PARTITION BY m.lease) > 0
-            THEN round(l.partitions * m.weight / sum(m.weight) OVER (PARTITION BY m.lease)::numeric, 2)
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
+       (SELECT pg_catalog.count(*) FROM pgleases.partitions AS p
+        WHERE p.lease OPERATOR(pg_catalog.=) m.lease AND p.owner OPERATOR(pg_catalog.=) m.session) AS owned,
+       CASE WHEN (pg_catalog.sum(m.weight) OVER (PARTITION BY m.lease)) OPERATOR(pg_catalog.>) 0::bigint
+            THEN pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) m.weight)::numeric
+                                  OPERATOR(pg_catalog./) (pg_catalog.sum(m.weight) OVER (PARTITION BY m.lease))::numeric, 2)
             ELSE 0 END AS share,
        m.weight,
        c.host,
        c.pid,
        c.session
 FROM pgleases.members AS m
-JOIN pgleases.clients AS c USING (session)
-JOIN pgleases.leases AS l ON l.name = m.lease;
+JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
+JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease;
 COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
 COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';

@@ -55,7 +55,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	if config.RuntimeParams["application_name"] == "" {
 		config.RuntimeParams["application_name"] = "pgleases"
 	}
-	config.OnNotification = nil // the application's function would take the notifications from Wait
+	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // of a batch, too: see query
+	config.OnNotification = nil                                   // the application's function would take the notifications from Wait
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = line.dialOne
 	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
@@ -79,7 +80,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 // pooler gives a process ID that is not the backend's.
 func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error) {
 	results, err := conn.Exec(ctx,
-		"SELECT NOT pg_is_in_recovery() AND NOT current_setting('default_transaction_read_only')::bool, pg_backend_pid()").ReadAll()
+		"SELECT NOT pg_catalog.pg_is_in_recovery() AND NOT pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
+			"pg_catalog.pg_backend_pid()").ReadAll()
 	if err != nil {
 		return false, err
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 // Version is the schema version that this code was written for. functions.sql writes it too.
-const Version = 1
+const Version = 2
 
 // A SchemaError says why this code cannot run on the schema.
 type SchemaError struct {
@@ -56,7 +56,7 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
 		return err
 	}
-	ddl := "SELECT pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;\n" + StatementsFor(schema).Schema
+	ddl := "SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;\n" + StatementsFor(schema).Schema
 	_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
 	switch {
 	case Code(err) == "3F000":

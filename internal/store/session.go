@@ -95,7 +95,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
 		Generations, DueIn               []int64
 		Weights                          []int
 	}
-	got, err := one[row](ctx, c, c.statements.Heartbeat, session, c.lockWait)
+	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait)
 	if err != nil {
 		return Beat{}, err
 	}

@@ -9,6 +9,7 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -61,28 +62,38 @@ func (c *Conn) Close() {
 }
 
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
-// the server holds no lock while it waits for a second message.
-func query(ctx context.Context, c *Conn, statement string, args []any) (pgx.Rows, error) {
-	return c.conn.Query(ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+// the server holds no lock while it waits for a second message. The message is one transaction, and begins with the
+// search_path: else a schema on the role's path could have operators that take the place of those in the statement.
+func query[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args []any) (rows []T, err error) {
+	batch := new(pgx.Batch)
+	batch.Queue("SET LOCAL search_path = pg_catalog, pg_temp")
+	batch.Queue(statement, args...)
+	results := c.conn.SendBatch(ctx, batch)
+	if _, err = results.Exec(); err == nil {
+		answer, _ := results.Query() // CollectRows returns its error
+		rows, err = pgx.CollectRows(answer, row)
+	}
+	if closing := results.Close(); err == nil {
+		err = closing
+	}
+	return rows, err
 }
 
 // all returns every row.
 func all[T any](ctx context.Context, c *Conn, statement string, args ...any) ([]T, error) {
-	rows, err := query(ctx, c, statement, args)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[T])
+	return query(ctx, c, pgx.RowToStructByPos[T], statement, args)
 }
 
 // one returns the row of a statement that always has exactly one.
-func one[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
-	rows, err := query(ctx, c, statement, args)
-	if err != nil {
-		var none T
-		return none, err
+func one[T any](ctx context.Context, c *Conn, statement string, args ...any) (row T, err error) {
+	rows, err := all[T](ctx, c, statement, args...)
+	switch {
+	case err != nil:
+		return row, err
+	case len(rows) != 1:
+		return row, fmt.Errorf("statement returned %d rows, not 1", len(rows))
 	}
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
+	return rows[0], nil
 }
 
 // maybe returns the first row, or nil where there is none.
@@ -94,14 +105,16 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 	return &got[0], nil
 }
 
+// call is one for a statement that only calls a function with a search_path of its own, so that a heartbeat is one statement.
+func call[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
+	rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
+}
+
 // exec runs a statement for its effect.
 func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
-	rows, err := query(ctx, c, statement, args)
-	if err != nil {
-		return err
-	}
-	rows.Close()
-	return rows.Err()
+	_, err := query(ctx, c, pgx.RowTo[any], statement, args)
+	return err
 }
 
 // notifying runs a statement whose last parameter is the channel to notify. Where the notification fails, it runs the

@@ -1,0 +1,246 @@
+-- functions.sql: the functions, then the first rows of the tables. It runs after schema.sql. Idempotent: functions are
+-- replaced, rows that exist stay.
+--
+-- For applications: partition_for and guard. For operators: drop_lease. The others are parts of the statements beside this file.
+
+-- Read from the name of the current WAL file, which changes at the moment of a promotion.
+CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
+LANGUAGE plpgsql STABLE AS $pgleases_body$
+BEGIN
+    RETURN ('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::bigint;
+EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow these functions
+    RETURN 0;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.timeline() IS 'The server''s timeline now, which rises with a promotion; 0 where the server does not tell it.';
+
+-- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
+-- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
+-- one boolean of both calls.
+CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
+LANGUAGE sql VOLATILE AS $pgleases_body$
+    SELECT set_config('synchronous_commit',
+                      CASE WHEN NOT $1 THEN 'off'
+                           WHEN current_setting('synchronous_commit') = 'off' THEN 'on'
+                           ELSE current_setting('synchronous_commit') END, true) IS NOT NULL
+       AND set_config('lock_timeout', $2::text, true) IS NOT NULL
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, and how many milliseconds the statement waits for a lock. Always true.';
+
+-- A function, because the server keeps a function's plans for each connection; as plain SQL, planned every time, a heartbeat
+-- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
+-- removes the mark, and without the mark no watch goes on.
+CREATE OR REPLACE FUNCTION pgleases.heartbeat(
+    session bigint, lock_ms int,
+    OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
+    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names text[], OUT generations bigint[],
+    OUT due_in bigint[], OUT weights int[])
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    now timestamptz;
+    due timestamptz;
+    ttl interval;
+BEGIN
+    alive := pgleases.settings(false, $2); -- only to call it: the UPDATE sets alive
+    UPDATE pgleases.clients AS c SET expires_at = clock_timestamp() + c.ttl
+    FROM pgleases.server AS s
+    WHERE c.session = $1
+    RETURNING true, s.timeline, s.next_check_at, s.sessions, (SELECT m.mark FROM pgleases.server_mark AS m),
+              (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
+    INTO alive, settled, due, sessions, mark, incarnation, ttl;
+    IF alive IS NULL THEN -- no such session
+        alive := false;
+        ttl := interval '10 minutes'; -- the longest TTL
+        SELECT s.timeline, s.next_check_at, s.sessions, (SELECT m.mark FROM pgleases.server_mark AS m)
+        FROM pgleases.server AS s
+        INTO settled, due, sessions, mark;
+    END IF;
+    mark := coalesce(mark, 0);
+    incarnation := coalesce(incarnation, 0);
+    now := clock_timestamp();
+    clock := date_part('epoch', now) * 1000000; -- a float holds microseconds for 200 years to come
+    timeline := pgleases.timeline();
+    started := date_part('epoch', pg_postmaster_start_time()) * 1000000;
+    check_due_in := CASE WHEN due > now + ttl + interval '1 second' THEN 0 -- the clock stepped back: due now
+                         ELSE greatest(date_part('epoch', due - now) * 1000000, 0) END;
+    -- One element for each lease. due_in: -1 for none, 0 also where the clock stepped back.
+    SELECT coalesce(array_agg(l.name), '{}'),
+           coalesce(array_agg(l.generation), '{}'),
+           coalesce(array_agg(CASE WHEN l.next_check_at = 'infinity' THEN -1
+                                   WHEN l.next_check_at > now + interval '1 second' THEN 0
+                                   ELSE greatest(date_part('epoch', l.next_check_at - now) * 1000000, 0)
+                              END::bigint), '{}'),
+           coalesce(array_agg(m.weight), '{}')
+    FROM pgleases.members AS m
+    JOIN pgleases.leases AS l ON l.name = m.lease
+    WHERE m.session = $1
+    INTO names, generations, due_in, weights;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+
+-- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
+-- Locks are taken in one order: leases by name, then clients, then partitions.
+CREATE OR REPLACE FUNCTION pgleases.evict(
+    cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    OUT evicted text[], OUT asked text[], OUT check_due_in bigint, OUT unwatched bigint)
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    now timestamptz := clock_timestamp();
+    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are dead
+    longest interval := $2 * interval '1 microsecond';
+BEGIN
+    PERFORM pgleases.settings(true, $6);
+    -- Is a check due, or did the clock step back? And is this still the run of the server that was watched? SKIP LOCKED, as a
+    -- lock on the row means that another client does the check.
+    PERFORM FROM pgleases.server AS s
+    WHERE (s.next_check_at <= now OR s.next_check_at > now + interval '1 second' + (SELECT min(c.ttl) FROM pgleases.clients AS c))
+      AND now >= silent
+      AND s.timeline = $3 AND pgleases.timeline() = $3
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $4
+      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5
+    FOR UPDATE OF s SKIP LOCKED;
+    IF NOT FOUND THEN
+        evicted := '{}';
+        asked := '{}';
+        check_due_in := -1;
+        unwatched := 0;
+        RETURN;
+    END IF;
+    WITH expired AS MATERIALIZED (
+        SELECT c.session, c.ttl, c.ttl <= longest AS watched
+        FROM pgleases.clients AS c
+        WHERE c.expires_at < silent
+    ), living AS MATERIALIZED (
+        SELECT m.lease, m.session FROM pgleases.members AS m
+        JOIN pgleases.clients AS c USING (session)
+        WHERE m.session NOT IN (SELECT e.session FROM expired AS e WHERE e.watched)
+    ), gone AS MATERIALIZED (
+        SELECT m.lease, m.session FROM pgleases.members AS m
+        WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = m.lease AND a.session = m.session)
+    ), orphaned AS ( -- owners and targets that are no living members: evicted through another lease, or after a crash in between
+        SELECT p.lease
+        FROM (SELECT lease, owner AS session FROM pgleases.partitions WHERE owner IS NOT NULL
+              UNION SELECT lease, target FROM pgleases.partitions WHERE target IS NOT NULL) AS p
+        WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = p.lease AND a.session = p.session)
+          AND p.lease IN (SELECT a.lease FROM living AS a)
+    ), affected AS MATERIALIZED ( -- a plan of these is due
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name IN (SELECT g.lease FROM gone AS g UNION SELECT o.lease FROM orphaned AS o)
+        ORDER BY l.name
+        FOR UPDATE OF l
+    ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
+        SELECT c.session, c.id FROM pgleases.clients AS c
+        WHERE c.session IN (SELECT e.session FROM expired AS e WHERE e.watched)
+          AND c.expires_at < silent
+          AND (SELECT count(*) FROM affected) >= 0 -- always true: it has the leases locked before the clients
+        ORDER BY c.session
+        FOR UPDATE OF c SKIP LOCKED
+    ), evicted AS (
+        DELETE FROM pgleases.clients AS c USING dead WHERE c.session = dead.session
+        RETURNING c.session, c.id
+    ), left_behind AS ( -- not one whose session renewed itself meanwhile
+        DELETE FROM pgleases.members AS m USING gone AS g
+        WHERE m.lease = g.lease AND m.session = g.session
+          AND (m.session IN (SELECT session FROM evicted)
+               OR NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = m.session))
+    ), idle AS MATERIALIZED ( -- SKIP LOCKED: a locked ID is in use, by a registration that waits for this statement
+        SELECT i.id, i.id IN (SELECT e.id FROM evicted AS e) AS just_now FROM pgleases.identities AS i
+        WHERE i.id IN (SELECT e.id FROM evicted AS e)
+           OR i.used_at < now - interval '1 day'
+              AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.id = i.id)
+        FOR UPDATE OF i SKIP LOCKED
+    ), used AS ( -- the day that an ID is kept begins now
+        UPDATE pgleases.identities AS i SET used_at = clock_timestamp() FROM idle WHERE i.id = idle.id AND idle.just_now
+    ), forgotten AS (
+        DELETE FROM pgleases.identities AS i USING idle WHERE i.id = idle.id AND NOT idle.just_now
+    ), asked AS (
+        UPDATE pgleases.leases AS l
+        SET generation = l.generation + 1, next_check_at = clock_timestamp()
+        FROM affected
+        WHERE l.name = affected.name
+        RETURNING l.name
+    ), clamped AS ( -- further ahead than a heartbeat can set it: the clock stepped back
+        UPDATE pgleases.clients AS c SET expires_at = now + c.ttl
+        WHERE c.expires_at > now + c.ttl + interval '1 second'
+    ), checked AS ( -- where an expired session stays, as the watch was too short for it, the check stays due for others
+        UPDATE pgleases.server AS s
+        SET sessions = (SELECT count(*) FROM pgleases.clients) - (SELECT count(*) FROM evicted),
+            next_check_at = greatest(now + interval '50 milliseconds', coalesce(
+                (SELECT min(least(c.expires_at, now + c.ttl)) FROM pgleases.clients AS c
+                 WHERE c.session NOT IN (SELECT session FROM evicted)), 'infinity'))
+        WHERE NOT EXISTS (SELECT FROM expired AS e WHERE NOT e.watched)
+        RETURNING s.next_check_at
+    )
+    -- 11 minutes are more than any TTL: infinity less a time is an error.
+    SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM evicted), '{}'),
+           coalesce((SELECT array_agg(name ORDER BY name) FROM asked), '{}'),
+           coalesce((SELECT extract(epoch FROM least(next_check_at, clock_timestamp() + interval '11 minutes')
+                                               - clock_timestamp()) * 1000000 FROM checked), -1),
+           coalesce((SELECT extract(epoch FROM min(e.ttl)) * 1000000 FROM expired AS e WHERE NOT e.watched), 0)
+    INTO evicted, asked, check_due_in, unwatched;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.partition_for(key text, partitions int) RETURNS int
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
+    SELECT ((('x' || encode(substring(sha256(convert_to($1, 'UTF8')) for 8), 'hex'))::bit(64)::bigint
+             & 9223372036854775807) % $2)::int
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.partition_for(text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
+
+-- The row lock is the fence: without it a former owner would pass while the take-over is not committed. It lasts to the
+-- caller's commit, and a take-over passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
+-- take-over finds the new epoch, and is refused.
+--
+-- An evicted owner is refused even before a take-over. While a promoted server is being settled, which ends every epoch, every
+-- guard is refused: a stream of guards would otherwise keep some row locked for ever.
+CREATE OR REPLACE FUNCTION pgleases.guard(lease text, partition int, epoch bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.partitions AS p
+    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
+      AND NOT EXISTS (SELECT FROM pgleases.server AS s
+                      WHERE s.settling_to BETWEEN clock_timestamp() AND clock_timestamp() + interval '2 seconds')
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
+            USING ERRCODE = 'PL001',
+                  HINT = 'It has or had another owner since, or a failover ended the epoch. Roll back and leave the work to the owner.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard(text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
+
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(name text) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    living text;
+BEGIN
+    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE; -- joins wait
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+    END IF;
+    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    IF living IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
+            USING ERRCODE = 'object_in_use', HINT = 'Close them, or have them leave, first. One that crashed is gone after its TTL, once another client runs.';
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
+    WHERE l.name = $1;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
+    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drop_lease(text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
+
+-- Last, after all tables and functions: a schema without its version counts as missing.
+INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
+VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
+INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (1, 1)
+ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version < EXCLUDED.version;

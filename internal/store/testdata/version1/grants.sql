@@ -1,0 +1,22 @@
+-- grants.sql: the rights of a role that runs clients, where another role owns the tables and runs the migration. It owns
+-- nothing, and cannot drop, alter or empty a table. Write your role's name for pgleases_app, your schema's for pgleases, and
+-- run the file as the owner. Open clients of such a role with WithoutMigration.
+GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
+GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
+GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
+GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
+-- For databases where PUBLIC may not execute functions.
+GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int),
+    pgleases.evict(bigint, bigint, bigint, bigint, bigint, int),
+    pgleases.partition_for(text, int), pgleases.guard(text, int, bigint) TO pgleases_app;
+
+-- A role that only writes under a guard, and runs no clients. UPDATE of one column gives it the right to lock rows:
+--   GRANT USAGE ON SCHEMA pgleases TO worker;
+--   GRANT SELECT, UPDATE (asked_at) ON pgleases.partitions TO worker;
+--   GRANT SELECT ON pgleases.clients, pgleases.server TO worker;
+--   GRANT EXECUTE ON FUNCTION pgleases.guard(text, int, bigint) TO worker;
+-- A role that drops leases: the rights of pgleases_app, and
+--   GRANT DELETE ON pgleases.partitions TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(text) TO operator;

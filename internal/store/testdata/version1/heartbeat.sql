@@ -1,0 +1,10 @@
+-- heartbeat.sql: renews the session, and returns everything that may give its client something to do. One HOT-updated row, no
+-- flush of the WAL.
+--
+-- $1 bigint  session
+-- $2 int     lock timeout, milliseconds
+--
+-- One row. Times are microseconds; check_due_in and due_in are the time until then: 0 for now, also where the clock stepped
+-- back; a negative due_in for never. The arrays have one element for each lease of which the session is a member.
+SELECT alive, clock, timeline, started, mark, settled, incarnation, check_due_in, sessions, names, generations, due_in, weights
+FROM pgleases.heartbeat($1::bigint, $2::int)

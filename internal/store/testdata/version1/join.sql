@@ -1,0 +1,49 @@
+-- join.sql: the session becomes a member of a lease, and a plan is due: at once where none was begun for a second, else 250 ms
+-- after the last one and 50 us more for each partition, so that a deployment of many processes costs few plans. Makes the
+-- lease if it does not exist.
+--
+-- $1 bigint  session
+-- $2 text    lease
+-- $3 int     partitions
+-- $4 int     weight
+-- $5 int     lock timeout, milliseconds
+--
+-- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
+-- number of partitions before this statement (0: none, dropped, or made meanwhile); microseconds until the plan is due.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+    SELECT pgleases.settings(true, $5::int) AS ok
+), alive AS MATERIALIZED (
+    SELECT c.session FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
+), lease AS (
+    INSERT INTO pgleases.leases AS l
+        (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+    SELECT $2::text, $3::int, 1, 1, 0, clock_timestamp(), '-infinity' FROM alive
+    ON CONFLICT (name) DO UPDATE
+    SET partitions = EXCLUDED.partitions,
+        generation = l.generation + 1,
+        created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
+        next_check_at = least(l.next_check_at,
+            CASE WHEN l.planned_at BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
+                 THEN l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds'
+                 ELSE clock_timestamp() END)
+    WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
+    RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at
+), client AS ( -- read again under a lock, which keeps the session: no member without one
+    SELECT c.session FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
+), made AS (
+    INSERT INTO pgleases.partitions (lease, partition, epoch)
+    SELECT lease.name, n, lease.epoch_floor
+    FROM lease, generate_series(0, $3::int - 1) AS n
+    WHERE lease.created
+), member AS (
+    INSERT INTO pgleases.members (lease, session, weight, joined_at)
+    SELECT lease.name, client.session, $4::int, clock_timestamp() FROM lease, client
+    ON CONFLICT (lease, session) DO UPDATE SET weight = EXCLUDED.weight
+    RETURNING 1
+)
+SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps
+            ELSE EXISTS (SELECT FROM alive) END AS alive,
+       (SELECT count(*) FROM member) > 0 AS joined,
+       coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
+       coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000, 0)
+                 FROM lease WHERE lease.next_check_at < 'infinity'), 0)::bigint AS due_in

@@ -1,0 +1,181 @@
+-- schema.sql: the tables and views, with their comments. It runs first, functions.sql after it. Idempotent: what exists stays
+-- as it is.
+--
+-- Text columns collate "C": compared byte by byte, so that the database sorts names and IDs as Go does.
+
+DO $pgleases_body$
+BEGIN
+    CREATE SCHEMA IF NOT EXISTS pgleases;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL; -- a role without the right to create schemas may still fill one that was made for it
+END
+$pgleases_body$;
+
+CREATE TABLE IF NOT EXISTS pgleases.schema_version (
+    version  int NOT NULL,
+    min_code int NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS schema_version_one_row ON pgleases.schema_version ((true));
+COMMENT ON TABLE pgleases.schema_version IS 'One row: which schema this is, and which code can serve it.';
+COMMENT ON COLUMN pgleases.schema_version.version IS 'Version of these tables. Migrations only add.';
+COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can run here, by the schema version for which it was written.';
+
+-- Every heartbeat updates expires_at. No index may contain it, or the update would not be HOT. Half of every page stays free
+-- for the new row versions.
+CREATE TABLE IF NOT EXISTS pgleases.clients (
+    session     bigint PRIMARY KEY,
+    id          text COLLATE "C" NOT NULL,
+    incarnation bigint NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ttl         interval NOT NULL,
+    host        text NOT NULL,
+    pid         int NOT NULL,
+    started_at  timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE pgleases.clients IS 'The living sessions: one row for each run of a client, renewed by its heartbeat.';
+COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
+COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
+COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID: each new process draws a higher one, and only the highest may own.';
+COMMENT ON COLUMN pgleases.clients.expires_at IS 'Last heartbeat plus TTL. After it, a client that has watched the clock for a TTL may evict the session.';
+COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive without a heartbeat.';
+COMMENT ON COLUMN pgleases.clients.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
+
+CREATE TABLE IF NOT EXISTS pgleases.identities (
+    id          text COLLATE "C" PRIMARY KEY,
+    incarnation bigint NOT NULL,
+    process     bigint NOT NULL,
+    used_at     timestamptz NOT NULL
+);
+COMMENT ON TABLE pgleases.identities IS 'The newest process under each client ID. A row whose ID had no session for a day is deleted.';
+COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
+COMMENT ON COLUMN pgleases.identities.incarnation IS 'The highest incarnation under this ID.';
+COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew the incarnation, so that its repeated registration draws no second one. The lowest 24 bits count the clients of one program; the other bits are random, and the same for the whole program.';
+COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID was last registered, ended or evicted.';
+
+CREATE TABLE IF NOT EXISTS pgleases.leases (
+    name               text COLLATE "C" PRIMARY KEY,
+    partitions         int NOT NULL,
+    generation         bigint NOT NULL,
+    created_generation bigint NOT NULL,
+    epoch_floor        bigint NOT NULL,
+    next_check_at      timestamptz NOT NULL,
+    planned_at         timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
+COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, which are numbered from 0; 0: the lease was dropped.';
+COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of its members, owners or targets.';
+COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was made, or made again after a drop.';
+COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
+COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
+COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
+
+CREATE TABLE IF NOT EXISTS pgleases.members (
+    lease     text COLLATE "C" NOT NULL,
+    session   bigint NOT NULL,
+    weight    int NOT NULL,
+    joined_at timestamptz NOT NULL,
+    PRIMARY KEY (lease, session)
+);
+CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
+COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
+COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members; 0: it shall own nothing.';
+COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
+
+-- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
+CREATE TABLE IF NOT EXISTS pgleases.partitions (
+    lease       text COLLATE "C" NOT NULL,
+    partition   int NOT NULL,
+    owner       bigint,
+    target      bigint,
+    epoch       bigint NOT NULL,
+    owner_id    text COLLATE "C",
+    home_id     text COLLATE "C",
+    owned_since timestamptz,
+    asked_at    timestamptz,
+    PRIMARY KEY (lease, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
+COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
+COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: none.';
+COMMENT ON COLUMN pgleases.partitions.target IS 'The session that shall own it. Where that is not the owner, the owner is asked to hand over.';
+COMMENT ON COLUMN pgleases.partitions.epoch IS 'Fencing token: rises at every change of owner, and never repeats.';
+COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
+COMMENT ON COLUMN pgleases.partitions.home_id IS 'The client ID to which the partition returns: it was the owner when that client went away. Null: none, or it has returned.';
+COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
+
+CREATE TABLE IF NOT EXISTS pgleases.server (
+    timeline      bigint NOT NULL,
+    era           bigint NOT NULL,
+    next_check_at timestamptz NOT NULL,
+    sessions      bigint NOT NULL DEFAULT 1,
+    settling_to   timestamptz NOT NULL
+) WITH (fillfactor = 10);
+CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
+COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
+COMMENT ON COLUMN pgleases.server.timeline IS 'The settled timeline. While the server is on another one, after a promotion, no free partition is given to anybody.';
+COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32; rises when a promotion is settled.';
+COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
+COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
+COMMENT ON COLUMN pgleases.server.settling_to IS 'Until then, for up to 2 s, no guard passes: a new timeline is being settled, under new epochs.';
+
+-- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
+-- no flush. A crash of one backend changes neither the server's start time nor its timeline.
+CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.server_mark (
+    mark bigint NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS server_mark_one_row ON pgleases.server_mark ((true));
+COMMENT ON TABLE pgleases.server_mark IS 'At most one row: a random number that is gone after a crash or a promotion.';
+COMMENT ON COLUMN pgleases.server_mark.mark IS 'Drawn by the first client whose heartbeat finds none.';
+
+CREATE OR REPLACE VIEW pgleases.status AS
+SELECT p.lease,
+       p.partition,
+       CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner,
+       p.epoch,
+       p.owned_since AS since,
+       CASE WHEN p.target IS DISTINCT FROM p.owner THEN t.id END AS moving_to,
+       p.asked_at AS draining_since
+FROM pgleases.partitions AS p
+LEFT JOIN pgleases.clients AS t ON t.session = p.target;
+COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
+COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: none.';
+COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
+COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, where that is not the owner.';
+COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to hand over.';
+
+CREATE OR REPLACE VIEW pgleases.members_status AS
+SELECT m.lease,
+       c.id AS client,
+       clock_timestamp() - (c.expires_at - c.ttl) AS heartbeat_age,
+       (SELECT count(*) FROM pgleases.partitions AS p WHERE p.lease = m.lease AND p.owner = m.session) AS owned,
+       CASE WHEN sum(m.weight) OVER (PARTITION BY m.lease) > 0
+            THEN round(l.partitions * m.weight / sum(m.weight) OVER (PARTITION BY m.lease)::numeric, 2)
+            ELSE 0 END AS share,
+       m.weight,
+       c.host,
+       c.pid,
+       c.session
+FROM pgleases.members AS m
+JOIN pgleases.clients AS c USING (session)
+JOIN pgleases.leases AS l ON l.name = m.lease;
+COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
+COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
+COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight.';
+COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
+COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
