@@ -280,7 +280,7 @@ func (w *world) evict(id string) {
 	w.db.Edit(func(t *fakestore.Tables, _ int64) {
 		session := sessionOf(t, id)
 		delete(t.Clients, session)
-		maps.DeleteFunc(t.Members, func(m fakestore.Member, _ int) bool { return m.Session == session })
+		maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Session == session })
 	})
 }
 

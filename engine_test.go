@@ -796,8 +796,9 @@ func wrong(t *fakestore.Tables, alive []*proc, leases map[string]int) string {
 		weights := make(map[int64]int) // by session
 		sum := 0
 		var who []string
-		for m, weight := range t.Members {
+		for m, member := range t.Members {
 			if m.Lease == name {
+				weight := member.Weight
 				weights[m.Session] = weight
 				sum += weight
 				who = append(who, fmt.Sprintf("%s session %d weight %d", t.Clients[m.Session].ID, m.Session, weight))

@@ -202,9 +202,9 @@ func (c *faultyConn) End(ctx context.Context, session int64) (bool, error) {
 	})
 }
 
-func (c *faultyConn) Join(ctx context.Context, session int64, lease string, partitions, weight int) (store.Join, error) {
+func (c *faultyConn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
 	return call(ctx, c, "join", func(ctx context.Context, conn *fakestore.Conn) (store.Join, error) {
-		return conn.Join(ctx, session, lease, partitions, weight)
+		return conn.Join(ctx, session, lease, partitions, weight, number)
 	})
 }
 
@@ -220,9 +220,9 @@ func (c *faultyConn) Read(ctx context.Context, session int64, leases []string) (
 	})
 }
 
-func (c *faultyConn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string) (store.Released, error) {
+func (c *faultyConn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error) {
 	return call(ctx, c, "release", func(ctx context.Context, conn *fakestore.Conn) (store.Released, error) {
-		return conn.Release(ctx, session, releases, leaving)
+		return conn.Release(ctx, session, releases, leaving, lastJoin)
 	})
 }
 

@@ -20,6 +20,7 @@ type leases struct {
 	byName   map[string]*membership
 	waiting  map[string][]*joining // calls for a name whose membership has to end first
 	draining map[*tenure]struct{}  // of all leases
+	joins    int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
 	planAt   map[string]time.Time  // when to plan a lease that asks for it, joined or not
 }
 
@@ -154,9 +155,11 @@ func (e *engine) beginJoin(time.Time) *operation {
 			m = other
 		}
 	}
+	e.leases.joins++
+	number := e.leases.joins
 	session, name, partitions, weight, weightCalls := e.session.number, m.lease.name, m.lease.partitions, m.weight, len(m.weightCalls)
 	return &operation{joins: m, limit: e.limit() + time.Duration(partitions)*joinEach, call: func(ctx context.Context, c conn) func(error) error {
-		join, err := c.Join(ctx, session, name, partitions, weight)
+		join, err := c.Join(ctx, session, name, partitions, weight, number)
 		return func(error) error { return e.joinAnswered(m, join, err, weightCalls) }
 	}}
 }

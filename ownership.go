@@ -371,13 +371,13 @@ func (e *engine) releaseDue(now time.Time) time.Time {
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func (e *engine) beginRelease(now time.Time) *operation {
 	tenures, leaving := e.releasable(now)
-	session := e.session.number
+	session, lastJoin := e.session.number, e.leases.joins
 	releases := make([]store.Release, len(tenures))
 	for i, t := range tenures {
 		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch}
 	}
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		answer, err := c.Release(ctx, session, releases, leaving)
+		answer, err := c.Release(ctx, session, releases, leaving, lastJoin)
 		return func(error) error {
 			if err == nil {
 				e.releaseAnswered(tenures, answer)

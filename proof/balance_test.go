@@ -312,7 +312,7 @@ func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 			})
 			if i%2 == 0 {
 				repeat(func() error {
-					_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, 1)
+					_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, 1, 1)
 					return err
 				})
 			}

@@ -87,7 +87,7 @@ func (s *session) marked() store.Run {
 
 func (s *session) join(lease string, partitions int) {
 	s.t.Helper()
-	_, err := s.Join(s.t.Context(), s.id, lease, partitions, 1)
+	_, err := s.Join(s.t.Context(), s.id, lease, partitions, 1, 1)
 	s.ok(err)
 }
 
@@ -256,7 +256,7 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		epoch := asks[int64](first, "SELECT epoch FROM pgleases.partitions WHERE lease = 'l' AND partition = 0")
 		release := func(partition int, leaving ...string) {
 			t.Helper()
-			_, err := a.Release(t.Context(), a.id, []store.Release{{Lease: "l", Partition: partition, Epoch: epoch}}, leaving)
+			_, err := a.Release(t.Context(), a.id, []store.Release{{Lease: "l", Partition: partition, Epoch: epoch}}, leaving, 1)
 			a.ok(err)
 		}
 		release(0)

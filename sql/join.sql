@@ -6,12 +6,13 @@
 -- $2 text    lease
 -- $3 int     partitions
 -- $4 int     weight
--- $5 int     lock timeout, milliseconds
+-- $5 bigint  number of this join, which rises with every join of the session
+-- $6 int     lock timeout, milliseconds
 --
 -- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
 -- number of partitions before this statement (0: none, dropped, or made meanwhile); microseconds until the plan is due.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
-    SELECT pgleases.settings(true, $5::int) AS ok
+    SELECT pgleases.settings(true, $6::int) AS ok
 ), alive AS MATERIALIZED (
     SELECT c.session FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
 ), lease AS (
@@ -36,9 +37,10 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     FROM lease, generate_series(0, $3::int - 1) AS n
     WHERE lease.created
 ), member AS (
-    INSERT INTO pgleases.members (lease, session, weight, joined_at)
-    SELECT lease.name, client.session, $4::int, clock_timestamp() FROM lease, client
-    ON CONFLICT (lease, session) DO UPDATE SET weight = EXCLUDED.weight
+    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number)
+    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
+    ON CONFLICT (lease, session) DO UPDATE
+    SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
     RETURNING 1
 )
 SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps

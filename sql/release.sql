@@ -6,13 +6,14 @@
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
 -- $5 text[]  leases to leave; where the session still owns a partition, it stays a member, with weight 0
--- $6 int     lock timeout, milliseconds
--- $7 text    channel to notify; empty: none
+-- $6 bigint  number of the session's last join: a late message does not end a membership that a later join began
+-- $7 int     lock timeout, milliseconds
+-- $8 text    channel to notify; empty: none
 --
 -- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the epoch given,
 -- because a guarded transaction is open on them; the leases left; the leases for which a plan is due now.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
-    SELECT pgleases.settings(true, $6::int) AS ok
+    SELECT pgleases.settings(true, $7::int) AS ok
 ), batch AS MATERIALIZED (
     SELECT b.* FROM unnest($2::text[], $3::int[], $4::bigint[]) AS b (lease, partition, epoch)
 ), before AS MATERIALIZED ( -- the generations in this statement's snapshot
@@ -73,11 +74,12 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
 ), gone AS (
     DELETE FROM pgleases.members AS m USING locked
     WHERE m.session = $1::bigint AND m.lease = locked.name AND m.lease = ANY ($5::text[])
-      AND m.lease NOT IN (SELECT lease FROM rest)
+      AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $6::bigint
     RETURNING m.lease
 ), drained AS (
     UPDATE pgleases.members AS m SET weight = 0 FROM locked
     WHERE m.session = $1::bigint AND m.lease = locked.name AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0
+      AND m.join_number <= $6::bigint
     RETURNING m.lease
 ), changed AS ( -- a plan is due also where a lease changed during the wait: this statement did not see the change
     UPDATE pgleases.leases AS l
@@ -103,7 +105,7 @@ SELECT coalesce((SELECT array_agg(lease ORDER BY lease, partition) FROM released
        coalesce((SELECT array_agg(partition ORDER BY lease, partition) FROM busy), '{}') AS busy_partitions,
        coalesce((SELECT array_agg(lease ORDER BY lease) FROM gone), '{}') AS left_leases,
        coalesce((SELECT array_agg(name ORDER BY name) FROM changed WHERE next_check_at <= clock_timestamp()), '{}') AS asking,
-       CASE WHEN $7::text <> '' AND (SELECT count(*) FROM concerned) > 0
-            THEN pg_notify($7::text, CASE WHEN (SELECT count(*) FROM concerned) > 100 THEN 'all'
+       CASE WHEN $8::text <> '' AND (SELECT count(*) FROM concerned) > 0
+            THEN pg_notify($8::text, CASE WHEN (SELECT count(*) FROM concerned) > 100 THEN 'all'
                                           ELSE (SELECT string_agg(owner::text, ',') FROM concerned) END)::text
        END AS notified

@@ -83,11 +83,24 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
+
+-- Version 2. An ALTER TABLE waits for whoever uses the table, and all who come later wait for it, heartbeats too. So it waits
+-- for 200 ms at most, then the migration fails, and is to be run again.
+DO $pgleases_body$
+DECLARE
+    wait CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+BEGIN
+    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
+    ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
+    PERFORM pg_catalog.set_config('lock_timeout', wait, true);
+END
+$pgleases_body$;
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members; 0: it shall own nothing.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
+COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership. 0: a client of version 1 joined.';
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
 CREATE TABLE IF NOT EXISTS pgleases.partitions (

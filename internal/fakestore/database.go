@@ -45,7 +45,7 @@ type Tables struct {
 	Clients    map[int64]Client // by session
 	Identities map[string]Identity
 	Leases     map[string]Lease
-	Members    map[Member]int // weights
+	Members    map[Member]Membership
 	Partitions map[string][]Partition
 	Server     Server
 }
@@ -62,6 +62,11 @@ type (
 	Identity struct{ Incarnation, Process, UsedAt int64 }
 	// A Lease is a row of table leases.
 	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt int64 }
+	// A Membership is the rest of a row of table members.
+	Membership struct {
+		Weight     int
+		JoinNumber int64
+	}
 	// A Member is the key of table members.
 	Member struct {
 		Lease   string
@@ -103,7 +108,7 @@ func New() *Database {
 		Clock: time.Now,
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
-			Members: make(map[Member]int), Partitions: make(map[string][]Partition),
+			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition),
 			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1, SettlingTo: Never},
 		},
 		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},
@@ -314,7 +319,7 @@ func (db *Database) Drop(lease string) error {
 	l.Partitions, l.Generation, l.NextCheckAt = 0, l.Generation+1, Ever
 	db.tables.Leases[lease] = l
 	delete(db.tables.Partitions, lease)
-	maps.DeleteFunc(db.tables.Members, func(m Member, _ int) bool { return m.Lease == lease })
+	maps.DeleteFunc(db.tables.Members, func(m Member, _ Membership) bool { return m.Lease == lease })
 	db.wrote(true)
 	return nil
 }

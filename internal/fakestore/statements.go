@@ -99,12 +99,12 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (store.Beat, error)
 			beat.CheckDueIn = micros(max(due-clock, 0))
 		}
 		for _, name := range slices.Sorted(maps.Keys(t.Leases)) {
-			weight, member := t.Members[Member{name, session}]
-			if !member {
+			member, is := t.Members[Member{name, session}]
+			if !is {
 				continue
 			}
 			l := t.Leases[name]
-			b := store.LeaseBeat{Name: name, Generation: l.Generation, Weight: weight}
+			b := store.LeaseBeat{Name: name, Generation: l.Generation, Weight: member.Weight}
 			switch {
 			case l.NextCheckAt == Ever:
 				b.DueIn = unasked
@@ -210,7 +210,7 @@ func (t *Tables) used(id string, clock int64) {
 }
 
 // Join is join.sql.
-func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int) (store.Join, error) {
+func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
 	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
 		join := store.Join{Partitions: int(l.Partitions)}
@@ -242,7 +242,8 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 			}
 			t.Partitions[lease] = rows
 		}
-		t.Members[Member{lease, session}] = weight
+		m := Member{lease, session}
+		t.Members[m] = Membership{weight, max(t.Members[m].JoinNumber, number)}
 		join.Joined = true
 		if l.NextCheckAt < Ever {
 			join.DueIn = micros(max(l.NextCheckAt-clock, 0))
@@ -256,10 +257,12 @@ func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weigh
 	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
 		m := Member{lease, session}
 		l, known := t.Leases[lease]
-		if _, member := t.Members[m]; !member || !known {
+		member, is := t.Members[m]
+		if !is || !known {
 			return false, false
 		}
-		t.Members[m] = weight
+		member.Weight = weight
+		t.Members[m] = member
 		l.Generation++
 		l.NextCheckAt = min(l.NextCheckAt, clock)
 		t.Leases[lease] = l
@@ -292,7 +295,7 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 func distinct(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
 
 // Release is release.sql.
-func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string) (store.Released, error) {
+func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error) {
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
 		var answer store.Released
 		valid := t.Server.Timeline == db.run.Timeline
@@ -312,12 +315,12 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			if t.living(r.Lease, row.Target) && !(row.Target == session && leaves) {
 				heir = t.Clients[row.Target]
 			}
-			weight, member := t.Members[Member{r.Lease, session}]
+			member, is := t.Members[Member{r.Lease, session}]
 			if heir.ID != "" {
 				switch {
 				case heir.ID == row.HomeID:
 					row.HomeID = ""
-				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || member && weight == 0):
+				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || is && member.Weight == 0):
 					row.HomeID = row.OwnerID
 				}
 				row.OwnerID = heir.ID
@@ -332,8 +335,8 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		}
 		for _, name := range distinct(leaving) {
 			m := Member{name, session}
-			weight, member := t.Members[m]
-			if _, known := t.Leases[name]; !member || !known {
+			member, is := t.Members[m]
+			if _, known := t.Leases[name]; !is || !known || member.JoinNumber > lastJoin {
 				continue
 			}
 			switch {
@@ -341,8 +344,9 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				delete(t.Members, m)
 				answer.Left = append(answer.Left, name)
 				changed[name] = true
-			case weight != 0:
-				t.Members[m] = 0
+			case member.Weight != 0:
+				member.Weight = 0
+				t.Members[m] = member
 				changed[name] = true
 			}
 		}
@@ -401,7 +405,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched time.Duration, r
 				}
 			}
 		}
-		maps.DeleteFunc(t.Members, func(m Member, _ int) bool { return !living(m.Lease, m.Session) })
+		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !living(m.Lease, m.Session) })
 		for session := range dead {
 			row := t.Clients[session]
 			delete(t.Clients, session)
@@ -485,10 +489,10 @@ func (c *Conn) Plan(ctx context.Context, leases []string) ([]store.LeasePlan, er
 				related[m.Lease] = nil
 			}
 		}
-		for m, weight := range t.Members {
+		for m, member := range t.Members {
 			members, ok := related[m.Lease]
 			if row, alive := t.Clients[m.Session]; ok && alive {
-				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: weight})
+				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight})
 			}
 		}
 		var plans []store.LeasePlan
@@ -587,8 +591,8 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 
 // works reports whether a living member of a lease, with a weight, has the client ID.
 func (t *Tables) works(lease, id string) bool {
-	for m, weight := range t.Members {
-		if m.Lease == lease && weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id {
+	for m, member := range t.Members {
+		if m.Lease == lease && member.Weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id {
 			return true
 		}
 	}

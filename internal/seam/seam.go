@@ -35,10 +35,10 @@ type Conn interface {
 	Mark(ctx context.Context, mark int64) error
 	Settle(ctx context.Context, watched time.Duration, run store.Run) (settled, busy bool, err error)
 	End(ctx context.Context, session int64) (bool, error)
-	Join(ctx context.Context, session int64, lease string, partitions, weight int) (store.Join, error)
+	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
 	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
-	Release(ctx context.Context, session int64, releases []store.Release, leaving []string) (store.Released, error)
+	Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error)
 	Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)

@@ -467,7 +467,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	}
 	switch n := r.IntN(20); {
 	case n < 4:
-		join, err := c.Join(ctx, c.session, lease, 8, 1+r.IntN(2))
+		join, err := c.Join(ctx, c.session, lease, 8, 1+r.IntN(2), 1)
 		if err == nil && !join.Joined {
 			err = c.renewed(ctx)
 		}
@@ -475,14 +475,14 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	case n < 6:
 		releases, err := own(lease)
 		if err == nil {
-			_, err = c.Release(ctx, c.session, releases, []string{lease})
+			_, err = c.Release(ctx, c.session, releases, []string{lease}, 1)
 		}
 		return "leave", err
 	case n < 10:
 		a, err := own(leases[0])
 		b, err2 := own(leases[1])
 		if err = errors.Join(err, err2); err == nil {
-			_, err = c.Release(ctx, c.session, slices.Concat(b, a), nil)
+			_, err = c.Release(ctx, c.session, slices.Concat(b, a), nil, 0)
 		}
 		return "release", err
 	case n < 17:

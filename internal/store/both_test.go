@@ -109,7 +109,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	f.Helper()
 	t := fakestore.Tables{
 		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
-		Members: make(map[fakestore.Member]int), Partitions: make(map[string][]fakestore.Partition),
+		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
 	}
 	var a, b pgtype.Timestamptz
 	var name string
@@ -136,10 +136,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Leases[name] = l
 		}
 	})
-	r.read("SELECT lease, session, weight FROM members", func() ([]any, func()) {
+	r.read("SELECT lease, session, weight, join_number FROM members", func() ([]any, func()) {
 		var m fakestore.Member
-		var weight int
-		return []any{&m.Lease, &m.Session, &weight}, func() { t.Members[m] = weight }
+		var rest fakestore.Membership
+		return []any{&m.Lease, &m.Session, &rest.Weight, &rest.JoinNumber}, func() { t.Members[m] = rest }
 	})
 	r.read("SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(home_id, '') FROM partitions ORDER BY lease, partition",
 		func() ([]any, func()) {
@@ -188,8 +188,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
-	}, func(m fakestore.Member, weight int) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp())", m.Lease, m.Session, weight)
+	}, func(m fakestore.Member, rest fakestore.Membership) {
+		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
 	})
 	for name, rows := range after.Partitions {
 		for number, p := range rows {

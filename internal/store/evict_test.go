@@ -109,7 +109,7 @@ func TestWhatNobodyOwnsIsAskedForWhereverItWasLeft(t *testing.T) {
 			how  func(t *fakestore.Tables, row *fakestore.Partition)
 		}{
 			{"a member without a session", func(t *fakestore.Tables, _ *fakestore.Partition) {
-				t.Members[fakestore.Member{Lease: "l", Session: 99}] = 1
+				t.Members[fakestore.Member{Lease: "l", Session: 99}] = fakestore.Membership{Weight: 1}
 			}},
 			{"an owner that is no member", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner, row.Target = 99, a.session }},
 			{"a target that is no member", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Target = 99 }},

@@ -43,7 +43,7 @@ func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
 	a, b := f.client("a"), f.client("b")
 	b.join("l", 2)
 	release := f.lock("SELECT FROM leases FOR UPDATE")
-	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, 1); return got })
+	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, 1, 1); return got })
 	f.blocked(a.pg().Raw().PgConn().PID())
 	f.exec("DELETE FROM clients WHERE session = $1", a.session)
 	release()
@@ -60,7 +60,7 @@ func TestARepeatedJoinChangesNothingButAsksAgain(t *testing.T) {
 		a.give("l", a.session, a.session)
 		a.join("l", 2)
 		a.joinWeight("l", 2, 7)
-		expect(t, f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}], 7, "weight")
+		expect(t, f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}].Weight, 7, "weight")
 		expect(t, a.owned("l"), "0:1 1:1", "owned")
 		expect(t, a.beat().Leases[0].Generation, int64(4), "generation")
 	})
@@ -93,7 +93,7 @@ func TestRacingJoinsMakeALeaseOnce(t *testing.T) {
 	joins, errs := make([]Join, 10), make([]error, 10)
 	for i := range joins {
 		c := f.client(fmt.Sprint("c", i))
-		wg.Go(func() { joins[i], errs[i] = c.Join(f.ctx, c.session, "l", 16, 1) })
+		wg.Go(func() { joins[i], errs[i] = c.Join(f.ctx, c.session, "l", 16, 1, 1) })
 	}
 	wg.Wait()
 	f.ok(errors.Join(errs...))
@@ -191,7 +191,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 		c := f.client(fmt.Sprint("c", i))
 		clients.Go(func() {
 			for range 150 {
-				joined, err := c.Join(f.ctx, c.session, "l", 2, 1)
+				joined, err := c.Join(f.ctx, c.session, "l", 2, 1, 1)
 				if err != nil || !joined.Joined {
 					if err != nil || !joined.Alive {
 						t.Errorf("join: %+v, %v", joined, err)
@@ -226,7 +226,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 					mu.Unlock()
 					releases = append(releases, Release{"l", o.Partition, o.Epoch})
 				}
-				if _, err := c.Release(f.ctx, c.session, releases, []string{"l"}); err != nil {
+				if _, err := c.Release(f.ctx, c.session, releases, []string{"l"}, 1); err != nil {
 					t.Error(err)
 					return
 				}

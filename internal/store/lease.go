@@ -52,14 +52,15 @@ type Handed struct {
 	Epoch     int64
 }
 
-// Join makes the session a member of a lease, and makes the lease if it does not exist. See join.sql.
-func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int) (Join, error) {
+// Join makes the session a member of a lease, and makes the lease if it does not exist. The number rises with every join of
+// the session. See join.sql.
+func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
 	type row struct {
 		Alive, Joined bool
 		Partitions    int
 		DueIn         int64
 	}
-	got, err := one[row](ctx, c, c.statements.Join, session, lease, partitions, weight, c.lockWait)
+	got, err := one[row](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 	return Join{got.Alive, got.Joined, got.Partitions, micros(got.DueIn)}, err
 }
 
@@ -91,8 +92,9 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	return reads, err
 }
 
-// Release gives up partitions, and leaves leases. See release.sql.
-func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []string) (Released, error) {
+// Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. See
+// release.sql.
+func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []string, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := make([]string, len(releases)), make([]int, len(releases)), make([]int64, len(releases))
 	for i, r := range releases {
 		leases[i], partitions[i], epochs[i] = r.Lease, r.Partition, r.Epoch
@@ -106,7 +108,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		LeftLeases, Asking []string
 		Notified           *string
 	}
-	got, err := notifying[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, leaving, c.lockWait)
+	got, err := notifying[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, leaving, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}

@@ -116,8 +116,8 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 						session = row.Owner
 					}
 				}
-				leaving := some(p, "leaving", leases)
-				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving) })
+				leaving, last := some(p, "leaving", leases), draw(p, "last join", []int64{0, 2, 2, 2})
+				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
 			},
 			"evict": func(*rapid.T) {
 				run, watched := p.run(), draw(p, "watched", durations)
@@ -166,7 +166,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				if draw(p, "all have left", []bool{true, true, false}) {
 					for _, side := range []*fixture{p.f, p.double} {
 						side.edit(func(t *fakestore.Tables, _ int64) {
-							maps.DeleteFunc(t.Members, func(m fakestore.Member, _ int) bool { return m.Lease == lease })
+							maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Lease == lease })
 						})
 					}
 				}
@@ -314,7 +314,8 @@ func (p *pair) heartbeat(session int64) {
 
 func (p *pair) join(session int64, lease string) {
 	partitions := sizes[lease] + draw(p, "more partitions", []int{0, 0, 0, 0, 0, 0, 0, 1})
-	p.same("join", func(c seam.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1) })
+	number := draw(p, "number of the join", []int64{1, 1, 2, 3})
+	p.same("join", func(c seam.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1, number) })
 }
 
 func (p *pair) plan() (plan []LeasePlan) {

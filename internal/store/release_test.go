@@ -47,7 +47,7 @@ func TestAGuardedPartitionIsNotReleasedAndOthersAre(t *testing.T) {
 		expect(t, fmt.Sprintf("%+v", got.Busy), "[{Lease:l Partition:0 Epoch:0}]", "busy")
 		expect(t, len(got.Released), 1, "released")
 		expect(t, len(got.Left), 0, "left")
-		expect(t, f.tables().Members[own], 0, "weight of who leaves")
+		expect(t, f.tables().Members[own].Weight, 0, "weight of who leaves")
 		end()
 		got = a.release([]Release{{"l", 0, 1}}, "l")
 		expect(t, fmt.Sprint(got.Left), "[l]", "left")
@@ -150,7 +150,7 @@ func TestAReleaseThatWaitedForAChangeAsksForAPlan(t *testing.T) {
 	a.give("l", b.session)
 	release := f.lock("UPDATE leases SET generation = generation + 1")
 	releasing := later(func() Released {
-		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil)
+		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
 		return got
 	})
 	f.blocked(a.pg().Raw().PgConn().PID())
@@ -172,7 +172,7 @@ func TestATargetThatChangesMeanwhileIsTheOneReleasedTo(t *testing.T) {
 	a.give("l", b.session)
 	release := f.lock("SELECT FROM leases FOR UPDATE")
 	releasing := later(func() Released {
-		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil)
+		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
 		return got
 	})
 	f.blocked(a.pg().Raw().PgConn().PID())

@@ -170,6 +170,7 @@ type client struct {
 	f       *fixture
 	id      string
 	session int64
+	joins   int64 // how many were sent
 }
 
 func (f *fixture) client(id string) *client {
@@ -179,7 +180,7 @@ func (f *fixture) client(id string) *client {
 
 func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
 	f.Helper()
-	c := &client{f.any(), f, id, random()}
+	c := &client{f.any(), f, id, random(), 0}
 	incarnation, _, err := c.Register(f.ctx, registration(c.session, id, 0, random(), ttl))
 	f.ok(err)
 	if incarnation == 0 {
@@ -225,7 +226,8 @@ func (c *client) join(lease string, partitions int) Join {
 
 func (c *client) joinWeight(lease string, partitions, weight int) Join {
 	c.f.Helper()
-	joined, err := c.Join(c.f.ctx, c.session, lease, partitions, weight)
+	c.joins++
+	joined, err := c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins)
 	c.f.ok(err)
 	return joined
 }
@@ -278,7 +280,7 @@ func (c *client) owned(lease string) string {
 
 func (c *client) release(releases []Release, leaving ...string) Released {
 	c.f.Helper()
-	released, err := c.Release(c.f.ctx, c.session, releases, leaving)
+	released, err := c.Release(c.f.ctx, c.session, releases, leaving, c.joins)
 	c.f.ok(err)
 	return released
 }

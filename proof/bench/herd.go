@@ -94,7 +94,7 @@ func (h *herd) register(ctx context.Context) error {
 		}
 		h.sessions = append(h.sessions, session)
 		for n := range h.size.leases {
-			if _, err := conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), h.size.partitions, 1); err != nil {
+			if _, err := conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), h.size.partitions, 1, 1); err != nil {
 				return err
 			}
 		}
