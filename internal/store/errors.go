@@ -32,7 +32,10 @@ func Transient(err error) bool {
 	return code == codeReadOnly
 }
 
-const codeReadOnly = "25006"
+const (
+	codeReadOnly    = "25006"
+	codeLockTimeout = "55P03"
+)
 
 // Denied reports whether the role lacks a right.
 func Denied(err error) bool { return Code(err) == "42501" }

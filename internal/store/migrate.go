@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -50,14 +52,21 @@ func fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 }
 
 // Migrate creates or updates the schema where it does not fit. It sends one message, so it is one transaction; racing
-// migrations wait for each other's lock.
+// migrations wait for each other's lock. Where somebody has used a table for long, so that it cannot be changed without making
+// heartbeats wait, it tries again until ctx ends.
 func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := fits(ctx, conn, schema)
 	if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
 		return err
 	}
 	ddl := "SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;\n" + StatementsFor(schema).Schema
-	_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
+	for {
+		_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
+		if Code(err) != codeLockTimeout || ctx.Err() != nil {
+			break
+		}
+		pause(ctx, time.Second+rand.N(time.Second))
+	}
 	switch {
 	case Code(err) == "3F000":
 		return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database: permission denied to create it", schema)}
