@@ -308,11 +308,15 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Who owns what", "reports dead 1", "reports  1")
 
 	tested := append(calm, "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
-		"Dropping a lease")
+		"Dropping a lease", "A restored copy of the database")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)
 		}
+	}
+	tells("A restored copy of the database", "")
+	if got := run("After a failover"); len(got) != 1 || !strings.HasPrefix(got[0], "-1 ") {
+		t.Errorf("of a restored copy it tells %q", got)
 	}
 }
 
@@ -420,7 +424,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	_, queries := headed(t, "docs/operations.md")
 	for heading, query := range queries {
 		switch heading {
-		case "Forcing a client out", "Dropping a lease":
+		case "Forcing a client out", "Dropping a lease", "A restored copy of the database":
 			refuses(reader, "reader", query)
 		default:
 			execute(t, reader, query)

@@ -5,7 +5,7 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
--- For applications: partition_for and guard. For operators: drop_lease. The others are parts of the statements beside this file.
+-- For applications: partition_for and guard. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- Read from the name of the current WAL file, which changes at the moment of a promotion.
 CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
@@ -244,6 +244,16 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
+
+-- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
+-- tables do not know of has lost its trust.
+CREATE OR REPLACE FUNCTION pgleases.new_era() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.server SET timeline = -1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
 
 -- Last, after all tables and functions: a schema without its version counts as missing.
 INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)

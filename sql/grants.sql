@@ -19,4 +19,4 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.settings(boolean, int), 
 --   GRANT EXECUTE ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) TO worker;
 -- A role that drops leases: the rights of pgleases_app, and
 --   GRANT DELETE ON pgleases.partitions TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text), pgleases.new_era() TO operator;

@@ -10,7 +10,9 @@
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $5::int) AS ok
 ), due AS MATERIALIZED ( -- not while a session's TTL is longer than the watch; SKIP LOCKED: another client settles
-    SELECT greatest(s.era + 1, $2::bigint) AS era
+    -- Seconds since 2020: two standbys of one server have the same era and the same next timeline, and one may be promoted
+    -- after the other. Below 2^31, as an epoch begins with it.
+    SELECT greatest(s.era + 1, least(floor(extract(epoch FROM clock_timestamp())) - 1577836800, 2000000000)::bigint) AS era
     FROM pgleases.server AS s, settings
     WHERE settings.ok AND s.timeline <> $2::bigint AND pgleases.timeline() = $2::bigint
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3::bigint

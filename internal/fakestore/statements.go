@@ -150,7 +150,7 @@ func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run)
 			}
 		}
 		t.Server = Server{
-			Timeline: run.Timeline, Era: max(t.Server.Era+1, run.Timeline), NextCheckAt: clock,
+			Timeline: run.Timeline, Era: max(t.Server.Era+1, min(clock/second-1577836800, 2000000000)), NextCheckAt: clock,
 			Sessions: t.Server.Sessions, SettlingTo: Never,
 		}
 		for name, rows := range t.Partitions {
