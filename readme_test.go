@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,13 +67,27 @@ func TestLinksOfPagesLeadSomewhere(t *testing.T) {
 	t.Parallel()
 	for _, page := range append(pages(t), "CONTRIBUTING.md", "SECURITY.md") {
 		for _, match := range regexp.MustCompile(`\]\(([^)]+)\)`).FindAllStringSubmatch(readFile(t, page), -1) {
-			if target := match[1]; !strings.Contains(target, "://") {
-				if _, err := os.Stat(filepath.Join(filepath.Dir(page), target)); err != nil {
-					t.Errorf("%s: %v", page, err)
-				}
+			if strings.Contains(match[1], "://") {
+				continue
+			}
+			target, section, _ := strings.Cut(match[1], "#")
+			target = filepath.Join(filepath.Dir(page), target)
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %v", page, err)
+			} else if section != "" && !slices.Contains(sections(t, target), section) {
+				t.Errorf("%s: %s has no section %q", page, target, section)
 			}
 		}
 	}
+}
+
+// sections returns the names under which links reach the sections of a page.
+func sections(t *testing.T, page string) (names []string) {
+	t.Helper()
+	for _, match := range regexp.MustCompile(`(?m)^#+ (.+)$`).FindAllStringSubmatch(readFile(t, page), -1) {
+		names = append(names, strings.ReplaceAll(strings.ToLower(match[1]), " ", "-"))
+	}
+	return names
 }
 
 // The mapping of keys to partitions never changes: users have stored its results.
