@@ -259,6 +259,23 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 	})
 }
 
+// A round trip that took long once leaves the database's clock known to within that time, for as long as the watch lasts.
+func TestAnEvictionComesAlsoWhereTheClockIsKnownLessWellThanHeartbeatsAreApart(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a", WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond), WithPolling())
+		la := a.mustJoin("x", 2)
+		time.Sleep(time.Second)
+		w.failing(a, "heartbeat", 1, fault{after: 700 * time.Millisecond})
+		const ttl = 2 * time.Second
+		b := w.start("b", WithTTL(ttl), WithPolling())
+		lb := b.mustJoin("x", 2)
+		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+		b.set(func(p *proc) { p.killed = true })
+		w.breakConns(b)
+		w.within(ttl+2*time.Second, "the dead one's partition is taken over", func() bool { return len(la.Values()) == 2 })
+	})
+}
+
 // owns returns how many partitions of a lease a client owns in the database, and how many are meant for it.
 func (w *world) owns(id, lease string) (owned, meant int) {
 	w.db.Look(func(t *fakestore.Tables, _ int64) {

@@ -27,17 +27,17 @@ func (e *engine) heardCheck(beat store.Beat) {
 	now := time.Now()
 	c := &e.check
 	c.sessions = beat.Sessions
-	c.evictAt = never
 	if beat.CheckDueIn > 0 {
 		c.unwatched = 0
-		c.lookAt = c.lookAfter(beat.CheckDueIn)
+		c.lookAt, c.evictAt = c.lookAfter(beat.CheckDueIn), never
 		return
 	}
 	if wait := max(minTTL, c.unwatched) - c.watch.lasts(now); wait > 0 {
-		c.lookAt = now.Add(wait)
+		c.lookAt, c.evictAt = now.Add(wait), never
 		return
 	}
-	c.lookAt, c.evictAt = never, now.Add(c.watch.spread()) // then the cutoff is past it too
+	// After the spread the cutoff is past the due time too. Heartbeats may be closer together than that: the first one decides.
+	c.lookAt, c.evictAt = never, earlier(c.evictAt, now.Add(c.watch.spread()))
 }
 
 // lookers is how many clients, of however many, look whether a check is due that no heartbeat of theirs would see so soon. Among
