@@ -187,10 +187,10 @@ func (c *faultyConn) Mark(ctx context.Context, mark int64) error {
 	return err
 }
 
-func (c *faultyConn) Settle(ctx context.Context, watched time.Duration, run store.Run) (settled, busy bool, err error) {
+func (c *faultyConn) Settle(ctx context.Context, watched time.Duration, run store.Run, salt int64) (settled, busy bool, err error) {
 	type answer struct{ settled, busy bool }
 	a, err := call(ctx, c, "settle", func(ctx context.Context, conn *fakestore.Conn) (answer, error) {
-		settled, busy, err := conn.Settle(ctx, watched, run)
+		settled, busy, err := conn.Settle(ctx, watched, run, salt)
 		return answer{settled, busy}, err
 	})
 	return a.settled, a.busy, err

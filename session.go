@@ -277,7 +277,7 @@ func (e *engine) settleDue(now time.Time) time.Time {
 func (e *engine) beginSettle(now time.Time) *operation {
 	watched, run := e.check.watch.lasts(now), e.check.watch.run
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		settled, busy, err := c.Settle(ctx, watched, run)
+		settled, busy, err := c.Settle(ctx, watched, run, rand.Int64N(1<<31))
 		return func(error) error {
 			pause := max(busyRetry, e.options.heartbeat/4)
 			if busy {

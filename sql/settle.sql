@@ -3,12 +3,13 @@
 --
 -- $1 bigint  time for which the caller has watched this run of the server, microseconds
 -- $2 bigint timeline, $3 bigint started, $4 bigint mark: the run of the server that was watched
--- $5 int     lock timeout, milliseconds
+-- $5 bigint  31 random bits, with which the epochs of the era begin: two copies of one server may be settled in the same second
+-- $6 int     lock timeout, milliseconds
 --
 -- One row where the timeline may be settled: whether it was. If not, a guarded transaction is open; no new guard passes until
 -- the next attempt, which must follow within 2 s. No row where it is settled already, or may not be settled yet.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
-    SELECT pgleases.settings(true, $5::int) AS ok
+    SELECT pgleases.settings(true, $6::int) AS ok
 ), due AS MATERIALIZED ( -- not while a session's TTL is longer than the watch; SKIP LOCKED: another client settles
     -- Seconds since 2020: two standbys of one server have the same era and the same next timeline, and one may be promoted
     -- after the other. Below 2^31, as an epoch begins with it.
@@ -34,7 +35,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     WHERE (SELECT count(*) FROM taken) = (SELECT count(*) FROM pgleases.partitions)
 ), raised AS (
     UPDATE pgleases.partitions AS p
-    SET epoch = greatest(p.epoch + 1, (SELECT era FROM complete) << 32)
+    SET epoch = greatest(p.epoch + 1, ((SELECT era FROM complete) << 32) + $5::bigint)
     FROM taken
     WHERE p.lease = taken.lease AND p.partition = taken.partition AND EXISTS (SELECT FROM complete)
 ), changed AS (

@@ -132,7 +132,7 @@ func (c *Conn) Mark(ctx context.Context, mark int64) error {
 func (db *Database) on(run store.Run) bool { return run == db.run && run.Mark != 0 }
 
 // Settle is settle.sql.
-func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run) (settled, busy bool, err error) {
+func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run, salt int64) (settled, busy bool, err error) {
 	type answer struct{ settled, busy bool }
 	a, err := execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (answer, bool) {
 		if t.Server.Timeline == run.Timeline || !db.on(run) {
@@ -156,7 +156,7 @@ func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run)
 		for name, rows := range t.Partitions {
 			for p := range rows {
 				from := rows[p]
-				rows[p].Epoch = t.nextEpoch(from)
+				rows[p].Epoch = max(from.Epoch+1, t.Server.Era<<32+salt)
 				db.tellMoved("settle", name, p, from)
 			}
 		}

@@ -271,7 +271,7 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		expect(t, f.state("l"), before, "state")
 
 		settle := func(watched time.Duration, run Run) bool {
-			settled, _, err := a.Settle(f.ctx, watched, run)
+			settled, _, err := a.Settle(f.ctx, watched, run, 0)
 			f.ok(err)
 			return settled
 		}
@@ -280,7 +280,7 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		expect(t, settle(time.Minute, Run{run.Timeline, run.Started + 1, run.Mark}), false, "settled on another start")
 		expect(t, settle(time.Minute, Run{run.Timeline + 1, run.Started, run.Mark}), false, "settled on another timeline")
 		end := f.guarding("l", 0, 1)
-		settled, busy, err := a.Settle(f.ctx, time.Minute, run)
+		settled, busy, err := a.Settle(f.ctx, time.Minute, run, 0)
 		f.ok(err)
 		expect(t, fmt.Sprint(settled, busy), "false true", "settled, busy during a guarded transaction")
 		expect(t, f.state("l"), before, "state")
@@ -333,7 +333,7 @@ func TestAStreamOfGuardsDoesNotPutOffTheSettlement(t *testing.T) {
 	attempts := 0
 	f.until("it is settled", func() bool {
 		attempts++
-		settled, busy, err := a.Settle(f.ctx, time.Minute, a.run())
+		settled, busy, err := a.Settle(f.ctx, time.Minute, a.run(), 0)
 		f.ok(err)
 		if !settled && !busy {
 			t.Fatal("it may not be settled")
@@ -354,7 +354,7 @@ func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
 		run := a.run()
 		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
 		a.join("l", 1)
-		settled, _, err := a.Settle(f.ctx, time.Hour, run)
+		settled, _, err := a.Settle(f.ctx, time.Hour, run, 0)
 		f.ok(err)
 		expect(t, settled, true, "settled")
 		a.join("later", 1)

@@ -83,9 +83,9 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				p.mark(draw(p, "mark", []int64{1, 2}))
 			},
 			"settle": func(*rapid.T) {
-				run, watched := p.run(), draw(p, "watched", durations)
+				run, watched, salt := p.run(), draw(p, "watched", durations), draw(p, "salt", []int64{0, 5, 1<<31 - 1})
 				p.same("settle", func(c seam.Conn) (any, error) {
-					settled, busy, err := c.Settle(f.ctx, watched, run)
+					settled, busy, err := c.Settle(f.ctx, watched, run, salt)
 					return fmt.Sprint(settled, busy), err
 				})
 			},

@@ -79,7 +79,7 @@ func protocol(f *fixture) {
 	expect(f.TB, b.beat().Alive, true, "alive")
 	f.expire(b)
 	expect(f.TB, len(a.evict().IDs), 1, "evicted")
-	settled, _, err := a.Settle(f.ctx, 0, run)
+	settled, _, err := a.Settle(f.ctx, 0, run, 0)
 	f.ok(err)
 	expect(f.TB, settled, false, "settled")
 	_, err = a.Superseder(f.ctx, "b")

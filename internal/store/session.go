@@ -116,10 +116,11 @@ func (c *Conn) Mark(ctx context.Context, mark int64) error {
 }
 
 // Settle settles the timeline of a run of the server that the caller has watched for that long. Neither settled nor busy: it
-// need not be settled, or may not be yet. Busy: a guarded transaction is open, try again within 2 s. See settle.sql.
-func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run) (settled, busy bool, err error) {
+// need not be settled, or may not be yet. Busy: a guarded transaction is open, try again within 2 s. The salt is of 31 random
+// bits. See settle.sql.
+func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run, salt int64) (settled, busy bool, err error) {
 	due, err := maybe[struct{ Settled bool }](ctx, c, c.statements.Settle,
-		watched.Microseconds(), run.Timeline, run.Started, run.Mark, c.lockWait)
+		watched.Microseconds(), run.Timeline, run.Started, run.Mark, salt, c.lockWait)
 	if err != nil || due == nil {
 		return false, false, err
 	}

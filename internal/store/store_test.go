@@ -115,7 +115,7 @@ func (c *client) pg() *Conn { return c.Conn.(*Conn) }
 
 func (f *fixture) connect(cr *Connector) *Conn {
 	f.Helper()
-	conn, err := cr.Connect(f.ctx, time.Second)
+	conn, err := cr.Connect(f.ctx, time.Minute)
 	f.ok(err)
 	f.Cleanup(conn.Close)
 	if f.runAs != "" {

@@ -84,7 +84,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/release.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
 	}},
 	{"epoch without era", "promotion", `epoch`, []edit{
-		{"sql/settle.sql", `greatest(p.epoch + 1, (SELECT era FROM complete) << 32)`, `p.epoch + 1`, 0},
+		{"sql/settle.sql", `greatest(p.epoch + 1, ((SELECT era FROM complete) << 32) + $5::bigint)`, `p.epoch + 1 + 0 * $5::bigint`, 0},
 		{"sql/apply.sql", `greatest(p.epoch + 1, (SELECT era FROM valid) << 32)`, `p.epoch + 1`, 0},
 		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT era FROM valid) << 32)`, `p.epoch + 1`, 0},
 	}},
