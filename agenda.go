@@ -151,7 +151,11 @@ func (e *engine) work(now time.Time) time.Time {
 	case running == nil && d != nil:
 		e.begin(d, now)
 	case running == nil && e.connection.listening:
-		e.begin(waitForNotifications, now)
+		if paused := e.agenda.pauses[waitForNotifications].until; paused.After(now) {
+			at = earlier(at, paused)
+		} else {
+			e.begin(waitForNotifications, now)
+		}
 	case running != nil && d != nil && running.duty == waitForNotifications:
 		running.cancel()
 	}

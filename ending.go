@@ -101,7 +101,12 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	}
 	tenures, leaving := e.releasable(now)
-	return e.agenda.running == nil && len(tenures)+len(leaving)+len(e.leases.planAt) == 0 && !e.onlySessionRemains()
+	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt) == 0 && !e.onlySessionRemains()
+}
+
+// idle reports whether no duty is under way.
+func (e *engine) idle() bool {
+	return e.agenda.running == nil || e.agenda.running.duty == waitForNotifications
 }
 
 // finish leaves nothing behind but the answer.

@@ -187,6 +187,7 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 		return err
 	case err != nil && m.handles > 0: // it had joined before the session was lost
 		m.retryAt = now.Add(e.options.heartbeat)
+		m.refuse(err)
 		return fmt.Errorf("join lease %q again: %w", m.lease.name, err)
 	case err != nil:
 		e.endMembership(m, err)

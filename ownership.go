@@ -448,7 +448,8 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 		default:
 			m.leaveSent = true
 			if len(m.tenures) == 0 {
-				m.changed = true // something was given to it meanwhile
+				m.changed = true                // something was given to it meanwhile
+				e.session.nextBeat = time.Now() // or the session is no member any more, which a heartbeat tells
 			}
 		}
 	}

@@ -29,7 +29,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}
 	defer l.running.Store(false)
 
-	begun := make(map[int]int64) // epoch under which fn was last started, by partition
+	begun := make(map[int]*ownership) // under which fn was last started, by partition
 	busy := make(map[int]bool)
 	finished := make(chan int)
 	defer func() {
@@ -48,10 +48,10 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 			return fmt.Errorf("pgleases: run lease %q: %w", l.name, context.Cause(ctx))
 		}
 		for _, o := range s.owned {
-			if busy[o.number] || begun[o.number] == o.epoch {
+			if busy[o.number] || begun[o.number] == o {
 				continue
 			}
-			busy[o.number], begun[o.number] = true, o.epoch
+			busy[o.number], begun[o.number] = true, o
 			go func() {
 				l.callback(ctx, o, fn)
 				finished <- o.number

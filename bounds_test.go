@@ -1,0 +1,158 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+)
+
+func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
+	ends := map[string]func(context.Context, *proc, *Lease) error{
+		"Leave": func(ctx context.Context, _ *proc, l *Lease) error { return l.Leave(ctx) },
+		"Close": func(ctx context.Context, p *proc, _ *Lease) error { return p.c.Close(ctx) },
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p, l := w.alone()
+				w.evict("a")
+				w.mu.Lock()
+				w.blind = true // it shows what was taken from it by hand
+				w.mu.Unlock()
+				before := w.count("release")
+				began := time.Now()
+				if err := end(patiently(w.t), p, l); err != nil {
+					t.Error(err)
+				}
+				if took, releases := time.Since(began), w.count("release")-before; took > soon || releases > 2 {
+					t.Errorf("it took %v and %d releases", took, releases)
+				}
+			})
+		})
+	}
+}
+
+func TestTheLastClientDoesNotWaitForTheGuardOfADeadOne(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, dead := w.start("a"), w.start("dead")
+		la, ld := a.mustJoin("x", 2), dead.mustJoin("x", 2)
+		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
+		o := shown(ld)[0]
+		end, ok := w.db.Guard("x", o.Number, o.Epoch)
+		if !ok {
+			t.Fatal("the guard does not pass")
+		}
+		defer end()
+		dead.set(func(p *proc) { p.killed = true })
+		w.breakConns(dead)
+		time.Sleep(20 * time.Second)
+		began := time.Now()
+		if err := a.c.Close(patiently(w.t)); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > soon {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
+func TestCloseWhoseContextEndsUnderWorkReturnsThen(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.listening()
+		h := l.Hold(context.Background())
+		defer h.Release()
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := p.c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > 5*time.Second+soon {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
+// listening opens a client as alone does, which waits for notifications.
+func (w *world) listening() (*proc, *Lease) {
+	w.t.Helper()
+	p := w.start("a", WithTTL(10*time.Minute), WithHeartbeat(5*time.Minute))
+	l := p.mustJoin("x", 2)
+	w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+	return p, l
+}
+
+func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 3)
+		w.within(5*time.Second, "it owns all", func() bool { return len(shown(l)) == 3 })
+		w.mu.Lock()
+		w.blind = true // it shows what was taken from it by hand
+		w.mu.Unlock()
+		w.evict("a")
+		if err := w.db.Drop("x"); err != nil {
+			t.Fatal(err)
+		}
+		w.remake("x", 5)
+		w.within(3*time.Second, "it is lost", func() bool { return len(shown(l)) == 0 })
+		if _, err := a.c.Lease(patiently(w.t), "x", 3); !errors.Is(err, ErrPartitionCount) {
+			t.Errorf("Lease: %v", err)
+		}
+		if err := l.SetWeight(patiently(w.t), 2); !errors.Is(err, ErrPartitionCount) {
+			t.Errorf("SetWeight: %v", err)
+		}
+		if l.Err() != nil {
+			t.Errorf("the lease has ended: %v", l.Err())
+		}
+		if err := l.Leave(patiently(w.t)); err != nil {
+			t.Error(err)
+		}
+		again := a.mustJoin("x", 5)
+		w.within(5*time.Second, "it owns all", func() bool { return len(shown(again)) == 5 })
+	})
+}
+
+func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
+	inWorld(t, func(w *world) {
+		l := w.start("a").mustJoin("x", 1)
+		calls := make(chan struct{}, 10)
+		go func() {
+			_ = l.Run(context.Background(), func(ctx context.Context, _ Partition) error {
+				calls <- struct{}{}
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		<-calls
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
+		select {
+		case <-calls:
+		case <-time.After(10 * time.Second):
+			t.Errorf("it shows %v, and no callback runs", shown(l))
+		}
+	})
+}
+
+// deafConn is a connection on which waiting fails, though it stays open.
+type deafConn struct{ conn }
+
+func (deafConn) Wait(context.Context, int64) (bool, error) { return false, errLocked }
+
+func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.start("a")
+		l := p.mustJoin("x", 1)
+		if err := p.c.request(context.Background(), nil, func(e *engine) { e.connection.conn = deafConn{e.connection.conn} }); err != nil {
+			t.Fatal(err)
+		}
+		w.notify("a")                // it waits anew
+		time.Sleep(20 * time.Second) // which passes only if the engine sleeps
+		if shows(l) != "0" {
+			t.Errorf("it shows %s", shows(l))
+		}
+	})
+}
