@@ -19,7 +19,7 @@ type duty struct {
 	due   func(e *engine, now time.Time) time.Time // never: not unless something happens
 	begin func(e *engine, now time.Time) *operation
 
-	spaced bool // its due tells when to try again after a failure
+	ownPause bool // it sets by itself when to try again after a failure
 }
 
 // The stage is how far a client has come. Heartbeats go on while it works; all else belongs to one stage.
@@ -197,7 +197,7 @@ func (e *engine) completed(d *duty, err error) {
 		e.disconnect()
 		return
 	}
-	if !d.spaced {
+	if !d.ownPause {
 		length := min(max(2*e.agenda.pauses[d].length, retryMin), e.options.heartbeat)
 		e.agenda.pauses[d] = pause{length, time.Now().Add(length)}
 	}

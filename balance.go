@@ -141,7 +141,7 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 	}
 	for _, p := range planned {
 		if m := e.leases.byName[p.Name]; m != nil && m.joined {
-			m.changed = true
+			m.toRead = true
 		}
 	}
 }

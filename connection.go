@@ -15,9 +15,9 @@ type connection struct {
 	probed    bool // it is known whether notifications arrive, or it cannot be found out
 	listening bool // they arrive
 
-	retry   time.Duration // at most so long until the next attempt to connect or to register
-	retryAt time.Time
-	failed  bool // the last attempt to connect
+	retry         time.Duration // at most so long until the next attempt to connect or to register
+	retryAt       time.Time
+	connectFailed bool // the last attempt to connect
 }
 
 func (e *engine) connectDue(time.Time) time.Time { return e.connection.retryAt }
@@ -27,7 +27,7 @@ func (e *engine) beginConnect(time.Time) *operation {
 		call: func(ctx context.Context, _ conn) func(error) error {
 			c, err := e.connection.connect(ctx)
 			return func(error) error {
-				e.connection.failed = err != nil
+				e.connection.connectFailed = err != nil
 				if err != nil {
 					e.connection.backOff(e.options)
 					return err

@@ -87,7 +87,7 @@ func (e *engine) beginEnd(time.Time) *operation {
 
 // finished reports whether the client may end: it has left, or what is left cannot be done.
 func (e *engine) finished(now time.Time) bool {
-	unreachable := e.connection.conn == nil || !e.session.registered || e.session.failed
+	unreachable := e.connection.conn == nil || !e.session.registered || e.session.beatFailed
 	switch {
 	case e.ending.reason == nil:
 		return false
@@ -97,7 +97,7 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	case e.ending.hurried == nil:
 		return false
-	case !now.Before(e.ending.giveUpAt) || e.connection.failed:
+	case !now.Before(e.ending.giveUpAt) || e.connection.connectFailed:
 		return true
 	}
 	tenures, leaving := e.releasable(now)

@@ -31,7 +31,7 @@ type membership struct {
 
 	joined     bool // the session is a member
 	generation int64
-	changed    bool          // since generation was read, or nothing was read yet: to be read
+	toRead     bool          // it changed since generation was read, or nothing was read yet
 	retryAt    time.Time     // of joining
 	retry      time.Duration // after the next failure to join
 
@@ -42,8 +42,8 @@ type membership struct {
 	weightLost  bool           // the database has another one
 	weightCalls []chan<- error // calls of SetWeight that wait for the database to have the weight
 
-	leaving   error // why; nil: it stays
-	leaveSent bool
+	leaving       error // why; nil: it stays
+	awaitsRelease bool  // a leave was sent; it is sent again with the next release
 }
 
 // A joining is a call of Client.Lease.
@@ -196,7 +196,7 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 		e.evicted()
 		return nil
 	}
-	m.joined, m.generation, m.changed, m.retry = true, 0, true, 0
+	m.joined, m.generation, m.toRead, m.retry = true, 0, true, 0
 	e.requestPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
 	for _, j := range m.callers {
 		m.answer(j)
@@ -220,7 +220,7 @@ func (e *engine) heardLeases(beats []store.LeaseBeat) {
 			continue // it is joined once more
 		}
 		m.joined = true // where it was not, the answer to its join was lost
-		m.changed = m.changed || m.generation != b.Generation
+		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = m.leaving == nil && b.Weight != m.weight
 		if _, planned := e.leases.planAt[b.Name]; b.DueIn == 0 && !planned {
 			e.requestPlan(now, b.Name)
@@ -237,7 +237,7 @@ func (e *engine) heardLeases(beats []store.LeaseBeat) {
 // given up since. The client leaves it with all that it was given.
 func (e *engine) adopt(name string) *membership {
 	m := e.newMembership(name, 0, leaseOptions{})
-	m.joined, m.changed, m.leaving = true, true, ErrClosed
+	m.joined, m.toRead, m.leaving = true, true, ErrClosed
 	return m
 }
 
@@ -271,7 +271,7 @@ func (m *membership) refuse(err error) {
 
 // unjoined takes the news that the session is no member: it joins again, or has left.
 func (e *engine) unjoined(m *membership) {
-	m.joined, m.leaveSent, m.changed = false, false, false
+	m.joined, m.awaitsRelease, m.toRead = false, false, false
 	m.retryAt = time.Now()
 	lost := m.serving()
 	for _, t := range m.tenures {

@@ -40,7 +40,7 @@ const warnAfter = 30 * time.Second
 // readAll has everything read again that is owned.
 func (e *engine) readAll() {
 	for _, m := range e.leases.byName {
-		m.changed = m.joined
+		m.toRead = m.joined
 	}
 }
 
@@ -49,7 +49,7 @@ func (e *engine) readDue(time.Time) time.Time {
 		return never
 	}
 	for _, m := range e.leases.byName {
-		if m.joined && m.changed {
+		if m.joined && m.toRead {
 			return atOnce
 		}
 	}
@@ -60,7 +60,7 @@ func (e *engine) readDue(time.Time) time.Time {
 func (e *engine) beginRead(time.Time) *operation {
 	var names []string
 	for name, m := range e.leases.byName {
-		if m.joined && m.changed {
+		if m.joined && m.toRead {
 			names = append(names, name)
 		}
 	}
@@ -93,7 +93,7 @@ func (e *engine) beginRead(time.Time) *operation {
 // readAnswered takes what the database says the session owns of a lease.
 func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
-	m.generation, m.changed = r.Generation, false
+	m.generation, m.toRead = r.Generation, false
 	var wanted, gained []*tenure
 	confirmed := make(map[int]bool, len(r.Owned))
 	for _, p := range r.Owned {
@@ -136,7 +136,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	e.withdraw(m, wanted, ErrHandover, now)
 	e.serve(m, gained, now)
 	if m.leaving != nil && len(m.tenures) == 0 {
-		m.leaveSent = false // nothing is left to wait for: leave again
+		m.awaitsRelease = false // nothing is left to wait for: leave again
 	}
 }
 
@@ -345,7 +345,7 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 		releases[t.membership] = true
 	}
 	for name, m := range e.leases.byName {
-		if m.leaving != nil && m.joined && (!m.leaveSent || releases[m]) {
+		if m.leaving != nil && m.joined && (!m.awaitsRelease || releases[m]) {
 			leaving = append(leaving, name)
 		}
 	}
@@ -358,7 +358,7 @@ func (e *engine) releaseDue(now time.Time) time.Time {
 		return at
 	}
 	for _, m := range e.leases.byName {
-		if m.leaving != nil && m.joined && !m.leaveSent {
+		if m.leaving != nil && m.joined && !m.awaitsRelease {
 			return atOnce
 		}
 	}
@@ -413,13 +413,13 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			t.readyAt = now.Add(busyRetry)
 			continue
 		case !done:
-			m.changed = m.joined
+			m.toRead = m.joined
 			e.forget(t)
 		case h.Owner != e.session.number:
 			e.forget(t)
 			given[m] = append(given[m], t.number)
 		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
-			m.changed = m.joined
+			m.toRead = m.joined
 			e.forget(t)
 		default:
 			e.forget(t)
@@ -443,12 +443,12 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 		switch {
 		case m == nil || m.leaving == nil:
 		case slices.Contains(answer.Left, name):
-			m.leaveSent = true
+			m.awaitsRelease = true
 			e.unjoined(m)
 		default:
-			m.leaveSent = true
+			m.awaitsRelease = true
 			if len(m.tenures) == 0 {
-				m.changed = true                // something was given to it meanwhile
+				m.toRead = true                 // something was given to it meanwhile
 				e.session.nextBeat = time.Now() // or the session is no member any more, which a heartbeat tells
 			}
 		}

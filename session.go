@@ -21,11 +21,11 @@ type session struct {
 	process     int64 // see nextProcess
 	startedAt   time.Time
 
-	nextBeat  time.Time
-	sent      time.Time // the last heartbeat that succeeded
-	failed    bool      // the last heartbeat
-	roundTrip time.Duration
-	marked    bool // the server's run, since the last heartbeat that succeeded
+	nextBeat   time.Time
+	sent       time.Time // the last heartbeat that succeeded
+	beatFailed bool      // the last heartbeat
+	roundTrip  time.Duration
+	marked     bool // the server's run, since the last heartbeat that succeeded
 
 	term      *term     // nil: there is no trust
 	untrusted *term     // a term that never began, for snapshots without trust
@@ -113,7 +113,7 @@ func (e *engine) beginHeartbeat(time.Time) *operation {
 		beat, err := c.Heartbeat(ctx, session)
 		received := time.Now()
 		return func(error) error {
-			e.session.failed = err != nil
+			e.session.beatFailed = err != nil
 			if err != nil {
 				e.session.nextBeat = time.Now().Add(e.options.heartbeat / 10)
 				e.check.lookAt = never
@@ -178,7 +178,7 @@ func (e *engine) trust(sent time.Time) {
 	e.session.term = &term{opened: sent}
 	e.session.term.deadline.Store(int64(worth))
 	for _, m := range e.leases.byName {
-		m.changed = true
+		m.toRead = true
 		e.publish(m)
 	}
 }
