@@ -9,7 +9,7 @@ import (
 
 // What is measured in the process alone. The others are beside the tests of what they measure: BenchmarkValues, BenchmarkOwns and
 // BenchmarkTimeSince in values_test.go, BenchmarkPlan in rebalance_test.go. With a database, and beside floors and
-// rivals: go run ./proof/bench.
+// rivals: cd proof && go run ./bench.
 
 func BenchmarkPartitionFor(b *testing.B) {
 	l := &Lease{partitions: 128}
