@@ -294,11 +294,11 @@ func (e *engine) unjoined(m *membership) {
 func (e *engine) endMembership(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
-	l.endErr = err
-	close(l.ended)
 	final := &snapshot{term: e.session.untrusted, values: noValues, changed: make(chan struct{})}
 	close(final.changed)
-	old := l.snapshot.Swap(final)
+	old := l.snapshot.Swap(final) // first: a caller that finds the lease ended finds nothing of before
+	l.endErr = err
+	close(l.ended)
 	close(old.changed)
 	for _, t := range m.tenures {
 		e.forget(t)
