@@ -144,7 +144,8 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 		"SELECT pg_get_functiondef(oid), obj_description(oid) FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace ORDER BY 1",
 		"SELECT viewname, definition FROM pg_views WHERE schemaname = 'pgleases' ORDER BY 1",
 	} {
-		expect(t, f.text(query), fresh.text(query), "catalog after a migration")
+		unquoted := strings.NewReplacer(`"pgleases".`, "pgleases.").Replace // as the files write it, where a role's database is made from them
+		expect(t, unquoted(f.text(query)), unquoted(fresh.text(query)), "catalog after a migration")
 	}
 }
 
