@@ -128,7 +128,7 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 		delete(e.leases.planAt, name)
 	}
 	switch {
-	case e.ending.reason != nil && (err != nil || applied.LeftOver > 0): // the other clients do it
+	case err != nil && e.ending.reason != nil: // the other clients do it
 	case err != nil:
 		e.requestPlan(now, names...)
 	case applied.More:

@@ -35,30 +35,6 @@ func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
 	}
 }
 
-func TestTheLastClientDoesNotWaitForTheGuardOfADeadOne(t *testing.T) {
-	inWorld(t, func(w *world) {
-		a, dead := w.start("a"), w.start("dead")
-		la, ld := a.mustJoin("x", 2), dead.mustJoin("x", 2)
-		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
-		o := shown(ld)[0]
-		end, ok := w.db.Guard("x", o.Number, o.Epoch)
-		if !ok {
-			t.Fatal("the guard does not pass")
-		}
-		defer end()
-		dead.set(func(p *proc) { p.killed = true })
-		w.breakConns(dead)
-		time.Sleep(20 * time.Second)
-		began := time.Now()
-		if err := a.c.Close(patiently(w.t)); err != nil {
-			t.Error(err)
-		}
-		if took := time.Since(began); took > soon {
-			t.Errorf("Close took %v", took)
-		}
-	})
-}
-
 func TestCloseWhoseContextEndsUnderWorkReturnsThen(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, l := w.listening()
