@@ -243,10 +243,15 @@ func execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
 // beats waits until that many more heartbeats of a client succeeded.
 func beats(t testing.TB, c *pgleases.Client, n int) {
 	t.Helper()
-	last := time.Now().Add(-c.Stats().HeartbeatAge)
-	until(t, "the client goes on with its heartbeats", func() bool {
-		if sent := time.Now().Add(-c.Stats().HeartbeatAge); sent.Sub(last) > 5*time.Millisecond {
-			last = sent
+	sent := func() (from, to time.Time) { // the last one was sent between these: this goroutine may be stopped in between
+		before := time.Now()
+		age := c.Stats().HeartbeatAge
+		return before.Add(-age), time.Now().Add(-age)
+	}
+	_, last := sent()
+	until(t, fmt.Sprintf("%d heartbeats of %s succeed", n, c.ID()), func() bool {
+		if from, to := sent(); from.After(last) {
+			last = to
 			n--
 		}
 		return n <= 0
