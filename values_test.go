@@ -262,7 +262,7 @@ func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not 
 	}
 	ratio := measure()
 	for range 20 { // once in a while others use the machine all the time
-		if ratio > most {
+		if ratio > most && !instrumented() {
 			ratio = measure()
 		}
 	}
