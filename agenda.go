@@ -40,6 +40,7 @@ var duties = []*duty{
 	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat, true},
 	{"listen", working, (*engine).listenDue, (*engine).beginListen, false},
 	{"mark the server", working, (*engine).markDue, (*engine).beginMark, false},
+	{"unsettle an old server", working, (*engine).unsettleDue, (*engine).beginUnsettle, false},
 	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, false},
 	{"join", working, (*engine).joinDue, (*engine).beginJoin, true},
 	{"read", working, (*engine).readDue, (*engine).beginRead, false},

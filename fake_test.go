@@ -187,13 +187,17 @@ func (c *faultyConn) Mark(ctx context.Context, mark int64) error {
 	return err
 }
 
-func (c *faultyConn) Settle(ctx context.Context, watched time.Duration, run store.Run, salt int64) (settled, busy bool, err error) {
-	type answer struct{ settled, busy bool }
-	a, err := call(ctx, c, "settle", func(ctx context.Context, conn *fakestore.Conn) (answer, error) {
-		settled, busy, err := conn.Settle(ctx, watched, run, salt)
-		return answer{settled, busy}, err
+func (c *faultyConn) Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error) {
+	return call(ctx, c, "settle", func(ctx context.Context, conn *fakestore.Conn) (int64, error) {
+		return conn.Settle(ctx, watched, run, era)
 	})
-	return a.settled, a.busy, err
+}
+
+func (c *faultyConn) Unsettle(ctx context.Context, era int64) error {
+	_, err := call(ctx, c, "unsettle", func(ctx context.Context, conn *fakestore.Conn) (struct{}, error) {
+		return struct{}{}, conn.Unsettle(ctx, era)
+	})
+	return err
 }
 
 func (c *faultyConn) End(ctx context.Context, session int64) (bool, error) {

@@ -45,7 +45,7 @@ func (e *engine) readAll() {
 }
 
 func (e *engine) readDue(time.Time) time.Time {
-	if e.session.term == nil {
+	if e.session.term == nil || e.session.behind {
 		return never
 	}
 	for _, m := range e.leases.byName {
@@ -64,7 +64,7 @@ func (e *engine) beginRead(time.Time) *operation {
 			names = append(names, name)
 		}
 	}
-	session, timeline := e.session.number, e.check.watch.run.Timeline
+	session, run := e.session.number, unmarked(e.check.watch.run)
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		reads, err := c.Read(ctx, session, names)
 		return func(error) error {
@@ -73,16 +73,21 @@ func (e *engine) beginRead(time.Time) *operation {
 			}
 			e.checkTrust(time.Now())
 			for _, r := range reads {
-				if r.Timeline != timeline || (r.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
+				if r.Run != run || (run.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
 					e.session.nextBeat = time.Now()
 					return nil
 				}
+				if e.session.settled && r.Era < e.session.era {
+					e.session.behind, e.session.settled = true, false
+					return nil
+				}
+				e.session.era = max(e.session.era, r.Era)
 				if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.term != nil {
 					e.readAnswered(m, r)
 				}
 			}
-			if e.session.timeline != timeline && e.session.term != nil { // all that is shown was confirmed
-				e.session.timeline = timeline
+			if e.session.confirmed != run && e.session.term != nil { // all that is shown was confirmed
+				e.session.confirmed = run
 				e.trust(e.session.sent)
 			}
 			return nil
@@ -94,32 +99,33 @@ func (e *engine) beginRead(time.Time) *operation {
 func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
 	m.generation, m.toRead = r.Generation, false
-	var wanted, gained []*tenure
+	var wanted, gained, outdated []*tenure
+	var lost []int
 	confirmed := make(map[int]bool, len(r.Owned))
 	for _, p := range r.Owned {
 		confirmed[p.Partition] = true
 		t := m.tenures[p.Partition]
-		if t != nil && t.epoch != p.Epoch { // released, or a failover raised the epoch
-			cause := ErrHandover
+		if t != nil && t.epoch != p.Epoch { // released, or gained anew unseen
 			if !t.draining {
-				cause = fmt.Errorf("%w: a failover raised the epoch", ErrTrustLost)
+				lost = append(lost, p.Partition)
+				e.endOwnership(t, fmt.Errorf("%w: the server has another epoch", ErrTrustLost))
 			}
-			e.endOwnership(t, cause)
 			e.forget(t)
 			t = nil
 		}
+		ofEarlierEra := store.EraOf(p.Epoch) < r.Era
 		switch {
-		case t != nil:
-			if p.Moving && !t.draining {
-				wanted = append(wanted, t)
-			}
-		case e.session.settled && p.Moving:
-			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it moved on before it was seen
-		case e.session.settled:
+		case t == nil && !e.session.settled: // nothing is gained now
+		case t == nil && (p.Moving || ofEarlierEra):
+			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
+		case t == nil:
 			gained = append(gained, e.own(m, p.Partition, p.Epoch))
+		case ofEarlierEra && !t.over:
+			outdated = append(outdated, t)
+		case p.Moving && !t.draining:
+			wanted = append(wanted, t)
 		}
 	}
-	var lost []int
 	for number, t := range m.tenures {
 		if !confirmed[number] {
 			if !t.draining {
@@ -130,14 +136,32 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		}
 	}
 	if len(lost) > 0 {
+		slices.Sort(lost)
 		e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
 			slog.String("partitions", ranges.Short(lost)), slog.String("cause", "the server does not confirm them"))
 	}
+	e.renew(m, outdated, now)
 	e.withdraw(m, wanted, ErrHandover, now)
 	e.serve(m, gained, now)
 	if m.leaving != nil && len(m.tenures) == 0 {
 		m.awaitsRelease = false // nothing is left to wait for: leave again
 	}
+}
+
+// renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has
+// ended and the release was answered. No hand-off delay is to be paid for what stays with this client.
+func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
+	if len(outdated) == 0 {
+		return
+	}
+	cause := fmt.Errorf("%w: a failover ended the epoch", ErrTrustLost)
+	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *tenure) bool { return t.draining }), cause, now)
+	for _, t := range outdated {
+		t.readyAt = now
+		e.endOwnership(t, cause)
+	}
+	e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
+		slog.String("partitions", ranges.Short(numbersOf(outdated))), slog.String("cause", "a failover ended the epoch"))
 }
 
 // own begins an ownership.
@@ -424,6 +448,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		default:
 			e.forget(t)
 			kept[m] = append(kept[m], e.own(m, t.number, h.Epoch))
+			m.toRead = true // where it was renewed, it may be wanted elsewhere
 		}
 	}
 	for m, tenures := range kept {

@@ -31,9 +31,11 @@ type session struct {
 	untrusted *term     // a term that never began, for snapshots without trust
 	wallLimit time.Time // the trust deadline on the wall clock
 
-	timeline int64 // of the server that confirmed all that is shown
-	settled  bool  // that server's timeline is
-	settleAt time.Time
+	confirmed store.Run // of the server that confirmed all that is shown, without the mark
+	settled   bool      // that server is
+	settleAt  time.Time
+	era       int64 // the highest that was read, on any server
+	behind    bool  // the server's is lower
 }
 
 func (e *engine) registration() store.Registration {
@@ -147,18 +149,25 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.heardLeases(beat.Leases)
 }
 
-// heardTimeline prolongs trust, unless the server was promoted: it may have missed hand-overs, so all is read again before.
+// heardTimeline prolongs trust, unless this is another run of the server, or another server: it may have missed hand-overs, so all
+// is read again before.
 func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
-	if settled := beat.Run.Timeline == beat.Settled; settled != e.session.settled {
+	if settled := beat.Run.Timeline == beat.Settled && !e.session.behind; settled != e.session.settled {
 		e.session.settled = settled
 		e.readAll()
 	}
-	if e.session.timeline == beat.Run.Timeline || !e.holdsAnything() {
-		e.session.timeline = beat.Run.Timeline
+	if run := unmarked(beat.Run); e.session.confirmed == run || !e.holdsAnything() {
+		e.session.confirmed = run
 		e.trust(sent)
 		return
 	}
 	e.readAll()
+}
+
+// unmarked is a run as a read tells it. A mark comes and goes while the server runs, with nothing lost that matters here.
+func unmarked(run store.Run) store.Run {
+	run.Mark = 0
+	return run
 }
 
 // trust prolongs the trust to what a heartbeat earned that was sent at that moment.
@@ -266,6 +275,24 @@ func (e *engine) beginMark(time.Time) *operation {
 	}}
 }
 
+func (e *engine) unsettleDue(time.Time) time.Time { return atOnceIf(e.session.behind) }
+
+// beginUnsettle has a server settled anew that is behind one on which this client has been.
+func (e *engine) beginUnsettle(time.Time) *operation {
+	era := e.session.era
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.Unsettle(ctx, era)
+		return func(error) error {
+			if err == nil {
+				e.session.behind = false
+				e.session.nextBeat = time.Now() // which tells that the server is not settled
+				e.client.log.Warn("pgleases: the server is behind one seen before, and is settled anew", slog.Int64("era", era))
+			}
+			return err
+		}
+	}}
+}
+
 // settleDue is when the clock of a promoted server was watched for this client's TTL.
 func (e *engine) settleDue(now time.Time) time.Time {
 	if e.session.settled {
@@ -275,17 +302,13 @@ func (e *engine) settleDue(now time.Time) time.Time {
 }
 
 func (e *engine) beginSettle(now time.Time) *operation {
-	watched, run := e.check.watch.lasts(now), e.check.watch.run
+	watched, run, seen := e.check.watch.lasts(now), e.check.watch.run, e.session.era
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		settled, busy, err := c.Settle(ctx, watched, run, rand.Int64N(1<<31))
+		era, err := c.Settle(ctx, watched, run, seen)
 		return func(error) error {
-			pause := max(busyRetry, e.options.heartbeat/4)
-			if busy {
-				pause = busyRetry
-			}
-			e.session.settleAt = time.Now().Add(pause)
-			if settled {
-				e.client.log.Warn("pgleases: settled a promoted server: epochs begin a new era", slog.Int64("timeline", run.Timeline))
+			e.session.settleAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
+			if era > 0 {
+				e.client.log.Warn("pgleases: settled a promoted server: epochs begin a new era", slog.Int64("era", era))
 				e.session.nextBeat = time.Now()
 			}
 			return err

@@ -20,8 +20,11 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     WHERE settings.ok
     ORDER BY l.name
     FOR UPDATE OF l
-), valid AS MATERIALIZED ( -- one row: all are, and the server's timeline is settled
-    SELECT s.era FROM pgleases.server AS s
+), valid AS MATERIALIZED ( -- one row: all are, and the server is settled
+    -- Where two copies of one server are settled in the same second, the microseconds of their starts keep the epochs apart.
+    SELECT (s.era << 32) + CASE WHEN s.era = 0 THEN 0 ELSE
+               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647 END AS first_epoch
+    FROM pgleases.server AS s
     WHERE (SELECT count(*) FROM locked) = cardinality($1::text[])
       AND s.timeline = pgleases.timeline()
 ), living AS MATERIALIZED (
@@ -53,7 +56,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
 ), given AS (
     UPDATE pgleases.partitions AS p
     SET owner = f.target, target = f.target,
-        epoch = greatest(p.epoch + 1, (SELECT era FROM valid) << 32),
+        epoch = greatest(p.epoch + 1, (SELECT first_epoch FROM valid)),
         owner_id = coalesce(f.target_id, p.owner_id),
         home_id = CASE WHEN f.target_id = p.home_id THEN NULL
                        WHEN f.target_id <> p.owner_id

@@ -7,17 +7,21 @@
 --
 -- For applications: partition_for and guard. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
 
--- Read from the name of the current WAL file, which changes at the moment of a promotion.
+-- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
+-- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it.
 CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
 LANGUAGE plpgsql STABLE AS $pgleases_body$
+DECLARE
+    number bigint := 0;
 BEGIN
-    RETURN ('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.lpad(pg_catalog.left(
+    number := ('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.lpad(pg_catalog.left(
         pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8), 16, '0'::pg_catalog.text))::bit(64)::bigint;
-EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow these functions
-    RETURN 0;
+    RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c);
+EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow one of these functions
+    RETURN number;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.timeline() IS 'The server''s timeline now, which rises with a promotion; 0 where the server does not tell it.';
+COMMENT ON FUNCTION pgleases.timeline() IS 'Names the server and its timeline now: the system identifier plus the timeline''s number, which rises with a promotion. The number alone, or 0, where the server does not tell them.';
 
 -- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
 -- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
@@ -200,16 +204,15 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 -- caller's commit, and a take-over passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
 -- take-over finds the new epoch, and is refused.
 --
--- An evicted owner is refused even before a take-over. While a promoted server is being settled, which ends every epoch, every
--- guard is refused: a stream of guards would otherwise keep some row locked for ever.
+-- An evicted owner is refused even before a take-over. So is an epoch of an era before the present one: its owner has to renew
+-- the ownership first.
 CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.partitions AS p
     WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
       AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
-      AND NOT EXISTS (SELECT FROM pgleases.server AS s
-                      WHERE s.settling_to BETWEEN clock_timestamp() AND clock_timestamp() + interval '2 seconds')
+      AND $3 >> 32 >= (SELECT s.era FROM pgleases.server AS s)
     FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
@@ -254,6 +257,17 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
+
+-- Version 1 named a server by the number of its timeline alone.
+DO $pgleases_body$
+BEGIN
+    IF pg_catalog.has_function_privilege('pg_catalog.pg_control_system()'::pg_catalog.text, 'execute'::pg_catalog.text) THEN
+        UPDATE pgleases.server SET timeline = pgleases.timeline()
+        WHERE timeline OPERATOR(pg_catalog.=) (pgleases.timeline() OPERATOR(pg_catalog.-)
+              (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c));
+    END IF;
+END
+$pgleases_body$;
 
 -- Last, after all tables and functions: a schema without its version counts as missing.
 INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)

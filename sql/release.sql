@@ -1,7 +1,8 @@
 -- release.sql: the owner gives up partitions on which its work has ended, and leaves leases. Each partition goes to its target
 -- at once, under the next epoch. Where the target does not exist any more, or is the session that leaves, the partition gets no
--- owner and a plan is due; where the target is the owner itself, a new ownership begins. Repeated after a lost answer it
--- changes nothing, because it names epochs.
+-- owner and a plan is due; where the target is the owner itself, a new ownership begins. An ownership of an era before the present
+-- one is renewed: the owner stays, so that nobody has to wait for the end of what it has worked with. Repeated after a lost
+-- answer it changes nothing, because it names epochs.
 --
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
@@ -24,11 +25,14 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     WHERE settings.ok AND (l.name = ANY ($2::text[]) OR l.name = ANY ($5::text[]))
     ORDER BY l.name
     FOR UPDATE OF l
-), valid AS MATERIALIZED ( -- one row: the server's timeline is settled. The count is always >= 0: leases are locked first
-    SELECT s.era FROM pgleases.server AS s
+), valid AS MATERIALIZED ( -- one row: the server is settled. The count is always >= 0: leases are locked first
+    SELECT s.era, (s.era << 32) + CASE WHEN s.era = 0 THEN 0 ELSE
+               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647 END AS first_epoch -- see apply.sql
+    FROM pgleases.server AS s
     WHERE (SELECT count(*) FROM locked) >= 0 AND s.timeline = pgleases.timeline()
 ), taken AS MATERIALIZED (
-    SELECT p.lease, p.partition, p.target
+    SELECT p.lease, p.partition, p.target,
+           b.epoch >> 32 < (SELECT era FROM valid) AND (p.lease = ANY ($5::text[])) IS NOT TRUE AS renewed
     FROM (SELECT * FROM batch ORDER BY lease, partition) AS b
     CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
         SELECT p.lease, p.partition, p.target
@@ -40,23 +44,24 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     WHERE EXISTS (SELECT FROM valid)
 ), heirs AS MATERIALIZED (
     SELECT k.lease, k.partition, c.session, c.id,
+           CASE WHEN k.renewed THEN k.target ELSE c.session END AS target,
            EXISTS (SELECT FROM pgleases.members AS own
                    WHERE own.session = $1::bigint AND own.lease = k.lease AND own.weight = 0) AS draining
     FROM taken AS k
     LEFT JOIN pgleases.members AS m
-           ON m.lease = k.lease AND m.session = k.target
+           ON m.lease = k.lease AND m.session = CASE WHEN k.renewed THEN $1::bigint ELSE k.target END
           AND (m.session = $1::bigint AND m.lease = ANY ($5::text[])) IS NOT TRUE -- with no lease to leave the array is null
     LEFT JOIN pgleases.clients AS c ON c.session = m.session
 ), released AS (
     UPDATE pgleases.partitions AS p
-    SET owner = h.session, target = h.session,
-        epoch = greatest(p.epoch + 1, (SELECT era FROM valid) << 32),
+    SET owner = h.session, target = h.target,
+        epoch = greatest(p.epoch + 1, (SELECT first_epoch FROM valid)),
         owner_id = coalesce(h.id, p.owner_id),
         home_id = CASE WHEN h.id = p.home_id THEN NULL
                        WHEN h.id <> p.owner_id AND (p.lease = ANY ($5::text[]) OR h.draining) THEN p.owner_id
                        ELSE p.home_id END,
         owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
-        asked_at = NULL
+        asked_at = CASE WHEN h.target IS DISTINCT FROM h.session THEN p.asked_at END
     FROM heirs AS h
     WHERE p.lease = h.lease AND p.partition = h.partition
     RETURNING p.lease, p.partition, p.owner, p.epoch

@@ -136,11 +136,11 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
-COMMENT ON COLUMN pgleases.server.timeline IS 'The settled timeline. While the server is on another one, after a promotion, no free partition is given to anybody.';
-COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32; rises when a promotion is settled.';
+COMMENT ON COLUMN pgleases.server.timeline IS 'The settled server and timeline, as the function timeline names them. While they are others, after a promotion or in a copy, no partition changes its owner.';
+COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32, and no lower epoch passes a guard; rises when a server is settled.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
-COMMENT ON COLUMN pgleases.server.settling_to IS 'Until then, for up to 2 s, no guard passes: a new timeline is being settled, under new epochs.';
+COMMENT ON COLUMN pgleases.server.settling_to IS 'For clients of version 1 only.';
 
 -- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
 -- no flush. A crash of one backend changes neither the server's start time nor its timeline.

@@ -78,7 +78,7 @@ type (
 		OwnerID, HomeID      string
 	}
 	// A Server is the row of table server.
-	Server struct{ Timeline, Era, NextCheckAt, Sessions, SettlingTo int64 }
+	Server struct{ Timeline, Era, NextCheckAt, Sessions int64 }
 )
 
 // Ever and Never are the instants 'infinity' and '-infinity'.
@@ -109,7 +109,7 @@ func New() *Database {
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
 			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition),
-			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1, SettlingTo: Never},
+			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},
 		conns:  make(map[*Conn]struct{}),
@@ -263,11 +263,10 @@ func (db *Database) Guard(lease string, partition int, epoch int64) (end func(),
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	row := db.tables.row(lease, partition)
-	if row == nil || row.Epoch != epoch {
+	if row == nil || row.Epoch != epoch || store.EraOf(epoch) < db.tables.Server.Era {
 		return nil, false
 	}
-	clock, settling := db.clock(), db.tables.Server.SettlingTo
-	if _, alive := db.tables.Clients[row.Owner]; !alive || settling >= clock && settling <= clock+2*second {
+	if _, alive := db.tables.Clients[row.Owner]; !alive {
 		return nil, false
 	}
 	p, g := place{lease, partition}, new(guard)

@@ -132,46 +132,42 @@ func (c *Conn) Mark(ctx context.Context, mark int64) error {
 func (db *Database) on(run store.Run) bool { return run == db.run && run.Mark != 0 }
 
 // Settle is settle.sql.
-func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run, salt int64) (settled, busy bool, err error) {
-	type answer struct{ settled, busy bool }
-	a, err := execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (answer, bool) {
+func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error) {
+	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (int64, bool) {
 		if t.Server.Timeline == run.Timeline || !db.on(run) {
-			return answer{}, false
+			return 0, false
 		}
 		for _, row := range t.Clients {
 			if row.TTL > watched {
-				return answer{}, false
+				return 0, false
 			}
 		}
-		for p, open := range db.guards {
-			if len(open) > 0 && t.row(p.lease, p.partition) != nil {
-				t.Server.SettlingTo = clock + 2*second
-				return answer{busy: true}, true
-			}
-		}
-		t.Server = Server{
-			Timeline: run.Timeline, Era: max(t.Server.Era+1, min(clock/second-1577836800, 2000000000)), NextCheckAt: clock,
-			Sessions: t.Server.Sessions, SettlingTo: Never,
-		}
-		for name, rows := range t.Partitions {
-			for p := range rows {
-				from := rows[p]
-				rows[p].Epoch = max(from.Epoch+1, t.Server.Era<<32+salt)
-				db.tellMoved("settle", name, p, from)
-			}
-		}
-		for name, l := range t.Leases {
-			l.Generation++
-			l.NextCheckAt = clock
-			t.Leases[name] = l
-		}
-		return answer{settled: true}, true
+		t.Server.Timeline, t.Server.NextCheckAt = run.Timeline, clock
+		t.Server.Era = max(t.Server.Era+1, era+1, min(clock/second-1577836800, 2000000000))
+		return t.Server.Era, true
 	})
-	return a.settled, a.busy, err
+}
+
+// Unsettle is unsettle.sql.
+func (c *Conn) Unsettle(ctx context.Context, era int64) error {
+	_, err := execute(ctx, c, true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
+		behind := t.Server.Era < era
+		if behind {
+			t.Server.Timeline = -1
+		}
+		return struct{}{}, behind
+	})
+	return err
 }
 
 // nextEpoch is the epoch of a partition's next owner.
-func (t *Tables) nextEpoch(row Partition) int64 { return max(row.Epoch+1, t.Server.Era<<32) }
+func (db *Database) nextEpoch(row Partition) int64 {
+	first := db.tables.Server.Era << 32
+	if first > 0 {
+		first += db.run.Started & (1<<31 - 1)
+	}
+	return max(row.Epoch+1, first)
+}
 
 func (db *Database) tellMoved(statement, lease string, partition int, from Partition) {
 	if db.Moved != nil {
@@ -279,7 +275,8 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			if !known {
 				continue
 			}
-			read := store.LeaseRead{Name: name, Generation: l.Generation, Timeline: db.run.Timeline, Settled: t.Server.Timeline}
+			read := store.LeaseRead{Name: name, Generation: l.Generation, Settled: t.Server.Timeline, Era: t.Server.Era,
+				Run: store.Run{Timeline: db.run.Timeline, Started: db.run.Started}}
 			for p, row := range t.Partitions[name] {
 				if row.Owner == session {
 					read.Owned = append(read.Owned, store.Owned{Partition: p, Epoch: row.Epoch, Moving: row.Target != row.Owner})
@@ -311,9 +308,14 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				continue
 			}
 			from, leaves := *row, slices.Contains(leaving, r.Lease)
+			renewed := store.EraOf(r.Epoch) < t.Server.Era && !leaves
+			next := row.Target
+			if renewed {
+				next = session
+			}
 			var heir Client
-			if t.living(r.Lease, row.Target) && !(row.Target == session && leaves) {
-				heir = t.Clients[row.Target]
+			if t.living(r.Lease, next) && !(next == session && leaves) {
+				heir = t.Clients[next]
 			}
 			member, is := t.Members[Member{r.Lease, session}]
 			if heir.ID != "" {
@@ -325,7 +327,10 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				}
 				row.OwnerID = heir.ID
 			}
-			row.Owner, row.Target, row.Epoch = heir.Session, heir.Session, t.nextEpoch(from)
+			row.Owner, row.Epoch = heir.Session, db.nextEpoch(from)
+			if !renewed {
+				row.Target = heir.Session
+			}
 			db.tellMoved("release", r.Lease, r.Partition, from)
 			answer.Released = append(answer.Released, store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch})
 			changed[r.Lease] = changed[r.Lease] || row.Owner == 0
@@ -564,7 +569,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 					row.OwnerID = target.ID
 					concerned[target.Session] = true
 				}
-				row.Owner, row.Target, row.Epoch = target.Session, target.Session, t.nextEpoch(from)
+				row.Owner, row.Target, row.Epoch = target.Session, target.Session, db.nextEpoch(from)
 				answer.Given++
 				changed[m.Lease] = true
 				db.tellMoved("apply", m.Lease, m.Partition, from)

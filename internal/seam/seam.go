@@ -33,7 +33,8 @@ type Conn interface {
 	Superseder(ctx context.Context, id string) (*store.Process, error)
 	Heartbeat(ctx context.Context, session int64) (store.Beat, error)
 	Mark(ctx context.Context, mark int64) error
-	Settle(ctx context.Context, watched time.Duration, run store.Run, salt int64) (settled, busy bool, err error)
+	Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error)
+	Unsettle(ctx context.Context, era int64) error
 	End(ctx context.Context, session int64) (bool, error)
 	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
 	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)

@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -9,12 +8,24 @@ import (
 	. "github.com/pgleases/pgleases/internal/store"
 )
 
-// settled settles the server's timeline, and returns the epoch of the only partition then.
-func settled(c *client, salt int64) int64 {
+// settled has the server be another one and settles it, and returns the era.
+func settled(c *client) int64 {
 	c.f.Helper()
-	done, busy, err := c.Settle(c.f.ctx, 10*time.Minute, c.run(), salt)
+	c.f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+	era, err := c.Settle(c.f.ctx, 10*time.Minute, c.run(), 0)
 	c.f.ok(err)
-	expect(c.f.TB, fmt.Sprint(done, busy), "true false", "settled, busy")
+	if era == 0 {
+		c.f.Error("the server was not settled")
+	}
+	return era
+}
+
+// renewed settles the server and has the owner of the only partition renew it, and returns its epoch then.
+func renewed(c *client) int64 {
+	c.f.Helper()
+	settled(c)
+	before := c.f.tables().Partitions["l"][0].Epoch
+	expect(c.f.TB, len(c.release([]Release{{"l", 0, before}}).Released), 1, "renewed")
 	return c.f.tables().Partitions["l"][0].Epoch
 }
 
@@ -25,9 +36,8 @@ func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	c := f.client("c")
 	c.join("l", 1)
 	c.give("l", c.session)
-	f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 }) // and a promotion
-	f.exec("CREATE TABLE public.copied AS SELECT s.era, s.timeline, p.epoch FROM server AS s, partitions AS p")
-	first := settled(c, 5)
+	f.exec("CREATE TABLE public.copied AS SELECT s.era, p.epoch FROM server AS s, partitions AS p")
+	first := renewed(c)
 	c.release([]Release{{"l", 0, first}})
 	last := f.tables().Partitions["l"][0].Epoch
 
@@ -35,25 +45,13 @@ func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	f.until("the clock has gone on by a second", func() bool {
 		return value[bool](f, "SELECT floor(extract(epoch FROM clock_timestamp())) > $1::bigint", second)
 	})
-	f.exec("UPDATE server SET era = copied.era, timeline = copied.timeline FROM public.copied")
+	f.exec("UPDATE server SET era = copied.era FROM public.copied")
 	f.exec("UPDATE partitions SET epoch = copied.epoch FROM public.copied")
-	if other := settled(c, 0); other <= last {
+	if other := renewed(c); other <= last {
 		t.Errorf("one copy gave epochs %d to %d, the other begins with %d", first, last, other)
-	}
-
-	// In the same second, as clocks say that are steered to each other.
-	f.exec("UPDATE server SET era = copied.era, timeline = copied.timeline FROM public.copied")
-	f.exec("UPDATE server SET era = (SELECT epoch FROM partitions) >> 32")
-	f.exec("UPDATE partitions SET epoch = copied.epoch FROM public.copied")
-	one := settled(c, 5)
-	f.exec("UPDATE server SET era = server.era - 1, timeline = copied.timeline FROM public.copied")
-	f.exec("UPDATE partitions SET epoch = copied.epoch FROM public.copied")
-	if other := settled(c, 6_000_000); other == one {
-		t.Errorf("both copies begin with epoch %d", one)
 	}
 }
 
-// pg_upgrade begins with timeline 1 again.
 func TestAnEraNeverFallsAndLeavesRoomForEpochs(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.client("c")
@@ -61,14 +59,43 @@ func TestAnEraNeverFallsAndLeavesRoomForEpochs(t *testing.T) {
 		c.give("l", c.session)
 		before := int64(1)
 		for _, era := range []int64{0, 0, 2_000_000_000} { // the last: as after a clock that was wrong by decades
-			f.server(func(s *fakestore.Server, _ int64) { s.Timeline, s.Era = 77, max(s.Era, era) })
-			epoch := settled(c, 1<<31-1)
-			if epoch>>32 <= before>>32 || epoch>>32 > 2_000_000_001 {
-				t.Errorf("epoch %d of era %d after %d of era %d", epoch, epoch>>32, before, before>>32)
+			f.server(func(s *fakestore.Server, _ int64) { s.Era = max(s.Era, era) })
+			epoch := renewed(c)
+			if EraOf(epoch) <= EraOf(before) || EraOf(epoch) > 2_000_000_001 {
+				t.Errorf("epoch %d of era %d after %d of era %d", epoch, EraOf(epoch), before, EraOf(before))
 			}
 			before = epoch
 		}
 	})
+}
+
+// A client that was on another server knows a higher era than a server that is behind.
+func TestAServerThatIsBehindIsSettledAboveWhatWasSeenElsewhere(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		c := f.client("c")
+		here := settled(c)
+		f.ok(c.Unsettle(f.ctx, here))
+		expect(t, f.tables().Server.Timeline, c.run().Timeline, "timeline of a server that is not behind")
+		f.ok(c.Unsettle(f.ctx, here+10))
+		beat := c.beat()
+		expect(t, beat.Settled == beat.Run.Timeline, false, "settled")
+		era, err := c.Settle(f.ctx, 10*time.Minute, c.run(), 2_100_000_000) // far above the clock's
+		f.ok(err)
+		expect(t, era, 2_100_000_001, "era")
+	})
+}
+
+// Servers that were made apart may be on timelines of one number.
+func TestATimelineNamesItsServer(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	number := value[int64](f, "SELECT timeline() - (SELECT system_identifier FROM pg_control_system())")
+	if number < 1 || number > 1000 {
+		t.Errorf("timeline %d", number)
+	}
+	f.exec("BEGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; CREATE ROLE nobody_in_particular; GRANT USAGE ON SCHEMA pgleases TO nobody_in_particular; SET LOCAL ROLE nobody_in_particular")
+	expect(t, value[int64](f, "SELECT timeline()"), number, "timeline for a role that may not ask for the server")
+	f.exec("ROLLBACK")
 }
 
 func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
@@ -81,10 +108,10 @@ func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
 	beat := c.beat()
 	expect(t, beat.Settled == beat.Run.Timeline, false, "settled at once")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
-	done, _, err := c.Settle(f.ctx, time.Second, c.run(), 0)
+	era, err := c.Settle(f.ctx, time.Second, c.run(), 0)
 	f.ok(err)
-	expect(t, done, false, "settled after a watch that is shorter than a TTL")
-	if epoch := settled(c, 0); epoch>>32 < 200_000_000 {
+	expect(t, era, 0, "era settled after a watch that is shorter than a TTL")
+	if epoch := renewed(c); EraOf(epoch) < 200_000_000 {
 		t.Errorf("epoch %d", epoch)
 	}
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, true, "given then")

@@ -257,7 +257,7 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		a.give("l", a.session, a.session, dead.session)
 		a.give("l", a.session, b.session, dead.session)
 		run := a.run()
-		f.server(func(s *fakestore.Server, _ int64) { s.Timeline, s.Era = 77, 4 })
+		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
 		before := f.state("l")
 		beat := a.beat()
 		expect(t, beat.Settled != beat.Run.Timeline, true, "unsettled in the heartbeat")
@@ -271,46 +271,66 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		expect(t, f.state("l"), before, "state")
 
 		settle := func(watched time.Duration, run Run) bool {
-			settled, _, err := a.Settle(f.ctx, watched, run, 0)
+			era, err := a.Settle(f.ctx, watched, run, 0)
 			f.ok(err)
-			return settled
+			return era > 0
 		}
-		expect(t, settle(59*time.Second, run), false, "settled by who watched for less than the longest TTL")
+		expect(t, settle(59*time.Second, run), false, "settled by a client that watched for less than the longest TTL")
 		expect(t, settle(time.Minute, Run{run.Timeline, run.Started, run.Mark + 1}), false, "settled on another mark")
 		expect(t, settle(time.Minute, Run{run.Timeline, run.Started + 1, run.Mark}), false, "settled on another start")
 		expect(t, settle(time.Minute, Run{run.Timeline + 1, run.Started, run.Mark}), false, "settled on another timeline")
-		end := f.guarding("l", 0, 1)
-		settled, busy, err := a.Settle(f.ctx, time.Minute, run, 0)
-		f.ok(err)
-		expect(t, fmt.Sprint(settled, busy), "false true", "settled, busy during a guarded transaction")
-		expect(t, f.state("l"), before, "state")
-		expect(t, f.passes("l", 0, 1), false, "a guard passes that would be in the way of the next attempt")
-		f.server(func(s *fakestore.Server, clock int64) { s.SettlingTo = clock - 1 })
-		expect(t, f.passes("l", 0, 1), true, "a guard passes where no attempt followed")
-		f.server(func(s *fakestore.Server, clock int64) { s.SettlingTo = clock + time.Hour.Microseconds() }) // the clock stepped back
-		expect(t, f.passes("l", 0, 1), true, "a guard passes where the clock stepped back")
-		end()
-		generation := a.plan("l")[0].Generation
+		expect(t, f.passes("l", 1, 1), true, "a guard passes meanwhile")
 		expect(t, settle(time.Minute, run), true, "settled")
 		expect(t, settle(time.Minute, run), false, "settled twice")
-		expect(t, f.passes("l", 0, 1), false, "a guard of before passes")
-		era := f.tables().Server.Era
-		expect(t, era > 200_000_000, true, fmt.Sprintf("era %d comes from the clock", era))
-		epoch := era << 32
-		expect(t, f.passes("l", 0, epoch), true, "a guard of the new era passes")
-		expect(t, f.state("l", a, b, dead), fmt.Sprintf("a>a:%d of a, a>b:%[1]d of a asked, dead>dead:%[1]d of dead, 0>0:%[1]d of -", epoch), "state")
-		expect(t, a.plan("l")[0].Generation, generation+1, "generation")
 		expect(t, f.tables().Server.Timeline, run.Timeline, "timeline")
-		expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
+		expect(t, f.tables().Server.Era > 200_000_000, true, "the era comes from the clock")
+		epoch := firstEpoch(f, run)
 		expect(t, a.give("l", a.session, b.session, dead.session, b.session).Given, 1, "given")
-		expect(t, strings.HasSuffix(f.state("l", b), fmt.Sprintf("b>b:%d of b", epoch+1)), true, "the next epoch")
+		expect(t, strings.HasSuffix(f.state("l", b), fmt.Sprintf("b>b:%d of b", epoch)), true, "the first epoch")
 		f.expire(dead)
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted once settled")
 	})
 }
 
+// firstEpoch is the first epoch of the present era on a run of the server.
+func firstEpoch(f *fixture, run Run) int64 { return f.tables().Server.Era<<32 + run.Started&(1<<31-1) }
+
+func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 4)
+		b.join("l", 4)
+		a.give("l", a.session, a.session, a.session, a.session)
+		a.give("l", a.session, a.session, b.session, a.session)
+		run := a.run()
+		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
+		end := f.guarding("l", 0, 1)
+		era, err := a.Settle(f.ctx, time.Minute, run, 0)
+		f.ok(err)
+		expect(t, era, f.tables().Server.Era, "era")
+		expect(t, f.passes("l", 1, 1), false, "a guard under an epoch of before passes")
+		reads, err := a.Read(f.ctx, a.session, []string{"l"})
+		f.ok(err)
+		expect(t, fmt.Sprint(reads[0].Era, EraOf(reads[0].Owned[1].Epoch) < era), fmt.Sprint(era, true), "era read, and whether an epoch is of an earlier one")
+
+		// Owners renew: what moves stays meanwhile, and goes on moving; what is left does not stay.
+		answer := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})
+		expect(t, fmt.Sprint(len(answer.Released), len(answer.Busy)), "2 1", "released, busy")
+		epoch := firstEpoch(f, run)
+		expect(t, f.state("l", a, b), fmt.Sprintf("a>a:1 of a, a>a:%d of a, a>b:%[1]d of a asked, a>a:1 of a", epoch), "state")
+		expect(t, f.passes("l", 1, epoch), true, "a guard under an epoch of the new era passes")
+		expect(t, f.passes("l", 0, 1), false, "a second guard passes beside the open one")
+		end()
+		answer = a.release([]Release{{"l", 0, 1}, {"l", 1, epoch}, {"l", 2, epoch}})
+		expect(t, fmt.Sprint(len(answer.Released), len(answer.Busy)), "3 0", "released, busy")
+		expect(t, f.state("l", a, b), fmt.Sprintf("a>a:%d of a, a>a:%d of a, b>b:%[2]d of b, a>a:1 of a", epoch, epoch+1), "state")
+		expect(t, len(a.release([]Release{{"l", 3, 1}}, "l").Released), 1, "released by a leave")
+		expect(t, strings.HasSuffix(f.state("l", a, b), fmt.Sprintf("0>0:%d of a", epoch)), true, f.state("l", a, b))
+	})
+}
+
 // Several at a time, so that there is no moment at which nobody has a guarded transaction open.
-func TestAStreamOfGuardsDoesNotPutOffTheSettlement(t *testing.T) {
+func TestAStreamOfGuardsDoesNotPutOffTheSettlementNorARenewal(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
@@ -328,24 +348,14 @@ func TestAStreamOfGuardsDoesNotPutOffTheSettlement(t *testing.T) {
 			}
 		})
 	}
-	f.exec("UPDATE server SET timeline = 77")
 	f.until("they are at it", func() bool { return passed.Load() > 10 })
-	attempts := 0
-	f.until("it is settled", func() bool {
-		attempts++
-		settled, busy, err := a.Settle(f.ctx, time.Minute, a.run(), 0)
-		f.ok(err)
-		if !settled && !busy {
-			t.Fatal("it may not be settled")
-		}
-		return settled
-	})
-	t.Logf("after %d attempts", attempts)
+	settled(a)
 	for _, stream := range streams {
 		if err := stream(); Code(err) != CodeNotOwner {
 			t.Errorf("a stream ended with %v", err)
 		}
 	}
+	expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 1, "renewed")
 }
 
 func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
@@ -354,14 +364,13 @@ func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
 		run := a.run()
 		f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
 		a.join("l", 1)
-		settled, _, err := a.Settle(f.ctx, time.Hour, run, 0)
+		_, err := a.Settle(f.ctx, time.Hour, run, 0)
 		f.ok(err)
-		expect(t, settled, true, "settled")
 		a.join("later", 1)
 		a.give("l", a.session)
 		a.give("later", a.session)
-		era := f.tables().Server.Era << 32
-		expect(t, a.owned("l"), fmt.Sprintf("0:%d", era+1), "owned")
-		expect(t, a.owned("later"), fmt.Sprintf("0:%d", era), "owned of a lease made later")
+		epoch := firstEpoch(f, run)
+		expect(t, a.owned("l"), fmt.Sprintf("0:%d", epoch), "owned")
+		expect(t, a.owned("later"), fmt.Sprintf("0:%d", epoch), "owned of a lease made later")
 	})
 }

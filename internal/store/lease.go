@@ -24,10 +24,14 @@ type Owned struct {
 type LeaseRead struct {
 	Name       string
 	Generation int64
-	Timeline   int64   // of the server that answered; 0 where it does not tell
+	Run        Run     // of the server that answered, without the mark
 	Settled    int64   // the settled timeline, as that server has it
+	Era        int64   // the present one: no guard passes under an epoch of an earlier one
 	Owned      []Owned // ordered by partition
 }
+
+// EraOf is the era of an epoch.
+func EraOf(epoch int64) int64 { return epoch >> 32 }
 
 // A Release is one partition that its owner gives up.
 type Release struct {
@@ -76,7 +80,9 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 		Name       string
 		Generation int64
 		Timeline   int64
+		Started    int64
 		Settled    int64
+		Era        int64
 		Partitions []int
 		Epochs     []int64
 		Moving     []bool
@@ -84,7 +90,7 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	rows, err := all[row](ctx, c, c.statements.Read, session, leases)
 	reads := make([]LeaseRead, len(rows))
 	for i, r := range rows {
-		reads[i] = LeaseRead{r.Name, r.Generation, r.Timeline, r.Settled, make([]Owned, len(r.Partitions))}
+		reads[i] = LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions))}
 		for j := range r.Partitions {
 			reads[i].Owned[j] = Owned{r.Partitions[j], r.Epochs[j], r.Moving[j]}
 		}

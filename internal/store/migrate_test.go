@@ -114,6 +114,7 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	unguard()
 	expect(t, f.text("SELECT partition, owner, epoch FROM partitions ORDER BY partition"), before, "owners")
 	expect(t, f.text("SELECT version, min_code FROM schema_version"), "2|1", "version")
+	expect(t, value[bool](f, "SELECT timeline = timeline() FROM server"), true, "settled still")
 
 	// Both kinds hand over to each other, join and leave.
 	c.join("l", 4)
@@ -134,6 +135,13 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	f.expire(c)
 	evicted := a.says("evict", clock, 600_000_000, run.Timeline, run.Started, run.Mark, 5000)
 	expect(t, strings.HasPrefix(evicted, "[[c] [l]"), true, "evicted by the old: "+evicted)
+
+	// A failover: what an old client has passes no guard until it has moved, as no old client renews.
+	epoch := value[int64](f, "SELECT epoch FROM partitions WHERE partition = 1")
+	settled(f.client("d"))
+	expect(t, f.passes("l", 1, epoch), false, "a guard passes under an epoch of before")
+	a.says("release", a.session, []string{"l"}, []int{1}, []int64{epoch}, []string{}, 5000, "")
+	expect(t, f.passes("l", 1, value[int64](f, "SELECT epoch FROM partitions WHERE partition = 1")), true, "a guard passes after a hand-over by an old client")
 
 	// It is what a new schema is.
 	fresh := newFixture(t)

@@ -45,7 +45,9 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
 		p.double.double.Clock = func() time.Time { return p.at }
-		p.double.double.SetRun(run())
+		now := run()
+		p.double.double.SetRun(now)
+		p.double.double.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Timeline = now.Timeline })
 		p.twin = p.double.any()
 		defer p.endGuards()
 		p.advance(0)
@@ -83,11 +85,12 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				p.mark(draw(p, "mark", []int64{1, 2}))
 			},
 			"settle": func(*rapid.T) {
-				run, watched, salt := p.run(), draw(p, "watched", durations), draw(p, "salt", []int64{0, 5, 1<<31 - 1})
-				p.same("settle", func(c seam.Conn) (any, error) {
-					settled, busy, err := c.Settle(f.ctx, watched, run, salt)
-					return fmt.Sprint(settled, busy), err
-				})
+				run, watched, era := p.run(), draw(p, "watched", durations), draw(p, "era", []int64{0, 1, 300_000_000})
+				p.same("settle", func(c seam.Conn) (any, error) { return c.Settle(f.ctx, watched, run, era) })
+			},
+			"unsettle": func(*rapid.T) {
+				era := draw(p, "era", []int64{1, 400_000_000})
+				p.same("unsettle", func(c seam.Conn) (any, error) { return nil, c.Unsettle(f.ctx, era) })
 			},
 			"end": func(*rapid.T) {
 				session := p.session()

@@ -31,7 +31,7 @@ type Process struct {
 // A Run is one run of the server. Where two heartbeats saw different runs, the server may have lost what it had not flushed
 // in between: heartbeats, or more.
 type Run struct {
-	Timeline int64 // 0 where the server does not tell it
+	Timeline int64 // names the server and its timeline; 0 where the server does not tell them
 	Started  int64 // microseconds since 1970
 	Mark     int64 // 0: none is drawn yet
 }
@@ -41,7 +41,7 @@ type Beat struct {
 	Alive       bool
 	Clock       int64 // the database's clock, microseconds since 1970
 	Run         Run
-	Settled     int64 // the settled timeline
+	Settled     int64 // the settled timeline, of the settled server
 	Incarnation int64 // the highest one under the client's ID
 	CheckDueIn  time.Duration
 	Sessions    int64 // how many sessions existed at the last check
@@ -115,16 +115,20 @@ func (c *Conn) Mark(ctx context.Context, mark int64) error {
 	return c.exec(ctx, c.statements.Mark, mark, c.lockWait)
 }
 
-// Settle settles the timeline of a run of the server that the caller has watched for that long. Neither settled nor busy: it
-// need not be settled, or may not be yet. Busy: a guarded transaction is open, try again within 2 s. The salt is of 31 random
-// bits. See settle.sql.
-func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run, salt int64) (settled, busy bool, err error) {
-	due, err := maybe[struct{ Settled bool }](ctx, c, c.statements.Settle,
-		watched.Microseconds(), run.Timeline, run.Started, run.Mark, salt, c.lockWait)
-	if err != nil || due == nil {
-		return false, false, err
+// Settle settles a run of the server that the caller has watched for that long, and returns its era, above that given; 0: it need
+// not be settled, or may not be yet. See settle.sql.
+func (c *Conn) Settle(ctx context.Context, watched time.Duration, run Run, era int64) (int64, error) {
+	settled, err := maybe[struct{ Era int64 }](ctx, c, c.statements.Settle,
+		watched.Microseconds(), run.Timeline, run.Started, run.Mark, era, c.lockWait)
+	if err != nil || settled == nil {
+		return 0, err
 	}
-	return due.Settled, !due.Settled, nil
+	return settled.Era, nil
+}
+
+// Unsettle has the server settled anew, where its era is lower than this one. See unsettle.sql.
+func (c *Conn) Unsettle(ctx context.Context, era int64) error {
+	return c.exec(ctx, c.statements.Unsettle, era, c.lockWait)
 }
 
 // End deletes a session that is no member of any lease, and reports whether the session is gone. See close.sql.

@@ -13,10 +13,10 @@ import (
 type Statements struct {
 	Schema string // schema.sql, then functions.sql: all that a migration runs
 
-	Register, Superseder, Heartbeat, Mark, Settle, Close string
-	Join, Weight, Read, Release                          string
-	Evict, Claim, Plan, Apply                            string
-	Guard                                                string
+	Register, Superseder, Heartbeat, Mark, Settle, Unsettle, Close string
+	Join, Weight, Read, Release                                    string
+	Evict, Claim, Plan, Apply                                      string
+	Guard                                                          string
 }
 
 // StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
@@ -39,7 +39,7 @@ func StatementsFor(schema string) Statements {
 	return Statements{
 		Schema:   text("schema") + "\n" + text("functions"),
 		Register: text("register"), Superseder: text("superseder"), Heartbeat: text("heartbeat"), Mark: text("mark"),
-		Settle: text("settle"), Close: text("close"),
+		Settle: text("settle"), Unsettle: text("unsettle"), Close: text("close"),
 		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"),
 		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
 		Guard: text("guard"),

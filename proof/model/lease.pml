@@ -130,7 +130,7 @@ byte highest[P];                /* the highest epoch that any server ever gave o
 byte crashes, closes, restarts, promotions, losses, quiet;
 bit calm;                       /* faults are over */
 bit bounds;                     /* a process was ended because the model is bounded, by nothing in the protocol */
-hidden byte i, j;               /* only within a d_step */
+hidden byte i, j, k;            /* only within a d_step */
 
 #define session(c)      (2*c + pr[c].turn + 1)
 #define process(s)      ((s - 1) / 2)
@@ -170,6 +170,7 @@ hidden byte i, j;               /* only within a d_step */
 #else
 #define nextEpoch(p)    (db.part[p].epoch < era * ERA -> era * ERA : db.part[p].epoch + 1)
 #endif
+#define outdated(p)     (db.part[p].epoch < era * ERA)
 /* Bounds the model, not the protocol. Once faults are over a few more must do, else partitions go to and fro for ever. */
 #define bounded(p)      (nextEpoch(p) % ERA <= (calm -> MAXEPOCH + 8 : MAXEPOCH))
 
@@ -428,7 +429,7 @@ inline read(c) {
 				if
 				:: db.part[i].owner == session(c) ->
 					pr[c].ansEpoch[i] = db.part[i].epoch;
-					pr[c].ansMoving[i] = (db.part[i].target != db.part[i].owner)
+					pr[c].ansMoving[i] = (db.part[i].target != db.part[i].owner || outdated(i)) /* in both cases it drains */
 				:: else
 				fi
 			}
@@ -499,13 +500,23 @@ inline answer_read(c) {
 	}
 }
 /* release.sql: the owner gives a partition up, straight to its target, under the next epoch. It names the epoch that it gives
- * up. One whose target is gone is free; one whose target is the owner itself begins anew. */
+ * up. One whose target is gone is free; one whose target is the owner itself begins anew. One of an earlier era stays, and its
+ * target stays as it was. */
 #ifdef RELEASE_WITHOUT_EPOCH
 #define released(p, s, e)  (isSettled && db.part[p].owner == s && takeable(p))
 #else
 #define released(p, s, e)  (isSettled && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
 #endif
 #define heir(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
+inline hand(p, s, leaving) {
+	k = (outdated(p) && !leaving -> db.part[p].target : NOBODY);
+	j = (outdated(p) && !leaving -> (living(s) -> s : NOBODY) : heir(p, s, leaving));
+	change_owner(p, j);
+	if
+	:: k != NOBODY -> db.part[p].target = k
+	:: else
+	fi
+}
 #ifdef RELEASE_BEFORE_END
 #define releasable(c, p)   (pr[c].has[p] == DRAINING || pr[c].has[p] == ENDED)
 #else
@@ -520,11 +531,9 @@ inline release(c, p) {
 			pr[c].opPartition = p + 1;
 			if
 			:: released(p, session(c), pr[c].epoch[p]) ->
-				i = heir(p, session(c), pr[c].ending);
-				pr[c].ansOutcome = (i == session(c) -> BACK : HANDED);
-				pr[c].ansEpoch[p] = nextEpoch(p);
-				j = i;
-				change_owner(p, j)
+				hand(p, session(c), pr[c].ending);
+				pr[c].ansOutcome = (j == session(c) -> BACK : HANDED);
+				pr[c].ansEpoch[p] = db.part[p].epoch
 			:: else ->
 				pr[c].ansOutcome = (db.part[p].owner == session(c) && db.part[p].epoch == pr[c].epoch[p] -> BUSY : NOTHING)
 			fi;
@@ -577,11 +586,7 @@ inline run_late_release() {
 		lateSession != NOBODY && bounded(latePartition) ->
 		d_step {
 			if
-			:: released(latePartition, lateSession, lateEpoch) ->
-				i = heir(latePartition, lateSession, 0);
-				j = i;
-				i = latePartition;
-				change_owner(latePartition, j)
+			:: released(latePartition, lateSession, lateEpoch) -> hand(latePartition, lateSession, 0)
 			:: else
 			fi;
 			lateSession = NOBODY;
@@ -722,11 +727,6 @@ inline apply(c) {
 }
 
 /* settle.sql: a promoted server, once every owner of before has seen it or has stopped. */
-#if P > 1
-#define anyLocked (locked(0) || locked(1))
-#else
-#define anyLocked locked(0)
-#endif
 #ifdef SETTLE_WITHOUT_WATCH
 #define settles true
 #else
@@ -734,20 +734,11 @@ inline apply(c) {
 #endif
 inline settle() {
 	atomic {
-		!isSettled && settles && !anyLocked ->
+		!isSettled && settles ->
 		d_step {
 #ifndef EPOCH_WITHOUT_ERA
 			era++;
 #endif
-			for (i : 0 .. P-1) {
-				db.part[i].epoch = nextEpoch(i);
-				if
-				:: db.part[i].owner != NOBODY ->
-					assert(db.part[i].epoch > highest[i]);   /* PROMISE: an epoch neither repeats nor falls */
-					highest[i] = db.part[i].epoch
-				:: else
-				fi
-			}
 			settled = timeline;
 			raise_generation()
 		}
@@ -758,7 +749,7 @@ inline settle() {
 #if defined(GUARD_CURRENT_EPOCH)
 #define passes(c, p, e) (db.part[p].owner == session(c) && living(db.part[p].owner))
 #else
-#define passes(c, p, e) (db.part[p].epoch == e && living(db.part[p].owner))
+#define passes(c, p, e) (db.part[p].epoch == e && e >= era * ERA && living(db.part[p].owner))
 #endif
 inline guard(c) {
 	atomic {

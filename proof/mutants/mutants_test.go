@@ -84,9 +84,9 @@ var mutants = append(asleep(), []mutant{
 		{"sql/release.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
 	}},
 	{"epoch without era", "promotion", `epoch`, []edit{
-		{"sql/settle.sql", `greatest(p.epoch + 1, ((SELECT era FROM complete) << 32) + $5::bigint)`, `p.epoch + 1 + 0 * $5::bigint`, 0},
-		{"sql/apply.sql", `greatest(p.epoch + 1, (SELECT era FROM valid) << 32)`, `p.epoch + 1`, 0},
-		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT era FROM valid) << 32)`, `p.epoch + 1`, 0},
+		{"sql/settle.sql", `era = due.era`, `era = 0`, 0},
+		{"sql/apply.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
+		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},

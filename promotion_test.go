@@ -1,0 +1,121 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// pair is two clients with half of a lease each.
+func (w *world) pair(partitions int) (a, b *proc, la, lb *Lease) {
+	a, b = w.start("a"), w.start("b")
+	la, lb = a.mustJoin("x", partitions), b.mustJoin("x", partitions)
+	w.within(5*time.Second, "each owns half", func() bool { return len(la.Values()) == partitions/2 && len(lb.Values()) == partitions/2 })
+	return a, b, la, lb
+}
+
+func TestAfterAFailoverEveryOwnerIsToldThatItsEpochsEnded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, _, la, lb := w.pair(4)
+		w.logged("partitions lost")
+		before := append(shown(la), shown(lb)...)
+		w.promote(0, false)
+		w.within(20*time.Second, "settled", w.settled)
+		for _, p := range before {
+			w.within(2*time.Second, "it is told", func() bool { return p.Context().Err() != nil })
+			if cause := context.Cause(p.Context()); !errors.Is(cause, ErrTrustLost) {
+				t.Errorf("partition %v: %v", p, cause)
+			}
+		}
+		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 2 && len(lb.Values()) == 2 })
+		for _, p := range append(shown(la), shown(lb)...) {
+			if store.EraOf(p.Epoch) < 200_000_000 {
+				t.Errorf("partition %v is of no new era", p)
+			}
+		}
+		if n := w.logged("partitions lost"); n != 2 {
+			t.Errorf("%d clients logged a loss, not both", n)
+		}
+	})
+}
+
+func TestAfterAFailoverAGuardedTransactionIsInNobodysWayButItsOwnPartitions(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, _, la, lb := w.pair(4)
+		w.promote(0, false)
+		p, _ := la.Partition(la.Values()[0])
+		end, ok := w.db.Guard("x", p.Number, p.Epoch)
+		if !ok {
+			t.Fatal("the guard was refused")
+		}
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "all else passes guards again", func() bool {
+			passed := 0
+			for _, other := range append(shown(la), shown(lb)...) {
+				if end, ok := w.db.Guard("x", other.Number, other.Epoch); ok {
+					passed++
+					end()
+				}
+			}
+			return passed == 3
+		})
+		time.Sleep(time.Minute)
+		if la.Owns(p.Number) {
+			t.Errorf("partition %d is owned anew under an open guard", p.Number)
+		}
+		end()
+		w.within(time.Second, "it is owned again", func() bool { return la.Owns(p.Number) })
+	})
+}
+
+func TestWorkOfBeforeAFailoverEndsBeforeItsPartitionIsOwnedAnew(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, _, la, _ := w.pair(2)
+		h := la.Hold(context.Background())
+		p := h.Partitions()[0]
+		w.promote(0, false)
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "its context ends", func() bool { return h.Context().Err() != nil })
+		time.Sleep(time.Minute)
+		if now, owned := la.Partition(p.Number); owned {
+			t.Errorf("owned as %v while work on %v goes on", now, p)
+		}
+		h.Release()
+		w.within(time.Second, "it is owned anew", func() bool { return la.Owns(p.Number) })
+	})
+}
+
+// The tables are those of before the failover, and the server does not look promoted.
+func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, _, la, lb := w.pair(8)
+		var old fakestore.Tables
+		w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
+		run := w.db.Run()
+		w.promote(0, false)
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 4 && len(lb.Values()) == 4 })
+		if err := a.c.Close(context.Background()); err != nil { // so the owners are others than the old primary knows
+			t.Fatal(err)
+		}
+		w.within(5*time.Second, "b owns all", func() bool { return len(lb.Values()) == 8 })
+		late := w.start("late")
+		ll := late.mustJoin("x", 8)
+		w.within(5*time.Second, "the late one has its share", func() bool { return len(ll.Values()) == 4 })
+
+		w.db.Stop()
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
+		w.db.SetRun(run)
+		w.db.Boot()
+		w.within(40*time.Second, "settled anew", func() bool {
+			var era int64
+			w.db.Look(func(tables *fakestore.Tables, _ int64) { era = tables.Server.Era })
+			return era > 0 && w.settled()
+		})
+		w.within(20*time.Second, "all is owned", func() bool { return len(ll.Values()) == 4 && len(lb.Values()) == 4 })
+	})
+}
