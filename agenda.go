@@ -2,6 +2,7 @@ package pgleases
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"time"
@@ -87,6 +88,8 @@ type agenda struct {
 	running *operation
 	results chan func() // what the operation that ended hands back
 
+	batch int // the most partitions that one statement moves or releases; see learn
+
 	// A duty that failed pauses, and no other with it: what cannot be done now keeps nothing else from being done.
 	pauses map[*duty]pause
 
@@ -106,6 +109,7 @@ type operation struct {
 	limit  time.Duration
 	call   func(context.Context, conn) func(error) error
 	joins  *membership // the membership that it begins; nil: none
+	batch  bool        // it does a batch
 	cancel context.CancelFunc
 }
 
@@ -113,7 +117,20 @@ const (
 	retryMin = 50 * time.Millisecond
 	// How soon something is tried again that an open guarded transaction was in the way of.
 	busyRetry = 50 * time.Millisecond
+
+	minBatch = 64
+	maxBatch = 8192
 )
+
+// learn makes batches fit the limit of a statement, which is short where the TTL is.
+func (a *agenda) learn(took, limit time.Duration, ended error) {
+	switch {
+	case errors.Is(ended, context.DeadlineExceeded):
+		a.batch = max(a.batch/4, minBatch)
+	case took < limit/4:
+		a.batch = min(2*a.batch, maxBatch)
+	}
+}
 
 func (e *engine) stage() stage {
 	switch {
@@ -178,6 +195,9 @@ func (e *engine) begin(d *duty, now time.Time) {
 		cancel()
 		e.agenda.results <- func() {
 			e.agenda.running = nil
+			if op.batch {
+				e.agenda.learn(time.Since(now), op.limit, err)
+			}
 			e.completed(d, finish(err))
 		}
 	}()

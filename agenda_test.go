@@ -276,6 +276,25 @@ func TestAnEvictionComesAlsoWhereTheClockIsKnownLessWellThanHeartbeatsAreApart(t
 	})
 }
 
+func TestBatchesFitTheLimitOfAStatement(t *testing.T) {
+	a := agenda{batch: maxBatch}
+	const limit = 400 * time.Millisecond
+	for _, step := range []struct {
+		took  time.Duration
+		ended error
+		batch int
+	}{
+		{limit, context.DeadlineExceeded, 2048}, {limit, context.DeadlineExceeded, 512}, {200 * time.Millisecond, nil, 512},
+		{90 * time.Millisecond, nil, 1024}, {0, nil, 2048}, {0, context.Canceled, 4096}, {0, nil, 8192}, {0, nil, 8192},
+		{limit, context.DeadlineExceeded, 2048}, {limit, context.DeadlineExceeded, 512}, {limit, context.DeadlineExceeded, 128},
+		{limit, context.DeadlineExceeded, 64}, {limit, context.DeadlineExceeded, 64},
+	} {
+		if a.learn(step.took, limit, step.ended); a.batch != step.batch {
+			t.Fatalf("after %v, %v: batches of %d, not %d", step.took, step.ended, a.batch, step.batch)
+		}
+	}
+}
+
 // owns returns how many partitions of a lease a client owns in the database, and how many are meant for it.
 func (w *world) owns(id, lease string) (owned, meant int) {
 	w.db.Look(func(t *fakestore.Tables, _ int64) {

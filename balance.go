@@ -112,17 +112,19 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 		}
 	}
 	slices.Sort(names)
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		planned, applied, err := rebalance(ctx, c, names)
+	batch := e.agenda.batch
+	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		planned, applied, more, err := rebalance(ctx, c, names, batch)
 		return func(error) error {
-			e.rebalanced(names, planned, applied, err)
+			e.rebalanced(names, planned, applied, more, err)
 			return err
 		}
 	}}
 }
 
-// rebalanced takes what became of a plan for the leases that asked: the leases planned, which may be more, and what was applied.
-func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied store.Applied, err error) {
+// rebalanced takes what became of a plan for the leases that asked: the leases planned, which may be more, what was applied, and
+// whether the plan had more.
+func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied store.Applied, more bool, err error) {
 	now := time.Now()
 	for _, name := range names {
 		delete(e.leases.planAt, name)
@@ -131,7 +133,7 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 	case err != nil && e.ending.reason != nil: // the other clients do it
 	case err != nil:
 		e.requestPlan(now, names...)
-	case applied.More:
+	case applied.Applied && more:
 		e.requestPlan(now, names...)
 	case applied.LeftOver > 0 || planned != nil && !applied.Applied:
 		e.requestPlan(now.Add(busyRetry), names...)
@@ -149,26 +151,29 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 // overtaken is how long a plan is made again where another join overtakes it; longer ones wait until the joins calm down.
 const overtaken = 100 * time.Millisecond
 
-// rebalance claims leases, plans them and applies the plan. A plan that something overtook is made again.
-func rebalance(ctx context.Context, c conn, names []string) ([]store.LeasePlan, store.Applied, error) {
+// rebalance claims leases, plans them and applies the first moves of the plan, a batch. It also reports whether there are more. A
+// plan that something overtook is made again.
+func rebalance(ctx context.Context, c conn, names []string, batch int) ([]store.LeasePlan, store.Applied, bool, error) {
 	claimed, err := c.Claim(ctx, names)
 	if err != nil || len(claimed) == 0 {
-		return nil, store.Applied{}, err
+		return nil, store.Applied{}, false, err
 	}
 	began := time.Now()
 	for attempt := 1; ; attempt++ {
 		read, err := c.Plan(ctx, claimed)
 		if err != nil {
-			return nil, store.Applied{}, err
+			return nil, store.Applied{}, false, err
 		}
-		applied, err := c.Apply(ctx, read, replan(read))
+		moves := replan(read)
+		more := len(moves) > batch
+		applied, err := c.Apply(ctx, read, moves[:min(len(moves), batch)], more)
 		if err != nil || applied.Applied || attempt == 3 || time.Since(began) > overtaken {
-			return read, applied, err
+			return read, applied, more, err
 		}
 		select {
 		case <-time.After(rand.N(20 * time.Millisecond)):
 		case <-ctx.Done():
-			return nil, store.Applied{}, context.Cause(ctx)
+			return nil, store.Applied{}, false, context.Cause(ctx)
 		}
 	}
 }

@@ -41,7 +41,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			number: randomID(), process: nextProcess(), startedAt: now,
 			nextBeat: now, sent: now, untrusted: &term{opened: now},
 		},
-		agenda: agenda{results: make(chan func(), 1), pauses: make(map[*duty]pause), logged: make(map[string]map[string]bool)},
+		agenda: agenda{batch: maxBatch, results: make(chan func(), 1), pauses: make(map[*duty]pause), logged: make(map[string]map[string]bool)},
 		check:  check{watch: newWatch(now, c.options.ttl), lookAt: never, evictAt: never},
 		leases: leases{
 			byName:   make(map[string]*membership),

@@ -202,6 +202,13 @@ func TestTheLongestNamesWork(t *testing.T) {
 	}
 }
 
+func TestALeaseIsRefusedThatIsTooLargeForTheTTL(t *testing.T) {
+	t.Parallel()
+	client := newClient(t, newPool(t, pgtest.Database(t)), pgleases.WithTTL(time.Second))
+	_, err := client.Lease(t.Context(), "orders", 16_385)
+	refused(t, "N of 16,385", err, `"orders"`, "16385 partitions", "TTL of at least 1.001s", "not 1s", "WithTTL")
+}
+
 // That they are shared and handed over too takes longer, and is a test in module proof.
 func TestTheMostPartitionsAreTaken(t *testing.T) {
 	t.Parallel()

@@ -23,6 +23,7 @@ const (
 	maxTTL         = 10 * time.Minute
 	defaultSchema  = "pgleases"
 	maxPartitions  = 65536
+	ttlEach        = time.Second / 16384 // the least TTL for each partition of a lease, see Client.Lease
 	maxWeight      = 1000
 	maxNameBytes   = 255
 	maxSchemaBytes = 63 // PostgreSQL cuts longer identifiers off
@@ -229,8 +230,8 @@ func WithDrainTimeout(timeout time.Duration) LeaseOption {
 	return func(o *leaseOptions) { o.drainTimeout = timeout }
 }
 
-// newLeaseOptions applies opts to the defaults and checks name, partitions and the result.
-func newLeaseOptions(name string, partitions int, opts []LeaseOption) (leaseOptions, error) {
+// newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a client with that TTL.
+func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []LeaseOption) (leaseOptions, error) {
 	o := leaseOptions{weight: 1, handoffDelay: defaultHandoff}
 	for _, opt := range opts {
 		if opt == nil {
@@ -243,6 +244,10 @@ func newLeaseOptions(name string, partitions int, opts []LeaseOption) (leaseOpti
 	}
 	if partitions < 1 || partitions > maxPartitions {
 		return o, fmt.Errorf("pgleases: lease %q: %d partitions is out of range: 1 to %d", name, partitions, maxPartitions)
+	}
+	if needed := time.Duration(partitions) * ttlEach; ttl < needed {
+		return o, fmt.Errorf("pgleases: lease %q: %d partitions need a TTL of at least %v, not %v: see WithTTL", name, partitions,
+			(needed + time.Millisecond - 1).Truncate(time.Millisecond), ttl)
 	}
 	if err := checkWeight(name, o.weight); err != nil {
 		return o, err

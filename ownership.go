@@ -348,9 +348,6 @@ func (t *tenure) releasableAt(now time.Time) time.Time {
 	return t.readyAt
 }
 
-// maxReleases bounds what one statement releases, so that it does not keep a client from its heartbeat.
-const maxReleases = 8192
-
 // releasable returns what is to be released now, and the leases to leave.
 func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string) {
 	for t := range e.leases.draining {
@@ -358,11 +355,11 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 			tenures = append(tenures, t)
 		}
 	}
-	if len(tenures) > maxReleases {
+	if len(tenures) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
 		slices.SortFunc(tenures, func(a, b *tenure) int {
 			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
 		})
-		tenures = tenures[:maxReleases]
+		tenures = tenures[:e.agenda.batch]
 	}
 	releases := make(map[*membership]bool)
 	for _, t := range tenures {
@@ -400,7 +397,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 	for i, t := range tenures {
 		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch}
 	}
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		answer, err := c.Release(ctx, session, releases, leaving, lastJoin)
 		return func(error) error {
 			if err == nil {

@@ -36,3 +36,17 @@ func TestTheMostPartitionsWork(t *testing.T) {
 		}
 	})
 }
+
+func TestTheMostPartitionsForTheShortestTTLAreOwnedAndRenewed(t *testing.T) {
+	punctual.Run(t, func(t *punctual.Try) {
+		const n = 16_384
+		pool := newPool(t, pgserver.Database(t))
+		lease := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "l", n)
+		waitFor(t, time.Minute, "it owns all", func() bool { return len(lease.Values()) == n })
+		execute(t, pool, "UPDATE pgleases.server SET timeline = 77") // as after a failover
+		waitFor(t, time.Minute, "it owns all in a new era", func() bool {
+			return len(lease.Values()) == n && value[bool](t, pool,
+				"SELECT era > 0 AND (SELECT min(epoch) FROM pgleases.partitions) >= era << 32 FROM pgleases.server")
+		})
+	})
+}

@@ -100,7 +100,7 @@ func (s *session) give(lease string, targets ...int64) {
 	for i, target := range targets {
 		moves = append(moves, store.Move{Lease: lease, Partition: i, Target: target})
 	}
-	applied, err := s.Apply(s.t.Context(), plan, moves)
+	applied, err := s.Apply(s.t.Context(), plan, moves, false)
 	s.ok(err)
 	if !applied.Applied {
 		s.t.Fatal("a plan was not applied")

@@ -524,7 +524,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string) ([]store.LeasePlan, er
 }
 
 // Apply is apply.sql.
-func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move) (store.Applied, error) {
+func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, more bool) (store.Applied, error) {
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
 		if t.Server.Timeline != db.run.Timeline {
@@ -537,11 +537,11 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 			}
 			planned[p.Name] = true
 		}
-		answer.Applied, answer.More = true, len(moves) > store.MaxMoves
+		answer.Applied = true
 		living := func(lease string, session int64) bool { return planned[lease] && t.living(lease, session) }
 		concerned := make(map[int64]bool)
 		changed, leftOver := make(map[string]bool), make(map[string]bool)
-		for _, m := range moves[:min(len(moves), store.MaxMoves)] {
+		for _, m := range moves {
 			row := t.row(m.Lease, m.Partition)
 			var target Client
 			if living(m.Lease, m.Target) {
@@ -582,7 +582,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {
-			case answer.More:
+			case more:
 				l.NextCheckAt = clock
 			case leftOver[name]:
 				l.NextCheckAt = clock + 50*millisecond

@@ -106,7 +106,7 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	// The generation changes while the plan waits for a lease's lock: the snapshot still shows the one that was read.
 	plan = a.plan("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
-	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves); return got })
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, false); return got })
 	f.blocked(a.pg().Raw().PgConn().PID())
 	release()
 	expect(t, applying(), Applied{}, "after a change that it waited for")
@@ -142,17 +142,15 @@ func TestAGuardPassesForExactlyTheEpochUnderWhichALivingSessionOwns(t *testing.T
 	})
 }
 
-func TestAPlanOfTooManyMovesIsAppliedInParts(t *testing.T) {
+func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
-		a.join("l", MaxMoves+1)
-		moves := make([]Move, MaxMoves+1)
-		for i := range moves {
-			moves[i] = Move{"l", i, a.session}
-		}
-		expect(t, a.apply(a.plan("l"), moves...), Applied{Applied: true, Given: MaxMoves, More: true}, "first part")
+		a.join("l", 2)
+		applied, err := a.Apply(f.ctx, a.plan("l"), []Move{{"l", 0, a.session}}, true)
+		f.ok(err)
+		expect(t, applied, Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
-		expect(t, a.apply(a.plan("l"), moves[MaxMoves:]...), Applied{Applied: true, Given: 1}, "the rest")
+		expect(t, a.apply(a.plan("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
 		expect(t, a.beat().Leases[0].DueIn, -time.Microsecond, "the next plan is due in")
 	})
 }
@@ -498,7 +496,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 				}
 			}
 		}
-		applied, err := c.Apply(ctx, plans, moves)
+		applied, err := c.Apply(ctx, plans, moves, false)
 		return fmt.Sprint("apply ", applied.Applied), err
 	case n < 18: // its heartbeats are lost
 		return "expire", c.pg().Exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)

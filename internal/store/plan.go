@@ -49,11 +49,7 @@ type Applied struct {
 	Asked    int  // owners asked to hand over
 	Given    int  // partitions given to their targets
 	LeftOver int  // partitions not given, because a guarded transaction is open
-	More     bool // the plan had more moves than one statement takes: plan again
 }
-
-// MaxMoves is the most moves of one statement: a longer one would delay the client's heartbeat.
-const MaxMoves = 8192
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
 // most watched. It does nothing on another run of the server. See evict.sql.
@@ -106,15 +102,13 @@ func (c *Conn) Plan(ctx context.Context, leases []string) ([]LeasePlan, error) {
 	return plans, err
 }
 
-// Apply writes a plan if all its leases are as the plan read them, else nothing. Of a plan with more than MaxMoves moves it
-// writes the first ones. See apply.sql.
-func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move) (Applied, error) {
+// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Where there are more, another plan stays
+// due. See apply.sql.
+func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, more bool) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
 		names[i], generations[i] = p.Name, p.Generation
 	}
-	more := len(moves) > MaxMoves
-	moves = moves[:min(len(moves), MaxMoves)]
 	leases, partitions, targets := make([]string, len(moves)), make([]int, len(moves)), make([]int64, len(moves))
 	for i, m := range moves {
 		leases[i], partitions[i], targets[i] = m.Lease, m.Partition, m.Target
@@ -126,5 +120,5 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move) (Appli
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, leases, partitions, targets, c.lockWait, more)
-	return Applied{got.Applied, got.Asked, got.Given, got.LeftOver, more && got.Applied}, err
+	return Applied{got.Applied, got.Asked, got.Given, got.LeftOver}, err
 }

@@ -241,7 +241,7 @@ func (c *client) plan(leases ...string) []LeasePlan {
 
 func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
 	c.f.Helper()
-	applied, err := c.Apply(c.f.ctx, plan, moves)
+	applied, err := c.Apply(c.f.ctx, plan, moves, false)
 	c.f.ok(err)
 	return applied
 }
