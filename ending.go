@@ -120,19 +120,22 @@ func (e *engine) finish() {
 		e.connection.conn, e.connection.listening = nil, false
 	}
 	var errs []error
+	var losses []loss
 	for _, name := range slices.Sorted(maps.Keys(e.leases.byName)) {
 		m := e.leases.byName[name]
-		if pinned := m.pinned(); len(pinned) > 0 {
+		if pinned := e.inWork(m); len(pinned) > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(pinned)))
 		} else if n := len(m.tenures); n > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
 				n, name))
 		}
-		for _, t := range m.tenures {
-			e.endOwnership(t, e.ending.reason)
-		}
+		losses = append(losses, e.end(m, m.all(), e.ending.reason))
+	}
+	for _, m := range e.leases.byName {
 		e.endMembership(m, e.ending.reason)
 	}
+	clear(e.leases.draining)
+	e.tellLost(losses...)
 	if len(errs) > 0 && e.ending.hurried != nil {
 		errs = append(errs, e.ending.hurried)
 	}

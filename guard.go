@@ -77,8 +77,8 @@ func (l *Lease) guardable(p Partition) (int64, error) {
 		if o.lease != l {
 			return 0, fmt.Errorf("%w: the partition is of lease %q", ErrNotOwner, o.lease.name)
 		}
-		if o.ctx.Err() != nil {
-			return 0, fmt.Errorf("%w: %w", ErrNotOwner, context.Cause(o.ctx))
+		if cause := o.cause(); cause != nil {
+			return 0, fmt.Errorf("%w: %w", ErrNotOwner, cause)
 		}
 		t = o.term
 	}

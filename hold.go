@@ -32,16 +32,14 @@ func (l *Lease) Hold(ctx context.Context) *Hold {
 	h.values, h.owned = s.values, s.owned
 	for _, o := range h.owned {
 		o.pins++
+		if o.ended != nil { // a moment ago, before this hold could be found
+			h.cancel(o.ended)
+		}
 	}
 	if l.holds == nil {
 		l.holds = make(map[*Hold]struct{})
 	}
 	l.holds[h] = struct{}{}
-	for _, o := range h.owned { // one may have ended a moment ago, before this hold could be found
-		if o.ctx.Err() != nil {
-			h.cancel(context.Cause(o.ctx))
-		}
-	}
 	return h
 }
 
@@ -81,7 +79,7 @@ func (h *Hold) Release() {
 		freed := false
 		for _, o := range h.owned {
 			o.pins--
-			freed = freed || o.pins == 0 && o.asked.Err() != nil
+			freed = freed || o.pins == 0 && o.asked != nil
 		}
 		delete(l.holds, h)
 		l.mu.Unlock()
@@ -91,19 +89,7 @@ func (h *Hold) Release() {
 	})
 }
 
-// contains reports whether the hold pins the ownership.
-func (h *Hold) contains(o *ownership) bool {
-	i, found := slices.BinarySearch(h.values, o.number)
-	return found && h.owned[i] == o
-}
-
-// endHolds cancels the contexts of the holds that contain the ownership.
-func (l *Lease) endHolds(o *ownership, cause error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for h := range l.holds {
-		if h.contains(o) {
-			h.cancel(cause)
-		}
-	}
+// lost reports whether one of the hold's ownerships has ended; lease.mu is held. Where much is lost at once the first look tells.
+func (h *Hold) lost() bool {
+	return slices.ContainsFunc(h.owned, func(o *ownership) bool { return o.ended != nil })
 }

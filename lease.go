@@ -25,7 +25,7 @@ type Lease struct {
 	ended    chan struct{} // closed when the lease was left or its client ended
 	endErr   error         // why; set before ended is closed
 
-	// mu guards holds, and the pins of this lease's ownerships. A reader that pins loads the snapshot while it holds mu. The
+	// mu guards holds, and what this lease's ownerships say that it guards. A reader that pins loads the snapshot while it holds mu. The
 	// client's goroutine stores the new snapshot first, then looks for pins while it holds mu: an ownership that it withdrew
 	// is pinned by then, or never will be.
 	mu    sync.Mutex
@@ -75,12 +75,16 @@ type ownership struct {
 	number int
 	epoch  int64
 
-	ctx   context.Context // ends with the ownership
-	end   context.CancelCauseFunc
-	asked context.Context // ends when the owner is asked to end its work, at the latest with the ownership
-	ask   context.CancelCauseFunc
+	// Guarded by lease.mu. The client's goroutine alone writes asked and ended, and reads them without.
+	pins  int   // open holds and running callbacks
+	asked error // why its work is to end, set when the ownership ends at the latest; nil: it may go on
+	ended error // why it ended; nil: it has not
 
-	pins int // open holds and running callbacks; guarded by lease.mu
+	// Guarded by lease.mu. A context is made for the one who needs it: of 65,536 that nobody waits for, to make and to cancel each
+	// would keep the others waiting.
+	ctx    context.Context         // ends with the ownership; nil: nobody has asked for it
+	cancel context.CancelCauseFunc // ends ctx
+	stop   context.CancelCauseFunc // ends the context that a callback of Run works under; nil: there was none
 }
 
 var noValues = []int{}
@@ -135,6 +139,74 @@ func (l *Lease) Partition(partition int) (Partition, bool) {
 
 func (o *ownership) partition() Partition {
 	return Partition{Number: o.number, Epoch: o.epoch, ownership: o}
+}
+
+// context returns the context that ends with the ownership.
+func (o *ownership) context() context.Context {
+	o.lease.mu.Lock()
+	defer o.lease.mu.Unlock()
+	if o.ctx == nil {
+		o.ctx, o.cancel = context.WithCancelCause(context.Background())
+		if o.ended != nil {
+			o.cancel(o.ended)
+		}
+	}
+	return o.ctx
+}
+
+// cause returns why the ownership ended; nil: it has not.
+func (o *ownership) cause() error {
+	o.lease.mu.Lock()
+	defer o.lease.mu.Unlock()
+	return o.ended
+}
+
+// ask has the work on ownerships end. It cancels when mu is free again: whoever is told may need it at once.
+func (l *Lease) ask(owned []*ownership, cause error) {
+	var cancels []context.CancelCauseFunc
+	l.mu.Lock()
+	for _, o := range owned {
+		if o.asked != nil {
+			continue
+		}
+		o.asked = cause
+		if o.stop != nil {
+			cancels = append(cancels, o.stop)
+		}
+	}
+	l.mu.Unlock()
+	for _, cancel := range cancels {
+		cancel(cause)
+	}
+}
+
+// end ends ownerships. The holds that contain one of them are told first: they are few, and much work may go on under each.
+func (l *Lease) end(owned []*ownership, cause error) {
+	var cancels []context.CancelCauseFunc
+	l.mu.Lock()
+	for _, o := range owned {
+		o.ended = cause
+	}
+	for h := range l.holds {
+		if h.ctx.Err() == nil && h.lost() {
+			cancels = append(cancels, h.cancel)
+		}
+	}
+	for _, o := range owned {
+		if o.cancel != nil {
+			cancels = append(cancels, o.cancel)
+		}
+		if o.asked == nil {
+			o.asked = cause
+			if o.stop != nil {
+				cancels = append(cancels, o.stop)
+			}
+		}
+	}
+	l.mu.Unlock()
+	for _, cancel := range cancels {
+		cancel(cause)
+	}
 }
 
 // PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign
@@ -240,7 +312,7 @@ func (l *Lease) working() []int {
 	var working []int
 	err := l.client.request(context.Background(), done, func(e *engine) {
 		if m := e.membershipOf(l); m != nil {
-			working = m.pinned()
+			working = e.inWork(m)
 		}
 		done <- nil
 	})

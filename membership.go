@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -19,7 +17,7 @@ import (
 type leases struct {
 	byName   map[string]*membership
 	waiting  map[string][]*joining // calls for a name whose membership has to end first
-	draining map[*tenure]struct{}  // of all leases
+	draining map[*tenure]struct{}  // of all leases; also those that are struck out, until the work on them ends
 	joins    int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
 	planAt   map[string]time.Time  // when to plan a lease that asks for it, joined or not
 }
@@ -273,18 +271,18 @@ func (m *membership) refuse(err error) {
 func (e *engine) unjoined(m *membership) {
 	m.joined, m.awaitsRelease, m.toRead = false, false, false
 	m.retryAt = time.Now()
-	lost := m.serving()
-	for _, t := range m.tenures {
-		if m.leaving == nil {
-			e.endOwnership(t, fmt.Errorf("%w: the membership was removed", ErrTrustLost))
-		}
-		e.forget(t)
+	cause := m.leaving
+	if cause == nil {
+		cause = fmt.Errorf("%w: the membership was removed", ErrTrustLost)
 	}
+	tenures := m.all()
+	clear(m.tenures)
 	e.publish(m)
-	if len(lost) > 0 {
-		e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
-			slog.String("partitions", ranges.Short(numbersOf(lost))), slog.String("cause", "the membership was removed"))
+	lost := e.end(m, tenures, cause)
+	for _, t := range tenures {
+		e.strike(t)
 	}
+	e.tellLost(lost)
 	if m.leaving != nil && e.ending.reason == nil {
 		e.endMembership(m, m.leaving)
 	}
@@ -300,9 +298,6 @@ func (e *engine) endMembership(m *membership, err error) {
 	l.endErr = err
 	close(l.ended)
 	close(old.changed)
-	for _, t := range m.tenures {
-		e.forget(t)
-	}
 	delete(e.leases.byName, l.name)
 	queue := e.leases.waiting[l.name]
 	delete(e.leases.waiting, l.name)

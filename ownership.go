@@ -29,12 +29,12 @@ type tenure struct {
 	limitAt  time.Time // not waited for longer; never: as long as it takes
 	warnAt   time.Time // when to log that it still waits for work
 	overdue  bool      // limitAt has passed
+	struck   bool      // it is over in the database: nothing is left but the work on it that has not ended
 
 	valuesRead bool // it was in Values that a reader got
-	over       bool // the ownership's contexts are cancelled
 }
 
-// warnAfter is how long a hand-over waits for work until that is logged; then at doubling intervals.
+// warnAfter is how long work goes on that was asked to end until that is logged; then at doubling intervals.
 const warnAfter = 30 * time.Second
 
 // readAll has everything read again that is owned.
@@ -120,7 +120,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
 		case t == nil:
 			gained = append(gained, e.own(m, p.Partition, p.Epoch))
-		case ofEarlierEra && !t.over:
+		case ofEarlierEra && t.ended == nil:
 			outdated = append(outdated, t)
 		case p.Moving && !t.draining:
 			wanted = append(wanted, t)
@@ -167,8 +167,6 @@ func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
 // own begins an ownership.
 func (e *engine) own(m *membership, number int, epoch int64) *tenure {
 	o := &ownership{lease: m.lease, term: e.session.term, number: number, epoch: epoch}
-	o.ctx, o.end = context.WithCancelCause(context.Background())
-	o.asked, o.ask = context.WithCancelCause(o.ctx)
 	t := &tenure{ownership: o, membership: m, limitAt: never}
 	m.tenures[number] = t
 	e.stats.Gains++
@@ -196,16 +194,18 @@ func numbersOf(tenures []*tenure) []int {
 	return numbers
 }
 
-// serving returns the tenures that do not drain, by partition.
+// serving returns the tenures that do not drain.
 func (m *membership) serving() []*tenure {
-	serving := make([]*tenure, 0, len(m.tenures))
+	return slices.DeleteFunc(m.all(), func(t *tenure) bool { return t.draining })
+}
+
+// all returns the tenures, serving and draining.
+func (m *membership) all() []*tenure {
+	all := make([]*tenure, 0, len(m.tenures))
 	for _, t := range m.tenures {
-		if !t.draining {
-			serving = append(serving, t)
-		}
+		all = append(all, t)
 	}
-	slices.SortFunc(serving, func(a, b *tenure) int { return a.number - b.number })
-	return serving
+	return all
 }
 
 // publish shows what is served, if that changed. It stores the new snapshot first, and then looks whether the old one was read:
@@ -218,6 +218,7 @@ func (e *engine) publish(m *membership) {
 		for _, t := range m.serving() {
 			next.owned = append(next.owned, t.ownership)
 		}
+		slices.SortFunc(next.owned, func(a, b *ownership) int { return a.number - b.number })
 	}
 	if next.term == old.term && slices.Equal(next.owned, old.owned) {
 		return
@@ -250,61 +251,119 @@ func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now tim
 		e.leases.draining[t] = struct{}{}
 	}
 	e.publish(m)
-	for _, t := range tenures {
+	asked := make([]*ownership, len(tenures))
+	for i, t := range tenures {
 		if t.valuesRead {
 			t.readyAt = now.Add(o.handoffDelay)
 		}
-		t.ask(cause)
+		asked[i] = t.ownership
 	}
+	m.lease.ask(asked, cause)
 }
 
-// endOwnership cancels an ownership's context, and those of the holds that contain it.
-func (e *engine) endOwnership(t *tenure, cause error) {
-	if t.over {
-		return
+// A loss is what of a lease ended at once.
+type loss struct {
+	lease *Lease
+	ended []int
+	cause error
+}
+
+// end ends those of a lease's ownerships that have not ended, and counts them. All that end at once end in one call, and are told
+// of in the log when the last has ended.
+func (e *engine) end(m *membership, tenures []*tenure, cause error) loss {
+	owned := make([]*ownership, 0, len(tenures))
+	for _, t := range tenures {
+		if t.ended == nil {
+			owned = append(owned, t.ownership)
+		}
 	}
-	t.over = true
-	switch losses := &e.stats.Losses; {
+	m.lease.end(owned, cause)
+	switch losses, n := &e.stats.Losses, int64(len(owned)); {
 	case errors.Is(cause, ErrHandover):
-		losses.Handover++
+		losses.Handover += n
 	case errors.Is(cause, ErrDrainTimeout):
-		losses.DrainTimeout++
+		losses.DrainTimeout += n
 	case errors.Is(cause, ErrTrustLost):
-		losses.TrustLost++
+		losses.TrustLost += n
 	default:
-		losses.Closed++
+		losses.Closed += n
 	}
-	t.end(cause)
-	t.lease.endHolds(t.ownership, cause)
+	ended := make([]int, len(owned))
+	for i, o := range owned {
+		ended[i] = o.number
+	}
+	return loss{m.lease, ended, cause}
 }
 
-// forget strikes out a tenure that is over in the database.
-func (e *engine) forget(t *tenure) {
-	cause := ErrHandover
-	if t.membership.leaving != nil {
-		cause = t.membership.leaving
+// tellLost logs what ended without having been released.
+func (e *engine) tellLost(losses ...loss) {
+	for _, l := range losses {
+		if len(l.ended) > 0 {
+			e.client.log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.name),
+				slog.String("partitions", ranges.Short(l.ended)), slog.Any("cause", l.cause))
+		}
 	}
-	e.endOwnership(t, cause)
-	t.draining = true
-	delete(e.leases.draining, t)
+}
+
+// tellHandedOver logs what ended by a release.
+func (e *engine) tellHandedOver(losses ...loss) {
+	for _, l := range losses {
+		if len(l.ended) > 0 {
+			e.client.log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.name),
+				slog.String("partitions", ranges.Short(l.ended)), slog.Any("cause", l.cause))
+		}
+	}
+}
+
+// strike strikes out a tenure that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
+// callback of Run has not returned, nobody works under the next ownership of that partition here.
+func (e *engine) strike(t *tenure) {
 	if t.membership.tenures[t.number] == t {
 		delete(t.membership.tenures, t.number)
 	}
+	if !t.pinned() {
+		delete(e.leases.draining, t)
+		return
+	}
+	if t.struck = true; !t.draining {
+		now := time.Now()
+		t.draining, t.since, t.limitAt, t.warnAt = true, now, never, now.Add(warnAfter)
+	}
+	e.leases.draining[t] = struct{}{}
 }
 
-// pinned returns the partitions of a lease that are in work.
-func (m *membership) pinned() []int {
+// endOwnership ends one ownership.
+func (e *engine) endOwnership(t *tenure, cause error) {
+	e.end(t.membership, []*tenure{t}, cause)
+}
+
+// forget ends and strikes out one tenure.
+func (e *engine) forget(t *tenure) {
+	e.endOwnership(t, t.membership.releaseCause())
+	e.strike(t)
+}
+
+// releaseCause is why ownerships end by a release.
+func (m *membership) releaseCause() error {
+	if m.leaving != nil {
+		return m.leaving
+	}
+	return ErrHandover
+}
+
+// inWork returns the partitions of a lease that drain and are in work, by number.
+func (e *engine) inWork(m *membership) []int {
 	var numbers []int
-	for _, t := range m.tenures {
-		if t.pinned() {
+	for t := range e.leases.draining {
+		if t.membership == m && t.pinned() {
 			numbers = append(numbers, t.number)
 		}
 	}
 	slices.Sort(numbers)
-	return numbers
+	return slices.Compact(numbers) // more than one ownership of a partition may be in work still
 }
 
-// drainsDue is when a hand-over has waited so long for work that something is to be done about it.
+// drainsDue is when work has gone on for so long that something is to be done about it.
 func (e *engine) drainsDue() time.Time {
 	at := never
 	for t := range e.leases.draining {
@@ -316,33 +375,52 @@ func (e *engine) drainsDue() time.Time {
 	return at
 }
 
-// superviseDrains logs hand-overs that wait long for work, and ends ownerships that are waited for no more.
+// superviseDrains ends ownerships that are waited for no more, and logs work that goes on for long.
 func (e *engine) superviseDrains(now time.Time) {
+	timedOut, hurried := make(map[*membership][]*tenure), make(map[*membership][]*tenure)
 	for t := range e.leases.draining {
+		if t.struck && !t.pinned() {
+			delete(e.leases.draining, t)
+			continue
+		}
 		if !t.overdue && !now.Before(t.limitAt) {
 			t.overdue = true
 			if t.pinned() {
-				e.client.log.Warn("pgleases: work did not end within the drain timeout", slog.String("lease", t.lease.name),
-					slog.Int("partition", t.number), slog.Duration("after", now.Sub(t.since)))
-				e.endOwnership(t, ErrDrainTimeout)
+				timedOut[t.membership] = append(timedOut[t.membership], t)
 			}
 		}
-		if e.ending.hurried != nil && !t.over && t.pinned() {
-			e.endOwnership(t, e.ending.reason)
+		if e.ending.hurried != nil && t.ended == nil && t.pinned() {
+			hurried[t.membership] = append(hurried[t.membership], t)
 		}
-		if !now.Before(t.warnAt) {
-			if t.pinned() {
-				e.client.log.Warn("pgleases: hand-over waits for work", slog.String("lease", t.lease.name),
-					slog.Int("partition", t.number), slog.Duration("for", now.Sub(t.since).Round(time.Second)))
-			}
-			t.warnAt = now.Add(now.Sub(t.since))
+	}
+	var losses []loss
+	for m, tenures := range timedOut {
+		losses = append(losses, e.end(m, tenures, ErrDrainTimeout))
+	}
+	for m, tenures := range hurried {
+		losses = append(losses, e.end(m, tenures, e.ending.reason))
+	}
+	e.tellLost(losses...)
+	for t := range e.leases.draining {
+		if now.Before(t.warnAt) {
+			continue
 		}
+		switch lasts := now.Sub(t.since).Round(time.Second); {
+		case !t.pinned():
+		case t.struck:
+			e.client.log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", t.lease.name),
+				slog.Int("partition", t.number), slog.Duration("for", lasts))
+		default:
+			e.client.log.Warn("pgleases: hand-over waits for work", slog.String("lease", t.lease.name),
+				slog.Int("partition", t.number), slog.Duration("for", lasts))
+		}
+		t.warnAt = now.Add(now.Sub(t.since))
 	}
 }
 
 // releasableAt is when a tenure that drains may be released; never: it waits for work, whose end wakes the engine.
 func (t *tenure) releasableAt(now time.Time) time.Time {
-	if !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned() {
+	if t.struck || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned() {
 		return never
 	}
 	return t.readyAt
@@ -425,7 +503,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	for _, b := range answer.Busy {
 		busy[key{b.Lease, b.Partition}] = true
 	}
-	given, kept := make(map[*membership][]int), make(map[*membership][]*tenure)
+	released, kept := make(map[*membership][]*tenure), make(map[*membership][]store.Handed)
 	for _, t := range tenures {
 		m, k := t.membership, key{t.lease.name, t.number}
 		h, done := handed[k]
@@ -435,25 +513,29 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			continue
 		case !done:
 			m.toRead = m.joined
-			e.forget(t)
 		case h.Owner != e.session.number:
-			e.forget(t)
-			given[m] = append(given[m], t.number)
 		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
 			m.toRead = m.joined
-			e.forget(t)
 		default:
-			e.forget(t)
-			kept[m] = append(kept[m], e.own(m, t.number, h.Epoch))
+			kept[m] = append(kept[m], h)
 			m.toRead = true // where it was renewed, it may be wanted elsewhere
 		}
+		released[m] = append(released[m], t)
 	}
-	for m, tenures := range kept {
-		e.serve(m, tenures, now)
+	var losses []loss
+	for m, tenures := range released {
+		losses = append(losses, e.end(m, tenures, m.releaseCause()))
+		for _, t := range tenures {
+			e.strike(t)
+		}
 	}
-	for m, numbers := range given {
-		e.client.log.Info("pgleases: partitions handed over", slog.String("lease", m.lease.name),
-			slog.String("partitions", ranges.Short(numbers)))
+	e.tellHandedOver(losses...)
+	for m, handed := range kept {
+		gained := make([]*tenure, len(handed))
+		for i, h := range handed {
+			gained[i] = e.own(m, h.Partition, h.Epoch)
+		}
+		e.serve(m, gained, now)
 	}
 	e.requestPlan(now, answer.Asking...)
 }
@@ -481,7 +563,7 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 func (e *engine) holdsAnything() bool {
 	for _, m := range e.leases.byName {
 		for _, t := range m.tenures {
-			if !t.over {
+			if t.ended == nil {
 				return true
 			}
 		}

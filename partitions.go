@@ -25,7 +25,7 @@ func (p Partition) Context() context.Context {
 		cancel(ErrNotOwner)
 		return ctx
 	}
-	return p.ownership.ctx
+	return p.ownership.context()
 }
 
 // String returns number and epoch: "7@4294967298".

@@ -69,9 +69,11 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 
 // callback calls fn until it is done with the ownership, or the ownership with it.
 func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Context, Partition) error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(o.asked, func() { cancel(context.Cause(o.asked)) })()
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	l.mu.Lock()
+	o.stop = stop // before the pin, which finds out whether it came too late
+	l.mu.Unlock()
 	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
 		if !o.pin() {
 			return
@@ -97,7 +99,7 @@ func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Cont
 func (o *ownership) pin() bool {
 	o.lease.mu.Lock()
 	defer o.lease.mu.Unlock()
-	if o.asked.Err() != nil || !o.term.trusted() {
+	if o.asked != nil || !o.term.trusted() {
 		return false
 	}
 	o.pins++
@@ -107,7 +109,7 @@ func (o *ownership) pin() bool {
 func (o *ownership) unpin() {
 	o.lease.mu.Lock()
 	o.pins--
-	freed := o.pins == 0 && o.asked.Err() != nil
+	freed := o.pins == 0 && o.asked != nil
 	o.lease.mu.Unlock()
 	if freed {
 		o.lease.client.wakeUp()

@@ -229,27 +229,28 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.session.term.deadline.Store(0)
 	e.session.term = nil
 	e.check.watch.reset()
-	lost := 0
-	for _, m := range e.leases.byName {
-		shown := m.serving()
-		lost += len(shown)
-		e.withdraw(m, shown, cause, now)
-		for _, t := range m.tenures {
-			e.endOwnership(t, cause)
-		}
-	}
 	e.session.nextBeat = now
+	lost := 0
+	var losses []loss
+	for _, m := range e.leases.byName { // before all else: nothing is shown any more
+		l := e.end(m, m.all(), cause)
+		losses, lost = append(losses, l), lost+len(l.ended)
+	}
+	for _, m := range e.leases.byName {
+		e.withdraw(m, m.serving(), cause, now)
+	}
 	if lost > 0 {
 		e.client.log.Warn("pgleases: trust lost", slog.Any("cause", cause), slog.Int("partitions", lost),
 			slog.Duration("since_heartbeat", now.Sub(e.session.sent)))
 	}
+	e.tellLost(losses...)
 }
 
 // evicted takes the news that the session is gone: a new one begins, and joins again.
 func (e *engine) evicted() {
 	now := time.Now()
-	e.client.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
 	e.loseTrust(now, fmt.Errorf("%w: the session was evicted", ErrTrustLost))
+	e.client.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
 	e.session.number, e.session.registered = randomID(), false
 	e.connection.retryAt = now
 	for _, m := range e.leases.byName {
