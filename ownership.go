@@ -337,10 +337,11 @@ func (e *engine) endOwnership(t *tenure, cause error) {
 	e.end(t.membership, []*tenure{t}, cause)
 }
 
-// forget ends and strikes out one tenure.
+// forget strikes out one tenure, which has ended or was released.
 func (e *engine) forget(t *tenure) {
-	e.endOwnership(t, t.membership.releaseCause())
+	released := e.end(t.membership, []*tenure{t}, t.membership.releaseCause())
 	e.strike(t)
+	e.tellHandedOver(released)
 }
 
 // releaseCause is why ownerships end by a release.
