@@ -89,7 +89,14 @@ func (h *Hold) Release() {
 	})
 }
 
-// lost reports whether one of the hold's ownerships has ended; lease.mu is held. Where much is lost at once the first look tells.
-func (h *Hold) lost() bool {
-	return slices.ContainsFunc(h.owned, func(o *ownership) bool { return o.ended != nil })
+// lost reports whether the hold pins one of the ownerships, which have just ended; lease.mu is held. It goes through the fewer: where
+// all is lost the hold's, of which the first has ended.
+func (h *Hold) lost(ended []*ownership) bool {
+	if len(h.owned) <= len(ended) {
+		return slices.ContainsFunc(h.owned, func(o *ownership) bool { return o.ended != nil })
+	}
+	return slices.ContainsFunc(ended, func(o *ownership) bool {
+		i, found := slices.BinarySearch(h.values, o.number)
+		return found && h.owned[i] == o
+	})
 }

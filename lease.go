@@ -188,7 +188,7 @@ func (l *Lease) end(owned []*ownership, cause error) {
 		o.ended = cause
 	}
 	for h := range l.holds {
-		if h.ctx.Err() == nil && h.lost() {
+		if h.ctx.Err() == nil && h.lost(owned) {
 			cancels = append(cancels, h.cancel)
 		}
 	}

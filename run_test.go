@@ -417,7 +417,7 @@ func TestAfterADrainTimeoutThePartitionMovesAndIsNeverWorkedOnTwiceByOneClient(t
 	}
 	wraps(t, "the ownership ended with", ended(t, "the ownership ends", p.Context()), pgleases.ErrDrainTimeout)
 	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{DrainTimeout: 1}) })
-	if lines := book.lines("WARN", "drain timeout", "lease=work", "partition=0"); len(lines) != 1 {
+	if lines := book.lines("WARN", "partitions lost", "drain timeout", "lease=work", "partitions=0"); len(lines) != 1 {
 		t.Errorf("the drain timeout was logged %d times, not once: %q", len(lines), lines)
 	}
 	if err := a.SetWeight(t.Context(), 1); err != nil {

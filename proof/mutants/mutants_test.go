@@ -131,7 +131,10 @@ var mutants = append(asleep(), []mutant{
 				e.releaseAnswered(`, 0},
 	}},
 	{"losses that are not told", "fleet", `without telling`, []edit{
-		{"ownership.go", "	t.end(cause)\n", "", 0},
+		{"lease.go", `		if o.cancel != nil {
+			cancels = append(cancels, o.cancel)
+		}
+`, "", 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
