@@ -120,7 +120,6 @@ func (e *engine) finish() {
 		e.connection.conn, e.connection.listening = nil, false
 	}
 	var errs []error
-	var losses []loss
 	for _, name := range slices.Sorted(maps.Keys(e.leases.byName)) {
 		m := e.leases.byName[name]
 		if pinned := e.inWork(m); len(pinned) > 0 {
@@ -129,8 +128,8 @@ func (e *engine) finish() {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
 				n, name))
 		}
-		losses = append(losses, e.end(m, m.all(), e.ending.reason))
 	}
+	losses := e.endAll(e.ending.reason)
 	for _, m := range e.leases.byName {
 		e.endMembership(m, e.ending.reason)
 	}

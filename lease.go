@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -177,6 +178,18 @@ func (l *Lease) ask(owned []*ownership, cause error) {
 	l.mu.Unlock()
 	for _, cancel := range cancels {
 		cancel(cause)
+	}
+}
+
+// endHolds ends the contexts of all holds. Nothing is shown any more, so there is no new one.
+func (l *Lease) endHolds(cause error) {
+	l.mu.Lock()
+	holds := slices.Collect(maps.Keys(l.holds))
+	l.mu.Unlock()
+	for _, h := range holds {
+		if h.ctx.Err() == nil {
+			h.cancel(cause)
+		}
 	}
 }
 

@@ -278,6 +278,7 @@ func (e *engine) unjoined(m *membership) {
 	tenures := m.all()
 	clear(m.tenures)
 	e.publish(m)
+	m.lease.endHolds(cause)
 	lost := e.end(m, tenures, cause)
 	for _, t := range tenures {
 		e.strike(t)

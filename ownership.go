@@ -295,6 +295,18 @@ func (e *engine) end(m *membership, tenures []*tenure, cause error) loss {
 	return loss{m.lease, ended, cause}
 }
 
+// endAll ends all ownerships of all leases. The holds come first, before anything takes time that there are many partitions.
+func (e *engine) endAll(cause error) []loss {
+	for _, m := range e.leases.byName {
+		m.lease.endHolds(cause)
+	}
+	var losses []loss
+	for _, m := range e.leases.byName {
+		losses = append(losses, e.end(m, m.all(), cause))
+	}
+	return losses
+}
+
 // tellLost logs what ended without having been released.
 func (e *engine) tellLost(losses ...loss) {
 	for _, l := range losses {

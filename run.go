@@ -23,6 +23,9 @@ const (
 // the ownership. The partition leaves when fn has returned. When fn returns nil it is done with this ownership, and is called
 // again only under a new epoch. When it returns an error, that is logged and fn is called again after 100 ms, doubling to
 // 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered.
+//
+// A call that does not return when its contexts end is waited for: the partition may be lost and come back meanwhile, and nobody
+// works on it then. That is logged after 30 s, and counted in Stats.Draining.
 func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
 	if !l.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.name)

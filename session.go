@@ -230,11 +230,10 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.session.term = nil
 	e.check.watch.reset()
 	e.session.nextBeat = now
+	losses := e.endAll(cause) // before all else: nothing is shown any more
 	lost := 0
-	var losses []loss
-	for _, m := range e.leases.byName { // before all else: nothing is shown any more
-		l := e.end(m, m.all(), cause)
-		losses, lost = append(losses, l), lost+len(l.ended)
+	for _, l := range losses {
+		lost += len(l.ended)
 	}
 	for _, m := range e.leases.byName {
 		e.withdraw(m, m.serving(), cause, now)

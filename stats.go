@@ -9,7 +9,7 @@ type Stats struct {
 	RoundTrip     time.Duration // of the last successful heartbeat
 	Leases        int           // joined
 	Owned         int           // partitions in Values of all leases
-	Draining      int           // partitions that were withdrawn and wait for their work to end, or for their release
+	Draining      int           // partitions that were withdrawn and wait for their work to end, or for their release; lost ones too, while work on them goes on
 	DrainingSince time.Time     // since when the oldest of these; zero: none
 	Gains         int64         // ownerships that began
 	Losses        Losses        // ownerships that ended, by cause
