@@ -79,10 +79,10 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 			w.failf("%v", err)
 		}
 	}
-	meant := func(w *world, to int64) { // by a plan
+	edit := func(w *world, edit func(row *fakestore.Partition)) {
 		w.db.Edit(func(t *fakestore.Tables, _ int64) {
 			for i := range t.Partitions["x"] {
-				t.Partitions["x"][i].Target = to
+				edit(&t.Partitions["x"][i])
 			}
 			changed(t, "x")
 		})
@@ -158,6 +158,18 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 			_ = l.Leave(ended)
 			remove(w)
 		}, ErrClosed, "", lost, Losses{Closed: 2}},
+		"the server does not confirm it": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			edit(w, func(row *fakestore.Partition) { row.Owner = 0 })
+		}, ErrTrustLost, ": the server does not confirm it", lost, Losses{TrustLost: 2}},
+		"the server has another epoch": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			edit(w, func(row *fakestore.Partition) { row.Epoch++ })
+		}, ErrTrustLost, ": the server has another epoch", lost, Losses{TrustLost: 2}},
+		"a failover, idle": {false, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			w.promote(0, false)
+		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
+		"a failover, in work": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			w.promote(0, true)
+		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
 		"handed over": {false, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
 			ask(w, l)
 		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
@@ -171,7 +183,7 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 			ask(w, l)
 		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
 		"handed over, and it comes back": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
-			meant(w, 1)
+			edit(w, func(row *fakestore.Partition) { row.Target = 1 })
 			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
 			w.db.Edit(func(t *fakestore.Tables, _ int64) {
 				for i := range t.Partitions["x"] {

@@ -99,24 +99,24 @@ func (e *engine) beginRead(time.Time) *operation {
 func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
 	m.generation, m.toRead = r.Generation, false
-	var wanted, gained, outdated []*tenure
-	var lost []int
+	var wanted, gained, outdated, replaced, missing, released []*tenure
 	confirmed := make(map[int]bool, len(r.Owned))
 	for _, p := range r.Owned {
 		confirmed[p.Partition] = true
 		t := m.tenures[p.Partition]
 		if t != nil && t.epoch != p.Epoch { // released, or gained anew unseen
-			if !t.draining {
-				lost = append(lost, p.Partition)
-				e.endOwnership(t, fmt.Errorf("%w: the server has another epoch", ErrTrustLost))
+			if t.draining {
+				released = append(released, t)
+			} else {
+				replaced = append(replaced, t)
 			}
-			e.forget(t)
 			t = nil
 		}
 		ofEarlierEra := store.EraOf(p.Epoch) < r.Era
 		switch {
 		case t == nil && !e.session.settled: // nothing is gained now
-		case t == nil && (p.Moving || ofEarlierEra):
+			delete(m.tenures, p.Partition)
+		case t == nil && (p.Moving || ofEarlierEra || m.leaving != nil):
 			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
 		case t == nil:
 			gained = append(gained, e.own(m, p.Partition, p.Epoch))
@@ -127,22 +127,29 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		}
 	}
 	for number, t := range m.tenures {
-		if !confirmed[number] {
-			if !t.draining {
-				lost = append(lost, number)
-				e.endOwnership(t, fmt.Errorf("%w: a failover lost the ownership", ErrTrustLost))
-			}
-			e.forget(t)
+		switch {
+		case confirmed[number]:
+			continue
+		case t.draining:
+			released = append(released, t)
+		default:
+			missing = append(missing, t)
 		}
+		delete(m.tenures, number)
 	}
-	if len(lost) > 0 {
-		slices.Sort(lost)
-		e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
-			slog.String("partitions", ranges.Short(lost)), slog.String("cause", "the server does not confirm them"))
+	lost := []loss{
+		e.end(m, replaced, fmt.Errorf("%w: the server has another epoch", ErrTrustLost)),
+		e.end(m, missing, fmt.Errorf("%w: the server does not confirm it", ErrTrustLost)),
 	}
-	e.renew(m, outdated, now)
-	e.withdraw(m, wanted, ErrHandover, now)
-	e.serve(m, gained, now)
+	handedOver := e.end(m, released, m.releaseCause())
+	e.withdraw(m, wanted, m.releaseCause(), now)
+	lost = append(lost, e.renew(m, outdated, now))
+	for _, t := range slices.Concat(replaced, missing, released) {
+		e.strike(t)
+	}
+	e.tellLost(lost...)
+	e.tellHandedOver(handedOver)
+	e.serve(m, gained)
 	if m.leaving != nil && len(m.tenures) == 0 {
 		m.awaitsRelease = false // nothing is left to wait for: leave again
 	}
@@ -150,18 +157,13 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 
 // renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has
 // ended and the release was answered. No hand-off delay is to be paid for what stays with this client.
-func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
-	if len(outdated) == 0 {
-		return
-	}
+func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) loss {
 	cause := fmt.Errorf("%w: a failover ended the epoch", ErrTrustLost)
 	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *tenure) bool { return t.draining }), cause, now)
 	for _, t := range outdated {
 		t.readyAt = now
-		e.endOwnership(t, cause)
 	}
-	e.client.log.Warn("pgleases: partitions lost", slog.String("lease", m.lease.name),
-		slog.String("partitions", ranges.Short(numbersOf(outdated))), slog.String("cause", "a failover ended the epoch"))
+	return e.end(m, outdated, cause)
 }
 
 // own begins an ownership.
@@ -173,12 +175,8 @@ func (e *engine) own(m *membership, number int, epoch int64) *tenure {
 	return t
 }
 
-// serve shows tenures that began; where the lease is being left, they go straight back.
-func (e *engine) serve(m *membership, gained []*tenure, now time.Time) {
-	if m.leaving != nil {
-		e.withdraw(m, gained, m.leaving, now)
-		return
-	}
+// serve shows tenures that began.
+func (e *engine) serve(m *membership, gained []*tenure) {
 	e.publish(m)
 	if len(gained) > 0 {
 		e.client.log.Info("pgleases: partitions gained", slog.String("lease", m.lease.name),
@@ -342,18 +340,6 @@ func (e *engine) strike(t *tenure) {
 		t.draining, t.since, t.limitAt, t.warnAt = true, now, never, now.Add(warnAfter)
 	}
 	e.leases.draining[t] = struct{}{}
-}
-
-// endOwnership ends one ownership.
-func (e *engine) endOwnership(t *tenure, cause error) {
-	e.end(t.membership, []*tenure{t}, cause)
-}
-
-// forget strikes out one tenure, which has ended or was released.
-func (e *engine) forget(t *tenure) {
-	released := e.end(t.membership, []*tenure{t}, t.membership.releaseCause())
-	e.strike(t)
-	e.tellHandedOver(released)
 }
 
 // releaseCause is why ownerships end by a release.
@@ -548,7 +534,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		for i, h := range handed {
 			gained[i] = e.own(m, h.Partition, h.Epoch)
 		}
-		e.serve(m, gained, now)
+		e.serve(m, gained)
 	}
 	e.requestPlan(now, answer.Asking...)
 }
