@@ -26,9 +26,9 @@ type Lease struct {
 	ended    chan struct{} // closed when the lease was left or its client ended
 	endErr   error         // why; set before ended is closed
 
-	// mu guards holds, and what this lease's ownerships say that it guards. A reader that pins loads the snapshot while it holds mu. The
-	// client's goroutine stores the new snapshot first, then looks for pins while it holds mu: an ownership that it withdrew
-	// is pinned by then, or never will be.
+	// mu guards holds, and what this lease's ownerships say that it guards. A reader that pins loads the snapshot while it holds
+	// mu. The client's goroutine stores the new snapshot first, then looks for pins while it holds mu: an ownership that it
+	// withdrew is pinned by then, or never will be.
 	mu    sync.Mutex
 	holds map[*Hold]struct{}
 }
