@@ -116,7 +116,7 @@ func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
 // deafConn is a connection on which waiting fails, though it stays open.
 type deafConn struct{ conn }
 
-func (deafConn) Wait(context.Context, int64) (bool, error) { return false, errLocked }
+func (deafConn) Wait(context.Context) error { return errLocked }
 
 func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
 	inWorld(t, func(w *world) {

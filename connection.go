@@ -78,20 +78,16 @@ func (e *engine) beginListen(time.Time) *operation {
 
 // beginWait waits for a notification until a duty is due.
 func (e *engine) beginWait(time.Time) *operation {
-	session := e.session.number
 	return &operation{limit: time.Hour, call: func(ctx context.Context, c conn) func(error) error {
-		concerned, err := c.Wait(ctx, session)
+		err := c.Wait(ctx)
 		return func(cancelled error) error {
 			switch {
-			case err != nil && cancelled != nil && !c.Closed():
-				return nil
-			case err != nil:
-				return err
-			}
-			if concerned {
+			case err == nil:
 				e.readAll()
+			case cancelled != nil && !c.Closed():
+				return nil
 			}
-			return nil
+			return err
 		}
 	}}
 }

@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 	"sync"
 )
 
@@ -15,11 +12,13 @@ var ErrEnded = errors.New("the connection has ended")
 
 // A Conn is a connection. Its methods are those of *store.Conn, one for each statement of the protocol.
 type Conn struct {
-	db     *Database
-	notes  chan string
-	ended  chan struct{} // closed when the connection is
-	once   sync.Once
-	listen bool // guarded by db.mu
+	db    *Database
+	notes chan struct{} // of capacity one
+	ended chan struct{} // closed when the connection is
+	once  sync.Once
+
+	listen  bool  // guarded by db.mu, as what follows
+	session int64 // the last that was registered or renewed here
 }
 
 // Connect opens a connection.
@@ -29,7 +28,7 @@ func (db *Database) Connect() (*Conn, error) {
 	if db.down {
 		return nil, fmt.Errorf("the server is down: %w", ErrEnded)
 	}
-	c := &Conn{db: db, notes: make(chan string, 1000), ended: make(chan struct{})}
+	c := &Conn{db: db, notes: make(chan struct{}, 1), ended: make(chan struct{})}
 	db.conns[c] = struct{}{}
 	return c, nil
 }
@@ -84,15 +83,15 @@ func (c *Conn) Listen(ctx context.Context, _ int64) (bool, error) {
 	})
 }
 
-// Wait waits for a notification, and reports whether it concerns the session.
-func (c *Conn) Wait(ctx context.Context, session int64) (bool, error) {
+// Wait waits for a notification that concerns the session which was last registered or renewed on this connection.
+func (c *Conn) Wait(ctx context.Context) error {
 	select {
-	case note := <-c.notes:
-		return note == "all" || slices.Contains(strings.Split(note, ","), strconv.FormatInt(session, 10)), nil
+	case <-c.notes:
+		return nil
 	case <-ctx.Done():
-		return false, ctx.Err()
+		return ctx.Err()
 	case <-c.ended:
-		return false, ErrEnded
+		return ErrEnded
 	}
 }
 
@@ -108,22 +107,11 @@ func (db *Database) Notify(sessions ...int64) {
 }
 
 func (db *Database) notify(sessions map[int64]bool) {
-	if len(sessions) == 0 {
-		return
-	}
-	note := "all"
-	if len(sessions) <= 100 {
-		var numbers []string
-		for s := range sessions {
-			numbers = append(numbers, strconv.FormatInt(s, 10))
-		}
-		note = strings.Join(numbers, ",")
-	}
 	for c := range db.conns {
-		if c.listen {
+		if c.listen && (sessions[c.session] || len(sessions) > 100) { // so many are told as "all"
 			select {
-			case c.notes <- note:
-			default: // the queue is full: it is found out by the next heartbeat
+			case c.notes <- struct{}{}:
+			default: // it is told already
 			}
 		}
 	}

@@ -33,6 +33,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		newer       *store.Process
 	}
 	a, err := execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (answer, bool) {
+		c.session = r.Session
 		expires := clock + r.TTL.Microseconds()
 		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
 		i, known := t.Identities[r.ID]
@@ -86,6 +87,7 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*store.Process, error
 // Heartbeat is heartbeat.sql. A crash may lose it.
 func (c *Conn) Heartbeat(ctx context.Context, session int64) (store.Beat, error) {
 	return execute(ctx, c, false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
+		c.session = session
 		row, alive := t.Clients[session]
 		beat := store.Beat{Alive: alive, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Sessions: t.Server.Sessions}
 		ttl := 10 * minute

@@ -45,7 +45,7 @@ type Conn interface {
 	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)
 	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, more bool) (store.Applied, error)
 	Listen(ctx context.Context, probe int64) (bool, error)
-	Wait(ctx context.Context, session int64) (bool, error)
+	Wait(ctx context.Context) error
 	Closed() bool
 	Close()
 }

@@ -56,7 +56,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		config.RuntimeParams["application_name"] = "pgleases"
 	}
 	config.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // of a batch, too: see query
-	config.OnNotification = nil                                   // the application's function would take the notifications from Wait
+	notices := &notices{channel: cr.Schema}
+	config.OnNotification = notices.heard
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = line.dialOne
 	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
@@ -71,7 +72,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		return nil, err
 	}
 	return &Conn{
-		conn: conn, line: line, statements: cr.statements, channel: cr.Schema,
+		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
 	}, nil
 }
@@ -90,38 +91,6 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error)
 	}
 	return string(results[0].Rows[0][1]) == strconv.FormatUint(uint64(conn.PID()), 10), nil
 }
-
-// Listen listens for notifications, and reports whether they arrive. A pooler may accept LISTEN and deliver nothing, or
-// deliver to another client of the same server connection. So the connection must be direct, and a notification that it
-// sends to itself must come back. probe is a random number for that one.
-func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
-	private := fmt.Sprintf("pgleases_probe_%d", probe)
-	channel := pgx.Identifier{c.channel}.Sanitize()
-	if !c.line.direct.Load() {
-		return false, nil
-	}
-	for _, statement := range []string{"LISTEN " + channel, "LISTEN " + private, "NOTIFY " + private, "UNLISTEN " + private} {
-		if err := c.exec(ctx, statement); err != nil {
-			return false, err
-		}
-	}
-	late, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer cancel()
-	for {
-		n, err := c.conn.WaitForNotification(context.WithValue(late, waiting{}, true))
-		switch {
-		case err == nil && n.Channel == private:
-			return true, nil
-		case err != nil && ctx.Err() == nil && late.Err() != nil && !c.Closed():
-			return false, c.exec(ctx, "UNLISTEN "+channel)
-		case err != nil:
-			return false, err
-		}
-	}
-}
-
-// waiting marks the context of a wait for notifications: see watcher.
-type waiting struct{}
 
 // A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that
 // waits for a lock would go on there without its client. A wait for notifications is stopped here only. Through a pooler

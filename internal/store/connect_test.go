@@ -82,42 +82,6 @@ func TestNothingIsCancelledThroughAPooler(t *testing.T) {
 	}
 }
 
-func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 2)
-		listens, err := x.Listen(f.ctx, random())
-		f.ok(err)
-		expect(t, listens, true, "listens")
-	}
-	concerned := func(x *client) bool {
-		is, err := x.Wait(f.ctx, x.session)
-		f.ok(err)
-		return is
-	}
-	c.give("l", a.session)
-	expect(t, concerned(a), true, "told of what it was given")
-	expect(t, concerned(b), false, "told of what another was given")
-	c.give("l", b.session)
-	expect(t, concerned(a), true, "told of what it is asked for")
-	expect(t, concerned(b), false, "told of what another is asked for")
-	a.release([]Release{{"l", 0, 1}})
-	expect(t, concerned(b), true, "told of what was released to it")
-	f.exec("SELECT pg_notify('pgleases', 'all')")
-	expect(t, concerned(b), true, "told what all are told")
-
-	// A wait that ends leaves the connection usable, and no notification behind.
-	ctx, cancel := context.WithCancel(f.ctx)
-	cancel()
-	if _, err := b.Wait(ctx, b.session); err == nil {
-		t.Error("no error")
-	}
-	expect(t, b.Closed(), false, "closed")
-	expect(t, b.beat().Alive, true, "alive")
-}
-
 func TestWhatCannotBeNotifiedIsWrittenAllTheSame(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

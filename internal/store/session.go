@@ -65,6 +65,7 @@ func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, e
 		PID         *int
 		StartedAt   *time.Time
 	}
+	c.notices.concerns(r.Session)
 	got, err := one[row](ctx, c, c.statements.Register, r.Session, r.ID, r.Incarnation, r.Process,
 		r.TTL.Microseconds(), r.Host, r.PID, r.StartedAt, c.lockWait)
 	if err != nil {
@@ -95,6 +96,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
 		Generations, DueIn               []int64
 		Weights                          []int
 	}
+	c.notices.concerns(session)
 	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait)
 	if err != nil {
 		return Beat{}, err

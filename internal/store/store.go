@@ -2,7 +2,7 @@
 // decides nothing: what to send, and when, is the engine's part.
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
-//   - connect.go: a client's own connection. store.go: how a statement is sent on it, and notifications.
+//   - connect.go: a client's own connection. store.go: how a statement is sent on it. notify.go: notifications.
 //   - session.go, lease.go, plan.go: the methods, with the types that they take and return.
 //   - migrate.go: the schema's version. errors.go: what an error of the server means.
 package store
@@ -10,10 +10,7 @@ package store
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,22 +21,9 @@ type Conn struct {
 	conn       *pgx.Conn
 	line       *line
 	statements Statements
+	notices    *notices
 	lockWait   int    // how long a statement waits for a lock, milliseconds
 	channel    string // of notifications: the schema's name
-}
-
-// Wait waits for a notification, and reports whether it names the session. The connection is still good when ctx has ended.
-func (c *Conn) Wait(ctx context.Context, session int64) (bool, error) {
-	n, err := c.conn.WaitForNotification(context.WithValue(ctx, waiting{}, true))
-	if err != nil {
-		return false, err
-	}
-	if n.Channel == c.channel && n.Payload == "all" {
-		pause(ctx, rand.N(100*time.Millisecond)) // else all sessions would read at the same instant
-		return true, nil
-	}
-	return n.Channel == c.channel &&
-		slices.Contains(strings.Split(n.Payload, ","), strconv.FormatInt(session, 10)), nil
 }
 
 // pause waits for d, or until ctx ends.

@@ -1,0 +1,126 @@
+package pgleases_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+)
+
+// A readCounter counts the reads of what is owned.
+type readCounter struct{ reads atomic.Int64 }
+
+func (r *readCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	r.count(data.SQL)
+	return ctx
+}
+
+func (r *readCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (r *readCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (r *readCounter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
+	r.count(data.SQL)
+}
+
+func (r *readCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func (r *readCounter) count(sql string) {
+	if strings.Contains(sql, "AS moving") { // as sql/read.sql alone has
+		r.reads.Add(1)
+	}
+}
+
+// Any role may notify: PostgreSQL has no right for that.
+func TestAFloodOfNotificationsCostsAFewReadsAndIsOverWhenItEnds(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	pool := newPool(t, url)
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var counter readCounter
+	config.Tracer = &counter
+	c := newClient(t, pool, pgleases.WithConnConfig(config), pgleases.WithClientID("a"))
+	l := joined(t, c, "work", 4, pgleases.WithHandoffDelay(0))
+	untilOwns(t, l, 4)
+	until(t, "it listens, and nothing is to be read", func() bool {
+		before := counter.reads.Load()
+		beats(t, c, 3)
+		return c.Stats().Listening && counter.reads.Load() == before
+	})
+	session := value[string](t, ownersPool(t, url), "SELECT session::text FROM pgleases.clients WHERE id = 'a'")
+
+	// 40,000 that name the session, each in its own way, else the server would take those of one transaction for one; then 2,000
+	// transactions that tell all.
+	before, began := counter.reads.Load(), time.Now()
+	for range 2 {
+		execute(t, pool, "SELECT pg_notify('pgleases', i || ',' || $1) FROM generate_series(1, 20000) AS i", session)
+	}
+	execute(t, pool, `DO $$ BEGIN
+		FOR i IN 1..2000 LOOP
+			PERFORM set_config('synchronous_commit', 'off', true), pg_notify('pgleases', 'all');
+			COMMIT;
+		END LOOP;
+	END $$`, pgx.QueryExecModeSimpleProtocol)
+	flooded := time.Since(began)
+
+	other := newClient(t, pool, pgleases.WithClientID("b"))
+	b := joined(t, other, "work", 4, pgleases.WithHandoffDelay(0))
+	until(t, "both own half", func() bool { return len(l.Values()) == 2 && len(b.Values()) == 2 }, l, b)
+	until(t, "nothing is left of the flood", func() bool {
+		before := counter.reads.Load()
+		beats(t, c, 3)
+		return counter.reads.Load() == before
+	})
+	// 20 in quick succession, then one in 100 ms, and a few for the partitions that moved.
+	reads, took := counter.reads.Load()-before, time.Since(began)
+	t.Logf("%d reads; the flood lasted %v, and was over after %v", reads, flooded, took)
+	if most := 20 + int64(took/(100*time.Millisecond)) + 10; reads > most {
+		t.Errorf("42,000 notifications cost %d reads in %v, more than %d", reads, took, most)
+	}
+	if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 || !s.Listening {
+		t.Errorf("after the flood: %+v", s)
+	}
+}
+
+func TestHeartbeatsGoOnDuringAFloodOfNotifications(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	pool := newPool(t, url)
+	c := newClient(t, pool)
+	untilOwns(t, joined(t, c, "work", 4), 4)
+	until(t, "it listens", func() bool { return c.Stats().Listening })
+	stop, ended := make(chan struct{}), make(chan error)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				close(ended)
+				return
+			default:
+				_, err := pool.Exec(context.Background(), "SELECT pg_notify('pgleases', i || ',') FROM generate_series(1, 5000) AS i")
+				if err != nil {
+					ended <- err
+					return
+				}
+			}
+		}
+	}()
+	beats(t, c, 10)
+	close(stop)
+	if err := receive(t, "the flood ends", ended); err != nil {
+		t.Error(err)
+	}
+	if s := c.Stats(); s.Reconnects != 0 || !s.Listening {
+		t.Errorf("after the flood: %+v", s)
+	}
+}

@@ -1,0 +1,114 @@
+package store_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// told is whether a wait ends of what was heard until now.
+func (c *client) told() bool {
+	c.f.Helper()
+	c.f.ok(c.pg().Exec(c.f.ctx, "SELECT 1"))                          // the server sends what was notified before its answer
+	ctx, cancel := context.WithTimeout(c.f.ctx, 200*time.Millisecond) // twice what passes until all read what all are told
+	defer cancel()
+	err := c.Wait(ctx)
+	if err != nil && ctx.Err() == nil {
+		c.f.Fatal(err)
+	}
+	return err == nil
+}
+
+func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.client("a"), f.client("b"), f.client("c")
+	for _, x := range []*client{a, b, c} {
+		x.join("l", 2)
+		listens, err := x.Listen(f.ctx, random())
+		f.ok(err)
+		expect(t, listens, true, "listens")
+	}
+	c.give("l", a.session)
+	f.ok(a.Wait(f.ctx)) // told of what it was given
+	expect(t, b.told(), false, "told of what another was given")
+	c.give("l", b.session)
+	f.ok(a.Wait(f.ctx)) // told of what it is asked for
+	expect(t, b.told(), false, "told of what another is asked for")
+	a.release([]Release{{"l", 0, 1}})
+	f.ok(b.Wait(f.ctx)) // told of what was released to it
+	f.exec("SELECT pg_notify('pgleases', 'all')")
+	f.ok(b.Wait(f.ctx)) // told what all are told
+	f.exec("SELECT pg_notify('another', 'all')")
+	expect(t, b.told(), false, "told what is on another channel")
+
+	// A wait that ends leaves the connection usable, and forgets no notification.
+	ctx, cancel := context.WithCancel(f.ctx)
+	cancel()
+	if err := b.Wait(ctx); err == nil {
+		t.Error("no error")
+	}
+	expect(t, b.Closed(), false, "closed")
+	f.exec("SELECT pg_notify('pgleases', 'all')")
+	expect(t, b.beat().Alive, true, "alive")
+	_ = b.Wait(ctx)
+	f.ok(b.Wait(f.ctx)) // told
+
+	// A session that begins on the connection is told what names it.
+	session := random()
+	_, _, err := b.Register(f.ctx, registration(session, "b", 0, random(), time.Minute))
+	f.ok(err)
+	f.exec("SELECT pg_notify('pgleases', $1)", session)
+	expect(t, b.told(), true, "told what names its new session")
+	f.exec("SELECT pg_notify('pgleases', $1)", b.session)
+	expect(t, b.told(), false, "told what names its old session")
+}
+
+func TestNotificationsWithoutEndAreToldOnceAndNotKept(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	listens, err := a.Listen(f.ctx, random())
+	f.ok(err)
+	expect(t, listens, true, "listens")
+	for range 3 {
+		f.exec("SELECT pg_notify('pgleases', i || ',' || $1) FROM generate_series(1, 20000) AS i", a.session)
+		f.ok(a.pg().Exec(f.ctx, "SELECT 1"))
+		expect(t, a.told(), true, "told")
+		expect(t, a.told(), false, "told once more")
+	}
+	ctx, cancel := context.WithCancel(f.ctx)
+	cancel()
+	if note, err := a.pg().Raw().WaitForNotification(ctx); err == nil {
+		t.Errorf("pgx has kept %v", note)
+	}
+}
+
+func TestAReadIsToldOfAtOnceAndManyNoOftenerThanOnceIn100Milliseconds(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	listens, err := a.Listen(f.ctx, random())
+	f.ok(err)
+	expect(t, listens, true, "listens")
+	notify := func() {
+		f.exec("SELECT pg_notify('pgleases', $1)", a.session)
+		f.ok(a.pg().Exec(f.ctx, "SELECT 1"))
+	}
+	ended, cancel := context.WithCancel(f.ctx)
+	cancel()
+	began := time.Now()
+	for range 20 {
+		notify()
+		f.ok(a.Wait(ended)) // at once: it does not look at its context
+	}
+	for range 5 {
+		notify()
+		f.ok(a.Wait(f.ctx))
+	}
+	if took := time.Since(began); took < 500*time.Millisecond {
+		t.Errorf("25 reads were told of in %v", took)
+	}
+}
