@@ -2,8 +2,6 @@ package pgleases_test
 
 import (
 	"context"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -11,32 +9,6 @@ import (
 
 	"github.com/pgleases/pgleases"
 )
-
-// A readCounter counts the reads of what is owned.
-type readCounter struct{ reads atomic.Int64 }
-
-func (r *readCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	r.count(data.SQL)
-	return ctx
-}
-
-func (r *readCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (r *readCounter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-func (r *readCounter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchQueryData) {
-	r.count(data.SQL)
-}
-
-func (r *readCounter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
-
-func (r *readCounter) count(sql string) {
-	if strings.Contains(sql, "AS moving") { // as sql/read.sql alone has
-		r.reads.Add(1)
-	}
-}
 
 // Any role may notify: PostgreSQL has no right for that.
 func TestAFloodOfNotificationsCostsAFewReadsAndIsOverWhenItEnds(t *testing.T) {
@@ -47,21 +19,21 @@ func TestAFloodOfNotificationsCostsAFewReadsAndIsOverWhenItEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var counter readCounter
-	config.Tracer = &counter
+	var tr tracer
+	config.Tracer = &tr
 	c := newClient(t, pool, pgleases.WithConnConfig(config), pgleases.WithClientID("a"))
 	l := joined(t, c, "work", 4, pgleases.WithHandoffDelay(0))
 	untilOwns(t, l, 4)
 	until(t, "it listens, and nothing is to be read", func() bool {
-		before := counter.reads.Load()
+		before := tr.reads()
 		beats(t, c, 3)
-		return c.Stats().Listening && counter.reads.Load() == before
+		return c.Stats().Listening && tr.reads() == before
 	})
 	session := value[string](t, ownersPool(t, url), "SELECT session::text FROM pgleases.clients WHERE id = 'a'")
 
 	// 40,000 that name the session, each in its own way, else the server would take those of one transaction for one; then 2,000
 	// transactions that tell all.
-	before, began := counter.reads.Load(), time.Now()
+	before, began := tr.reads(), time.Now()
 	for range 2 {
 		execute(t, pool, "SELECT pg_notify('pgleases', i || ',' || $1) FROM generate_series(1, 20000) AS i", session)
 	}
@@ -77,14 +49,14 @@ func TestAFloodOfNotificationsCostsAFewReadsAndIsOverWhenItEnds(t *testing.T) {
 	b := joined(t, other, "work", 4, pgleases.WithHandoffDelay(0))
 	until(t, "both own half", func() bool { return len(l.Values()) == 2 && len(b.Values()) == 2 }, l, b)
 	until(t, "nothing is left of the flood", func() bool {
-		before := counter.reads.Load()
+		before := tr.reads()
 		beats(t, c, 3)
-		return counter.reads.Load() == before
+		return tr.reads() == before
 	})
 	// 20 in quick succession, then one in 100 ms, and a few for the partitions that moved.
-	reads, took := counter.reads.Load()-before, time.Since(began)
+	reads, took := tr.reads()-before, time.Since(began)
 	t.Logf("%d reads; the flood lasted %v, and was over after %v", reads, flooded, took)
-	if most := 20 + int64(took/(100*time.Millisecond)) + 10; reads > most {
+	if most := 20 + int(took/(100*time.Millisecond)) + 10; reads > most {
 		t.Errorf("42,000 notifications cost %d reads in %v, more than %d", reads, took, most)
 	}
 	if s := c.Stats(); s.Losses.TrustLost != 0 || s.Reconnects != 0 || !s.Listening {

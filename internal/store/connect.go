@@ -35,7 +35,7 @@ func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *p
 var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO"}
 
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
-var ErrReadOnly = errors.New("server is a standby or read-only")
+var ErrReadOnly = errors.New("server takes no writes")
 
 // Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost to answer, or a heartbeat
 // where that is longer: a dead host must not use up the time of the others.
@@ -81,15 +81,23 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 // pooler gives a process ID that is not the backend's.
 func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error) {
 	results, err := conn.Exec(ctx,
-		"SELECT NOT pg_catalog.pg_is_in_recovery() AND NOT pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
+		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
 			"pg_catalog.pg_backend_pid()").ReadAll()
 	if err != nil {
 		return false, err
 	}
-	if len(results) != 1 || len(results[0].Rows) != 1 || string(results[0].Rows[0][0]) != "t" {
-		return false, ErrReadOnly
+	if len(results) != 1 || len(results[0].Rows) != 1 {
+		return false, errors.New("the first query has no answer")
 	}
-	return string(results[0].Rows[0][1]) == strconv.FormatUint(uint64(conn.PID()), 10), nil
+	row := results[0].Rows[0]
+	switch {
+	case string(row[0]) != "f":
+		return false, fmt.Errorf("%w: it is a standby", ErrReadOnly)
+	case string(row[1]) != "f": // as failover tools and operators set it to stop writes: it is obeyed
+		return false, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
+			ErrReadOnly)
+	}
+	return string(row[2]) == strconv.FormatUint(uint64(conn.PID()), 10), nil
 }
 
 // A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that

@@ -35,6 +35,8 @@ func Transient(err error) bool {
 const (
 	codeReadOnly    = "25006"
 	codeLockTimeout = "55P03"
+	codeDeadlock    = "40P01"
+	codeMigrated    = "PL002" // raised by Migrate itself
 )
 
 // Denied reports whether the role lacks a right.

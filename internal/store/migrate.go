@@ -29,7 +29,7 @@ func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, 
 
 // fits reads the schema's version and the oldest code that it serves.
 func fits(ctx context.Context, conn *pgx.Conn, schema string) error {
-	rows, err := conn.Query(ctx, "SELECT version, min_code FROM "+pgx.Identifier{schema, "schema_version"}.Sanitize(),
+	rows, err := conn.Query(ctx, "SELECT version, min_code FROM "+versionTable(schema),
 		pgx.QueryExecModeSimpleProtocol)
 	type version struct{ Version, MinCode int }
 	var v version
@@ -51,27 +51,36 @@ func fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 	return nil
 }
 
-// Migrate creates or updates the schema where it does not fit. It sends one message, so it is one transaction; racing
-// migrations wait for each other's lock. Where somebody has used a table for long, so that it cannot be changed without making
-// heartbeats wait, it tries again until ctx ends.
+// Migrate creates or updates the schema where it does not fit. It sends one message, so it is one transaction. Racing
+// migrations wait for each other's lock, and only the first is carried out: the clients of that one are at work when the
+// second has the lock. It tries again until ctx ends where somebody has used a table for long, so that it cannot be changed without
+// making heartbeats wait, and where it was in a deadlock with living clients.
 func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
-	err := fits(ctx, conn, schema)
-	if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
-		return err
-	}
-	ddl := "SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;\n" + StatementsFor(schema).Schema
+	ddl := fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;
+DO %[5]s BEGIN
+    IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
+        RAISE 'another client has migrated the schema' USING ERRCODE = '%[4]s';
+    END IF;
+EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
+END %[5]s;
+%[6]s`, readCommitted, versionTable(schema), Version, codeMigrated, bodyTag(schema), StatementsFor(schema).Schema)
 	for {
-		_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
-		if Code(err) != codeLockTimeout || ctx.Err() != nil {
-			break
+		err := fits(ctx, conn, schema)
+		if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
+			return err
 		}
-		pause(ctx, time.Second+rand.N(time.Second))
+		_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
+		switch code := Code(err); {
+		case err == nil || code == codeMigrated:
+			return fits(ctx, conn, schema)
+		case (code == codeLockTimeout || code == codeDeadlock) && ctx.Err() == nil:
+			pause(ctx, time.Second+rand.N(time.Second))
+		case code == "3F000":
+			return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database: permission denied to create it", schema)}
+		default:
+			return fmt.Errorf("create schema %q: %w", schema, err)
+		}
 	}
-	switch {
-	case Code(err) == "3F000":
-		return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database: permission denied to create it", schema)}
-	case err != nil:
-		return fmt.Errorf("create schema %q: %w", schema, err)
-	}
-	return fits(ctx, conn, schema)
 }
+
+func versionTable(schema string) string { return pgx.Identifier{schema, "schema_version"}.Sanitize() }

@@ -25,17 +25,27 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	expect(t, f.text("SELECT era, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
 
-func TestRacingMigrationsAllSucceed(t *testing.T) {
+// The clients of the first are at work when the second has the lock: what it changed once more would wait for them, and they for it.
+func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 	t.Parallel()
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
+	f.sql = f.raw()
+	f.exec("SELECT pg_advisory_lock(7358216409153)") // as the first has it
 	var wg sync.WaitGroup
 	errs := make([]error, 10)
 	for i := range errs {
 		conn := f.raw()
 		wg.Go(func() { errs[i] = Migrate(f.ctx, conn, "pgleases") })
 	}
+	f.until("all wait", func() bool {
+		return value[int](f, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`) == len(errs)
+	})
+	f.exec("SELECT pg_advisory_unlock(7358216409153)")
 	wg.Wait()
 	f.ok(errors.Join(errs...))
+	expect(t, value[int](f, `SELECT count(*) FROM pg_proc AS p, pg_attribute AS a WHERE p.pronamespace = 'pgleases'::regnamespace
+		AND a.attrelid = 'pgleases.leases'::regclass AND a.attname = 'name' AND p.xmin <> a.xmin`), 0, "functions that were made later than the tables")
 }
 
 func TestAnySchemaNameServes(t *testing.T) {

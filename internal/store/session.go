@@ -97,7 +97,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
 		Weights                          []int
 	}
 	c.notices.concerns(session)
-	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait)
+	got, err := one[row](ctx, c, c.statements.Heartbeat, session, c.lockWait)
 	if err != nil {
 		return Beat{}, err
 	}

@@ -23,10 +23,7 @@ type Statements struct {
 // else, and "pgleases" alone once, where the schema is created.
 func StatementsFor(schema string) Statements {
 	quoted := pgx.Identifier{schema}.Sanitize()
-	tag := "$pgleases_body$"
-	for strings.Contains(schema, tag) { // the schema's name stands in the functions' bodies, and must not end one
-		tag = tag[:len(tag)-1] + "_$"
-	}
+	tag := bodyTag(schema)
 	replacer := strings.NewReplacer("pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
 		"CREATE SCHEMA IF NOT EXISTS "+quoted+";", "$pgleases_body$", tag)
 	text := func(name string) string {
@@ -52,4 +49,13 @@ func withoutHead(text string) string {
 		_, text, _ = strings.Cut(text, "\n")
 	}
 	return text
+}
+
+// bodyTag is the quote around functions' bodies. The schema's name stands in them, and must not end one.
+func bodyTag(schema string) string {
+	tag := "$pgleases_body$"
+	for strings.Contains(schema, tag) {
+		tag = tag[:len(tag)-1] + "_$"
+	}
+	return tag
 }

@@ -45,15 +45,28 @@ func (c *Conn) Close() {
 	c.line.close()
 }
 
+// readCommitted begins every message. The statements count on READ COMMITTED: one that waited for a lock goes on with what the other
+// has written, where a higher level fails. The role or the database may have another default, and behind a pooler no setting of
+// a session lasts.
+const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
-// the server holds no lock while it waits for a second message. The message is one transaction, and begins with the
-// search_path: else a schema on the role's path could have operators that take the place of those in the statement.
+// the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
+// schema on the role's path could have operators that take the place of those in the statement.
 func query[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args []any) (rows []T, err error) {
+	settings := []string{readCommitted, "SET LOCAL search_path = pg_catalog, pg_temp"}
 	batch := new(pgx.Batch)
-	batch.Queue("SET LOCAL search_path = pg_catalog, pg_temp")
+	for _, setting := range settings {
+		batch.Queue(setting)
+	}
 	batch.Queue(statement, args...)
 	results := c.conn.SendBatch(ctx, batch)
-	if _, err = results.Exec(); err == nil {
+	for range settings {
+		if err == nil {
+			_, err = results.Exec()
+		}
+	}
+	if err == nil {
 		answer, _ := results.Query() // CollectRows returns its error
 		rows, err = pgx.CollectRows(answer, row)
 	}
@@ -87,12 +100,6 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 		return nil, err
 	}
 	return &got[0], nil
-}
-
-// call is one for a statement that only calls a function with a search_path of its own, so that a heartbeat is one statement.
-func call[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
-	rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
 }
 
 // exec runs a statement for its effect.

@@ -1,0 +1,93 @@
+package pgleases_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// byDefault sets the default of transactions in a database, before anything has connected to it through a pooler.
+func byDefault(t *testing.T, url, setting, value string) {
+	t.Helper()
+	past, _ := pgtest.DirectURL(url)
+	config, err := pgx.ParseConfig(past)
+	if err != nil {
+		t.Fatal(err)
+	}
+	execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
+}
+
+func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"read uncommitted", "repeatable read", "serializable"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.Database(t)
+			byDefault(t, url, "default_transaction_isolation", level)
+			byDefault(t, url, "default_transaction_deferrable", "on")
+			pool := newPool(t, url)
+			var book logbook
+			const clients = 11
+			opened := make([]*pgleases.Client, clients)
+			leases := make([]*pgleases.Lease, clients)
+			done := make(chan error, clients)
+			for i := range clients {
+				go func() {
+					var err error
+					opened[i], err = pgleases.NewClient(context.Background(), pool, pgleases.WithClientID(fmt.Sprint("client ", i)), book.option(),
+						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat))
+					if err == nil {
+						leases[i], err = opened[i].Lease(context.Background(), "work", 3*clients, pgleases.WithHandoffDelay(0))
+					}
+					done <- err
+				}()
+			}
+			for range clients {
+				if err := receive(t, "all have joined", done); err != nil {
+					t.Error(err)
+				}
+			}
+			defer func() {
+				for _, c := range opened {
+					if c != nil {
+						shut(t, c)
+					}
+				}
+			}()
+			if t.Failed() {
+				return
+			}
+			even := func() bool {
+				counts := owned(leases...)
+				return slices.Min(counts) == 3 && slices.Max(counts) == 3
+			}
+			until(t, "the shares are even", even, leases...)
+			for _, l := range leases {
+				for _, n := range l.Values() {
+					guarded(t, pool, l, ownership(t, l, n))
+				}
+			}
+			for _, c := range opened {
+				beats(t, c, 3)
+			}
+			if lines := book.lines("40001"); len(lines) > 0 {
+				t.Errorf("statements of clients failed for their isolation:\n%s", strings.Join(lines, "\n"))
+			}
+		})
+	}
+}
+
+func TestAReadOnlyDefaultIsToldApartFromAStandby(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	byDefault(t, url, "default_transaction_read_only", "on")
+	_, err := pgleases.NewClient(t.Context(), newPool(t, url))
+	refused(t, "NewClient", err, "default_transaction_read_only is on, for the role, the database or the server")
+}
