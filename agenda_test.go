@@ -360,7 +360,7 @@ func TestALeaseWhoseJoinWasGivenUpWhileItWasMadeCanBeJoinedAgain(t *testing.T) {
 		err := p.c.request(context.Background(), done, func(e *engine) {
 			m := e.newMembership("x", 4, leaseOptions{weight: 1})
 			m.leaving = ErrClosed // its caller gave up while the join was under way
-			err := e.joinAnswered(m, store.Join{Alive: true}, nil, 0)
+			err := e.joinAnswered(m, store.Join{Alive: true}, nil, nil)
 			if e.leases.byName["x"] != nil {
 				err = errors.Join(err, errors.New("the membership stays"))
 			}

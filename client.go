@@ -204,6 +204,9 @@ func (c *Client) Err() error {
 // its last heartbeat. Close returns what was left in work, joined with the cause of ctx. Goroutines and the connection are
 // gone when it returns. Without a database it stops trying when ctx has ended or nothing is trusted any more. It is
 // idempotent, legal before any Lease, and never closes the pool.
+//
+// In a Run callback, or under a hold of the same goroutine, Close waits for that work too, which cannot end before: it returns when
+// its ctx ends, and names the partition. With the callback's ctx it returns at once, as Close ends that one.
 func (c *Client) Close(ctx context.Context) error {
 	_ = c.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.close(ErrClosed) })
 	// After the request to close, so that what hurry ends, it ends for the reason of the close.

@@ -446,3 +446,53 @@ func TestCloseAndLeaveDoNotWaitLongerThanTheDrainTimeout(t *testing.T) {
 		})
 	}
 }
+
+// Close and Leave wait for the callback that calls them: it is work.
+func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t *testing.T) {
+	t.Parallel()
+	ends := map[string]func(context.Context, *pgleases.Lease, *pgleases.Client) error{
+		"Close": func(ctx context.Context, _ *pgleases.Lease, c *pgleases.Client) error { return c.Close(ctx) },
+		"Leave": func(ctx context.Context, l *pgleases.Lease, _ *pgleases.Client) error { return l.Leave(ctx) },
+	}
+	for name, end := range ends {
+		t.Run(name+" with the callback's context", func(t *testing.T) {
+			t.Parallel()
+			c := newClient(t, newPool(t, pgtest.Database(t)))
+			l := joined(t, c, "work", 1)
+			returned := make(chan error, 1)
+			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
+				returned <- end(ctx, l, c) // which ends ctx
+				return nil
+			})
+			refused(t, name, receive(t, name+" returns", returned), `lease "work"`, "still in work: 0")
+			wraps(t, "Run returned", receive(t, "Run returns", j.done), pgleases.ErrClosed)
+			_ = closes(t, c, context.Background()) // it has told already
+		})
+		t.Run(name+" with a context of its own", func(t *testing.T) {
+			t.Parallel()
+			pool := newPool(t, pgtest.Database(t))
+			c := newClient(t, pool)
+			l := joined(t, c, "work", 4)
+			untilOwns(t, l, 4)
+			returned := make(chan error, 1)
+			own, cancel := context.WithCancelCause(context.Background())
+			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
+				if p.Number != 2 {
+					return untilAsked(ctx, p)
+				}
+				returned <- end(own, l, c)
+				return nil
+			})
+			untilValue(t, pool, "what the other callbacks had is handed over", 1, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`)
+			select {
+			case err := <-returned:
+				t.Fatalf("it returned before its context ended: %v", err)
+			default:
+			}
+			cancel(errors.New("waited for long enough"))
+			refused(t, name, receive(t, name+" returns", returned), `lease "work"`, "still in work: 2", "waited for long enough")
+			wraps(t, "Run returned", receive(t, "Run returns", j.done), pgleases.ErrClosed)
+			_ = closes(t, c, context.Background())
+		})
+	}
+}

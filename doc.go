@@ -104,7 +104,8 @@
 // Stop your loops, then call [Client.Close]. It hands over what is free and leaves, so that the others need not wait for
 // the TTL. Its context bounds only the wait for work in Holds and Run. When that has ended already, as after
 // [os/signal.NotifyContext], what is free is still released; what is in work moves a TTL after the last heartbeat.
-// [Lease.Leave] does the same for one lease, except that what is in work leaves when the work ends.
+// [Lease.Leave] does the same for one lease, except that what is in work leaves when the work ends. Both wait for work, also
+// for the Run callback that calls them: call them from elsewhere, or with the callback's context, which they end.
 //
 // # TTL and heartbeat
 //

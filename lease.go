@@ -286,6 +286,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 	done := make(chan error, 1)
 	err := l.client.request(ctx, done, func(e *engine) { e.setWeight(l, weight, done) })
 	if err != nil {
+		_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.abandonWeight(l, done) })
 		return fmt.Errorf("pgleases: set weight of lease %q: %w", l.name, err)
 	}
 	return nil
@@ -295,6 +296,8 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 // longer in work is handed over. It waits for work until ctx ends; what is still in work then keeps its partition
 // until the work ends, and is returned as an error joined with the cause of ctx. The Lease is of no use afterwards;
 // Client.Lease joins anew. Leave is idempotent, and does not pay the hand-off delay: stop a loop over Values first.
+// Without a database it waits until that is back, ctx ends (2 s longer where nothing is in work) or the client does. In a Run
+// callback, or under a hold of the same goroutine, it waits for that work too: see Client.Close.
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released also when ctx has ended already.
 	_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) {

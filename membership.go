@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -37,12 +38,15 @@ type membership struct {
 	handles int        // calls of Client.Lease that were answered
 
 	weight      int
-	weightLost  bool           // the database has another one
-	weightCalls []chan<- error // calls of SetWeight that wait for the database to have the weight
+	weightLost  bool        // the database has another one, or may have
+	weightCalls weightCalls // that wait for the database to have the weight
 
 	leaving       error // why; nil: it stays
 	awaitsRelease bool  // a leave was sent; it is sent again with the next release
 }
+
+// weightCalls are calls of SetWeight.
+type weightCalls map[chan<- error]struct{}
 
 // A joining is a call of Client.Lease.
 type joining struct {
@@ -57,7 +61,7 @@ type joining struct {
 func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
 	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, ended: make(chan struct{})}
 	l.snapshot.Store(&snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})})
-	m := &membership{lease: l, tenures: make(map[int]*tenure), weight: o.weight}
+	m := &membership{lease: l, tenures: make(map[int]*tenure), weight: o.weight, weightCalls: make(weightCalls)}
 	e.leases.byName[name] = m
 	return m
 }
@@ -155,15 +159,15 @@ func (e *engine) beginJoin(time.Time) *operation {
 	}
 	e.leases.joins++
 	number := e.leases.joins
-	session, name, partitions, weight, weightCalls := e.session.number, m.lease.name, m.lease.partitions, m.weight, len(m.weightCalls)
+	session, name, partitions, weight, calls := e.session.number, m.lease.name, m.lease.partitions, m.weight, maps.Clone(m.weightCalls)
 	return &operation{joins: m, limit: e.limit() + time.Duration(partitions)*joinEach, call: func(ctx context.Context, c conn) func(error) error {
 		join, err := c.Join(ctx, session, name, partitions, weight, number)
-		return func(error) error { return e.joinAnswered(m, join, err, weightCalls) }
+		return func(error) error { return e.joinAnswered(m, join, err, calls) }
 	}}
 }
 
-// joinAnswered takes the answer to a join, which carried the weight of the first weightCalls calls of SetWeight.
-func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightCalls int) error {
+// joinAnswered takes the answer to a join, which carried the weight of these calls of SetWeight.
+func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls weightCalls) error {
 	now := time.Now()
 	m.retryAt = now
 	if err == nil && join.Alive && !join.Joined {
@@ -200,7 +204,7 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, weightC
 		m.answer(j)
 	}
 	m.callers = nil
-	m.answerWeight(weightCalls, nil)
+	m.answerWeight(calls, nil)
 	return nil
 }
 
@@ -264,7 +268,7 @@ func (m *membership) refuse(err error) {
 		j.done <- err
 	}
 	m.callers = nil
-	m.answerWeight(len(m.weightCalls), err)
+	m.answerWeight(m.weightCalls, err)
 }
 
 // unjoined takes the news that the session is no member: it joins again, or has left.
@@ -316,17 +320,30 @@ func (e *engine) setWeight(l *Lease, weight int, done chan<- error) {
 		done <- m.leaving
 	default:
 		m.weight = weight
-		m.weightCalls = append(m.weightCalls, done)
+		m.weightCalls[done] = struct{}{}
 	}
 }
 
-// answerWeight answers the first n calls of SetWeight, or as many as still wait.
-func (m *membership) answerWeight(n int, err error) {
-	n = min(n, len(m.weightCalls)) // leaving has answered all meanwhile
-	for _, done := range m.weightCalls[:n] {
-		done <- err
+// abandonWeight forgets a call of SetWeight whose caller stopped waiting. The weight is set all the same.
+func (e *engine) abandonWeight(l *Lease, done chan<- error) {
+	if m := e.membershipOf(l); m != nil {
+		if _, waits := m.weightCalls[done]; waits {
+			delete(m.weightCalls, done)
+			m.weightLost = true
+		}
 	}
-	m.weightCalls = m.weightCalls[n:]
+}
+
+// answerWeight answers those of the calls of SetWeight that still wait, and reports whether any does.
+func (m *membership) answerWeight(calls weightCalls, err error) (told bool) {
+	for done := range calls {
+		if _, waits := m.weightCalls[done]; waits { // it may have been given up, or answered by a leave
+			delete(m.weightCalls, done)
+			done <- err
+			told = true
+		}
+	}
+	return told
 }
 
 func (m *membership) weightDue() bool {
@@ -349,21 +366,23 @@ func (e *engine) beginWeight(time.Time) *operation {
 			break
 		}
 	}
-	session, name, weight, calls := e.session.number, m.lease.name, m.weight, len(m.weightCalls)
+	session, name, weight, calls := e.session.number, m.lease.name, m.weight, maps.Clone(m.weightCalls)
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		member, err := c.SetWeight(ctx, session, name, weight)
 		return func(error) error {
 			switch {
-			case err != nil && store.Transient(err):
-				return err
-			case err == nil && !member:
+			case err != nil && (store.Transient(err) || !m.answerWeight(calls, err)): // nobody else is told
+				return fmt.Errorf("lease %q: %w", name, err)
+			case err != nil:
+				return nil
+			case !member:
 				if e.membershipOf(m.lease) != nil {
 					e.unjoined(m) // it joins again, with the weight
 				}
 				return nil
 			}
-			m.weightLost = false
-			m.answerWeight(calls, err)
+			m.weightLost = m.weight != weight
+			m.answerWeight(calls, nil)
 			e.requestPlan(time.Now(), name)
 			return nil
 		}

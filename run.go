@@ -22,7 +22,8 @@ const (
 // closes, and with ctx: take no new item then. An item in hand may be finished under p.Context(), which ends only with
 // the ownership. The partition leaves when fn has returned. When fn returns nil it is done with this ownership, and is called
 // again only under a new epoch. When it returns an error, that is logged and fn is called again after 100 ms, doubling to
-// 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered.
+// 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered. Client.Close and Lease.Leave wait for fn:
+// one that calls them gives them its ctx, which they end, or waits for itself until theirs ends.
 //
 // A call that does not return when its contexts end is waited for: the partition may be lost and come back meanwhile, and nobody
 // works on it then. That is logged after 30 s, and counted in Stats.Draining.
