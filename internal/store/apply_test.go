@@ -366,6 +366,12 @@ func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
 			f.ok(tx.Commit(f.ctx))
 			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.shown, "limit afterwards")
 		}
+		tx, err := conn.Begin(f.ctx) // the function alone knows no trust
+		f.ok(err)
+		_, err = tx.Exec(f.ctx, "SELECT pgleases.guard('l', 0, 1)")
+		f.ok(err)
+		expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.shown, "limit after the SQL function")
+		f.ok(tx.Rollback(f.ctx))
 	}
 }
 

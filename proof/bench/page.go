@@ -40,7 +40,8 @@ figure itself depends on the machine. Client, harness and database share the mac
 const growthText = `## How cost grows
 
 What one heartbeat costs the server as clients, leases and partitions grow. A heartbeat reads one row for each lease that its client
-joined, and none for partitions or other clients.
+joined, and none for partitions or other clients. What it writes to the log grows with the number of sessions, not with leases or
+partitions.
 
 ![How the cost of a heartbeat grows with clients, leases and partitions](%s)
 
