@@ -14,25 +14,23 @@ import (
 
 // check is when to look whether a session has expired, and what is known for that.
 type check struct {
-	watch     watch         // of the database's clock
-	lookAt    time.Time     // when to look, by an early heartbeat; never: not before the next one
-	evictAt   time.Time     // when to evict, where the database said that a session may have expired; never: it did not
-	sessions  int64         // of all clients, about
-	unwatched time.Duration // the least TTL that the watch was too short for at the last eviction; 0: for none
+	watch    watch     // of the database's clock
+	lookAt   time.Time // when to look, by an early heartbeat; never: not before the next one
+	evictAt  time.Time // when to evict, where the database said that a session may have expired; never: it did not
+	sessions int64     // of all clients, about
 }
 
-// heardCheck takes what a heartbeat tells of the next check: it is due at some time, or due now and this client's watch is
-// long enough or not.
+// heardCheck takes what a heartbeat tells of the next check for this client: it is due at some time, or due now and this client
+// has watched for long enough to evict anybody, or not.
 func (e *engine) heardCheck(beat store.Beat) {
 	now := time.Now()
 	c := &e.check
 	c.sessions = beat.Sessions
 	if beat.CheckDueIn > 0 {
-		c.unwatched = 0
 		c.lookAt, c.evictAt = c.lookAfter(beat.CheckDueIn), never
 		return
 	}
-	if wait := max(minTTL, c.unwatched) - c.watch.lasts(now); wait > 0 {
+	if wait := minTTL - c.watch.lasts(now); wait > 0 {
 		c.lookAt, c.evictAt = now.Add(wait), never
 		return
 	}
@@ -62,8 +60,9 @@ func (e *engine) evictDue(time.Time) time.Time {
 
 func (e *engine) beginEvict(now time.Time) *operation {
 	cutoff, watched, run := e.check.watch.cutoff(now), e.check.watch.lasts(now), e.check.watch.run
+	ttl := e.options.ttl
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		evicted, err := c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, run)
+		evicted, err := c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, ttl, run)
 		return func(error) error {
 			e.check.evictAt = never
 			e.check.lookAt = time.Now().Add(100*time.Millisecond + rand.N(min(e.options.heartbeat, minTTL))) // another client is at it
@@ -73,7 +72,6 @@ func (e *engine) beginEvict(now time.Time) *operation {
 			if evicted.CheckDueIn >= 0 {
 				e.check.lookAt = e.check.lookAfter(evicted.CheckDueIn)
 			}
-			e.check.unwatched = evicted.Unwatched
 			if len(evicted.IDs) > 0 {
 				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
 			}

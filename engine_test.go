@@ -114,7 +114,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 func (w *world) executed(client, op string, answer any) {
 	w.mu.Lock()
 	w.calls[op]++
-	if e, ok := answer.(store.Evicted); ok && (e.CheckDueIn >= 0 || e.Unwatched > 0) {
+	if e, ok := answer.(store.Evicted); ok && e.CheckDueIn >= 0 {
 		w.calls["check"]++ // it was due
 	}
 	blind, after := w.blind, w.after
@@ -1054,13 +1054,9 @@ func TestASurvivorWatchesAsLongAsTheDeadOnesTTLNotAsItsOwn(t *testing.T) {
 		b := w.start("b", WithTTL(5*time.Minute))
 		lb := b.mustJoin("x", 3)
 		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
-		kill := func(p *proc) {
-			p.set(func(p *proc) { p.killed = true })
-			w.breakConns(p)
-		}
-		kill(long)
+		long.kill()
 		time.Sleep(time.Second)
-		kill(a)
+		a.kill()
 		took := w.within(time.Minute, "a's is taken over", func() bool { return len(lb.Values()) == 2 })
 		if took > time.Second+1200*time.Millisecond { // at the worst another check that is not ours
 			t.Errorf("with a TTL of 1s it took %v", took)
@@ -1068,6 +1064,66 @@ func TestASurvivorWatchesAsLongAsTheDeadOnesTTLNotAsItsOwn(t *testing.T) {
 		took = w.within(5*time.Minute, "b owns all", func() bool { return len(lb.Values()) == 3 })
 		t.Logf("after %v more", took)
 	})
+}
+
+// kill ends a process without a word.
+func (p *proc) kill() {
+	p.w.event("%s: killed", p.name)
+	p.set(func(p *proc) { p.killed = true })
+	p.w.breakConns(p)
+}
+
+func TestADeadClientThatNobodyHasWatchedForLongEnoughKeepsNoOtherFromBeingEvicted(t *testing.T) {
+	for _, long := range []time.Duration{20 * time.Second, 10 * time.Minute} {
+		t.Run(long.String(), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				dead := w.start("dead", WithTTL(long))
+				dead.mustJoin("x", 9)
+				dead.kill()
+				time.Sleep(long - 6*time.Second)
+				a, b, c := w.start("a", WithTTL(time.Second)), w.start("b", WithTTL(time.Second)), w.start("c", WithTTL(2*time.Second))
+				began := time.Now()
+				la, lb, lc := a.mustJoin("x", 9), b.mustJoin("x", 9), c.mustJoin("x", 9)
+				owned := func(leases ...*Lease) (n int) {
+					for _, l := range leases {
+						n += len(l.Values())
+					}
+					return n
+				}
+				w.within(5*time.Second, "they own what the dead one does not", func() bool { return owned(la, lb, lc) >= 6 })
+				evictions := func() float64 {
+					before := w.count("evict")
+					time.Sleep(time.Second)
+					return float64(w.count("evict") - before)
+				}
+				without := evictions()
+				time.Sleep(time.Until(began.Add(8 * time.Second))) // it expired, and nobody has watched for so long
+				if with := evictions(); with > without+2 {
+					t.Errorf("%v evictions a second, %v before it expired", with, without)
+				}
+				for _, victim := range []struct {
+					p   *proc
+					ttl time.Duration
+					own *Lease
+				}{{b, time.Second, lb}, {c, 2 * time.Second, lc}} {
+					victim.p.kill()
+					took := w.within(time.Minute, "what it owned is taken over", func() bool {
+						taken := true
+						w.db.Look(func(t *fakestore.Tables, _ int64) {
+							for _, row := range t.Partitions["x"] {
+								taken = taken && row.OwnerID != victim.p.id
+							}
+						})
+						return taken
+					})
+					if most := victim.ttl + 300*time.Millisecond; took > most { // 200 ms, and a round trip on each side
+						t.Errorf("with a TTL of %v it took %v, and not up to %v", victim.ttl, took, most)
+					}
+				}
+				w.within(time.Until(began.Add(long+300*time.Millisecond)), "the dead one is evicted once a has watched for its TTL", func() bool { return owned(la) == 9 })
+			})
+		})
+	}
 }
 
 func TestAJoinThatWasGivenUpKeepsNothing(t *testing.T) {

@@ -170,9 +170,9 @@ func (c *faultyConn) Superseder(ctx context.Context, id string) (*store.Process,
 	})
 }
 
-func (c *faultyConn) Heartbeat(ctx context.Context, session int64) (store.Beat, error) {
+func (c *faultyConn) Heartbeat(ctx context.Context, session int64, watched time.Duration) (store.Beat, error) {
 	return call(ctx, c, "heartbeat", func(ctx context.Context, conn *fakestore.Conn) (store.Beat, error) {
-		beat, err := conn.Heartbeat(ctx, session)
+		beat, err := conn.Heartbeat(ctx, session, watched)
 		if beat.Alive {
 			c.w.renewed(session)
 		}
@@ -230,9 +230,9 @@ func (c *faultyConn) Release(ctx context.Context, session int64, releases []stor
 	})
 }
 
-func (c *faultyConn) Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error) {
+func (c *faultyConn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error) {
 	return call(ctx, c, "evict", func(ctx context.Context, conn *fakestore.Conn) (store.Evicted, error) {
-		return conn.Evict(ctx, cutoff, watched, run)
+		return conn.Evict(ctx, cutoff, watched, ttl, run)
 	})
 }
 

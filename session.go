@@ -108,11 +108,11 @@ func (e *engine) heartbeatDue(time.Time) time.Time {
 	return earlier(e.session.nextBeat, e.check.lookAt)
 }
 
-func (e *engine) beginHeartbeat(time.Time) *operation {
-	session := e.session.number
+func (e *engine) beginHeartbeat(now time.Time) *operation {
+	session, watched := e.session.number, e.check.watch.lasts(now)
 	return &operation{limit: max(e.options.heartbeat, e.options.ttl/4), call: func(ctx context.Context, c conn) func(error) error {
 		sent := time.Now()
-		beat, err := c.Heartbeat(ctx, session)
+		beat, err := c.Heartbeat(ctx, session, watched)
 		received := time.Now()
 		return func(error) error {
 			e.session.beatFailed = err != nil

@@ -40,7 +40,7 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 -- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
 -- removes the mark, and without the mark no watch goes on.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int,
+    session bigint, lock_ms int, watched bigint,
     OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
     OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
     OUT due_in bigint[], OUT weights int[])
@@ -48,21 +48,23 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     now timestamptz;
     due timestamptz;
+    unwatched interval;
     ttl interval;
 BEGIN
     alive := pgleases.settings(false, $2); -- only to call it: the UPDATE sets alive
     UPDATE pgleases.clients AS c SET expires_at = clock_timestamp() + c.ttl
     FROM pgleases.server AS s
     WHERE c.session = $1
-    RETURNING true, s.timeline, s.next_check_at, s.sessions, (SELECT m.mark FROM pgleases.server_mark AS m),
-              (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
-    INTO alive, settled, due, sessions, mark, incarnation, ttl;
+    RETURNING true, s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
+              (SELECT m.mark FROM pgleases.server_mark AS m), (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
+    INTO alive, settled, due, unwatched, sessions, mark, incarnation, ttl;
     IF alive IS NULL THEN -- no such session
         alive := false;
         ttl := interval '10 minutes'; -- the longest TTL
-        SELECT s.timeline, s.next_check_at, s.sessions, (SELECT m.mark FROM pgleases.server_mark AS m)
+        SELECT s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
+               (SELECT m.mark FROM pgleases.server_mark AS m)
         FROM pgleases.server AS s
-        INTO settled, due, sessions, mark;
+        INTO settled, due, unwatched, sessions, mark;
     END IF;
     mark := coalesce(mark, 0);
     incarnation := coalesce(incarnation, 0);
@@ -72,6 +74,9 @@ BEGIN
     started := date_part('epoch', pg_postmaster_start_time()) * 1000000;
     check_due_in := CASE WHEN due > now + ttl + interval '1 second' THEN 0 -- the clock stepped back: due now
                          ELSE greatest(date_part('epoch', due - now) * 1000000, 0) END;
+    IF unwatched > interval '0' THEN -- due for who has watched for so long
+        check_due_in := least(check_due_in, greatest(date_part('epoch', unwatched) * 1000000 - $3, 0));
+    END IF;
     -- One element for each lease. due_in: -1 for none, 0 also where the clock stepped back.
     SELECT coalesce(array_agg(l.name), '{}'),
            coalesce(array_agg(l.generation), '{}'),
@@ -86,47 +91,65 @@ BEGIN
     INTO names, generations, due_in, weights;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, bigint) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.heartbeat(
+    session bigint, lock_ms int,
+    OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
+    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
+    OUT due_in bigint[], OUT weights int[])
+LANGUAGE sql VOLATILE AS $pgleases_body$
+    SELECT h.* FROM pgleases.heartbeat($1, $2, 0::bigint) AS h
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock.';
 
 -- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
--- Locks are taken in one order: leases by name, then clients, then partitions.
+-- Locks are taken in one order: leases by name, then clients, then members. It waits for none of them, because the lock on the
+-- server's row keeps every other check from being made: what is locked is left to the next check.
+--
+-- It reads the clients once, into sessions: behind an old snapshot that table has every heartbeat since. For the same reason
+-- it names clients by an array, which has them looked up by their key, and compiles nothing (JIT).
 CREATE OR REPLACE FUNCTION pgleases.evict(
-    cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
-    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint, OUT unwatched bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
     silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are dead
     longest interval := $2 * interval '1 microsecond';
 BEGIN
-    PERFORM pgleases.settings(true, $6);
-    -- Is a check due, or did the clock step back? And is this still the run of the server that was watched? SKIP LOCKED, as a
-    -- lock on the row means that another client does the check.
+    PERFORM pgleases.settings(true, $7);
+    evicted := '{}';
+    asked := '{}';
+    check_due_in := -1;
+    -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the run of the
+    -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
     PERFORM FROM pgleases.server AS s
-    WHERE (s.next_check_at <= now OR s.next_check_at > now + interval '1 second' + (SELECT min(c.ttl) FROM pgleases.clients AS c))
+    WHERE (s.next_check_at <= now
+           OR EXISTS (SELECT FROM pgleases.server_check AS k WHERE k.unwatched > interval '0' AND k.unwatched <= longest)
+           OR s.next_check_at > now + interval '1 second' + $3 * interval '1 microsecond')
       AND now >= silent
-      AND s.timeline = $3 AND pgleases.timeline() = $3
-      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $4
-      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5
+      AND s.timeline = $4 AND pgleases.timeline() = $4
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $5
+      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $6
     FOR UPDATE OF s SKIP LOCKED;
     IF NOT FOUND THEN
-        evicted := '{}';
-        asked := '{}';
-        check_due_in := -1;
-        unwatched := 0;
         RETURN;
     END IF;
-    WITH expired AS MATERIALIZED (
-        SELECT c.session, c.ttl, c.ttl <= longest AS watched
+    WITH sessions AS MATERIALIZED (
+        SELECT c.session, c.id, c.ttl, c.expires_at,
+               c.expires_at < silent AND c.ttl <= longest AS dead,
+               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may be dead: it stays for who has watched for longer
         FROM pgleases.clients AS c
-        WHERE c.expires_at < silent
+    ), gone AS MATERIALIZED (
+        SELECT m.lease, m.session, s.session IS NULL AS lost
+        FROM pgleases.members AS m
+        LEFT JOIN sessions AS s ON s.session = m.session
+        WHERE s.dead IS NOT FALSE
     ), living AS MATERIALIZED (
         SELECT m.lease, m.session FROM pgleases.members AS m
-        JOIN pgleases.clients AS c USING (session)
-        WHERE m.session NOT IN (SELECT e.session FROM expired AS e WHERE e.watched)
-    ), gone AS MATERIALIZED (
-        SELECT m.lease, m.session FROM pgleases.members AS m
-        WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = m.lease AND a.session = m.session)
+        JOIN sessions AS s ON s.session = m.session
+        WHERE NOT s.dead
     ), orphaned AS ( -- owners and targets that are no living members: evicted through another lease, or after a crash in between
         SELECT p.lease
         FROM (SELECT lease, owner AS session FROM pgleases.partitions WHERE owner IS NOT NULL
@@ -136,28 +159,30 @@ BEGIN
     ), affected AS MATERIALIZED ( -- a plan of these is due
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name IN (SELECT g.lease FROM gone AS g UNION SELECT o.lease FROM orphaned AS o)
+    ), locked AS MATERIALIZED (
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name = ANY (ARRAY(SELECT a.name FROM affected AS a))
         ORDER BY l.name
-        FOR UPDATE OF l
+        FOR UPDATE OF l SKIP LOCKED
     ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
-        SELECT c.session, c.id FROM pgleases.clients AS c
-        WHERE c.session IN (SELECT e.session FROM expired AS e WHERE e.watched)
+        SELECT c.session FROM pgleases.clients AS c
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.dead))
           AND c.expires_at < silent
-          AND (SELECT count(*) FROM affected) >= 0 -- always true: it has the leases locked before the clients
+          AND (SELECT count(*) FROM locked) >= 0 -- always true: it has the leases locked before the clients
         ORDER BY c.session
         FOR UPDATE OF c SKIP LOCKED
     ), evicted AS (
-        DELETE FROM pgleases.clients AS c USING dead WHERE c.session = dead.session
+        DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM dead AS d))
         RETURNING c.session, c.id
     ), left_behind AS ( -- not one whose session renewed itself meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
-          AND (m.session IN (SELECT session FROM evicted)
-               OR NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = m.session))
+          AND m.lease IN (SELECT l.name FROM locked AS l)
+          AND (g.lost OR m.session IN (SELECT e.session FROM evicted AS e))
     ), idle AS MATERIALIZED ( -- SKIP LOCKED: a locked ID is in use, by a registration that waits for this statement
         SELECT i.id, i.id IN (SELECT e.id FROM evicted AS e) AS just_now FROM pgleases.identities AS i
         WHERE i.id IN (SELECT e.id FROM evicted AS e)
-           OR i.used_at < now - interval '1 day'
-              AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.id = i.id)
+           OR i.used_at < now - interval '1 day' AND i.id NOT IN (SELECT s.id FROM sessions AS s)
         FOR UPDATE OF i SKIP LOCKED
     ), used AS ( -- the day that an ID is kept begins now
         UPDATE pgleases.identities AS i SET used_at = clock_timestamp() FROM idle WHERE i.id = idle.id AND idle.just_now
@@ -166,31 +191,62 @@ BEGIN
     ), asked AS (
         UPDATE pgleases.leases AS l
         SET generation = l.generation + 1, next_check_at = clock_timestamp()
-        FROM affected
-        WHERE l.name = affected.name
+        FROM locked
+        WHERE l.name = locked.name
         RETURNING l.name
-    ), clamped AS ( -- further ahead than a heartbeat can set it: the clock stepped back
+    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back
+        SELECT c.session FROM pgleases.clients AS c
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
+          AND c.expires_at > now + c.ttl + interval '1 second'
+        ORDER BY c.session
+        FOR NO KEY UPDATE OF c SKIP LOCKED
+    ), clamped AS (
         UPDATE pgleases.clients AS c SET expires_at = now + c.ttl
-        WHERE c.expires_at > now + c.ttl + interval '1 second'
-    ), checked AS ( -- where an expired session stays, as the watch was too short for it, the check stays due for others
+        WHERE c.session = ANY (ARRAY(SELECT a.session FROM ahead AS a))
+    ), rest AS MATERIALIZED (
+        SELECT count(*) AS sessions,
+               min(least(s.expires_at, now + s.ttl)) FILTER (WHERE NOT s.unwatched) AS expires_at,
+               min(s.ttl) FILTER (WHERE s.unwatched) AS unwatched
+        FROM sessions AS s
+        WHERE s.session NOT IN (SELECT e.session FROM evicted AS e)
+    ), checked AS (
         UPDATE pgleases.server AS s
-        SET sessions = (SELECT count(*) FROM pgleases.clients) - (SELECT count(*) FROM evicted),
-            next_check_at = greatest(now + interval '50 milliseconds', coalesce(
-                (SELECT min(least(c.expires_at, now + c.ttl)) FROM pgleases.clients AS c
-                 WHERE c.session NOT IN (SELECT session FROM evicted)), 'infinity'))
-        WHERE NOT EXISTS (SELECT FROM expired AS e WHERE NOT e.watched)
-        RETURNING s.next_check_at
+        SET sessions = rest.sessions,
+            next_check_at = greatest(now + interval '50 milliseconds',
+                CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM affected)
+                     THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
+                     ELSE coalesce(rest.expires_at, 'infinity') END)
+        FROM rest
+        RETURNING s.next_check_at, rest.unwatched
+    ), left_to_others AS (
+        UPDATE pgleases.server_check AS k SET unwatched = coalesce(rest.unwatched, interval '0')
+        FROM rest
+        WHERE k.unwatched <> coalesce(rest.unwatched, interval '0')
     )
     -- 11 minutes are more than any TTL: infinity less a time is an error.
-    SELECT coalesce((SELECT array_agg(id ORDER BY id) FROM evicted), '{}'),
-           coalesce((SELECT array_agg(name ORDER BY name) FROM asked), '{}'),
-           coalesce((SELECT extract(epoch FROM least(next_check_at, clock_timestamp() + interval '11 minutes')
-                                               - clock_timestamp()) * 1000000 FROM checked), -1),
-           coalesce((SELECT extract(epoch FROM min(e.ttl)) * 1000000 FROM expired AS e WHERE NOT e.watched), 0)
+    SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
+           coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
+           (SELECT extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
+                                            clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000
+            FROM checked AS c)
+    INTO evicted, asked, check_due_in;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
+
+-- The shortest TTL stands for the caller's. Where it is not known for which TTL a session stays, version 1 waits for nothing.
+CREATE OR REPLACE FUNCTION pgleases.evict(
+    cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint, OUT unwatched bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    SELECT e.evicted, e.asked, e.check_due_in, 0
+    FROM pgleases.evict($1, $2, (SELECT coalesce(min(extract(epoch FROM c.ttl) * 1000000), 0)::bigint FROM pgleases.clients AS c),
+                        $3, $4, $5, $6) AS e
     INTO evicted, asked, check_due_in, unwatched;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
+COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
 
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$

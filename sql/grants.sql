@@ -5,12 +5,13 @@ GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
 GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
-GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
+GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int),
-    pgleases.evict(bigint, bigint, bigint, bigint, bigint, int),
-    pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint) TO pgleases_app;
+GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, bigint),
+    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
+    pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
+    pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1
 
 -- A role that only writes under a guard, and runs no clients. UPDATE of one column gives it the right to lock rows:
 --   GRANT USAGE ON SCHEMA pgleases TO worker;

@@ -3,8 +3,9 @@
 --
 -- $1 bigint  session
 -- $2 int     lock timeout, milliseconds
+-- $3 bigint  time for which the caller has watched the clock of this run of the server, microseconds
 --
 -- One row. Times are microseconds; check_due_in and due_in are the time until then: 0 for now, also where the clock stepped
--- back; a negative due_in for never. The arrays have one element for each lease of which the session is a member.
+-- back; a negative due_in for never. Some checks are due for that caller who has watched for long enough. The arrays have one element for each lease of which the session is a member.
 SELECT alive, clock, timeline, started, mark, settled, incarnation, check_due_in, sessions, names, generations, due_in, weights
-FROM pgleases.heartbeat($1::bigint, $2::int)
+FROM pgleases.heartbeat($1::bigint, $2::int, $3::bigint)

@@ -13,29 +13,13 @@
 -- One row: the incarnation; null where a newer process has the client ID, then with that process's host, process ID and start.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $9::int) AS ok
-), server AS MATERIALIZED (
-    -- Where another session has a longer TTL: an eviction that began before this session is visible may set the next check
-    -- after this session's expiry. The lock waits for such an eviction. It also delays the next one, so it is not taken where
-    -- no TTL is longer.
-    SELECT s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond' AS late
-    FROM pgleases.server AS s, settings
-    WHERE settings.ok
-      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > $5::bigint * interval '1 microsecond')
-    FOR KEY SHARE OF s
-), lowered AS (
-    UPDATE pgleases.server AS s
-    SET next_check_at = least(s.next_check_at, clock_timestamp() + $5::bigint * interval '1 microsecond')
-    FROM settings
-    WHERE settings.ok AND (s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond'
-                           OR EXISTS (SELECT FROM server WHERE server.late))
-    RETURNING 1
 ), identity AS (
     INSERT INTO pgleases.identities AS i (id, incarnation, process, used_at)
     -- The first incarnation is the clock's: a process that has been frozen since before the ID was forgotten has a lower one.
     SELECT $2::text, CASE WHEN $3::bigint = 0 THEN extract(epoch FROM clock_timestamp())::bigint ELSE $3::bigint END,
            $4::bigint, clock_timestamp()
     FROM settings
-    WHERE settings.ok AND (SELECT count(*) FROM lowered) >= 0 -- always true: it has the server's row locked before the ID's
+    WHERE settings.ok
     ON CONFLICT (id) DO UPDATE
     SET incarnation = CASE WHEN i.process = $4::bigint THEN i.incarnation
                            WHEN $3::bigint = 0 THEN i.incarnation + 1
@@ -46,12 +30,29 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     WHERE $3::bigint = 0 AND NOT (i.process >> 24 = $4::bigint >> 24 AND i.process > $4::bigint)
        OR i.incarnation < $3::bigint OR i.process = $4::bigint
     RETURNING i.incarnation
+), server AS MATERIALIZED (
+    -- Where another session has a longer TTL: an eviction that began before this session is visible may set the next check
+    -- after this session's expiry. The lock waits for such an eviction. It also delays the next one, so it is not taken where
+    -- no TTL is longer; and it is taken last, after the wait for the ID's row, which somebody may have locked for long.
+    SELECT s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond' AS late
+    FROM pgleases.server AS s
+    WHERE EXISTS (SELECT FROM identity)
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > $5::bigint * interval '1 microsecond')
+    FOR KEY SHARE OF s
+), lowered AS (
+    UPDATE pgleases.server AS s
+    SET next_check_at = least(s.next_check_at, clock_timestamp() + $5::bigint * interval '1 microsecond')
+    WHERE EXISTS (SELECT FROM identity)
+      AND (s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond'
+           OR EXISTS (SELECT FROM server WHERE server.late))
+    RETURNING 1
 ), client AS (
     INSERT INTO pgleases.clients AS c (session, id, incarnation, expires_at, ttl, host, pid, started_at)
     SELECT $1::bigint, $2::text, identity.incarnation,
            clock_timestamp() + $5::bigint * interval '1 microsecond', $5::bigint * interval '1 microsecond',
            $6::text, $7::int, $8::timestamptz
     FROM identity
+    WHERE (SELECT count(*) FROM lowered) >= 0 -- always true: the session's time begins after the wait for the server's row
     ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at
     RETURNING c.incarnation
 )

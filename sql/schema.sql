@@ -142,6 +142,34 @@ COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expi
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
 COMMENT ON COLUMN pgleases.server.settling_to IS 'For clients of version 1 only.';
 
+-- Version 2. Not a column of server, as every open guarded transaction keeps that table from being altered. In a migration from
+-- version 1, roles get the rights on it that they have on server.
+CREATE TABLE IF NOT EXISTS pgleases.server_check (
+    unwatched interval NOT NULL
+) WITH (fillfactor = 10);
+CREATE UNIQUE INDEX IF NOT EXISTS server_check_one_row ON pgleases.server_check ((true));
+COMMENT ON TABLE pgleases.server_check IS 'One row: what the last check for expired sessions left to others.';
+COMMENT ON COLUMN pgleases.server_check.unwatched IS 'The shortest TTL of the sessions that had expired and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
+DO $pgleases_body$
+DECLARE
+    statement pg_catalog.text;
+BEGIN
+    INSERT INTO pgleases.server_check (unwatched) VALUES ('0') ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR statement IN
+        SELECT pg_catalog.format('GRANT %s ON %s TO %s', acl.privilege_type, k.tableoid::pg_catalog.regclass,
+                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
+        FROM pgleases.server_check AS k, pgleases.server AS s, pg_catalog.pg_class AS c, pg_catalog.aclexplode(c.relacl) AS acl
+        WHERE c.oid OPERATOR(pg_catalog.=) s.tableoid
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$pgleases_body$;
+
 -- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
 -- no flush. A crash of one backend changes neither the server's start time nor its timeline.
 CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.server_mark (

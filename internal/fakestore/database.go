@@ -77,8 +77,11 @@ type (
 		Owner, Target, Epoch int64
 		OwnerID, HomeID      string
 	}
-	// A Server is the row of table server.
-	Server struct{ Timeline, Era, NextCheckAt, Sessions int64 }
+	// A Server is the row of table server, and that of table server_check.
+	Server struct {
+		Timeline, Era, NextCheckAt, Sessions int64
+		Unwatched                            time.Duration
+	}
 )
 
 // Ever and Never are the instants 'infinity' and '-infinity'.

@@ -35,7 +35,6 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 	a, err := execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (answer, bool) {
 		c.session = r.Session
 		expires := clock + r.TTL.Microseconds()
-		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
 		i, known := t.Identities[r.ID]
 		older := i.Process>>store.ProcessBits == r.Process>>store.ProcessBits && i.Process > r.Process
 		switch {
@@ -51,6 +50,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		default:
 			return answer{0, t.newest(r.ID, r.Session)}, true
 		}
+		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
 		i.Process, i.UsedAt = r.Process, clock
 		t.Identities[r.ID] = i
 		row, known := t.Clients[r.Session]
@@ -85,7 +85,7 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*store.Process, error
 }
 
 // Heartbeat is heartbeat.sql. A crash may lose it.
-func (c *Conn) Heartbeat(ctx context.Context, session int64) (store.Beat, error) {
+func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration) (store.Beat, error) {
 	return execute(ctx, c, false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
 		c.session = session
 		row, alive := t.Clients[session]
@@ -99,6 +99,9 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (store.Beat, error)
 		}
 		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
 			beat.CheckDueIn = micros(max(due-clock, 0))
+		}
+		if u := t.Server.Unwatched; u > 0 {
+			beat.CheckDueIn = min(beat.CheckDueIn, max(u-watched, 0))
 		}
 		for _, name := range slices.Sorted(maps.Keys(t.Leases)) {
 			member, is := t.Members[Member{name, session}]
@@ -380,20 +383,26 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 }
 
 // Evict is evict.sql.
-func (c *Conn) Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error) {
+func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error) {
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
 		answer := store.Evicted{CheckDueIn: unasked}
-		if !t.checkDue(clock) || clock < cutoff || t.Server.Timeline != run.Timeline || !db.on(run) {
+		due := t.Server.NextCheckAt <= clock || t.Server.Unwatched > 0 && t.Server.Unwatched <= watched ||
+			t.Server.NextCheckAt > clock+second+ttl.Microseconds() // the clock stepped back
+		if !due || clock < cutoff || t.Server.Timeline != run.Timeline || !db.on(run) {
 			return answer, false
 		}
-		dead := make(map[int64]bool)
+		dead, stays := make(map[int64]bool), make(map[int64]bool)
+		unwatched := time.Duration(0)
 		for session, row := range t.Clients {
 			switch {
 			case row.ExpiresAt >= cutoff:
 			case row.TTL <= watched:
 				dead[session] = true
-			case answer.Unwatched == 0 || row.TTL < answer.Unwatched:
-				answer.Unwatched = row.TTL
+			default:
+				stays[session] = true
+				if unwatched == 0 || row.TTL < unwatched {
+					unwatched = row.TTL
+				}
 			}
 		}
 		living := func(lease string, session int64) bool { return t.living(lease, session) && !dead[session] }
@@ -435,31 +444,22 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched time.Duration, r
 		next := int64(Ever)
 		for session, row := range t.Clients {
 			latest := clock + row.TTL.Microseconds()
-			next = min(next, row.ExpiresAt, latest)
+			if !stays[session] {
+				next = min(next, row.ExpiresAt, latest)
+			}
 			if row.ExpiresAt > latest+second { // the clock stepped back
 				row.ExpiresAt = latest
 				t.Clients[session] = row
 			}
 		}
-		if answer.Unwatched == 0 {
-			t.Server.NextCheckAt = max(clock+50*millisecond, next)
-			t.Server.Sessions = int64(len(t.Clients))
-			answer.CheckDueIn = micros(min(t.Server.NextCheckAt, clock+11*minute) - clock)
+		t.Server.NextCheckAt, t.Server.Unwatched = max(clock+50*millisecond, next), unwatched
+		t.Server.Sessions = int64(len(t.Clients))
+		answer.CheckDueIn = micros(min(t.Server.NextCheckAt, clock+11*minute) - clock)
+		if unwatched > 0 {
+			answer.CheckDueIn = min(answer.CheckDueIn, unwatched-watched)
 		}
 		return answer, true
 	})
-}
-
-// checkDue reports whether it is to be checked whether sessions expired: also where the clock stepped back.
-func (t *Tables) checkDue(clock int64) bool {
-	if t.Server.NextCheckAt <= clock || len(t.Clients) == 0 {
-		return t.Server.NextCheckAt <= clock
-	}
-	least := int64(Ever)
-	for _, row := range t.Clients {
-		least = min(least, row.TTL.Microseconds())
-	}
-	return t.Server.NextCheckAt > clock+second+least
 }
 
 // Claim is claim.sql.

@@ -31,7 +31,7 @@ func (*Database) Option(Only) {}
 type Conn interface {
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)
-	Heartbeat(ctx context.Context, session int64) (store.Beat, error)
+	Heartbeat(ctx context.Context, session int64, watched time.Duration) (store.Beat, error)
 	Mark(ctx context.Context, mark int64) error
 	Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error)
 	Unsettle(ctx context.Context, era int64) error
@@ -40,7 +40,7 @@ type Conn interface {
 	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
 	Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error)
-	Evict(ctx context.Context, cutoff int64, watched time.Duration, run store.Run) (store.Evicted, error)
+	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)
 	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, more bool) (store.Applied, error)

@@ -146,8 +146,8 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			var p fakestore.Partition
 			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
 		})
-	r.read("SELECT timeline, era, next_check_at, sessions FROM server", func() ([]any, func()) {
-		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions}, func() { t.Server.NextCheckAt = instant(a) }
+	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server, server_check", func() ([]any, func()) {
+		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
 	for _, take := range r.takes {
@@ -200,6 +200,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	if s := after.Server; s != before.Server {
 		exec("UPDATE server SET timeline = $1, era = $2, next_check_at = $3::timestamptz, sessions = $4",
 			s.Timeline, s.Era, timestamp(s.NextCheckAt), s.Sessions)
+		exec("UPDATE server_check SET unwatched = $1 * interval '1 microsecond'", s.Unwatched.Microseconds())
 	}
 }
 

@@ -27,7 +27,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		f.expireIn(c, 0)
 		run := a.run()
 		clock := a.beat().Clock
-		got, err := a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, run)
+		got, err := a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, usualTTL, run)
 		f.ok(err)
 		if fmt.Sprint(got.IDs, got.Asked) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
 			t.Fatalf("%+v", got)
@@ -36,7 +36,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
 		expect(t, len(f.tables().Members), 3, "members")
 		f.checkNow()
-		got, err = a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, run)
+		got, err = a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, usualTTL, run)
 		f.ok(err)
 		expect(t, len(got.IDs), 0, "evicted by a cutoff ahead of the clock")
 		f.expire(c)
@@ -49,18 +49,60 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 
 func TestWhoHasNotWatchedForATTLEvictsNobodyOfIt(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, short, long := f.client("a"), f.clientTTL("short", 5*time.Second), f.clientTTL("long", time.Minute)
-		f.expire(short, long)
+		a, short, long, longer := f.client("a"), f.clientTTL("short", 5*time.Second), f.clientTTL("long", time.Minute), f.clientTTL("longer", 2*time.Minute)
+		f.expire(short, long, longer)
 		run := a.run()
+		dueIn := func(watched time.Duration) time.Duration {
+			beat, err := a.Heartbeat(f.ctx, a.session, watched)
+			f.ok(err)
+			return beat.CheckDueIn
+		}
+		between := func(what string, due, least, most time.Duration) {
+			t.Helper()
+			if due < least || due > most {
+				t.Errorf("%s: the check is due in %v, not %v to %v", what, due, least, most)
+			}
+		}
 		got := a.evictAs(run, 10*time.Second)
 		expect(t, strings.Join(got.IDs, " "), "short", "evicted after 10 s")
-		if got.CheckDueIn >= 0 || a.beat().CheckDueIn != 0 {
-			t.Errorf("the check of who remains: %v, %v", got.CheckDueIn, a.beat().CheckDueIn)
-		}
-		expect(t, got.Unwatched, time.Minute, "needs a watch of")
-		got = a.evictAs(run, time.Minute)
+		between("who evicted", got.CheckDueIn, 5*time.Second, 6*time.Second) // a's expiry
+		between("a short watch", dueIn(0), 5*time.Second, 6*time.Second)
+		expect(t, dueIn(59*time.Second), time.Second, "due after 59 s in")
+		expect(t, dueIn(time.Minute), 0, "due after a minute in")
+		got = a.evictAs(run, 59*time.Second)
+		expect(t, fmt.Sprint(got.IDs, got.CheckDueIn < 0), "[] true", "a check that is not due for this client: evicted, done")
+		got = a.evictAs(run, 115*time.Second)
 		expect(t, strings.Join(got.IDs, " "), "long", "evicted after a minute")
-		expect(t, got.Unwatched, time.Duration(0), "needs a watch of")
+		expect(t, got.CheckDueIn.Round(time.Second), 5*time.Second, "due for who evicted, when it will have watched for two minutes, in")
+		expect(t, dueIn(2*time.Minute), 0, "due after two minutes in")
+		got = a.evictAs(run, 2*time.Minute)
+		expect(t, strings.Join(got.IDs, " "), "longer", "evicted after two minutes")
+		between("nobody stays", dueIn(time.Hour), 5*time.Second, 6*time.Second)
+	})
+}
+
+func TestASessionThatStaysPutsOffNoOtherCheck(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, long := f.client("a"), f.client("b"), f.clientTTL("long", 10*time.Minute)
+		for _, x := range []*client{a, b, long} {
+			x.join("l", 3)
+		}
+		f.expire(long)
+		f.expireIn(b, 2*time.Second)
+		run := a.run()
+		got := a.evictAs(run, time.Second)
+		if len(got.IDs) != 0 || got.CheckDueIn < time.Second || got.CheckDueIn > 2*time.Second {
+			t.Errorf("%+v", got)
+		}
+		f.expire(b)
+		got = a.evictAs(run, 6*time.Second)
+		expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] [l]", "evicted, asked")
+		expect(t, len(f.tables().Members), 2, "members")
+		f.expireIn(long, 10*time.Minute) // it was only late
+		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
+		beat, err := a.Heartbeat(f.ctx, a.session, time.Hour)
+		f.ok(err)
+		expect(t, beat.CheckDueIn > time.Second, true, "nobody stays any more")
 	})
 }
 
@@ -153,9 +195,15 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 
 	// The heartbeat comes between the eviction's snapshot and its locks.
 	f.expire(b)
-	release := f.lock("SELECT FROM leases FOR UPDATE")
+	release := f.halt()
 	clock := a.beat().Clock
-	evicting := later(func() Evicted { got, _ := a.Evict(f.ctx, clock, time.Hour, run); return got })
+	evicting := later(func() Evicted {
+		got, err := a.Evict(f.ctx, clock, time.Hour, usualTTL, run)
+		if err != nil {
+			t.Error(err)
+		}
+		return got
+	})
 	f.blocked(a.pg().Raw().PgConn().PID())
 	b.beat()
 	release()
@@ -224,6 +272,88 @@ func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 	release := f.lock("SELECT FROM identities WHERE id = 'b' FOR UPDATE")
 	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
 	release()
+}
+
+// As by a transaction that drops the lease and stays open.
+func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c, d := f.client("a"), f.client("b"), f.client("c"), f.client("d")
+	for _, x := range []*client{a, b, c} {
+		x.join("free", 3)
+	}
+	b.join("locked", 2)
+	d.join("locked", 2)
+	a.give("free", a.session, b.session, c.session)
+	d.give("locked", b.session, b.session)
+	run := a.run()
+	for _, rows := range []string{"leases WHERE name = 'locked'", "clients WHERE id = 'c'"} {
+		f.expire(b, c)
+		release := f.lock("SELECT FROM " + rows + " FOR UPDATE")
+		got := a.evictAs(run, time.Hour)
+		if rows[0] == 'l' {
+			expect(t, fmt.Sprint(got.IDs, got.Asked), "[b c] [free]", "evicted, asked while the lease is locked")
+			expect(t, got.CheckDueIn > 0 && got.CheckDueIn <= 100*time.Millisecond, true, "the rest is checked soon")
+			expect(t, a.apply(a.plan("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
+			release()
+			f.checkNow()
+			expect(t, fmt.Sprint(a.evictAs(run, time.Hour).Asked), "[locked]", "asked once it is not")
+			expect(t, f.counts(), "2 leases, 2 members, 5 partitions", "rows")
+			b, c = f.client("b"), f.client("c")
+			continue
+		}
+		expect(t, fmt.Sprint(got.IDs), "[b]", "evicted while c is locked")
+		release()
+		f.checkNow()
+		expect(t, fmt.Sprint(a.evictAs(run, time.Hour).IDs), "[c]", "evicted once it is not")
+	}
+}
+
+// As by an operator's UPDATE of identities in a transaction that stays open.
+func TestARegistrationThatWaitsForItsIDKeepsNobodyFromEvicting(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, dead := f.client("a"), f.client("dead")
+	f.clientTTL("long", 10*time.Minute)
+	run := a.run()
+	unlock := f.lock("INSERT INTO identities VALUES ('b', 1, 1, now())")
+	conn := f.conn()
+	registering := later(func() error {
+		_, _, err := conn.Register(f.ctx, registration(random(), "b", 0, random(), time.Second))
+		return err
+	})
+	f.blocked(conn.Raw().PgConn().PID())
+	f.expire(dead)
+	expect(t, fmt.Sprint(a.evictAs(run, time.Hour).IDs), "[dead]", "evicted")
+	expect(t, f.clientTTL("other", time.Second) != nil, true, "another registers")
+	unlock()
+	f.ok(registering())
+}
+
+func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, dead := f.client("a"), f.client("dead")
+	a.join("l", 2)
+	dead.join("l", 2)
+	a.give("l", a.session, dead.session)
+	f.exec(`INSERT INTO clients SELECT n, n::text, 1, clock_timestamp() + interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 2000) AS n`)
+	f.exec("INSERT INTO identities SELECT n::text, 1, 1, now() - interval '2 days' FROM generate_series(1, 2000) AS n")
+	f.exec("ANALYZE clients")
+	run := a.run()
+	f.expire(dead)
+	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
+	scans := func() (n int64) { // of this session
+		f.ok(a.pg().Raw().QueryRow(f.ctx, "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'clients'").Scan(&n))
+		return n
+	}
+	before := scans()
+	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
+	expect(t, scans()-before, 1, "times that all clients were read")
+	a.evictAs(run, time.Hour) // for which no check is due
+	expect(t, scans()-before, 1, "times that all clients were read")
+	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
+	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE expires_at > clock_timestamp() + interval '1 minute'"), 0, "ahead of the clock")
 }
 
 func TestOneEvictsAtATime(t *testing.T) {

@@ -10,10 +10,8 @@ import (
 type Evicted struct {
 	IDs   []string // client IDs of the evicted sessions
 	Asked []string // leases for which a plan is due now
-	// CheckDueIn is the time until the next check is due; negative: another client does the check, or may do it.
+	// CheckDueIn is the time until the next check is due for the caller; negative: another client does the check, or may do it.
 	CheckDueIn time.Duration
-	// Unwatched is the shortest TTL of the expired sessions that stay because the watch was shorter than it; 0: none.
-	Unwatched time.Duration
 }
 
 // A Member is a living member of a lease.
@@ -52,16 +50,16 @@ type Applied struct {
 }
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
-// most watched. It does nothing on another run of the server. See evict.sql.
-func (c *Conn) Evict(ctx context.Context, cutoff int64, watched time.Duration, run Run) (Evicted, error) {
+// most watched. It does nothing where no check is due for the caller, who has that TTL, nor on another run of the server. See
+// evict.sql.
+func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Run) (Evicted, error) {
 	type row struct {
 		IDs, Asked []string
 		CheckDueIn int64
-		Unwatched  int64
 	}
 	got, err := one[row](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
-		run.Timeline, run.Started, run.Mark, c.lockWait)
-	return Evicted{got.IDs, got.Asked, micros(got.CheckDueIn), micros(got.Unwatched)}, err
+		ttl.Microseconds(), run.Timeline, run.Started, run.Mark, c.lockWait)
+	return Evicted{got.IDs, got.Asked, micros(got.CheckDueIn)}, err
 }
 
 // Claim claims the planning of those leases for which a plan is due, and returns them. A lease that another statement has

@@ -34,7 +34,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	connector.Rewrite(byHand)
 	conn := f.connect(connector)
 	run := func() Run {
-		beat, err := conn.Heartbeat(f.ctx, 0)
+		beat, err := conn.Heartbeat(f.ctx, 0, 0)
 		f.ok(err)
 		return beat.Run
 	}
@@ -44,7 +44,8 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark;
-			UPDATE server SET timeline = pgleases.timeline(), era = 0, next_check_at = 'infinity', sessions = 1, settling_to = '-infinity'`).ReadAll()
+			UPDATE server SET timeline = pgleases.timeline(), era = 0, next_check_at = 'infinity', sessions = 1, settling_to = '-infinity';
+			UPDATE server_check SET unwatched = '0'`).ReadAll()
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
@@ -127,9 +128,9 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
 			},
 			"evict": func(*rapid.T) {
-				run, watched := p.run(), draw(p, "watched", durations)
+				run, watched, ttl := p.run(), draw(p, "watched", durations), draw(p, "own TTL", durations)
 				cutoff := p.at.Add(-draw(p, "behind the clock", []time.Duration{0, 0, time.Second, -time.Second})).UnixMicro()
-				p.same("evict", func(c seam.Conn) (any, error) { return c.Evict(f.ctx, cutoff, watched, run) })
+				p.same("evict", func(c seam.Conn) (any, error) { return c.Evict(f.ctx, cutoff, watched, ttl, run) })
 			},
 			"claim": func(*rapid.T) {
 				names := some(p, "leases", leases)
@@ -313,8 +314,9 @@ func (p *pair) mark(mark int64) {
 }
 
 func (p *pair) heartbeat(session int64) {
+	watched := draw(p, "watched", durations)
 	p.same("heartbeat", func(c seam.Conn) (any, error) {
-		beat, err := c.Heartbeat(p.f.ctx, session)
+		beat, err := c.Heartbeat(p.f.ctx, session, watched)
 		slices.SortFunc(beat.Leases, func(a, b LeaseBeat) int { return cmp.Compare(a.Name, b.Name) })
 		return beat, err
 	})

@@ -41,10 +41,10 @@ type Beat struct {
 	Alive       bool
 	Clock       int64 // the database's clock, microseconds since 1970
 	Run         Run
-	Settled     int64 // the settled timeline, of the settled server
-	Incarnation int64 // the highest one under the client's ID
-	CheckDueIn  time.Duration
-	Sessions    int64 // how many sessions existed at the last check
+	Settled     int64         // the settled timeline, of the settled server
+	Incarnation int64         // the highest one under the client's ID
+	CheckDueIn  time.Duration // until a check for expired sessions is due for the caller
+	Sessions    int64         // how many sessions existed at the last check
 	Leases      []LeaseBeat
 }
 
@@ -85,8 +85,8 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 	return maybe[Process](ctx, c, c.statements.Superseder, id)
 }
 
-// Heartbeat renews the session. See heartbeat.sql.
-func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
+// Heartbeat renews the session. The caller has watched the clock of this run of the server for that long. See heartbeat.sql.
+func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration) (Beat, error) {
 	type row struct {
 		Alive                            bool
 		Clock, Timeline, Started, Mark   int64
@@ -97,7 +97,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64) (Beat, error) {
 		Weights                          []int
 	}
 	c.notices.concerns(session)
-	got, err := one[row](ctx, c, c.statements.Heartbeat, session, c.lockWait)
+	got, err := one[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds())
 	if err != nil {
 		return Beat{}, err
 	}

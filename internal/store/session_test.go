@@ -46,7 +46,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		if newer.Incarnation <= older.Incarnation {
 			t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
 		}
-		beat, err := c.Heartbeat(f.ctx, older.Session)
+		beat, err := c.Heartbeat(f.ctx, older.Session, 0)
 		f.ok(err)
 		expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
 
@@ -180,7 +180,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 	quick := f.connect(f.connector(time.Second)) // waits for 250 ms
 	release := f.lock("SELECT FROM clients FOR UPDATE")
 	start := time.Now()
-	_, err := quick.Heartbeat(f.ctx, a.session)
+	_, err := quick.Heartbeat(f.ctx, a.session, 0)
 	if took := time.Since(start); Code(err) != "55P03" || took < 200*time.Millisecond || took > 2*time.Second {
 		t.Fatalf("after %v: %v", took, err)
 	}
@@ -188,7 +188,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 		t.Error("not transient")
 	}
 	release()
-	beat, err := quick.Heartbeat(f.ctx, a.session)
+	beat, err := quick.Heartbeat(f.ctx, a.session, 0)
 	f.ok(err)
 	expect(t, beat.Alive, true, "alive afterwards")
 	expect(t, valueOn[string](f, quick.Raw(), "SHOW lock_timeout"), "0", "lock_timeout of the connection")
@@ -202,7 +202,7 @@ func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
 	pid := a.pg().Raw().PgConn().PID()
 	release := f.lock("LOCK TABLE clients") // for which lock_timeout is set too late
 	ctx, cancel := context.WithCancel(f.ctx)
-	wait := later(func() error { _, err := a.Heartbeat(ctx, a.session); return err })
+	wait := later(func() error { _, err := a.Heartbeat(ctx, a.session, 0); return err })
 	f.blocked(pid)
 	cancel()
 	start := time.Now()
@@ -242,14 +242,12 @@ func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
 	f := newFixture(t)
 	a := f.clientTTL("a", 10*time.Minute)
 	quick := f.conn()
-	// An eviction has its snapshot, and waits for a lease, when the session of a short TTL comes.
+	// An eviction has its snapshot when the session of a short TTL comes.
 	run := a.run()
-	a.join("l", 1)
-	f.exec("INSERT INTO members VALUES ('l', 7, 1, now())") // an orphan
 	f.checkNow()
-	release := f.lock("SELECT FROM leases FOR UPDATE")
+	release := f.halt()
 	clock := a.beat().Clock
-	evicting := later(func() error { _, err := a.Evict(f.ctx, clock, time.Hour, run); return err })
+	evicting := later(func() error { _, err := a.Evict(f.ctx, clock, time.Hour, usualTTL, run); return err })
 	f.blocked(a.pg().Raw().PgConn().PID())
 	registering := later(func() error {
 		_, _, err := quick.Register(f.ctx, registration(random(), "b", 0, random(), time.Second))

@@ -175,8 +175,11 @@ type client struct {
 
 func (f *fixture) client(id string) *client {
 	f.Helper()
-	return f.clientTTL(id, 6*time.Second)
+	return f.clientTTL(id, usualTTL)
 }
+
+// usualTTL is that of clients of which a case does not care.
+const usualTTL = 6 * time.Second
 
 func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
 	f.Helper()
@@ -203,7 +206,7 @@ func (c *client) end(gone bool) {
 
 func (c *client) beat() Beat {
 	c.f.Helper()
-	beat, err := c.Heartbeat(c.f.ctx, c.session)
+	beat, err := c.Heartbeat(c.f.ctx, c.session, 0)
 	c.f.ok(err)
 	return beat
 }
@@ -314,7 +317,7 @@ func (c *client) evict() Evicted {
 
 func (c *client) evictAs(run Run, watched time.Duration) Evicted {
 	c.f.Helper()
-	evicted, err := c.Evict(c.f.ctx, c.beat().Clock, watched, run)
+	evicted, err := c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run)
 	c.f.ok(err)
 	return evicted
 }
@@ -328,6 +331,15 @@ func (f *fixture) lock(statement string, args ...any) (release func()) {
 	_, err = tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
 	f.ok(err)
 	return func() { f.ok(tx.Commit(f.ctx)) }
+}
+
+// halt has every eviction wait, once it has its snapshot and before it has a lock on a client, until the returned function is
+// called.
+func (f *fixture) halt() (release func()) {
+	f.Helper()
+	f.exec(`CREATE FUNCTION public.halt() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END';
+		CREATE TRIGGER halt BEFORE DELETE ON clients FOR EACH STATEMENT EXECUTE FUNCTION public.halt()`)
+	return f.lock("SELECT pg_advisory_xact_lock(1)")
 }
 
 // blocked returns once the connection waits for a lock.

@@ -123,7 +123,7 @@ func (h *herd) disconnect() {
 // beat has the sessions of a connection heartbeat, one after the other. There are at least as many as connections.
 func (h *herd) beat(ctx context.Context, connection, turn int) error {
 	own := (len(h.sessions) - connection + beatConnections - 1) / beatConnections
-	beat, err := h.conns[connection].Heartbeat(ctx, h.sessions[connection+turn%own*beatConnections])
+	beat, err := h.conns[connection].Heartbeat(ctx, h.sessions[connection+turn%own*beatConnections], 0)
 	if err == nil && (!beat.Alive || len(beat.Leases) != h.size.leases) {
 		err = fmt.Errorf("a heartbeat told %+v", beat)
 	}
