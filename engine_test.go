@@ -29,10 +29,12 @@ var (
 const (
 	traceLength = 600
 	keepStates  = 30
-	// Once nothing disturbs them any more, clients connect (up to 2 s), watch the clock (a TTL of 6 s), evict, plan and hand
-	// over (work takes up to 2 s, bare values 1 s, polling a heartbeat).
-	calmAfter = 20 * time.Second
+	longTTL    = 20 * time.Second
 )
+
+// calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up to a heartbeat), watch the clock
+// (for the longest TTL), evict, plan and hand over (work takes up to 2 s, bare values 1 s, polling a heartbeat).
+func calmAfter(longest time.Duration) time.Duration { return 8*time.Second + 2*longest }
 
 // A world is a database in memory, the clients on it, and an oracle that looks at all of them after every event.
 type world struct {
@@ -525,7 +527,7 @@ func TestNoTwoClientsEverShowAPartition(t *testing.T) {
 func (w *world) history(length time.Duration) {
 	leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16), "c": 1}
 	promotions := w.chance(0.5)
-	short := w.chance(0.3)
+	short, long := w.chance(0.3), w.chance(0.3)
 	var alive []*proc
 	ids := 0
 	var stepped time.Time
@@ -533,6 +535,8 @@ func (w *world) history(length time.Duration) {
 		switch {
 		case short && !promotions && w.chance(0.5):
 			return []Option{WithTTL(2 * time.Second)}
+		case long && !promotions && w.chance(0.3):
+			return []Option{WithTTL(longTTL)}
 		case w.chance(0.3):
 			return []Option{WithPolling()}
 		}
@@ -715,7 +719,11 @@ func (w *world) history(length time.Duration) {
 	}
 	w.event("quiet")
 	if !w.broken() {
-		w.comesRight(alive, leases)
+		longest := 6 * time.Second
+		for _, p := range slices.Concat(alive, dead) {
+			longest = max(longest, p.c.options.ttl)
+		}
+		w.comesRight(alive, leases, longest)
 	}
 	var ending sync.WaitGroup
 	for _, p := range slices.Concat(alive, dead) {
@@ -753,7 +761,7 @@ func (w *world) breakConns(p *proc) {
 }
 
 // comesRight checks that every partition has one living owner and that shares are even, in time and for good.
-func (w *world) comesRight(alive []*proc, leases map[string]int) {
+func (w *world) comesRight(alive []*proc, leases map[string]int, longest time.Duration) {
 	began, right := time.Now(), time.Now()
 	why := ""
 	for time.Since(began) < time.Minute {
@@ -765,7 +773,7 @@ func (w *world) comesRight(alive []*proc, leases map[string]int) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	took := right.Sub(began)
-	if took > calmAfter {
+	if took > calmAfter(longest) {
 		w.failf("all was right only %v after quiet: %s", took, why)
 	}
 	w.took = took

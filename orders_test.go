@@ -362,7 +362,7 @@ func (w *world) comesRightAgain(crowds []*crowd) {
 		}
 		cancel()
 	}
-	w.comesRight(alive, sizes)
+	w.comesRight(alive, sizes, 6*time.Second)
 }
 
 // finish closes the client, and looks what is left.

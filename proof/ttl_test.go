@@ -1,0 +1,79 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
+)
+
+// Promise 5, for each process by its own TTL. The one with the longest dies first, and nobody has watched the clock for so long when
+// it expires: that must not delay what the others leave.
+func TestEachOfAFleetOfMixedTTLsIsTakenOverAtItsOwn(t *testing.T) {
+	t.Parallel()
+	punctual.Run(t, func(t *punctual.Try) {
+		const partitions, long, head = 16, 20 * time.Second, 9 * time.Second
+		url := pgserver.Database(t)
+		late := 200*time.Millisecond + lateWithoutNotify(url, 2*time.Second) + slack
+		pool := newPool(t, url, size(2))
+		dirs := map[string]string{"long": t.TempDir(), "mixed": t.TempDir()} // of the oracle's logs, by lease
+		start := func(id, lease string, ttl time.Duration) *faults.Process {
+			p := startWorker(t, faults.Config{URL: url, ID: id, Lease: lease, Partitions: partitions, TTL: ttl, Log: filepath.Join(dirs[lease], id+".log")})
+			hasJoined(t, p)
+			return p
+		}
+		owns := func(id string) int {
+			return value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner = $1", id)
+		}
+		longExpires := func() time.Duration {
+			return time.Duration(value[float64](t, pool, "SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM pgleases.clients WHERE id = 'long'") * float64(time.Second))
+		}
+		first := start("long", "long", long)
+		waitFor(t, patience, "the one with the longest TTL owns all", func() bool { return owns("long") == partitions })
+		first.Kill()
+		waitFor(t, long, "it expires soon", func() bool { return longExpires() < head })
+
+		began := time.Now() // nobody has watched for longer
+		survivor := opened(t, url, "survivor", quietly(t)) // with the default: its watch bears a slow round trip
+		mixed := joined(t, survivor, "mixed", partitions, pgleases.WithHandoffDelay(0))
+		left := joined(t, survivor, "long", partitions, pgleases.WithHandoffDelay(0))
+		logs := watched(t, map[string]*pgleases.Lease{"survivor": mixed})
+		victims := []struct {
+			id  string
+			ttl time.Duration
+			p   *faults.Process
+		}{{"a", time.Second, nil}, {"b", 2 * time.Second, nil}, {"c", 4 * time.Second, nil}}
+		for i, v := range victims {
+			victims[i].p = start(v.id, "mixed", v.ttl)
+		}
+		waitFor(t, patience, "each has its share", func() bool {
+			return owns("a") == 4 && owns("b") == 4 && owns("c") == 4 && len(mixed.Values()) == 4
+		})
+		waitFor(t, patience, "the first has expired", func() bool { return longExpires() < 0 })
+		var took []time.Duration
+		for _, v := range victims {
+			killed := time.Now()
+			v.p.Kill()
+			waitFor(t, v.ttl+late, v.id+" is taken over", func() bool { return owns(v.id) == 0 })
+			took = append(took, time.Since(killed))
+		}
+		if owns("long") != partitions {
+			t.Errorf("the first was evicted %v after the oldest client began, which is no watch of %v", time.Since(began), long)
+		}
+		waitFor(t, time.Until(began.Add(long+late)), "the first is taken over", func() bool { return len(left.Values()) == partitions })
+		t.Logf("TTLs of 1, 2 and 4 s: taken over %v after a kill; the first %v after a client began to watch", took, time.Since(began))
+		others, err := oracle.ReadAll(dirs["mixed"] + "/*.log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Log(verify(t, append(others, logs()...)))
+		verifyDir(t, dirs["long"])
+	})
+}
