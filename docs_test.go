@@ -285,6 +285,21 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Dead clients", "dead")
 	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, value[string](t, pool, "SELECT session_user::text")))
 
+	tellsOf := func(pid uint32) bool {
+		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid)) })
+	}
+	if tellsOf(pid) {
+		t.Error("a transaction without a snapshot is told of as if it had one")
+	}
+	report, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = report.Rollback(context.Background()) }()
+	if _, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status"); err != nil || !tellsOf(report.Conn().PgConn().PID()) {
+		t.Errorf("it does not tell of the report that has a snapshot: %v", err)
+	}
+
 	hold.Release()
 	untilOwns(t, c, 4)
 	if n := len(run("Forcing a client out")); n != 0 {
@@ -307,7 +322,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	run("Dropping a lease")
 	tells("Who owns what", "reports dead 1", "reports  1")
 
-	tested := append(calm, "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
+	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
 		"Dropping a lease", "A restored copy of the database")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {

@@ -29,7 +29,7 @@ var (
 const (
 	traceLength = 600
 	keepStates  = 30
-	longTTL    = 20 * time.Second
+	longTTL     = 20 * time.Second
 )
 
 // calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up to a heartbeat), watch the clock

@@ -40,7 +40,7 @@ func TestEachOfAFleetOfMixedTTLsIsTakenOverAtItsOwn(t *testing.T) {
 		first.Kill()
 		waitFor(t, long, "it expires soon", func() bool { return longExpires() < head })
 
-		began := time.Now() // nobody has watched for longer
+		began := time.Now()                                // nobody has watched for longer
 		survivor := opened(t, url, "survivor", quietly(t)) // with the default: its watch bears a slow round trip
 		mixed := joined(t, survivor, "mixed", partitions, pgleases.WithHandoffDelay(0))
 		left := joined(t, survivor, "long", partitions, pgleases.WithHandoffDelay(0))

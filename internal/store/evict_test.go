@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgproto3"
+
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
 )
@@ -328,6 +330,26 @@ func TestARegistrationThatWaitsForItsIDKeepsNobodyFromEvicting(t *testing.T) {
 	expect(t, f.clientTTL("other", time.Second) != nil, true, "another registers")
 	unlock()
 	f.ok(registering())
+}
+
+// The server commits without the client; the answer fits into the buffers on the way.
+func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	run := a.run()
+	f.exec(`INSERT INTO clients SELECT n, rpad(n::text, 255, '.'), 1, now() - interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 1000) AS n`)
+	f.checkNow()
+	statement := StatementsFor(f.schema).Evict
+	for i, v := range []int64{a.beat().Clock, time.Hour.Microseconds(), usualTTL.Microseconds(), run.Timeline, run.Started, run.Mark, 5000} {
+		statement = strings.ReplaceAll(statement, fmt.Sprintf("$%d::", i+1), fmt.Sprintf("'%d'::", v))
+	}
+	message, err := (&pgproto3.Query{String: statement}).Encode(nil)
+	f.ok(err)
+	_, err = f.session().PgConn().Conn().Write(message) // nobody reads the answer
+	f.ok(err)
+	f.until("the dead are gone", func() bool { return value[int](f, "SELECT count(*) FROM clients") == 1 })
+	f.exec("SELECT FROM server FOR UPDATE NOWAIT")
 }
 
 func TestAnEvictionReadsTheClientsOnce(t *testing.T) {

@@ -104,6 +104,8 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	give(a, a.session, a.session, b.session, b.session)
 	before := f.text("SELECT partition, owner, epoch FROM partitions ORDER BY partition")
 	unguard := f.lock("SELECT guard('l', 0, 1)") // an application's transaction, open all the while
+	plain := f.role()
+	f.exec(strings.ReplaceAll(version1(t, "grants"), "pgleases_app", plain))
 
 	stop := a.beats()
 	f.ok(Migrate(f.ctx, f.raw(), "pgleases"))
@@ -116,7 +118,11 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	expect(t, f.text("SELECT version, min_code FROM schema_version"), "2|1", "version")
 	expect(t, value[bool](f, "SELECT timeline = timeline() FROM server"), true, "settled still")
 
-	// Both kinds hand over to each other, join and leave.
+	// A role keeps the rights that it had. Both kinds hand over to each other, join and leave.
+	_, err := a.conn.Exec(f.ctx, "SET ROLE "+plain)
+	f.ok(err)
+	expect(t, strings.HasPrefix(a.says("heartbeat", a.session, 1000), "[true "), true, "a heartbeat of a role with the rights of version 1")
+	a.says("evict", 0, 0, 0, 0, 0, 5000)
 	c.join("l", 4)
 	c.give("l", c.session)
 	answer := a.says("release", a.session, []string{"l"}, []int{0}, []int64{1}, []string{}, 5000, "")

@@ -108,7 +108,7 @@ var mutants = append(asleep(), []mutant{
 		{"balance.go", `.cutoff(now), e.check.watch.lasts(now),`, `.cutoff(now), 8*e.check.watch.lasts(now),`, 0},
 	}},
 	{"eviction without the mark", "crash", `something changed`, []edit{
-		{"sql/functions.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $5`, `      AND $5 IS NOT NULL`, 0},
+		{"sql/functions.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
 		{"watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
 	}},
 	{"session numbers from a sequence that repeats", "histories", `overlap|handed over under work`, []edit{
