@@ -1,6 +1,6 @@
 //go:build unix
 
-// Package pgserver starts PostgreSQL servers that an attack may restart, kill, freeze, signal and fill, standbys of them,
+// Package pgserver starts PostgreSQL servers that an attack may restart, kill, freeze, signal and fill, standbys and copies of them,
 // clocks of their own, and PgBouncer in front of them.
 //
 // They are started from the machine's own programs, in a temporary folder, on a free port of 127.0.0.1. The programs are

@@ -217,13 +217,18 @@ func (f *folder) logTail() string {
 
 // launch starts a program that works in the folder, and writes to the log there.
 func (f *folder) launch(death syscall.Signal, program string, args ...string) (*process, error) {
+	return f.launchIn(f.path, death, program, args...)
+}
+
+// launchIn is launch with another directory to work in.
+func (f *folder) launchIn(dir string, death syscall.Signal, program string, args ...string) (*process, error) {
 	log, err := os.OpenFile(f.file(logName), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
 	cmd := command(program, args...)
-	cmd.Dir = f.path
+	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = log, log // a file: with a pipe, Wait would wait for every grandchild
 	cmd.SysProcAttr = attributes(death)
 	if f.account != nil {

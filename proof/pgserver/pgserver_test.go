@@ -157,6 +157,63 @@ func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 	}
 }
 
+func TestAStandbyMayFollowAStandby(t *testing.T) {
+	t.Parallel()
+	primary := Private(t)
+	conn := connect(t, primary.URL())
+	last := primary
+	for range 2 {
+		next, err := last.Standby(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer next.Stop()
+		last = next
+	}
+	run(t, conn, "CREATE TABLE since AS SELECT 1 AS n")
+	read := connect(t, last.URL())
+	eventually(t, "the last one has what was written since", func() bool { return value(t, read, "to_regclass('since') IS NOT NULL") == "true" })
+}
+
+func TestEachKindOfCopyHasTheTablesAndTheIdentityOfItsKind(t *testing.T) {
+	t.Parallel()
+	const timeline, cluster = "left(pg_walfile_name(pg_current_wal_lsn()), 8)", "SELECT system_identifier FROM pg_control_system()"
+	s := Private(t, WithSettings(map[string]string{"max_connections": "250"}))
+	conn := connect(t, s.URL())
+	run(t, conn, "CREATE SCHEMA kept; CREATE TABLE kept.answers AS SELECT 'yes' AS answer")
+	identity := value(t, conn, cluster)
+	check := func(kind string, copied *Server, err error, same bool) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+		defer copied.Stop()
+		conn := connect(t, copied.URL())
+		if got := value(t, conn, "SELECT answer FROM kept.answers"); got != "yes" {
+			t.Errorf("%s: kept %q", kind, got)
+		}
+		if got := value(t, conn, cluster); (got == identity) != same || value(t, conn, timeline) != "00000001" {
+			t.Errorf("%s: system identifier %s, of the other %s; timeline %s", kind, got, identity, value(t, conn, timeline))
+		}
+	}
+	copied, err := s.Restored(t.Context(), "kept")
+	check("restored", copied, err, false)
+	if _, err := s.Copy(t.Context()); err == nil {
+		t.Error("the files of a server that is up were copied")
+	}
+	if err := s.Down(t.Context(), Fast); err != nil {
+		t.Fatal(err)
+	}
+	copied, err = s.Copy(t.Context())
+	check("copied", copied, err, true)
+	copied, err = s.Upgrade(t.Context())
+	check("upgraded", copied, err, false)
+	if err := s.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("the first", s, nil, true)
+}
+
 func TestAClockIsSteppedAndSlewed(t *testing.T) {
 	t.Parallel()
 	s := Private(t)

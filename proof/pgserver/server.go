@@ -68,6 +68,11 @@ func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgserver: %w", err)
 	}
+	return start(ctx, bin, newOptions(opts), func(ctx context.Context, s *Server, data string) error { return s.initialise(ctx, data) })
+}
+
+// newOptions returns the options of a new cluster.
+func newOptions(opts []Option) options {
 	o := options{settings: map[string]string{
 		"max_connections": "200",
 		"shared_buffers":  "64MB",
@@ -82,7 +87,7 @@ func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	for _, opt := range opts {
 		opt(&o)
 	}
-	return start(ctx, bin, o, func(ctx context.Context, s *Server, data string) error { return s.initialise(ctx, data) })
+	return o
 }
 
 // start starts a server whose data folder, empty at first, is filled by fill.
@@ -158,21 +163,26 @@ func (s *Server) program(name string) string { return filepath.Join(s.bin, name)
 
 // initialise makes a new cluster in the data folder.
 func (s *Server) initialise(ctx context.Context, data string) error {
-	initdb, err := s.folder.launch(syscall.SIGKILL, s.program("initdb"), "--pgdata="+data, "--username=postgres",
+	return s.run(ctx, s.folder.path, "initdb", "--pgdata="+data, "--username=postgres",
 		"--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+}
+
+// run runs one of the server's programs to its end, in a directory in the folder.
+func (s *Server) run(ctx context.Context, dir, program string, args ...string) error {
+	p, err := s.folder.launchIn(dir, syscall.SIGKILL, s.program(program), args...)
 	if err != nil {
-		return fmt.Errorf("initdb: %w", err)
+		return err
 	}
 	select {
-	case <-initdb.done:
-		err = initdb.err
+	case <-p.done:
+		err = p.err
 	case <-ctx.Done():
-		_ = signal(initdb.pid(), syscall.SIGKILL)
-		<-initdb.done
+		_ = signal(p.pid(), syscall.SIGKILL)
+		<-p.done
 		err = context.Cause(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("initdb: %w", err)
+		return fmt.Errorf("%s: %w", program, err)
 	}
 	return nil
 }

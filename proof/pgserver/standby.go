@@ -51,7 +51,7 @@ func (s *Server) backUp(ctx context.Context, to string) error {
 		if _, err := conn.Exec(ctx, "SELECT "+start); err != nil {
 			return err
 		}
-		if err := s.folder.account.copyData(ctx, s.folder.file(dataName), to); err != nil {
+		if err := s.folder.account.copyData(ctx, s.folder.file(dataName), to, notBackedUp); err != nil {
 			return err // the session's end ends the backup
 		}
 		var label string
@@ -62,17 +62,23 @@ func (s *Server) backUp(ctx context.Context, to string) error {
 	})
 }
 
-// notCopied are what a backup leaves out, folders with their names alone: of the running server, or made anew. The
+// ofARun are the files that belong to one run of a server.
+var ofARun = map[string]bool{"postmaster.pid": true, "postmaster.opts": true}
+
+// notBackedUp is what a backup leaves out, folders with their names alone: of the running server, or made anew. The
 // write-ahead log is streamed instead.
-var notCopied = map[string]bool{
+var notBackedUp = map[string]bool{
 	"postmaster.pid": true, "postmaster.opts": true, "standby.signal": true, "backup_label": true,
 	"pg_wal/": true, "pg_replslot/": true, "pg_dynshmem/": true, "pg_notify/": true, "pg_serial/": true,
 	"pg_snapshots/": true, "pg_stat_tmp/": true, "pg_subtrans/": true,
 }
 
+// controlFile is copied last: of a standby it tells how far the log must be read until all files that were copied fit together.
+const controlFile = "global/pg_control"
+
 // copyData copies a data folder for the account. What goes away meanwhile is not missed: the log tells of that.
-func (a *account) copyData(ctx context.Context, from, to string) error {
-	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+func (a *account) copyData(ctx context.Context, from, to string, without map[string]bool) error {
+	err := filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
@@ -85,27 +91,28 @@ func (a *account) copyData(ctx context.Context, from, to string) error {
 		name := filepath.ToSlash(strings.TrimPrefix(strings.TrimPrefix(path, from), string(filepath.Separator)))
 		target := filepath.Join(to, filepath.FromSlash(name))
 		switch parent, _, nested := strings.Cut(name, "/"); {
-		case name == "" || notCopied[name] || strings.HasPrefix(entry.Name(), "pgsql_tmp"):
+		case name == "" || name == controlFile || without[name] || strings.HasPrefix(entry.Name(), "pgsql_tmp"):
 			return nil
 		case entry.IsDir():
 			if err := os.Mkdir(target, 0o700); err != nil {
 				return err
 			}
 			return a.own(target)
-		case nested && notCopied[parent+"/"]:
+		case nested && without[parent+"/"]:
 			return nil
 		}
-		if err := copyFile(path, target); err != nil {
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			}
+		if err := a.copyFile(path, target); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		return a.own(target)
+		return nil
 	})
+	if err != nil {
+		return err
+	}
+	return a.copyFile(filepath.Join(from, controlFile), filepath.Join(to, controlFile))
 }
 
-func copyFile(from, to string) error {
+func (a *account) copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {
 		return err
@@ -116,7 +123,7 @@ func copyFile(from, to string) error {
 		return err
 	}
 	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	return errors.Join(err, out.Close(), a.own(to))
 }
 
 // Promote makes a standby a primary, on a timeline of its own, and returns when it takes writes. What it has not

@@ -1,0 +1,71 @@
+//go:build unix
+
+package pgserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+)
+
+// Copy starts a server on a copy of the files of this one, which must be down: the same cluster once more, with the same system
+// identifier, on the same timeline. ctx covers the start only, which takes at most a minute. It is stopped, and ends with this
+// process, like any other server.
+func (s *Server) Copy(ctx context.Context) (*Server, error) {
+	return s.inherited(ctx, options{}, func(ctx context.Context, _ *Server, data string) error {
+		return s.folder.account.copyData(ctx, s.folder.file(dataName), data, ofARun)
+	})
+}
+
+// Upgrade starts the server that pg_upgrade makes of this one, which must be down: a new cluster with the same tables, with a
+// system identifier of its own, on timeline 1. It is of the same version, as one version is installed in most places. As Copy in all else.
+func (s *Server) Upgrade(ctx context.Context, opts ...Option) (*Server, error) {
+	return s.inherited(ctx, newOptions(opts), func(ctx context.Context, upgraded *Server, data string) error {
+		if err := upgraded.initialise(ctx, data); err != nil {
+			return err
+		}
+		work := upgraded.folder.file("work") // it needs a directory that it may write to, for sockets too
+		if err := errors.Join(os.Mkdir(work, 0o700), upgraded.folder.account.own(work)); err != nil {
+			return err
+		}
+		return upgraded.run(ctx, work, "pg_upgrade", "--old-bindir="+s.bin, "--new-bindir="+s.bin,
+			"--old-datadir="+s.folder.file(dataName), "--new-datadir="+data, "--username=postgres", "--socketdir="+work)
+	})
+}
+
+// inherited starts a server that is made of this one while this one is down.
+func (s *Server) inherited(ctx context.Context, o options, fill func(ctx context.Context, s *Server, data string) error) (*Server, error) {
+	var made *Server
+	err := s.locked("copy", func() (err error) {
+		if s.process != nil {
+			return errors.New("it is up")
+		}
+		made, err = start(ctx, s.bin, o, fill)
+		return err
+	})
+	return made, err
+}
+
+// Restored starts a server that has a schema of the database postgres of this one, which must be up, by way of pg_dump and
+// pg_restore. As Copy in all else.
+func (s *Server) Restored(ctx context.Context, schema string, opts ...Option) (*Server, error) {
+	restored, err := start(ctx, s.bin, newOptions(opts), func(ctx context.Context, restored *Server, data string) error {
+		return restored.initialise(ctx, data)
+	})
+	if err != nil {
+		return nil, err
+	}
+	dump := restored.folder.file("dump")
+	for _, line := range [][]string{
+		{"pg_dump", "--format=custom", "--schema=" + schema, "--file=" + dump, s.url},
+		{"pg_restore", "--exit-on-error", "--dbname=" + restored.url, dump},
+	} {
+		text, err := exec.CommandContext(ctx, s.program(line[0]), line[1:]...).CombinedOutput()
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("pgserver: %s: %w: %s", line[0], err, text), restored.Stop())
+		}
+	}
+	return restored, nil
+}
