@@ -61,10 +61,20 @@ var detectors = map[string]detector{
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestHeartbeatsThatACrashLosesEvictNobody$"} }},
 	// Promotions of a standby that missed the last hand-overs, on real servers.
 	"promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyMakesNobodyAnOwnerTwice$"} }},
+	// More than one copy of one server.
+	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
+	"return":   {"proof", copies("return_to_the_old_primary")},
+	"dump":     {"proof", copies("restored_dump")},
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
+}
+
+func copies(scenario string) func(int) []string {
+	return func(int) []string {
+		return []string{"-test.run=^TestEpochsRiseOverAllCopiesOfAServer$/^" + scenario + "$"}
+	}
 }
 
 const guarded = `    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3`
@@ -87,6 +97,17 @@ var mutants = append(asleep(), []mutant{
 		{"sql/settle.sql", `era = due.era`, `era = 0`, 0},
 		{"sql/apply.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
 		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
+	}},
+	{"an era that counts promotions", "siblings", `epoch (repeats|falls)`, []edit{
+		{"sql/settle.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},
+		{"sql/apply.sql", `& 2147483647`, `& 0`, 0},
+		{"sql/release.sql", `& 2147483647`, `& 0`, 0},
+	}},
+	{"a server known by its timeline alone", "dump", `epoch (repeats|falls)`, []edit{
+		{"sql/functions.sql", `RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)`, `RETURN number`, 0},
+	}},
+	{"a server that is behind and not noticed", "return", `epoch (repeats|falls)`, []edit{
+		{"ownership.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
