@@ -22,7 +22,7 @@ import (
 )
 
 var (
-	seeds     = flag.Int("seeds", 8, "how many histories the oracle tests play")
+	seeds     = flag.Int("seeds", 6, "how many histories the oracle tests play")
 	firstSeed = flag.Uint64("first-seed", 1, "seed of the first of them")
 )
 

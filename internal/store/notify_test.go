@@ -53,8 +53,9 @@ func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
 	expect(t, b.Closed(), false, "closed")
 	f.exec("SELECT pg_notify('pgleases', 'all')")
 	expect(t, b.beat().Alive, true, "alive")
-	_ = b.Wait(ctx)
-	f.ok(b.Wait(f.ctx)) // told
+	if b.Wait(ctx) != nil { // it was not yet time to tell
+		f.ok(b.Wait(f.ctx))
+	}
 
 	// A session that begins on the connection is told what names it.
 	session := random()
