@@ -95,6 +95,7 @@ func freezeHere(ctx context.Context, url, job string, tick time.Time, id string)
 }
 
 func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	url := pgtest.Database(t)

@@ -96,6 +96,7 @@ func TestTickOfAPartitionThatIsNotOwnedIsNotRun(t *testing.T) {
 }
 
 func TestTickThatFailedLeavesNothingAndIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	ticks := make(chan time.Time, 100)
 	failed := false
 	s, _ := newScheduler(t, "* * * * * *", func(tick time.Time) error {
@@ -127,6 +128,7 @@ func TestNewOwnerRunsTheLatestTickThatWasMissed(t *testing.T) {
 }
 
 func TestNewJobHasMissedNothing(t *testing.T) {
+	t.Parallel()
 	ticks := make(chan time.Time, 100)
 	s, _ := newScheduler(t, "* * * * * *", func(tick time.Time) error { ticks <- tick; return nil })
 	s.jobs[0].All = true
@@ -138,6 +140,7 @@ func TestNewJobHasMissedNothing(t *testing.T) {
 }
 
 func TestPartitionMovesAfterTheTickInHand(t *testing.T) {
+	t.Parallel()
 	begun, finish := make(chan struct{}), make(chan struct{})
 	s, lease := newScheduler(t, "* * * * * *", func(time.Time) error {
 		close(begun) // a second time it would panic: no tick begins any more

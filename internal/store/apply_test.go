@@ -413,7 +413,7 @@ func TestConcurrentPlansJoinsLeavesAndDeathsNeverDoubleOwnNorLosePartitions(t *t
 	t.Parallel()
 	f := newFixture(t)
 	f.watchOwners()
-	const clients, rounds = 6, 400
+	const clients, rounds = 6, 200
 	leases := []string{"one", "two", "three"}
 	f.client("keeper").run()
 	var wg sync.WaitGroup

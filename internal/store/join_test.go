@@ -190,7 +190,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 	for i := range 3 {
 		c := f.client(fmt.Sprint("c", i))
 		clients.Go(func() {
-			for range 150 {
+			for range 60 {
 				joined, err := c.Join(f.ctx, c.session, "l", 2, 1, 1)
 				if err != nil || !joined.Joined {
 					if err != nil || !joined.Alive {

@@ -40,7 +40,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond)                // rounding and cutting off differ
 	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue { // on a server each takes a fifth of a second
-		f.ok(flag.Set(checks.Name, "40"))
+		f.ok(flag.Set(checks.Name, "20"))
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark;
