@@ -60,8 +60,10 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	config.OnNotification = notices.heard
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = line.dialOne
-	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
-		direct, err := writable(ctx, conn)
+	var committed bool
+	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
+		var direct bool
+		direct, committed, err = writable(ctx, conn)
 		line.direct.Store(direct)
 		return err
 	}
@@ -72,32 +74,32 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		return nil, err
 	}
 	return &Conn{
-		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema,
+		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema, committed: committed,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
 	}, nil
 }
 
 // writable refuses a server that takes no writes. It reports whether the connection is direct, not through a pooler: a
-// pooler gives a process ID that is not the backend's.
-func writable(ctx context.Context, conn *pgconn.PgConn) (direct bool, err error) {
+// pooler gives a process ID that is not the backend's. And whether the default of transactions is READ COMMITTED.
+func writable(ctx context.Context, conn *pgconn.PgConn) (direct, committed bool, err error) {
 	results, err := conn.Exec(ctx,
 		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
-			"pg_catalog.pg_backend_pid()").ReadAll()
+			"pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation')").ReadAll()
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 {
-		return false, errors.New("the first query has no answer")
+		return false, false, errors.New("the first query has no answer")
 	}
 	row := results[0].Rows[0]
 	switch {
 	case string(row[0]) != "f":
-		return false, fmt.Errorf("%w: it is a standby", ErrReadOnly)
+		return false, false, fmt.Errorf("%w: it is a standby", ErrReadOnly)
 	case string(row[1]) != "f": // as failover tools and operators set it to stop writes: it is obeyed
-		return false, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
+		return false, false, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
 			ErrReadOnly)
 	}
-	return string(row[2]) == strconv.FormatUint(uint64(conn.PID()), 10), nil
+	return string(row[2]) == strconv.FormatUint(uint64(conn.PID()), 10), string(row[3]) == "read committed", nil
 }
 
 // A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that

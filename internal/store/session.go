@@ -97,7 +97,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		Weights                          []int
 	}
 	c.notices.concerns(session)
-	got, err := one[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds())
+	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds())
 	if err != nil {
 		return Beat{}, err
 	}

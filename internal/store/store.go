@@ -22,6 +22,7 @@ type Conn struct {
 	line       *line
 	statements Statements
 	notices    *notices
+	committed  bool   // the default of its transactions is READ COMMITTED
 	lockWait   int    // how long a statement waits for a lock, milliseconds
 	channel    string // of notifications: the schema's name
 }
@@ -45,9 +46,9 @@ func (c *Conn) Close() {
 	c.line.close()
 }
 
-// readCommitted begins every message. The statements count on READ COMMITTED: one that waited for a lock goes on with what the other
-// has written, where a higher level fails. The role or the database may have another default, and behind a pooler no setting of
-// a session lasts.
+// readCommitted begins every message but a heartbeat's, see call. The statements count on READ COMMITTED: one that waited for a
+// lock goes on with what the other has written, where a higher level fails. The role or the database may have another default,
+// and behind a pooler no setting of a session lasts.
 const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
@@ -100,6 +101,16 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 		return nil, err
 	}
 	return &got[0], nil
+}
+
+// call is one for a heartbeat. The function that it calls has a search_path of its own; where the default of transactions fits too,
+// the message is that statement alone.
+func call[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
+	if !c.committed {
+		return one[T](ctx, c, statement, args...)
+	}
+	rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
+	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
 }
 
 // exec runs a statement for its effect.
