@@ -28,7 +28,7 @@ func TestAServerThatBecomesReadOnlyIsLeftAndReturnedTo(t *testing.T) {
 		execute(t, admin, `SELECT pg_reload_conf()`)
 		until(t, "the connection is given up", func() bool { return connections(t, admin) == 0 })
 		until(t, "it was told so", func() bool {
-			return len(book.lines("connect failed", "read-only")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
+			return len(book.lines("connect failed", "default_transaction_read_only is on")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
 		})
 		if s := c.Stats(); s.Owned != 4 || s.Trust == 0 {
 			t.Errorf("stats while there is no server to write to: %+v", s)

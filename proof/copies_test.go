@@ -47,6 +47,9 @@ var copies = []struct {
 // Promises 1 and 3 over more than one copy of one server. The clients follow one address, that of the server that serves. On
 // each server everything moves more than once.
 func TestEpochsRiseOverAllCopiesOfAServer(t *testing.T) {
+	if brief() {
+		t.Skip("has servers of its own, which need pg_upgrade and pg_dump")
+	}
 	t.Parallel()
 	for _, c := range copies {
 		t.Run(c.name, func(t *testing.T) {

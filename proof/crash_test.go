@@ -78,6 +78,21 @@ var crashCases = []crashCase{
 		c.await(nil)
 		c.bystand()
 	}, goesOn},
+	{"unsettle", "the server is behind one seen before", func(c *crash) {
+		c.alone()
+		of := func(era int) {
+			execute(c.t, c.pool, fmt.Sprintf("UPDATE pgleases.server SET era = %d", era))
+			execute(c.t, c.pool, "UPDATE pgleases.leases SET generation = generation + 1") // so that it is read
+		}
+		of(7)
+		waitFor(c.t, patience, "all is owned in that era", func() bool {
+			return value[bool](c.t, c.pool, "SELECT min(epoch) >> 32 = 7 FROM pgleases.partitions")
+		})
+		c.arm("unsettle")
+		of(3)
+		c.await(nil)
+		c.bystand()
+	}, goesOn},
 	{"weight", "its weight is not what it shall be", atBalance("weight", (*crash).misweigh), goesOn},
 	{"superseder", "a newer process has begun", atBalance("superseder", (*crash).supersede), endsOusted},
 	{"guard", "it works", func(c *crash) {
