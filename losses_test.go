@@ -382,8 +382,8 @@ func TestALossMakesNoContextThatNobodyAskedFor(t *testing.T) {
 	}
 }
 
-// TestALossTakesHardlyLongerWithManyHolds compares what a loss takes beside one hold and beside many, the best of some tries each: other
-// work on the machine makes both longer. Where each partition is looked for in each hold it is ten times as much.
+// The best of some tries counts, as other work on the machine makes some longer. A hold may add as much as ending it takes; where each
+// partition is looked for in each hold it is twenty times as much.
 func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 	const partitions, many, tries = 8192, 300, 7
 	best := make(map[int]time.Duration)
@@ -402,8 +402,8 @@ func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 		}
 	}
 	t.Logf("%d partitions end in %v with one hold, in %v with %d", partitions, best[1], best[many], many)
-	if best[many] > 3*best[1] {
-		t.Errorf("%d partitions end in %v with one hold, in %v with %d", partitions, best[1], best[many], many)
+	if most := 3*best[1] + many*10*time.Microsecond; best[many] > most {
+		t.Errorf("that is more than %v", most)
 	}
 }
 

@@ -3,7 +3,6 @@ package store_test
 import (
 	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"slices"
@@ -38,10 +37,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 		f.ok(err)
 		return beat.Run
 	}
-	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond)                // rounding and cutting off differ
-	if checks := flag.Lookup("rapid.checks"); checks.Value.String() == checks.DefValue { // on a server each takes a fifth of a second
-		f.ok(flag.Set(checks.Name, "20"))
-	}
+	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
 		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark;
 			UPDATE server SET timeline = pgleases.timeline(), era = 0, next_check_at = 'infinity', sessions = 1, settling_to = '-infinity';
