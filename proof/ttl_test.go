@@ -40,8 +40,9 @@ func TestEachOfAFleetOfMixedTTLsIsTakenOverAtItsOwn(t *testing.T) {
 		first.Kill()
 		waitFor(t, long, "it expires soon", func() bool { return longExpires() < head })
 
-		began := time.Now()                                // nobody has watched for longer
-		survivor := opened(t, url, "survivor", quietly(t)) // with the default: its watch bears a slow round trip
+		began := time.Now() // nobody has watched for longer
+		// A watch bears the slower round trips the longer the client's TTL is, and this one has to last for long.
+		survivor := opened(t, url, "survivor", quietly(t), pgleases.WithTTL(long), pgleases.WithHeartbeat(time.Second))
 		mixed := joined(t, survivor, "mixed", partitions, pgleases.WithHandoffDelay(0))
 		left := joined(t, survivor, "long", partitions, pgleases.WithHandoffDelay(0))
 		logs := watched(t, map[string]*pgleases.Lease{"survivor": mixed})
