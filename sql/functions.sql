@@ -226,8 +226,8 @@ BEGIN
     -- 11 minutes are more than any TTL: infinity less a time is an error.
     SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
            coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
-           (SELECT extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
-                                            clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000
+           (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
+                                                     clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
     INTO evicted, asked, check_due_in;
 END
