@@ -514,11 +514,16 @@ func (h *eventLog) WithGroup(string) slog.Handler      { return h }
 
 // TestNoTwoClientsEverShowAPartition plays random histories under faults.
 func TestNoTwoClientsEverShowAPartition(t *testing.T) {
+	histories(t, func(w *world) { w.history(15 * time.Minute) })
+}
+
+// histories plays one for each seed.
+func histories(t *testing.T, play func(w *world)) {
 	t.Parallel()
 	for seed := *firstSeed; seed < *firstSeed+uint64(*seeds); seed++ {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { newWorld(t, seed).history(15 * time.Minute) })
+			synctest.Test(t, func(t *testing.T) { play(newWorld(t, seed)) })
 		})
 	}
 }

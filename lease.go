@@ -162,18 +162,24 @@ func (o *ownership) cause() error {
 	return o.ended
 }
 
+// ask notes that the work on the ownership is to end, and appends what tells a callback of Run; lease.mu is held.
+func (o *ownership) ask(cause error, cancels []context.CancelCauseFunc) []context.CancelCauseFunc {
+	if o.asked != nil {
+		return cancels
+	}
+	o.asked = cause
+	if o.stop == nil {
+		return cancels
+	}
+	return append(cancels, o.stop)
+}
+
 // ask has the work on ownerships end. It cancels when mu is free again: whoever is told may need it at once.
 func (l *Lease) ask(owned []*ownership, cause error) {
 	var cancels []context.CancelCauseFunc
 	l.mu.Lock()
 	for _, o := range owned {
-		if o.asked != nil {
-			continue
-		}
-		o.asked = cause
-		if o.stop != nil {
-			cancels = append(cancels, o.stop)
-		}
+		cancels = o.ask(cause, cancels)
 	}
 	l.mu.Unlock()
 	for _, cancel := range cancels {
@@ -209,12 +215,7 @@ func (l *Lease) end(owned []*ownership, cause error) {
 		if o.cancel != nil {
 			cancels = append(cancels, o.cancel)
 		}
-		if o.asked == nil {
-			o.asked = cause
-			if o.stop != nil {
-				cancels = append(cancels, o.stop)
-			}
-		}
+		cancels = o.ask(cause, cancels)
 	}
 	l.mu.Unlock()
 	for _, cancel := range cancels {

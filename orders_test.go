@@ -7,7 +7,6 @@ import (
 	"maps"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
@@ -17,13 +16,7 @@ import (
 // early, while the database and the network fail: every call returns within its bound, nothing is left behind, each ownership
 // ends once and with a cause, no client floods the database, and in the end all comes right.
 func TestCallsInAnyOrderReturn(t *testing.T) {
-	t.Parallel()
-	for seed := *firstSeed; seed < *firstSeed+uint64(*seeds); seed++ {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { newWorld(t, seed).disorder(4 * time.Minute) })
-		})
-	}
+	histories(t, func(w *world) { w.disorder(4 * time.Minute) })
 }
 
 // aMoment is what a call may take longer than its context and what it waits for: a turn of the engine, and the end of a statement.

@@ -21,10 +21,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     ORDER BY l.name
     FOR UPDATE OF l
 ), valid AS MATERIALIZED ( -- one row: all are, and the server is settled
-    -- Where two copies of one server are settled in the same second, the microseconds of their starts keep the epochs apart.
-    SELECT (s.era << 32) + CASE WHEN s.era = 0 THEN 0 ELSE
-               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647 END AS first_epoch
-    FROM pgleases.server AS s
+    SELECT pgleases.first_epoch(s.era) AS first_epoch FROM pgleases.server AS s
     WHERE (SELECT count(*) FROM locked) = cardinality($1::text[])
       AND s.timeline = pgleases.timeline()
 ), living AS MATERIALIZED (

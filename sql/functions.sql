@@ -23,6 +23,18 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.timeline() IS 'Names the server and its timeline now: the system identifier plus the timeline''s number, which rises with a promotion. The number alone, or 0, where the server does not tell them.';
 
+-- Where two copies of one server are settled in the same second, the microseconds of their starts keep the epochs apart.
+CREATE OR REPLACE FUNCTION pgleases.first_epoch(era bigint) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF $1 = 0 THEN
+        RETURN 0; -- nothing was settled yet
+    END IF;
+    RETURN ($1 << 32) + ((extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch that a partition is given in an era.';
+
 -- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
 -- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
 -- one boolean of both calls.

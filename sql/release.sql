@@ -26,9 +26,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     ORDER BY l.name
     FOR UPDATE OF l
 ), valid AS MATERIALIZED ( -- one row: the server is settled. The count is always >= 0: leases are locked first
-    SELECT s.era, (s.era << 32) + CASE WHEN s.era = 0 THEN 0 ELSE
-               (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647 END AS first_epoch -- see apply.sql
-    FROM pgleases.server AS s
+    SELECT s.era, pgleases.first_epoch(s.era) AS first_epoch FROM pgleases.server AS s
     WHERE (SELECT count(*) FROM locked) >= 0 AND s.timeline = pgleases.timeline()
 ), taken AS MATERIALIZED (
     SELECT p.lease, p.partition, p.target,
