@@ -46,6 +46,7 @@ var duties = []*duty{
 	{"join", working, (*engine).joinDue, (*engine).beginJoin, true},
 	{"read", working, (*engine).readDue, (*engine).beginRead, false},
 	{"release", working, (*engine).releaseDue, (*engine).beginRelease, false},
+	{"fence", working, (*engine).fenceDue, (*engine).beginFence, false},
 	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, false},
 	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},
 	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance, false},

@@ -1039,6 +1039,64 @@ func TestAReadThatAPromotedServerAnswersGainsNothing(t *testing.T) {
 	})
 }
 
+func TestWhatAFenceClosedIsNotShownBeforeTheGuardsOfBeforeHaveEnded(t *testing.T) {
+	for name, f := range map[string]fault{
+		"answered":        {},
+		"its answer lost": {err: errBroken, broken: true, applied: true},
+		"it failed":       {err: errLocked},
+		"it arrives late": {before: 4500 * time.Millisecond, late: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a, b := w.start("a"), w.start("b")
+				la, lb := a.mustJoin("x", 1, WithHandoffDelay(0)), b.mustJoin("x", 1, WithWeight(0), WithHandoffDelay(0))
+				w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+				p, _ := la.Partition(0)
+				end, ok := w.db.Guard("x", 0, p.Epoch)
+				if !ok {
+					t.Fatal("the guard was refused")
+				}
+				first, arrived := true, false
+				w.inject(func(client, op string) (fault, bool) {
+					switch {
+					case op == "fence" && first:
+						first = false
+						return f, true
+					case op == "fence" && f.late && !arrived:
+						return fault{err: errLocked}, true
+					}
+					return fault{}, false
+				})
+				w.mu.Lock()
+				w.after = func(op string) { // by another plan it shall stay at once
+					if op == "fence" {
+						arrived = true
+						w.db.Edit(func(t *fakestore.Tables, _ int64) {
+							row := &t.Partitions["x"][0]
+							row.Target = row.Owner
+							changed(t, "x")
+						})
+					}
+				}
+				w.mu.Unlock()
+				if err := errors.Join(lb.SetWeight(context.Background(), 1), la.SetWeight(context.Background(), 0)); err != nil {
+					t.Fatal(err)
+				}
+				w.within(5*time.Second, "no further guard passes", func() bool {
+					end, ok := w.db.Guard("x", 0, p.Epoch)
+					if ok {
+						end()
+					}
+					return !ok
+				})
+				w.staysAway(la, lb)
+				end()
+				w.within(2*time.Second, "a owns it again", func() bool { return shows(la) == "0" })
+			})
+		})
+	}
+}
+
 func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 	for _, step := range []time.Duration{-3 * time.Second, -7 * time.Minute, -time.Hour} {
 		t.Run(step.String(), func(t *testing.T) {

@@ -230,6 +230,13 @@ func (c *faultyConn) Release(ctx context.Context, session int64, releases []stor
 	})
 }
 
+func (c *faultyConn) Fence(ctx context.Context, session int64, busy []store.Release) error {
+	_, err := call(ctx, c, "fence", func(ctx context.Context, conn *fakestore.Conn) (struct{}, error) {
+		return struct{}{}, conn.Fence(ctx, session, busy)
+	})
+	return err
+}
+
 func (c *faultyConn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error) {
 	return call(ctx, c, "evict", func(ctx context.Context, conn *fakestore.Conn) (store.Evicted, error) {
 		return conn.Evict(ctx, cutoff, watched, ttl, run)

@@ -21,8 +21,12 @@ import (
 // transaction. In a REPEATABLE READ or SERIALIZABLE one that began before a change of the partition, the database
 // reports a serialization failure instead (SQLSTATE 40001). Guard lowers idle_in_transaction_session_timeout, for this
 // transaction only, to the trust that is left, so that a process that froze inside it gives the partition free; a
-// statement that runs on is not bounded, nor the transaction as a whole: heartbeats prolong the trust while it works. While a partition drains, Guard still passes. A failover to a standby ends every epoch
-// once the new server was watched for a TTL: Guard refuses those of before.
+// statement that runs on is not bounded, nor the transaction as a whole: heartbeats prolong the trust while it works.
+//
+// While a partition drains, Guard still passes. When all work on it has ended, and guarded transactions still keep it from being
+// handed over, Guard passes no more, also not a second time in a transaction that is open: so transactions that overlap do not
+// keep it for ever. A failover to a standby ends every epoch once the new server was watched for a TTL: Guard refuses those of
+// before.
 //
 // It costs one round trip on the transaction's own connection, which ctx covers. A Partition made from a stored number and
 // epoch is checked the same way.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -294,4 +295,40 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 	untilOwns(t, b, 4)
 	t.Logf("the partition followed %v after the commit", time.Since(began))
 	wraps(t, "Guard after the hand-over", guard(t, pool, a, p), pgleases.ErrNotOwner)
+}
+
+func TestGuardsThatOverlapDoNotKeepAPartitionFromBeingHandedOver(t *testing.T) {
+	t.Parallel()
+	pool, _, cb, a := twoClients(t, 1, pgleases.WithHandoffDelay(0))
+	p := ownership(t, a, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	var writers sync.WaitGroup
+	defer writers.Wait()
+	defer cancel()
+	refusals := make(chan error, 4)
+	for range cap(refusals) { // at each moment at least one has passed Guard, and has not committed
+		writers.Go(func() {
+			for {
+				err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+					if err := a.Guard(ctx, tx, p); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, "SELECT pg_sleep(0.02)")
+					return err
+				})
+				if err != nil {
+					refusals <- err
+					return
+				}
+			}
+		})
+	}
+	b := joined(t, cb, "work", 1, pgleases.WithHandoffDelay(0))
+	if err := a.SetWeight(ctx, 0); err != nil {
+		t.Fatal(err)
+	}
+	untilOwns(t, b, 1)
+	for range cap(refusals) {
+		wraps(t, "a guard of the owner before", receive(t, "refusal", refusals), pgleases.ErrNotOwner)
+	}
 }

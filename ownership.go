@@ -29,6 +29,9 @@ type tenure struct {
 	limitAt  time.Time // not waited for longer; never: as long as it takes
 	warnAt   time.Time // when to log that it still waits for work
 	overdue  bool      // limitAt has passed
+	busy     int       // how often its release was answered: a guarded transaction is open
+	fencing  bool      // a fence was sent: the epoch may be higher than is known
+	fenced   int64     // the epoch since a fence, under which it is released; 0: none is known
 	struck   bool      // it is over in the database: nothing is left but the work on it that has not ended
 
 	valuesRead bool // it was in Values that a reader got
@@ -104,7 +107,10 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	for _, p := range r.Owned {
 		confirmed[p.Partition] = true
 		t := m.tenures[p.Partition]
-		if t != nil && t.epoch != p.Epoch { // released, or gained anew unseen
+		if t != nil && t.fencing && t.releaseEpoch() != p.Epoch { // had it been released to this client, it would be once more
+			t.fenced, t.fencing = p.Epoch, false
+		}
+		if t != nil && t.releaseEpoch() != p.Epoch { // released, or gained anew unseen
 			if t.draining {
 				released = append(released, t)
 			} else {
@@ -472,7 +478,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 	session, lastJoin := e.session.number, e.leases.joins
 	releases := make([]store.Release, len(tenures))
 	for i, t := range tenures {
-		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch}
+		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
 	}
 	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		answer, err := c.Release(ctx, session, releases, leaving, lastJoin)
@@ -509,6 +515,11 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		switch {
 		case busy[k]:
 			t.readyAt = now.Add(busyRetry)
+			t.busy++
+			continue
+		case !done && t.fencing:
+			m.toRead = m.joined
+			t.readyAt = now.Add(busyRetry)
 			continue
 		case !done:
 			m.toRead = m.joined
@@ -537,6 +548,51 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		e.serve(m, gained)
 	}
 	e.requestPlan(now, answer.Asking...)
+}
+
+// releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
+func (t *tenure) releaseEpoch() int64 { return max(t.epoch, t.fenced) }
+
+// wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
+// an epoch that still passes a guard.
+func (t *tenure) wantsFence(era int64) bool {
+	return t.busy > 1 && t.fenced == 0 && !t.struck && t.membership.joined && store.EraOf(t.epoch) >= era
+}
+
+func (e *engine) fenceDue(time.Time) time.Time {
+	if !e.session.settled {
+		return never
+	}
+	for t := range e.leases.draining {
+		if t.wantsFence(e.session.era) {
+			return atOnce
+		}
+	}
+	return never
+}
+
+// beginFence sees to it that no further guarded transaction begins on partitions whose release waits for some.
+func (e *engine) beginFence(time.Time) *operation {
+	var busy []store.Release
+	var tenures []*tenure
+	for t := range e.leases.draining {
+		if t.wantsFence(e.session.era) && len(busy) < e.agenda.batch {
+			busy = append(busy, store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch})
+			tenures = append(tenures, t)
+			t.fencing = true
+		}
+	}
+	session := e.session.number
+	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.Fence(ctx, session, busy)
+		return func(error) error {
+			for _, t := range tenures {
+				t.busy = 0
+				t.membership.toRead = t.membership.joined // which tells the epoch
+			}
+			return err
+		}
+	}}
 }
 
 // leaveAnswered takes what became of the leases that were left.

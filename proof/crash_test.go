@@ -69,6 +69,20 @@ var crashCases = []crashCase{
 		c.await(nil)
 	}, goesOn},
 	{"release", "it is closed", atBalance("release", (*crash).close), endsClosed},
+	{"fence", "guarded transactions keep its releases waiting", func(c *crash) {
+		c.alone()
+		tx, err := c.admin.Begin(c.t.Context())
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		if _, err := tx.Exec(c.t.Context(), "SELECT pgleases.guard(lease, partition, epoch) FROM pgleases.partitions"); err != nil {
+			c.t.Fatal(err)
+		}
+		c.arm("fence")
+		c.bystand()
+		c.await(nil)
+	}, goesOn},
 	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
 	{"evict", "another has died", atDeath("evict"), goesOn},
 	{"settle", "the server was promoted", func(c *crash) {

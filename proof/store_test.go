@@ -261,6 +261,9 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		}
 		release(0)
 		durable("a release")
+		a.ok(a.Fence(t.Context(), a.id, []store.Release{{Lease: "l", Partition: 1, Epoch: epoch}}))
+		durable("a fence")
+		epoch++
 		_, err := a.SetWeight(t.Context(), a.id, "l", 5)
 		a.ok(err)
 		durable("a weight")

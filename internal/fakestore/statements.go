@@ -382,6 +382,22 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 	})
 }
 
+// Fence is fence.sql.
+func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) error {
+	_, err := execute(ctx, c, true, func(db *Database, t *Tables, _ int64) (struct{}, bool) {
+		raised := false
+		for _, r := range busy {
+			row := t.row(r.Lease, r.Partition)
+			if row == nil || row.Owner != session || row.Epoch != r.Epoch || t.Server.Timeline != db.run.Timeline {
+				continue
+			}
+			row.Epoch, raised = db.nextEpoch(*row), true
+		}
+		return struct{}{}, raised
+	})
+	return err
+}
+
 // Evict is evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error) {
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {

@@ -40,6 +40,7 @@ type Conn interface {
 	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
 	Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error)
+	Fence(ctx context.Context, session int64, busy []store.Release) error
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)

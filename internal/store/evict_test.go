@@ -418,6 +418,7 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{}, "applied")
 		released := a.release([]Release{{"l", 1, 1}}, "l")
 		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
+		f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 1, 1}}))
 		f.expire(dead)
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
 		expect(t, f.state("l"), before, "state")

@@ -101,10 +101,7 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 // Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. See
 // release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []string, lastJoin int64) (Released, error) {
-	leases, partitions, epochs := make([]string, len(releases)), make([]int, len(releases)), make([]int64, len(releases))
-	for i, r := range releases {
-		leases[i], partitions[i], epochs[i] = r.Lease, r.Partition, r.Epoch
-	}
+	leases, partitions, epochs := columns(releases)
 	type row struct {
 		ReleasedLeases     []string
 		ReleasedPartitions []int
@@ -127,4 +124,18 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
 	return released, nil
+}
+
+// Fence raises the epochs of partitions that guarded transactions keep from being released. See fence.sql.
+func (c *Conn) Fence(ctx context.Context, session int64, busy []Release) error {
+	leases, partitions, epochs := columns(busy)
+	return c.exec(ctx, c.statements.Fence, session, leases, partitions, epochs, c.lockWait)
+}
+
+func columns(releases []Release) (leases []string, partitions []int, epochs []int64) {
+	leases, partitions, epochs = make([]string, len(releases)), make([]int, len(releases)), make([]int64, len(releases))
+	for i, r := range releases {
+		leases[i], partitions[i], epochs[i] = r.Lease, r.Partition, r.Epoch
+	}
+	return leases, partitions, epochs
 }

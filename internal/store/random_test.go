@@ -123,6 +123,18 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				leaving, last := some(p, "leaving", leases), draw(p, "last join", []int64{0, 2, 2, 2})
 				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
 			},
+			"fence": func(*rapid.T) {
+				session := p.session()
+				var busy []Release
+				for _, k := range some(p, "partitions", p.partitions()) {
+					row := p.double.tables().Partitions[k.lease][k.number]
+					busy = append(busy, Release{Lease: k.lease, Partition: k.number, Epoch: row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})})
+					if row.Owner != 0 && draw(p, "by its owner", []bool{true, true, true, false}) {
+						session = row.Owner
+					}
+				}
+				p.same("fence", func(c seam.Conn) (any, error) { return nil, c.Fence(f.ctx, session, busy) })
+			},
 			"evict": func(*rapid.T) {
 				run, watched, ttl := p.run(), draw(p, "watched", durations), draw(p, "own TTL", durations)
 				cutoff := p.at.Add(-draw(p, "behind the clock", []time.Duration{0, 0, time.Second, -time.Second})).UnixMicro()

@@ -58,6 +58,26 @@ func TestAGuardedPartitionIsNotReleasedAndOthersAre(t *testing.T) {
 	})
 }
 
+func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 3)
+		b.join("l", 3)
+		a.give("l", a.session, a.session, b.session)
+		a.give("l", b.session, b.session, b.session)
+		end := f.guarding("l", 0, 1)
+		for range 2 { // a repetition, and what is another epoch's or another owner's, change nothing
+			f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 9}, {"l", 2, 1}}))
+			expect(t, f.state("l", a, b), "a>b:2 of a asked, a>b:1 of a asked, b>b:1 of b", "state")
+		}
+		expect(t, f.guarding("l", 0, 1) == nil, true, "guard refused under the epoch before")
+		expect(t, len(a.release([]Release{{"l", 0, 2}}).Busy), 1, "busy while the first is open")
+		end()
+		expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 0, "released under the epoch before")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 2}}).Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:3}]", b.session), "released")
+	})
+}
+
 func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")

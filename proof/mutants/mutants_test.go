@@ -65,6 +65,8 @@ var detectors = map[string]detector{
 	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
+	// Guarded transactions that are open when their partition is to be handed over.
+	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
 	// Each statement's flush of the log, on a real server.
@@ -107,6 +109,12 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a server that is behind and not noticed", "return", `epoch (repeats|falls)`, []edit{
 		{"ownership.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
+	}},
+	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
+		{"ownership.go", `			t.fencing = true`, `			t.fencing = false`, 0},
+	}},
+	{"no fence before a release", "closed", `not within 5s: no further guard passes`, []edit{
+		{"ownership.go", `return t.busy > 1 &&`, `return false &&`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
