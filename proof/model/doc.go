@@ -6,7 +6,7 @@
 //
 // Two or three processes, one or two partitions, the database's tables, time in ticks, and faults.
 // Registration with the incarnation of an ID that two processes share; heartbeats, with the trust that they earn counted
-// from before they were sent; reads, hand-over by release, also one that its client gave up and that runs late; plan and
+// from before they were sent; reads, hand-over by release, also one that its client gave up and that runs late; fences, which the database runs at any time; plan and
 // apply in one step and apart; eviction; guarded transactions of work that remembers any ownership it ever had; work
 // that a hand-over waits for; closing; the end of a process; a crash of the database, which loses heartbeats and the mark; and
 // one promotion of a standby that is any earlier state of the tables, with settling. Every answer may be late or lost, and every
@@ -14,7 +14,7 @@
 //
 // The promises are assertions, each marked PROMISE: no two clients show a partition, or work on it under a living
 // ownership, at once; an epoch neither repeats nor falls, over crashes and promotions; no guarded transaction commits under
-// an older epoch after one under a newer; no session is evicted whose client trusts itself. With -DCOMPLETENESS, clients do
+// an older epoch after one under a newer, and nothing is shown while one is open that was guarded under an older; no session is evicted whose client trusts itself. With -DCOMPLETENESS, clients do
 // what they have a reason to do, faults end at some point, time goes on when nobody has anything left to do, and then
 // every partition is shown by its owner within three TTL.
 //
@@ -52,7 +52,7 @@
 //
 // States of the configurations, all of which were visited. At one partition and two processes: hand-overs and evictions with
 // a shared ID 248,311; new sessions 467,078; a database crash 377,187; work in hand 275,289 and late releases 607,901, both
-// with three ownerships; overtaken plans 483,812; completeness after a crash 800,981; a promotion after a hand-over
+// with three ownerships; guards and fences 1,100,671; overtaken plans 483,812; completeness after a crash 800,981; a promotion after a hand-over
 // 4,317,436, with work in hand 8,644,248. Two partitions 393,957. Three processes 459,138, over two ownerships 1,751,399,
 // with two partitions 6,157,274, and with a promotion too 145,859,460, these four with SYMMETRIC: without, it would be
 // up to six times as many, twelve with two partitions. The last has a TTL of one tick and two answers under way at a time, and takes 20 minutes and 6 GB.

@@ -105,6 +105,9 @@ typedef Process {
 	bit dirty;                  /* the lease's generation is not the one last read */
 	mtype:ownership has[P];
 	byte epoch[P];
+#ifdef GUARDS
+	bit fencing[P];             /* a fence was sent: the epoch may be higher than is known */
+#endif
 
 	/* the one operation under way, and its answer; all zero where there is none */
 	mtype:operation op;
@@ -191,13 +194,27 @@ inline change_owner(p, s) {
 	raise_generation()
 }
 
+#ifdef ENDED_BEFORE
+#define before(c, p, e) (pr[c].work == GUARDED && pr[c].workPartition == p && pr[c].workEpoch < e)
+#if N > 2
+#define guardedBefore(p, e) (before(0, p, e) || before(1, p, e) || before(2, p, e))
+#else
+#define guardedBefore(p, e) (before(0, p, e) || before(1, p, e))
+#endif
+#endif
 inline serve(c, p, e) {
 	pr[c].has[p] = SHOWN;
 	pr[c].epoch[p] = e;
+#ifdef ENDED_BEFORE
+	assert(!guardedBefore(p, e));                    /* PROMISE: what was guarded under an epoch before has ended */
+#endif
 	assert(!uses(c, p) || !othersUse(c, p))          /* PROMISE: exclusive */
 }
 
 inline forget(c, p) {
+#ifdef GUARDS
+	pr[c].fencing[p] = 0;
+#endif
 	pr[c].has[p] = NOT_OWNED;
 	pr[c].epoch[p] = 0
 }
@@ -455,6 +472,14 @@ inline answer_read(c) {
 			:: pr[c].trust > 0 && (pr[c].ansTimeline != pr[c].seen || pr[c].ansSettled != pr[c].settled) -> pr[c].dirty = GENERATION
 			:: else ->
 				for (i : 0 .. P-1) {
+#ifdef GUARDS
+					if
+					:: pr[c].fencing[i] && pr[c].ansEpoch[i] > pr[c].epoch[i] ->
+						pr[c].epoch[i] = pr[c].ansEpoch[i];
+						pr[c].fencing[i] = 0
+					:: else
+					fi;
+#endif
 					if                                  /* released meanwhile, or a failover raised the epoch */
 					:: pr[c].has[i] != NOT_OWNED && pr[c].epoch[i] != pr[c].ansEpoch[i] -> forget(c, i)
 					:: else
@@ -552,7 +577,12 @@ inline answer_release(c) {
 			i = pr[c].opPartition - 1;
 			if
 			:: pr[c].ansOutcome == BUSY                  /* an open guarded transaction: later */
+#ifdef GUARDS
+			:: pr[c].ansOutcome == NOTHING && pr[c].fencing[i] -> pr[c].dirty = GENERATION
+			:: pr[c].ansOutcome == NOTHING && !pr[c].fencing[i] || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
+#else
 			:: pr[c].ansOutcome == NOTHING || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
+#endif
 				forget(c, i);                           /* an earlier one did it: a read tells who has it */
 				pr[c].dirty = GENERATION
 			:: pr[c].ansOutcome == BACK && pr[c].trust > 0 && !pr[c].ending -> serve(c, i, pr[c].ansEpoch[i])
@@ -562,6 +592,33 @@ inline answer_release(c) {
 		}
 	}
 }
+
+#ifdef GUARDS
+/* A guarded transaction keeps a release waiting, so a fence is sent. */
+inline fence(c, p) {
+	atomic {
+		ready(c) && pr[c].known && pr[c].settled && releasable(c, p) && !takeable(p) && !pr[c].fencing[p] ->
+		d_step { pr[c].fencing[p] = 1 }
+	}
+}
+
+/* fence.sql: no further guard passes, those that have passed go on. The database runs it at any time after it was sent, or never.
+ * A read tells the new epoch, so no answer is a step of its own. */
+inline run_fence(c, p) {
+	atomic {
+		pr[c].fencing[p] && isSettled && db.part[p].owner == session(c) && db.part[p].epoch == pr[c].epoch[p] && bounded(p) ->
+		d_step {
+			db.part[p].epoch = nextEpoch(p);
+			assert(db.part[p].epoch > highest[p]);
+			highest[p] = db.part[p].epoch;
+			pr[c].dirty = GENERATION;
+#ifdef FENCE_FORGOTTEN
+			pr[c].fencing[p] = 0
+#endif
+		}
+	}
+}
+#endif
 
 /* The client gives up a release, which then runs late, or never. */
 inline release_late(c, p) {
@@ -948,6 +1005,12 @@ proctype Client(byte me) {
 #endif
 	:: step(guard(me))
 	:: step(commit(me))
+	:: step(fence(me, 0))
+	:: step(run_fence(me, 0))
+#if P > 1
+	:: step(fence(me, 1))
+	:: step(run_fence(me, 1))
+#endif
 #endif
 #if defined(PINS) || defined(GUARDS)
 	:: step(end_work(me))

@@ -38,7 +38,7 @@ var configurations = []struct {
 	{name: "new sessions", defines: small + "REREGISTERS=1"},
 	{name: "database crash", defines: small + "RESTARTS=1"},
 	{name: "work in hand", defines: small + "MAXEPOCH=3 PINS"},
-	{name: "guards", defines: small + "GUARDS"},
+	{name: "guards", defines: small + "GUARDS ENDED_BEFORE"},
 	{name: "late releases", defines: small + "MAXEPOCH=3 LATE"},
 	{name: "overtaken plans", defines: small + "APART"},
 	{name: "two partitions", defines: small + "P=2 MAXEPOCH=1"},
@@ -47,7 +47,7 @@ var configurations = []struct {
 	{name: "completeness, late releases", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", long: true},
 	{name: "promotion after a hand-over", defines: small + "PROMOTIONS=1", long: true},
 	{name: "promotion with work in hand", defines: small + "PROMOTIONS=1 PINS", long: true},
-	{name: "guards over three ownerships", defines: small + "MAXEPOCH=3 GUARDS", long: true},
+	{name: "guards over three ownerships", defines: small + "MAXEPOCH=3 GUARDS ENDED_BEFORE", long: true},
 	{name: "late releases over four ownerships", defines: small + "MAXEPOCH=4 LATE", long: true},
 	{name: "three processes", defines: small + "N=3 MAXEPOCH=1 SYMMETRIC"},
 	{name: "three processes over two ownerships", defines: small + "N=3 SYMMETRIC", long: true},
@@ -61,6 +61,7 @@ const (
 	wrongful  = `^assertion violated  ?!\(\(\(pr\[\(\(1-1\)/2\)\]|turn\)\+1\)==` // evict
 	repeats   = `epoch>highest`                                                  // change_owner, settle
 	fenced    = `workEpoch>=`                                                    // commit
+	before    = `guardedBefore|workEpoch<`                                       // serve
 	complete  = `bounds\|\|`                                                     // World
 )
 
@@ -82,6 +83,7 @@ var mutants = []struct {
 	{"GUARD_WITHOUT_LOCK", small + "GUARDS", fenced, true},
 	{"TAKEOVER_WITHOUT_FOR_UPDATE", small + "GUARDS", fenced, false},
 	{"GUARD_CURRENT_EPOCH", small + "MAXEPOCH=3 GUARDS", fenced, false},
+	{"FENCE_FORGOTTEN", small + "MAXEPOCH=3 GUARDS ENDED_BEFORE", before, false},
 	{"RELEASE_NOT_RETRIED", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", complete, false},
 	{"ORPHANS_OF_UNMOVED_TARGETS", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1", complete, false},
 	{"EPOCH_WITHOUT_ERA", small + "PROMOTIONS=1", repeats, false},
