@@ -43,6 +43,9 @@ type membership struct {
 
 	leaving       error // why; nil: it stays
 	awaitsRelease bool  // a leave was sent; it is sent again with the next release
+
+	apart   bool      // its last release met a lock: until one succeeds, it is released apart from others
+	triedAt time.Time // that release
 }
 
 // weightCalls are calls of SetWeight.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -431,13 +432,30 @@ func (t *tenure) releasableAt(now time.Time) time.Time {
 	return t.readyAt
 }
 
-// releasable returns what is to be released now, and the leases to leave.
+// releasable returns what is to be released now in one statement, and the leases to leave. A statement waits for the rows of all its
+// leases. So leases whose release met a lock come after all others, one by one.
 func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string) {
+	due := make(map[*membership]bool)
 	for t := range e.leases.draining {
 		if !t.releasableAt(now).After(now) {
 			tenures = append(tenures, t)
+			due[t.membership] = true
 		}
 	}
+	for _, m := range e.leases.byName {
+		if m.leaving != nil && m.joined && !m.awaitsRelease {
+			due[m] = true
+		}
+	}
+	var oldest *membership
+	together := false
+	for m := range due {
+		if together = together || !m.apart; m.apart && (oldest == nil || m.triedAt.Before(oldest.triedAt)) {
+			oldest = m
+		}
+	}
+	maps.DeleteFunc(due, func(m *membership, _ bool) bool { return m.apart && (together || m != oldest) })
+	tenures = slices.DeleteFunc(tenures, func(t *tenure) bool { return !due[t.membership] })
 	if len(tenures) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
 		slices.SortFunc(tenures, func(a, b *tenure) int {
 			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
@@ -449,7 +467,7 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 		releases[t.membership] = true
 	}
 	for name, m := range e.leases.byName {
-		if m.leaving != nil && m.joined && (!m.awaitsRelease || releases[m]) {
+		if due[m] && m.leaving != nil && (!m.awaitsRelease || releases[m]) {
 			leaving = append(leaving, name)
 		}
 	}
@@ -476,13 +494,23 @@ func (e *engine) releaseDue(now time.Time) time.Time {
 func (e *engine) beginRelease(now time.Time) *operation {
 	tenures, leaving := e.releasable(now)
 	session, lastJoin := e.session.number, e.leases.joins
+	named := make(map[*membership]bool)
+	for _, name := range leaving {
+		named[e.leases.byName[name]] = true
+	}
 	releases := make([]store.Release, len(tenures))
 	for i, t := range tenures {
 		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
+		named[t.membership] = true
 	}
 	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		answer, err := c.Release(ctx, session, releases, leaving, lastJoin)
 		return func(error) error {
+			if err == nil || store.LockTimeout(err) {
+				for m := range named {
+					m.apart, m.triedAt = err != nil, now
+				}
+			}
 			if err == nil {
 				e.releaseAnswered(tenures, answer)
 				e.leaveAnswered(leaving, answer)

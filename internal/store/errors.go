@@ -39,6 +39,9 @@ const (
 	codeMigrated    = "PL002" // raised by Migrate itself
 )
 
+// LockTimeout reports whether the statement waited for a lock for as long as it may.
+func LockTimeout(err error) bool { return Code(err) == codeLockTimeout }
+
 // Denied reports whether the role lacks a right.
 func Denied(err error) bool { return Code(err) == "42501" }
 

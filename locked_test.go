@@ -1,0 +1,40 @@
+package pgleases_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+)
+
+// lockLease locks a lease's row until the function that it returns is called.
+func lockLease(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
+	t.Helper()
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR UPDATE", name); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = tx.Rollback(context.Background()) }
+}
+
+func TestALockedLeaseKeepsNoOtherFromBeingHandedOver(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, _ := twoClients(t, 1, pgleases.WithHandoffDelay(0))
+	locked := joined(t, ca, "locked", 1)
+	untilOwns(t, locked, 1)
+	heir := joined(t, cb, "work", 1)
+	defer lockLease(t, pool, "locked")()
+	leaving := newCrew(t)
+	defer leaving.gone()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	leaving.do(func() {
+		go func() { _ = ca.Close(ctx) }()
+	})
+	untilOwns(t, heir, 1)
+}
