@@ -110,10 +110,14 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 		}
 	}
 	slices.Sort(names)
-	batch := e.agenda.batch
+	batch, again := e.agenda.batch, time.Duration(store.NotAgain)
+	if e.leases.planApart {
+		again = min(e.options.heartbeat, time.Second)
+	}
 	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		planned, applied, more, err := rebalance(ctx, c, names, batch)
+		planned, applied, more, err := rebalance(ctx, c, names, batch, again)
 		return func(error) error {
+			e.leases.planApart = store.LockTimeout(err) || e.leases.planApart && !applied.Applied
 			e.rebalanced(names, planned, applied, more, err)
 			return err
 		}
@@ -150,8 +154,9 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 const overtaken = 100 * time.Millisecond
 
 // rebalance claims leases, plans them and applies the first moves of the plan, a batch. It also reports whether there are more. A
-// plan that something overtook is made again.
-func rebalance(ctx context.Context, c conn, names []string, batch int) ([]store.LeasePlan, store.Applied, bool, error) {
+// plan that something overtook is made again. The plan is of all leases that share a member with those claimed; where another plan
+// is due again after some time, because one of them was locked, of those claimed alone.
+func rebalance(ctx context.Context, c conn, names []string, batch int, again time.Duration) ([]store.LeasePlan, store.Applied, bool, error) {
 	claimed, err := c.Claim(ctx, names)
 	if err != nil || len(claimed) == 0 {
 		return nil, store.Applied{}, false, err
@@ -162,9 +167,15 @@ func rebalance(ctx context.Context, c conn, names []string, batch int) ([]store.
 		if err != nil {
 			return nil, store.Applied{}, false, err
 		}
-		moves := replan(read)
+		if again >= 0 {
+			read = slices.DeleteFunc(read, func(r store.LeasePlan) bool { return !slices.Contains(claimed, r.Name) })
+		}
+		moves, next := replan(read), again
 		more := len(moves) > batch
-		applied, err := c.Apply(ctx, read, moves[:min(len(moves), batch)], more)
+		if more {
+			next = 0
+		}
+		applied, err := c.Apply(ctx, read, moves[:min(len(moves), batch)], next)
 		if err != nil || applied.Applied || attempt == 3 || time.Since(began) > overtaken {
 			return read, applied, more, err
 		}

@@ -255,9 +255,9 @@ func (c *faultyConn) Plan(ctx context.Context, leases []string) ([]store.LeasePl
 	})
 }
 
-func (c *faultyConn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, more bool) (store.Applied, error) {
+func (c *faultyConn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error) {
 	return call(ctx, c, "apply", func(ctx context.Context, conn *fakestore.Conn) (store.Applied, error) {
-		return conn.Apply(ctx, plan, moves, more)
+		return conn.Apply(ctx, plan, moves, again)
 	})
 }
 

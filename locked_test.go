@@ -38,3 +38,15 @@ func TestALockedLeaseKeepsNoOtherFromBeingHandedOver(t *testing.T) {
 	})
 	untilOwns(t, heir, 1)
 }
+
+func TestALockedLeaseKeepsNoOtherFromBeingPlanned(t *testing.T) {
+	t.Parallel()
+	pool, _, cb, work := twoClients(t, 1, pgleases.WithHandoffDelay(0))
+	untilOwns(t, joined(t, cb, "locked", 1), 1)
+	heir := joined(t, cb, "work", 1) // so that a plan is of both
+	defer lockLease(t, pool, "locked")()
+	if err := work.SetWeight(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	untilOwns(t, heir, 1)
+}

@@ -16,11 +16,12 @@ import (
 
 // leases is what the client joined, and what is to be done with it.
 type leases struct {
-	byName   map[string]*membership
-	waiting  map[string][]*joining // calls for a name whose membership has to end first
-	draining map[*tenure]struct{}  // of all leases; also those that are struck out, until the work on them ends
-	joins    int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
-	planAt   map[string]time.Time  // when to plan a lease that asks for it, joined or not
+	byName    map[string]*membership
+	waiting   map[string][]*joining // calls for a name whose membership has to end first
+	draining  map[*tenure]struct{}  // of all leases; also those that are struck out, until the work on them ends
+	joins     int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
+	planAt    map[string]time.Time  // when to plan a lease that asks for it, joined or not
+	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.

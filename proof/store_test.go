@@ -100,7 +100,7 @@ func (s *session) give(lease string, targets ...int64) {
 	for i, target := range targets {
 		moves = append(moves, store.Move{Lease: lease, Partition: i, Target: target})
 	}
-	applied, err := s.Apply(s.t.Context(), plan, moves, false)
+	applied, err := s.Apply(s.t.Context(), plan, moves, store.NotAgain)
 	s.ok(err)
 	if !applied.Applied {
 		s.t.Fatal("a plan was not applied")

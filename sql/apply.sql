@@ -5,7 +5,7 @@
 -- $1 text[], $2 bigint[]  leases of the plan, and their generations as the plan read them
 -- $3 text[], $4 int[], $5 bigint[]  lease, partition and target session (0: none) of each move
 -- $6 int      lock timeout, milliseconds
--- $7 boolean  the plan has more moves than these: another plan stays due
+-- $7 bigint   microseconds until another plan is due: 0 where this one has more moves; negative: none is
 -- $8 text     channel to notify; empty: none
 --
 -- One row: whether the plan was written; the number of owners asked to hand over; of partitions given to their targets; of
@@ -74,7 +74,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SET generation = l.generation + CASE WHEN l.name IN (SELECT lease FROM asked UNION ALL SELECT lease FROM given)
                                          THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
-        next_check_at = CASE WHEN $7::boolean THEN clock_timestamp()
+        next_check_at = CASE WHEN $7::bigint >= 0 THEN clock_timestamp() + $7::bigint * interval '1 microsecond'
                              WHEN l.name IN (SELECT lease FROM left_over)
                              THEN clock_timestamp() + interval '50 milliseconds'
                              ELSE 'infinity' END

@@ -542,7 +542,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string) ([]store.LeasePlan, er
 }
 
 // Apply is apply.sql.
-func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, more bool) (store.Applied, error) {
+func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error) {
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
 		if t.Server.Timeline != db.run.Timeline {
@@ -600,8 +600,8 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {
-			case more:
-				l.NextCheckAt = clock
+			case again >= 0:
+				l.NextCheckAt = clock + again.Microseconds()
 			case leftOver[name]:
 				l.NextCheckAt = clock + 50*millisecond
 			}

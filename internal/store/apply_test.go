@@ -106,7 +106,7 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	// The generation changes while the plan waits for a lease's lock: the snapshot still shows the one that was read.
 	plan = a.plan("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
-	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, false); return got })
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, NotAgain); return got })
 	f.blocked(a.pg().Raw().PgConn().PID())
 	release()
 	expect(t, applying(), Applied{}, "after a change that it waited for")
@@ -146,7 +146,7 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
-		applied, err := a.Apply(f.ctx, a.plan("l"), []Move{{"l", 0, a.session}}, true)
+		applied, err := a.Apply(f.ctx, a.plan("l"), []Move{{"l", 0, a.session}}, 0)
 		f.ok(err)
 		expect(t, applied, Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
@@ -502,7 +502,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 				}
 			}
 		}
-		applied, err := c.Apply(ctx, plans, moves, false)
+		applied, err := c.Apply(ctx, plans, moves, NotAgain)
 		return fmt.Sprint("apply ", applied.Applied), err
 	case n < 18: // its heartbeats are lost
 		return "expire", c.pg().Exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)

@@ -205,7 +205,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 					return
 				}
 				if len(plans) == 1 {
-					if _, err := c.Apply(f.ctx, plans, []Move{{"l", 0, c.session}, {"l", 1, c.session}}, false); err != nil {
+					if _, err := c.Apply(f.ctx, plans, []Move{{"l", 0, c.session}, {"l", 1, c.session}}, NotAgain); err != nil {
 						t.Error(err)
 						return
 					}

@@ -100,9 +100,12 @@ func (c *Conn) Plan(ctx context.Context, leases []string) ([]LeasePlan, error) {
 	return plans, err
 }
 
-// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Where there are more, another plan stays
-// due. See apply.sql.
-func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, more bool) (Applied, error) {
+// NotAgain is the time after which no other plan is due.
+const NotAgain = -time.Microsecond
+
+// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Another plan is due after that time, at
+// most a second, or NotAgain. See apply.sql.
+func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again time.Duration) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
 		names[i], generations[i] = p.Name, p.Generation
@@ -117,6 +120,6 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, more b
 		Notified               *string
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
-		names, generations, leases, partitions, targets, c.lockWait, more)
+		names, generations, leases, partitions, targets, c.lockWait, again.Microseconds())
 	return Applied{got.Applied, got.Asked, got.Given, got.LeftOver}, err
 }

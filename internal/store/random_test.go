@@ -158,8 +158,8 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				for _, k := range some(p, "moves", places) {
 					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
 				}
-				more := draw(p, "more", []bool{false, false, true})
-				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, plan, moves, more) })
+				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
+				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, plan, moves, again) })
 			},
 			"guard": func(*rapid.T) {
 				if all := p.partitions(); len(all) > 0 && len(p.guards) < 3 {

@@ -244,7 +244,7 @@ func (c *client) plan(leases ...string) []LeasePlan {
 
 func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
 	c.f.Helper()
-	applied, err := c.Apply(c.f.ctx, plan, moves, false)
+	applied, err := c.Apply(c.f.ctx, plan, moves, NotAgain)
 	c.f.ok(err)
 	return applied
 }
