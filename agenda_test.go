@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -389,6 +390,39 @@ func TestSetWeightIsAnsweredOnceAlsoWhereTheLeaseIsLeftDuringTheNextJoin(t *test
 		}
 		if err := <-weighed; !errors.Is(err, ErrClosed) {
 			w.failf("SetWeight: %v", err)
+		}
+	})
+}
+
+// The first process registers, and its answer is lost. One of another program registers before the first one tries again.
+func TestAnOpeningWhoseAnswerWasLostIsNewerThanAProcessThatCameMeanwhile(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var attempts atomic.Int32
+		w.inject(func(_, op string) (fault, bool) {
+			if op != "register" || attempts.Add(1) > 1 {
+				return fault{}, false
+			}
+			return fault{after: time.Second, err: errLocked, applied: true}, true
+		})
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			other, err := w.db.Connect()
+			if err == nil {
+				_, _, err = other.Register(context.Background(), store.Registration{Session: randomID(), ID: "a", Process: randomID(), TTL: time.Second})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		p := w.start("a")
+		if n := attempts.Load(); n != 2 {
+			t.Errorf("it registered in %d attempts, not 2", n)
+		}
+		l := p.mustJoin("x", 1)
+		w.within(10*time.Second, "it owns all", func() bool { return shows(l) == "0" })
+		time.Sleep(time.Minute)
+		if err := p.c.Err(); err != nil {
+			t.Errorf("it ended: %v", err)
 		}
 	})
 }

@@ -38,8 +38,9 @@ type Client struct {
 // WithoutMigration is given.
 //
 // ctx covers the opening only; a host that does not answer for 5 s, or for a heartbeat where that is longer, is passed
-// over. The errors: a bad option, the connection's, ErrSchema, or the database's where the role lacks rights. Nothing stays
-// behind then.
+// over. Registering is tried again until ctx ends, where it failed for a reason that may pass, as a row that somebody has locked;
+// that is logged once. The errors: a bad option, the connection's, ErrSchema, the database's where the role lacks rights, or the
+// cause of ctx with the error of the last attempt. Nothing stays behind then.
 func NewClient(ctx context.Context, pool *pgxpool.Pool, opts ...Option) (*Client, error) {
 	o, err := newOptions(opts)
 	if err != nil {
@@ -110,7 +111,9 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 	}
 	e := newEngine(c, first, connect)
 	if err := e.registerFirst(ctx); err != nil {
-		first.Close()
+		if e.connection.conn != nil {
+			e.connection.conn.Close()
+		}
 		return nil, openError(fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
 	}
 	go e.loop()

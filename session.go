@@ -45,19 +45,50 @@ func (e *engine) registration() store.Registration {
 	}
 }
 
-// registerFirst registers before the goroutine runs.
+// registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
 func (e *engine) registerFirst(ctx context.Context) error {
-	sent := time.Now()
-	incarnation, newer, err := e.connection.conn.Register(ctx, e.registration())
-	if err != nil {
-		return err
+	register := &duty{name: "register", ownPause: true}
+	var failed error // the last attempt, unless ctx ended it
+	for {
+		sent := time.Now()
+		incarnation, newer, err := e.registerOnce(ctx)
+		switch {
+		case err == nil && incarnation == 0:
+			return superseded(newer)
+		case err == nil:
+			e.completed(register, nil)
+			e.registered(sent, incarnation)
+			e.publishStats()
+			return nil
+		case !store.Transient(err):
+			return err
+		case ctx.Err() == nil || failed == nil:
+			failed = err
+		}
+		if ctx.Err() == nil {
+			e.connection.backOff(e.options)
+			e.completed(register, err)
+			// A new session, in case the answer was lost: another process may have taken the ID since, and that one would stay older.
+			e.session.number = randomID()
+			select {
+			case <-time.After(time.Until(e.connection.retryAt)):
+				continue
+			case <-ctx.Done():
+			}
+		}
+		return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
 	}
-	if incarnation == 0 {
-		return superseded(newer)
+}
+
+// registerOnce registers, on a new connection where the last one was lost.
+func (e *engine) registerOnce(ctx context.Context) (incarnation int64, newer *store.Process, err error) {
+	if e.connection.conn == nil {
+		if e.connection.conn, err = e.connection.connect(ctx); err != nil {
+			return 0, nil, err
+		}
+		e.stats.Reconnects++
 	}
-	e.registered(sent, incarnation)
-	e.publishStats()
-	return nil
+	return e.connection.conn.Register(ctx, e.registration())
 }
 
 func (e *engine) registerDue(time.Time) time.Time {

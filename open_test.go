@@ -1,0 +1,111 @@
+package pgleases_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+)
+
+// An opening is a call of NewClient under the ID a, while a row that registering needs is locked.
+type opening struct {
+	book   *logbook
+	unlock func() error
+	done   chan error // what NewClient returned; the client is closed with the test
+}
+
+// openLocked opens a client while the row that the query locks is locked, and returns when registering has failed.
+func openLocked(t *testing.T, ctx context.Context, pool *pgxpool.Pool, query string, heartbeat time.Duration) opening {
+	t.Helper()
+	shut(t, newClient(t, pool, pgleases.WithClientID("a"))) // so the ID has a row
+	newClient(t, pool, pgleases.WithTTL(2*calmTTL))         // beside a longer TTL a registration needs the server's row too
+	tx, err := ownersPool(t, pool.Config().ConnString()).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if tag, err := tx.Exec(t.Context(), query); err != nil || tag.RowsAffected() != 1 {
+		t.Fatalf("%s: %v, %v", query, tag, err)
+	}
+	o := opening{new(logbook), func() error { return tx.Rollback(context.Background()) }, make(chan error, 1)}
+	go func() {
+		c, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID("a"), o.book.option(), pgleases.WithTTL(calmTTL),
+			pgleases.WithHeartbeat(heartbeat))
+		if err == nil {
+			t.Cleanup(func() { shut(t, c) })
+		}
+		o.done <- err
+	}()
+	return o
+}
+
+// failed waits until registering has failed, for that reason.
+func (o opening) failed(t *testing.T, reason string) {
+	t.Helper()
+	until(t, "registering fails: "+reason, func() bool {
+		select {
+		case err := <-o.done:
+			t.Fatalf("NewClient returned %v, and registering did not fail before for another try: %s", err, reason)
+		default:
+		}
+		return len(o.book.lines("WARN pgleases: register failed, will be tried again", reason)) == 1
+	})
+}
+
+const itsID = "SELECT FROM pgleases.identities WHERE id = 'a' FOR UPDATE"
+
+func TestOpeningWaitsForARowThatSomebodyHasLocked(t *testing.T) {
+	t.Parallel()
+	for name, query := range map[string]string{
+		"its ID":     itsID,
+		"the server": "SELECT FROM pgleases.server FOR UPDATE",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := openLocked(t, t.Context(), newPool(t, direct(t)), query, calmHeartbeat)
+			o.failed(t, "SQLSTATE 55P03")
+			if err := o.unlock(); err != nil {
+				t.Fatal(err)
+			}
+			if err := receive(t, "NewClient returns", o.done); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, direct(t))
+	o := openLocked(t, t.Context(), pool, itsID, calmTTL/3) // so it waits in one statement
+	untilValue(t, ownersPool(t, pool.Config().ConnString()), "it waits for the lock, and is cut off", 1, `
+		SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'pgleases' AND wait_event_type = 'Lock'`)
+	o.failed(t, "SQLSTATE 57P01")
+	if err := o.unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, "NewClient returns", o.done); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOpeningEndsWithItsContextAndTellsWhatFailedLast(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, direct(t))
+	cause := errors.New("no more patience")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	o := openLocked(t, ctx, pool, itsID, calmHeartbeat)
+	o.failed(t, "SQLSTATE 55P03")
+	cancel(cause)
+	err := receive(t, "NewClient returns", o.done)
+	wraps(t, "NewClient", err, cause)
+	refused(t, "NewClient", err, `register "a"`, cause.Error(), "SQLSTATE 55P03")
+	if n := connections(t, pool); n != 1 { // the other client's
+		t.Errorf("%d connections are left, not 1", n)
+	}
+}
