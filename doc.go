@@ -56,7 +56,8 @@
 //
 // [Lease.Run] calls a function for each owned partition, in a goroutine of its own. Its context is cancelled when the
 // partition is wanted elsewhere: take no new item then. An item in hand may be finished under [Partition.Context],
-// which ends only with the ownership. The partition leaves when the function returned.
+// which ends only with the ownership. The partition leaves when the function returned. Run calls fn again for a partition only when
+// the call before has returned.
 //
 // By default a hand-over waits for Hold and Run as long as they take, and says so in the log after 30 s; [WithDrainTimeout] sets
 // a limit. An ownership ends early, whatever still runs, when trust is lost. [context.Cause] tells why a context

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // idleEngine returns an engine without a goroutine and without a database, trusted for an hour, that owns n partitions of a lease.
@@ -458,7 +459,7 @@ func TestACallbackThatOutlivesItsOwnershipIsToldUntilItReturns(t *testing.T) {
 					t.Errorf("the ownership ended with %v", cause)
 				}
 				for _, after := range []time.Duration{30 * time.Second, 60 * time.Second, 120 * time.Second} { // since it was to end
-					w.within(5*time.Minute, "it is told", func() bool { return w.logged(goesOn+" lease=x partition=0") == 1 })
+					w.within(5*time.Minute, "it is told", func() bool { return w.logged(goesOn+" lease=x partitions=0 for=") == 1 })
 					if took := time.Since(began); took < after || took > after+10*time.Second {
 						t.Errorf("it is told after %v, not %v", took, after)
 					}
@@ -509,5 +510,55 @@ func TestWorkThatOutlivesItsOwnershipKeepsNothingFromTheNextOwner(t *testing.T) 
 			t.Errorf("Close waits %v for work that keeps nothing", took)
 		}
 		close(finish)
+	})
+}
+
+func TestWorkThatGoesOnIsToldInOneLineForEachLease(t *testing.T) {
+	const waits = "hand-over waits for work"
+	tells := func(w *world, message, text string, after time.Duration) {
+		w.t.Helper()
+		if took := w.within(time.Minute, "it is told", func() bool { return w.logged(message+text) == 1 }); took < after-time.Second || took > after+time.Second {
+			w.failf("it is told after %v, not %v", took, after)
+		}
+		time.Sleep(5 * time.Second)
+		if n := w.logged(message); n != 0 {
+			w.failf("it is told in %d more lines", n)
+		}
+	}
+	t.Run("a hand-over", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			a := w.start("a")
+			lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
+			w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })
+			defer lx.Hold(context.Background()).Release()
+			w.start("b").mustJoin("x", 300)
+			w.within(5*time.Second, "it is asked for the share of one", func() bool { return len(shown(lx)) == 150 })
+			began := time.Now()
+			w.start("c").mustJoin("x", 300)
+			w.within(5*time.Second, "it is asked for that of the other too", func() bool { return len(shown(lx)) == 100 })
+			if took := time.Since(began); took < 200*time.Millisecond || took > 900*time.Millisecond {
+				w.failf("that was %v later, not a moment", took)
+			}
+			var draining []int
+			for number := range 300 {
+				if !lx.Owns(number) {
+					draining = append(draining, number)
+				}
+			}
+			for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
+				tells(w, waits, " lease=x partitions="+ranges.Short(draining)+" for=", after)
+			}
+		})
+	})
+	t.Run("an eviction", func(t *testing.T) {
+		inWorld(t, func(w *world) {
+			a := w.start("a")
+			lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
+			w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })
+			defer lx.Hold(context.Background()).Release()
+			w.evict("a")
+			w.within(10*time.Second, "it is lost", func() bool { return w.logged("WARN pgleases: session was evicted") == 1 })
+			tells(w, goesOn, " lease=x partitions=0-299 for=30s", 30*time.Second)
+		})
 	})
 }

@@ -407,20 +407,51 @@ func (e *engine) superviseDrains(now time.Time) {
 		losses = append(losses, e.end(m, tenures, e.ending.reason))
 	}
 	e.tellLost(losses...)
+	e.tellWork(now)
+}
+
+// warnTogether is how much earlier work is told of, to be in one line with what is to be told now.
+const warnTogether = time.Second
+
+// tellWork logs work that goes on for long, in one line for each lease: there may be thousands of partitions.
+func (e *engine) tellWork(now time.Time) {
+	type line struct {
+		lease  *Lease
+		struck bool
+	}
+	due, tell := make(map[line]bool), make(map[line][]*tenure)
 	for t := range e.leases.draining {
-		if now.Before(t.warnAt) {
+		if now.Add(warnTogether).Before(t.warnAt) {
 			continue
 		}
-		switch lasts := now.Sub(t.since).Round(time.Second); {
-		case !t.pinned():
-		case t.struck:
-			e.client.log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", t.lease.name),
-				slog.Int("partition", t.number), slog.Duration("for", lasts))
-		default:
-			e.client.log.Warn("pgleases: hand-over waits for work", slog.String("lease", t.lease.name),
-				slog.Int("partition", t.number), slog.Duration("for", lasts))
+		l := line{t.lease, t.struck}
+		tell[l] = append(tell[l], t)
+		due[l] = due[l] || !now.Before(t.warnAt)
+	}
+	for l, tenures := range tell {
+		if !due[l] {
+			continue
 		}
-		t.warnAt = now.Add(now.Sub(t.since))
+		var numbers []int
+		var longest time.Duration
+		for _, t := range tenures {
+			lasts := now.Sub(t.since)
+			t.warnAt = now.Add(lasts)
+			if t.pinned() {
+				numbers, longest = append(numbers, t.number), max(longest, lasts)
+			}
+		}
+		slices.Sort(numbers)
+		partitions := ranges.Short(slices.Compact(numbers)) // more than one ownership of a partition may be in work still
+		switch longest = longest.Round(time.Second); {
+		case len(numbers) == 0:
+		case l.struck:
+			e.client.log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.name),
+				slog.String("partitions", partitions), slog.Duration("for", longest))
+		default:
+			e.client.log.Warn("pgleases: hand-over waits for work", slog.String("lease", l.lease.name),
+				slog.String("partitions", partitions), slog.Duration("for", longest))
+		}
 	}
 }
 
