@@ -3,6 +3,7 @@ package pgleases
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -117,5 +118,62 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 			return era > 0 && w.settled()
 		})
 		w.within(20*time.Second, "all is owned", func() bool { return len(ll.Values()) == 4 && len(lb.Values()) == 4 })
+	})
+}
+
+// A client that was never on the newer server cannot know that there is a higher era. Those who were there do.
+func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBetter(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b, la, lb := w.pair(8)
+		var old fakestore.Tables
+		w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
+		run := w.db.Run()
+		w.promote(0, false)
+		w.within(20*time.Second, "settled", w.settled)
+		var seen []Partition
+		w.within(2*time.Second, "all is owned under the new era", func() bool {
+			seen = append(shown(la), shown(lb)...)
+			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.EraOf(p.Epoch) == 0 })
+		})
+
+		w.db.Stop()
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
+		w.db.SetRun(run)
+		for _, p := range []*proc{a, b} {
+			p.set(func(p *proc) { p.cut = true })
+			w.breakConns(p)
+		}
+		w.mu.Lock()
+		w.ledger, w.highest = make(map[place]map[int64]int64), make(map[place]int64) // what a client finds who knows of nothing
+		w.mu.Unlock()
+		w.db.Boot()
+		lc := w.start("c").mustJoin("x", 8)
+		w.within(20*time.Second, "the new one owns all", func() bool { return len(lc.Values()) == 8 })
+		for _, p := range shown(lc) {
+			if store.EraOf(p.Epoch) != 0 {
+				t.Errorf("partition %v is of a new era: this is no test", p)
+			}
+		}
+		seen = append(seen, shown(lc)...)
+
+		for _, p := range []*proc{a, b} {
+			p.set(func(p *proc) { p.cut = false })
+			w.breakConns(p)
+		}
+		w.within(20*time.Second, "one who knows better tells", func() bool { return w.logged("the server is behind one seen before") > 0 })
+		w.within(20*time.Second, "settled anew", w.settled)
+		above := func(p Partition) bool {
+			return !slices.ContainsFunc(seen, func(before Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
+		}
+		w.within(20*time.Second, "all is owned above all that was seen", func() bool {
+			now := slices.Concat(shown(la), shown(lb), shown(lc))
+			return len(now) == 8 && !slices.ContainsFunc(now, func(p Partition) bool { return !above(p) })
+		})
+		for _, p := range seen {
+			if end, passed := w.db.Guard("x", p.Number, p.Epoch); passed {
+				end()
+				t.Errorf("a guard of %v passes", p)
+			}
+		}
 	})
 }
