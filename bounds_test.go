@@ -113,6 +113,37 @@ func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
 	})
 }
 
+func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochOnceItsWorkHasEnded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 2)
+		w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+		h := l.Hold(context.Background())
+		remove := func() { w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) }) }
+		remove()
+		<-h.Context().Done()
+		time.Sleep(time.Minute)
+		if shows(l) != "-" {
+			t.Errorf("it shows %s under work that has not ended", shows(l))
+		}
+		h.Release()
+		w.within(time.Second, "all comes back", func() bool { return shows(l) == "0-1" })
+		for _, p := range h.Partitions() {
+			if now, _ := l.Partition(p.Number); now.Epoch <= p.Epoch {
+				t.Errorf("%v comes back as %v", p, now)
+			}
+		}
+
+		w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "join" })
+		remove()
+		w.within(5*time.Second, "it is lost", func() bool { return shows(l) == "-" })
+		if err := l.Leave(context.Background()); err != nil {
+			t.Error(err)
+		}
+		w.within(time.Second, "nothing drains", func() bool { return a.c.Stats().Draining == 0 })
+	})
+}
+
 // deafConn is a connection on which waiting fails, though it stays open.
 type deafConn struct{ conn }
 

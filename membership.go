@@ -259,6 +259,9 @@ func (e *engine) leave(m *membership, reason error) {
 			t.readyAt = now
 		}
 	}
+	if !m.joined { // nothing can be released
+		e.strikeAll(m)
+	}
 	delete(e.leases.planAt, m.lease.name)
 	underWay := e.agenda.running != nil && e.agenda.running.joins == m
 	if !m.joined && !underWay && e.ending.reason == nil {
@@ -275,7 +278,8 @@ func (m *membership) refuse(err error) {
 	m.answerWeight(m.weightCalls, err)
 }
 
-// unjoined takes the news that the session is no member: it joins again, or has left.
+// unjoined takes the news that the session is no member: it joins again, or has left. All that it owned ends. Where the session lives
+// and joins again, it owns that still in the database: it is released then, so that none comes back under its epoch.
 func (e *engine) unjoined(m *membership) {
 	m.joined, m.awaitsRelease, m.toRead = false, false, false
 	m.retryAt = time.Now()
@@ -283,17 +287,22 @@ func (e *engine) unjoined(m *membership) {
 	if cause == nil {
 		cause = fmt.Errorf("%w: the membership was removed", ErrTrustLost)
 	}
-	tenures := m.all()
-	clear(m.tenures)
-	e.publish(m)
+	tenures, over := m.all(), m.leaving != nil || !e.session.registered
+	e.withdraw(m, m.serving(), cause, m.retryAt)
 	m.lease.endHolds(cause)
 	lost := e.end(m, tenures, cause)
-	for _, t := range tenures {
-		e.strike(t)
+	if over {
+		e.strikeAll(m)
 	}
 	e.tellLost(lost)
 	if m.leaving != nil && e.ending.reason == nil {
 		e.endMembership(m, m.leaving)
+	}
+}
+
+func (e *engine) strikeAll(m *membership) {
+	for _, t := range m.all() {
+		e.strike(t)
 	}
 }
 
