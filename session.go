@@ -68,7 +68,8 @@ func (e *engine) registerFirst(ctx context.Context) error {
 		if ctx.Err() == nil {
 			e.connection.backOff(e.options)
 			e.completed(register, err)
-			// A new session, in case the answer was lost: another process may have taken the ID since, and that one would stay older.
+			// A new session: where the answer was lost, and another process has taken the ID since, the row of this one
+			// would keep its lower incarnation.
 			e.session.number = randomID()
 			select {
 			case <-time.After(time.Until(e.connection.retryAt)):
