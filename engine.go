@@ -2,7 +2,8 @@ package pgleases
 
 import (
 	"context"
-	"math/rand/v2"
+	"crypto/rand"
+	"encoding/binary"
 	"sync/atomic"
 	"time"
 
@@ -55,8 +56,13 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 	return e
 }
 
-// randomID is 63 random bits, never 0. A sequence would repeat numbers after a crash or a promotion.
-func randomID() int64 { return rand.Int64N(1<<63-1) + 1 }
+// randomID is 63 random bits, never 0. A sequence would repeat numbers after a crash or a promotion. The bits are the kernel's, as
+// copies of a process draw the same from a generator that was copied with it.
+func randomID() int64 {
+	var bits [8]byte
+	_, _ = rand.Read(bits[:]) // it never fails
+	return max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)
+}
 
 // Clients of this program count up from a random number, so that of two of them the database knows the newer.
 var (

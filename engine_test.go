@@ -49,6 +49,7 @@ type world struct {
 	beats   map[int64]time.Time // by session: when the last heartbeat was executed, by the bubble's clock
 	after   func(op string)     // told of every statement that was executed; nil: nobody
 	blind   bool                // the oracle does not look
+	copies  bool                // a process has one; set before it does
 	procs   []*proc
 	handles []*handle
 	events  []string
@@ -504,6 +505,9 @@ func (h *eventLog) Handle(_ context.Context, r slog.Record) error {
 		return true
 	})
 	h.w.event("%s: %v %s%s", h.name, r.Level, r.Message, b.String())
+	if r.Message == "pgleases: a copy of this process goes on with the session" && !h.w.copies {
+		h.w.failf("%s believes that there is a copy of it", h.name)
+	}
 	return nil
 }
 

@@ -170,9 +170,9 @@ func (c *faultyConn) Superseder(ctx context.Context, id string) (*store.Process,
 	})
 }
 
-func (c *faultyConn) Heartbeat(ctx context.Context, session int64, watched time.Duration) (store.Beat, error) {
+func (c *faultyConn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error) {
 	return call(ctx, c, "heartbeat", func(ctx context.Context, conn *fakestore.Conn) (store.Beat, error) {
-		beat, err := conn.Heartbeat(ctx, session, watched)
+		beat, err := conn.Heartbeat(ctx, session, watched, last)
 		if beat.Alive {
 			c.w.renewed(session)
 		}

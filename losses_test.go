@@ -293,7 +293,8 @@ func TestALossEndsHoldsFirstAndIsLoggedLast(t *testing.T) {
 		cause error
 	}{
 		"trust lost":             {func(e *engine, _ *membership) { e.loseTrust(now, ErrTrustLost) }, ErrTrustLost},
-		"evicted":                {func(e *engine, _ *membership) { e.evicted() }, ErrTrustLost},
+		"evicted":                {func(e *engine, _ *membership) { e.evicted(false) }, ErrTrustLost},
+		"copied":                 {func(e *engine, _ *membership) { e.evicted(true) }, ErrTrustLost},
 		"the membership removed": {func(e *engine, m *membership) { e.unjoined(m) }, ErrTrustLost},
 		"drain timeout": {func(e *engine, m *membership) {
 			m.lease.options.drainTimeout = time.Second

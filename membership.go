@@ -199,7 +199,7 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls w
 		e.endMembership(m, err)
 		return nil
 	case !join.Alive:
-		e.evicted()
+		e.evicted(false)
 		return nil
 	}
 	m.joined, m.generation, m.toRead, m.retry = true, 0, true, 0

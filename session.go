@@ -27,6 +27,10 @@ type session struct {
 	roundTrip  time.Duration
 	marked     bool // the server's run, since the last heartbeat that succeeded
 
+	renewal   store.Renewal // the last that was answered
+	last      bool          // it is the last of all: none was given up since, nor can one come late
+	lateUntil time.Time     // until then one may come late
+
 	term      *term     // nil: there is no trust
 	untrusted *term     // a term that never began, for snapshots without trust
 	wallLimit time.Time // the trust deadline on the wall clock
@@ -37,6 +41,9 @@ type session struct {
 	era       int64 // the highest that was read, on any server
 	behind    bool  // the server's is lower
 }
+
+// lateAtMost is more than a statement takes that a connection, a pooler or a server held back after its client had given it up.
+const lateAtMost = 10 * time.Minute
 
 func (e *engine) registration() store.Registration {
 	return store.Registration{
@@ -108,6 +115,7 @@ func (e *engine) beginRegister(time.Time) *operation {
 			switch {
 			case err != nil:
 				e.connection.backOff(e.options)
+				e.session.lateUntil = time.Now().Add(lateAtMost) // it renews the session too
 				return err
 			case incarnation == 0:
 				e.close(superseded(newer))
@@ -141,16 +149,23 @@ func (e *engine) heartbeatDue(time.Time) time.Time {
 }
 
 func (e *engine) beginHeartbeat(now time.Time) *operation {
-	session, watched := e.session.number, e.check.watch.lasts(now)
+	session, watched, last := e.session.number, e.check.watch.lasts(now), e.session.renewal
+	if !e.session.last {
+		last.Mark = 0
+	}
+	e.session.last = false
 	return &operation{limit: max(e.options.heartbeat, e.options.ttl/4), call: func(ctx context.Context, c conn) func(error) error {
 		sent := time.Now()
-		beat, err := c.Heartbeat(ctx, session, watched)
+		beat, err := c.Heartbeat(ctx, session, watched, last)
 		received := time.Now()
 		return func(error) error {
 			e.session.beatFailed = err != nil
 			if err != nil {
 				e.session.nextBeat = time.Now().Add(e.options.heartbeat / 10)
 				e.check.lookAt = never
+				if last.Mark == 0 { // one that is compared renews nothing if it comes after the next
+					e.session.lateUntil = time.Now().Add(lateAtMost)
+				}
 				return err
 			}
 			e.connection.retry = 0
@@ -168,9 +183,10 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	// A little early, each time anew: clients that began together drift apart.
 	e.session.nextBeat = sent.Add(e.options.heartbeat - rand.N(e.options.heartbeat/10))
 	if !beat.Alive {
-		e.evicted()
+		e.evicted(beat.Copied)
 		return
 	}
+	e.renewed(received, store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark})
 	e.session.sent, e.session.roundTrip = sent, received.Sub(sent)
 	e.heardTimeline(sent, beat)
 	if beat.Incarnation > e.session.incarnation && e.ending.reason == nil {
@@ -179,6 +195,15 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	e.heardCheck(beat)
 	e.heardLeases(beat.Leases)
+}
+
+// renewed notes a renewal. Where it is another run of the server, or the clock has stepped back, those that were given up before
+// may come late after all: compared with it, they are not the earlier ones.
+func (e *engine) renewed(received time.Time, now store.Renewal) {
+	if before := e.session.renewal; before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
+		e.session.lateUntil = received.Add(lateAtMost)
+	}
+	e.session.renewal, e.session.last = now, received.After(e.session.lateUntil)
 }
 
 // heardTimeline prolongs trust, unless this is another run of the server, or another server: it may have missed hand-overs, so all
@@ -277,12 +302,18 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.tellLost(losses...)
 }
 
-// evicted takes the news that the session is gone: a new one begins, and joins again.
-func (e *engine) evicted() {
+// evicted takes the news that the session is gone, or goes on with a copy of this process: a new one begins, and joins again.
+func (e *engine) evicted(copied bool) {
 	now := time.Now()
-	e.loseTrust(now, fmt.Errorf("%w: the session was evicted", ErrTrustLost))
-	e.client.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
+	if copied {
+		e.loseTrust(now, fmt.Errorf("%w: a copy of this process has the session", ErrTrustLost))
+		e.client.log.Warn("pgleases: a copy of this process goes on with the session", slog.Int64("session", e.session.number))
+	} else {
+		e.loseTrust(now, fmt.Errorf("%w: the session was evicted", ErrTrustLost))
+		e.client.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
+	}
 	e.session.number, e.session.registered = randomID(), false
+	e.session.renewal, e.session.last, e.session.lateUntil = store.Renewal{}, false, time.Time{}
 	e.connection.retryAt = now
 	for _, m := range e.leases.byName {
 		e.unjoined(m)

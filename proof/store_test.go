@@ -73,7 +73,7 @@ func (s *session) ok(err error) {
 
 func (s *session) beat() store.Beat {
 	s.t.Helper()
-	beat, err := s.Heartbeat(s.t.Context(), s.id, 0)
+	beat, err := s.Heartbeat(s.t.Context(), s.id, 0, store.Renewal{})
 	s.ok(err)
 	return beat
 }
@@ -144,7 +144,7 @@ func TestACrashTakesTheMarkAndARestartTheStartTime(t *testing.T) {
 
 		// Killing one backend has the server restart all the others.
 		s.ok(server.Signal(int(s.watcher.PgConn().PID()), syscall.SIGKILL))
-		until(t, "the server has noticed", func() bool { _, err := s.Heartbeat(t.Context(), s.id, 0); return err != nil })
+		until(t, "the server has noticed", func() bool { _, err := s.Heartbeat(t.Context(), s.id, 0, store.Renewal{}); return err != nil })
 		s.connect()
 		crashed := s.beat()
 		if want := (store.Run{Timeline: run.Timeline, Started: run.Started}); crashed.Run != want || !crashed.Alive {

@@ -51,13 +51,18 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 -- A function, because the server keeps a function's plans for each connection; as plain SQL, planned every time, a heartbeat
 -- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
 -- removes the mark, and without the mark no watch goes on.
+--
+-- Two copies of one process, as of a virtual machine's snapshot that was started twice, have one session. They are told apart by
+-- the time of the last renewal: where that is later than the last one of which the caller knows, the other copy made it. An
+-- earlier one tells nothing: a crash or a promotion lost the renewals since. Times of two runs of the server are not compared.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int, watched bigint,
-    OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
+    session bigint, lock_ms int, watched bigint, renewed bigint, renewed_mark bigint,
+    OUT alive boolean, OUT copied boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
     OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
     OUT due_in bigint[], OUT weights int[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
+    known timestamptz := timestamptz 'epoch' + $4 * interval '1 microsecond';
     now timestamptz;
     due timestamptz;
     unwatched interval;
@@ -67,11 +72,15 @@ BEGIN
     UPDATE pgleases.clients AS c SET expires_at = clock_timestamp() + c.ttl
     FROM pgleases.server AS s
     WHERE c.session = $1
-    RETURNING true, s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
+      AND (c.expires_at <= known + c.ttl OR (SELECT m.mark FROM pgleases.server_mark AS m) IS DISTINCT FROM $5)
+    RETURNING true, c.expires_at - c.ttl, s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
               (SELECT m.mark FROM pgleases.server_mark AS m), (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
-    INTO alive, settled, due, unwatched, sessions, mark, incarnation, ttl;
-    IF alive IS NULL THEN -- no such session
+    INTO alive, now, settled, due, unwatched, sessions, mark, incarnation, ttl;
+    copied := false;
+    IF alive IS NULL THEN -- no such session, or a copy has renewed it
         alive := false;
+        copied := EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1);
+        now := clock_timestamp();
         ttl := interval '10 minutes'; -- the longest TTL
         SELECT s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
                (SELECT m.mark FROM pgleases.server_mark AS m)
@@ -80,7 +89,6 @@ BEGIN
     END IF;
     mark := coalesce(mark, 0);
     incarnation := coalesce(incarnation, 0);
-    now := clock_timestamp();
     clock := date_part('epoch', now) * 1000000; -- a float holds microseconds for 200 years to come
     timeline := pgleases.timeline();
     started := date_part('epoch', pg_postmaster_start_time()) * 1000000;
@@ -103,7 +111,7 @@ BEGIN
     INTO names, generations, due_in, weights;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, bigint) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, bigint, bigint, bigint) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     session bigint, lock_ms int,
@@ -111,9 +119,11 @@ CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
     OUT due_in bigint[], OUT weights int[])
 LANGUAGE sql VOLATILE AS $pgleases_body$
-    SELECT h.* FROM pgleases.heartbeat($1, $2, 0::bigint) AS h
+    SELECT h.alive, h.clock, h.timeline, h.started, h.mark, h.settled, h.incarnation, h.check_due_in, h.sessions, h.names, h.generations,
+           h.due_in, h.weights
+    FROM pgleases.heartbeat($1, $2, 0::bigint, 0::bigint, 0::bigint) AS h
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock.';
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';
 
 -- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
 -- Locks are taken in one order: leases by name, then clients, then members. It waits for none of them, because the lock on the

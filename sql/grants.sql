@@ -8,7 +8,7 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases
 GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, bigint),
+GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, bigint, bigint, bigint),
     pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
     pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
     pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1

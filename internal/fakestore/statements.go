@@ -85,11 +85,13 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*store.Process, error
 }
 
 // Heartbeat is heartbeat.sql. A crash may lose it.
-func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration) (store.Beat, error) {
+func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error) {
 	return execute(ctx, c, false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
 		c.session = session
-		row, alive := t.Clients[session]
-		beat := store.Beat{Alive: alive, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Sessions: t.Server.Sessions}
+		row, exists := t.Clients[session]
+		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Mark != 0 && db.run.Mark == last.Mark
+		alive := exists && !copied
+		beat := store.Beat{Alive: alive, Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Sessions: t.Server.Sessions}
 		ttl := 10 * minute
 		if alive {
 			ttl = row.TTL.Microseconds()

@@ -31,7 +31,7 @@ func (*Database) Option(Only) {}
 type Conn interface {
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)
-	Heartbeat(ctx context.Context, session int64, watched time.Duration) (store.Beat, error)
+	Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error)
 	Mark(ctx context.Context, mark int64) error
 	Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error)
 	Unsettle(ctx context.Context, era int64) error

@@ -507,7 +507,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	case n < 18: // its heartbeats are lost
 		return "expire", c.pg().Exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)
 	case n < 19:
-		beat, err := c.Heartbeat(ctx, c.session, 0)
+		beat, err := c.Heartbeat(ctx, c.session, 0, Renewal{})
 		if err == nil {
 			_, err = c.Evict(ctx, beat.Clock, time.Hour, usualTTL, beat.Run)
 		}
@@ -518,7 +518,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 
 // renewed registers anew where the session is gone; the connection keeps the session's number.
 func (c *client) renewed(ctx context.Context) error {
-	beat, err := c.Heartbeat(ctx, c.session, 0)
+	beat, err := c.Heartbeat(ctx, c.session, 0, Renewal{})
 	if err == nil && !beat.Alive {
 		_, _, err = c.Register(ctx, registration(c.session, c.id, 0, c.session, 6*time.Second))
 	}

@@ -31,7 +31,7 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 		t.Fatalf("read-only server: %v", err)
 	}
 	f.ok(a.pg().Exec(f.ctx, "SET default_transaction_read_only = on"))
-	if _, err := a.Heartbeat(f.ctx, a.session, 0); !ReadOnly(err) || !Transient(err) {
+	if _, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{}); !ReadOnly(err) || !Transient(err) {
 		t.Errorf("heartbeat: %v", err)
 	}
 }

@@ -55,7 +55,7 @@ func TestWhoHasNotWatchedForATTLEvictsNobodyOfIt(t *testing.T) {
 		f.expire(short, long, longer)
 		run := a.run()
 		dueIn := func(watched time.Duration) time.Duration {
-			beat, err := a.Heartbeat(f.ctx, a.session, watched)
+			beat, err := a.Heartbeat(f.ctx, a.session, watched, Renewal{})
 			f.ok(err)
 			return beat.CheckDueIn
 		}
@@ -102,7 +102,7 @@ func TestASessionThatStaysPutsOffNoOtherCheck(t *testing.T) {
 		expect(t, len(f.tables().Members), 2, "members")
 		f.expireIn(long, 10*time.Minute) // it was only late
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
-		beat, err := a.Heartbeat(f.ctx, a.session, time.Hour)
+		beat, err := a.Heartbeat(f.ctx, a.session, time.Hour, Renewal{})
 		f.ok(err)
 		expect(t, beat.CheckDueIn > time.Second, true, "nobody stays any more")
 	})

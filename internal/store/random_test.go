@@ -33,7 +33,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	connector.Rewrite(byHand)
 	conn := f.connect(connector)
 	run := func() Run {
-		beat, err := conn.Heartbeat(f.ctx, 0, 0)
+		beat, err := conn.Heartbeat(f.ctx, 0, 0, Renewal{})
 		f.ok(err)
 		return beat.Run
 	}
@@ -323,8 +323,9 @@ func (p *pair) mark(mark int64) {
 
 func (p *pair) heartbeat(session int64) {
 	watched := draw(p, "watched", durations)
+	last := Renewal{p.at.Add(-draw(p, "renewed before", durations)).UnixMicro(), draw(p, "mark then", []int64{0, 1, 2})}
 	p.same("heartbeat", func(c seam.Conn) (any, error) {
-		beat, err := c.Heartbeat(p.f.ctx, session, watched)
+		beat, err := c.Heartbeat(p.f.ctx, session, watched, last)
 		slices.SortFunc(beat.Leases, func(a, b LeaseBeat) int { return cmp.Compare(a.Name, b.Name) })
 		return beat, err
 	})

@@ -36,10 +36,17 @@ type Run struct {
 	Mark     int64 // 0: none is drawn yet
 }
 
+// A Renewal is what is known of a session's last renewal. Where the session was renewed later, a copy of the process did it.
+type Renewal struct {
+	Clock int64 // of the database, then
+	Mark  int64 // of the server's run; 0: the last renewal is not known
+}
+
 // A Beat is the answer to a heartbeat.
 type Beat struct {
 	Alive       bool
-	Clock       int64 // the database's clock, microseconds since 1970
+	Copied      bool  // it is not alive for the caller, because a copy of its process goes on with it
+	Clock       int64 // the database's clock, microseconds since 1970; where the session is alive, at its renewal
 	Run         Run
 	Settled     int64         // the settled timeline, of the settled server
 	Incarnation int64         // the highest one under the client's ID
@@ -86,9 +93,9 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 }
 
 // Heartbeat renews the session. The caller has watched the clock of this run of the server for that long. See heartbeat.sql.
-func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration) (Beat, error) {
+func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	type row struct {
-		Alive                            bool
+		Alive, Copied                    bool
 		Clock, Timeline, Started, Mark   int64
 		Settled, Incarnation, CheckDueIn int64
 		Sessions                         int64
@@ -97,12 +104,12 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		Weights                          []int
 	}
 	c.notices.concerns(session)
-	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds())
+	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds(), last.Clock, last.Mark)
 	if err != nil {
 		return Beat{}, err
 	}
 	beat := Beat{
-		Alive: got.Alive, Clock: got.Clock, Run: Run{got.Timeline, got.Started, got.Mark},
+		Alive: got.Alive, Copied: got.Copied, Clock: got.Clock, Run: Run{got.Timeline, got.Started, got.Mark},
 		Settled: got.Settled, Incarnation: got.Incarnation, CheckDueIn: micros(got.CheckDueIn), Sessions: got.Sessions,
 		Leases: make([]LeaseBeat, len(got.Names)),
 	}

@@ -46,7 +46,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		if newer.Incarnation <= older.Incarnation {
 			t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
 		}
-		beat, err := c.Heartbeat(f.ctx, older.Session, 0)
+		beat, err := c.Heartbeat(f.ctx, older.Session, 0, Renewal{})
 		f.ok(err)
 		expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
 
@@ -147,6 +147,45 @@ func TestAHeartbeatTellsThatTheSessionIsGone(t *testing.T) {
 	})
 }
 
+func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		mark := a.run().Mark
+		beat := func(last Renewal, what string, alive bool) Renewal {
+			t.Helper()
+			before := f.tables().Clients[a.session]
+			beat, err := a.Heartbeat(f.ctx, a.session, 0, last)
+			f.ok(err)
+			expect(t, beat.Alive, alive, what+": alive")
+			expect(t, beat.Copied, !alive, what+": copied")
+			if !alive {
+				expect(t, f.tables().Clients[a.session], before, what+": the row")
+			}
+			return Renewal{beat.Clock, beat.Run.Mark}
+		}
+		first := beat(Renewal{}, "nothing is known", true)
+		second := beat(first, "the last is known", true)
+		if row := f.tables().Clients[a.session]; row.ExpiresAt != second.Clock+usualTTL.Microseconds() {
+			t.Errorf("renewed at %d, it expires at %d", second.Clock, row.ExpiresAt)
+		}
+		third := beat(second, "the copy", true)
+		beat(second, "the original", false)
+		beat(second, "the original again", false)
+		third = beat(third, "the copy again", true)
+
+		f.expireIn(a, 0) // a crash lost the last heartbeats
+		beat(third, "an earlier renewal", true)
+		beat(Renewal{first.Clock, 0}, "it is not known whether an answer was lost", true)
+		beat(Renewal{first.Clock, mark + 1}, "on another run of the server", true)
+		f.mark(0)
+		beat(Renewal{first.Clock, mark}, "on a run without a mark", true)
+		f.kill()
+		gone, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, mark})
+		f.ok(err)
+		expect(t, gone.Alive || gone.Copied, false, "without a row: alive or copied")
+	})
+}
+
 func TestAHeartbeatTellsOfEachLeaseThatTheSessionJoined(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
@@ -180,7 +219,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 	quick := f.connect(f.connector(time.Second)) // waits for 250 ms
 	release := f.lock("SELECT FROM clients FOR UPDATE")
 	start := time.Now()
-	_, err := quick.Heartbeat(f.ctx, a.session, 0)
+	_, err := quick.Heartbeat(f.ctx, a.session, 0, Renewal{})
 	if took := time.Since(start); Code(err) != "55P03" || took < 200*time.Millisecond || took > 2*time.Second {
 		t.Fatalf("after %v: %v", took, err)
 	}
@@ -188,7 +227,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 		t.Error("not transient")
 	}
 	release()
-	beat, err := quick.Heartbeat(f.ctx, a.session, 0)
+	beat, err := quick.Heartbeat(f.ctx, a.session, 0, Renewal{})
 	f.ok(err)
 	expect(t, beat.Alive, true, "alive afterwards")
 	expect(t, valueOn[string](f, quick.Raw(), "SHOW lock_timeout"), "0", "lock_timeout of the connection")
@@ -202,7 +241,7 @@ func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
 	pid := a.pg().Raw().PgConn().PID()
 	release := f.lock("LOCK TABLE clients") // for which lock_timeout is set too late
 	ctx, cancel := context.WithCancel(f.ctx)
-	wait := later(func() error { _, err := a.Heartbeat(ctx, a.session, 0); return err })
+	wait := later(func() error { _, err := a.Heartbeat(ctx, a.session, 0, Renewal{}); return err })
 	f.blocked(pid)
 	cancel()
 	start := time.Now()

@@ -206,7 +206,7 @@ func (c *client) end(gone bool) {
 
 func (c *client) beat() Beat {
 	c.f.Helper()
-	beat, err := c.Heartbeat(c.f.ctx, c.session, 0)
+	beat, err := c.Heartbeat(c.f.ctx, c.session, 0, Renewal{})
 	c.f.ok(err)
 	return beat
 }

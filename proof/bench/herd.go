@@ -24,6 +24,7 @@ type herd struct {
 	drop      func()
 	connector *store.Connector
 	sessions  []int64
+	renewals  []store.Renewal // the last of each session
 	conns     []*store.Conn
 
 	postmaster int
@@ -92,7 +93,7 @@ func (h *herd) register(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		h.sessions = append(h.sessions, session)
+		h.sessions, h.renewals = append(h.sessions, session), append(h.renewals, store.Renewal{})
 		for n := range h.size.leases {
 			if _, err := conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), h.size.partitions, 1, 1); err != nil {
 				return err
@@ -123,7 +124,9 @@ func (h *herd) disconnect() {
 // beat has the sessions of a connection heartbeat, one after the other. There are at least as many as connections.
 func (h *herd) beat(ctx context.Context, connection, turn int) error {
 	own := (len(h.sessions) - connection + beatConnections - 1) / beatConnections
-	beat, err := h.conns[connection].Heartbeat(ctx, h.sessions[connection+turn%own*beatConnections], 0)
+	i := connection + turn%own*beatConnections
+	beat, err := h.conns[connection].Heartbeat(ctx, h.sessions[i], 0, h.renewals[i])
+	h.renewals[i] = store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark}
 	if err == nil && (!beat.Alive || len(beat.Leases) != h.size.leases) {
 		err = fmt.Errorf("a heartbeat told %+v", beat)
 	}

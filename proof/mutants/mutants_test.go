@@ -55,6 +55,10 @@ var detectors = map[string]detector{
 	"histories": {".", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=100"}
 	}},
+	// Two copies of one process on a simulated database, in simulated time.
+	"copies": {".", func(int) []string {
+		return []string{"-test.run=^TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats$"}
+	}},
 	// What becomes due by itself, with heartbeats minutes apart, in simulated time.
 	"wake-ups": {".", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
 	// A crash of the server that loses heartbeats, with live clients.
@@ -140,7 +144,16 @@ var mutants = append(asleep(), []mutant{
 		{"watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
 	}},
 	{"session numbers from a sequence that repeats", "histories", `overlap|handed over under work`, []edit{
-		{"engine.go", `func randomID() int64 { return rand.Int64N(1<<63-1) + 1 }`, `func randomID() int64 { return rand.Int64N(4) + 1 }`, 0},
+		{"engine.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
+	}},
+	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
+		{"session.go", `e.session.last = now, received.After(e.session.lateUntil)`, `e.session.last = now, false`, 0},
+	}},
+	{"a lost answer taken for a copy", "histories", `believes that there is a copy`, []edit{
+		{"session.go", "	e.session.last = false\n", "", 0},
+	}},
+	{"a late heartbeat taken for a copy", "histories", `believes that there is a copy`, []edit{
+		{"session.go", "const lateAtMost = 10 * time.Minute", "const lateAtMost = 0", 0},
 	}},
 	{"release without epoch", "statements", `answer: got {Released`, []edit{
 		{"sql/release.sql", `(p.owner = $1::bigint) IS TRUE AND p.epoch = b.epoch

@@ -1,0 +1,125 @@
+package pgleases
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// copyOf returns a client that goes on from where this one is, as in a copy of its virtual machine: under the same session, on
+// a connection of its own. It joins leases anew.
+func copyOf(t *testing.T, c *Client, connect func(context.Context) (conn, error)) *Client {
+	t.Helper()
+	first, err := connect(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	twin := &Client{
+		options: c.options, log: c.log, guardStatement: c.guardStatement,
+		requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	it := newEngine(twin, first, connect)
+	done := make(chan error, 1)
+	if err := c.request(context.Background(), done, func(e *engine) {
+		untrusted := it.session.untrusted
+		it.session = e.session
+		it.session.term, it.session.untrusted, it.session.confirmed = nil, untrusted, store.Run{}
+		it.session.nextBeat = time.Now()
+		done <- nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	go it.loop()
+	return twin
+}
+
+func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
+	for name, broken := range map[string]bool{"an answer is lost": true, "nothing is lost": false} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a", WithPolling())
+				lease := a.mustJoin("x", 4)
+				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
+				time.Sleep(10 * time.Second)
+				w.mu.Lock()
+				w.blind, w.copies = true, true // they overlap
+				w.mu.Unlock()
+				var once sync.Once
+				w.inject(func(client, op string) (f fault, lost bool) {
+					if broken && op == "heartbeat" {
+						once.Do(func() { f, lost = fault{err: errBroken, broken: true, applied: true}, true })
+					}
+					return f, lost
+				})
+				twin := copyOf(t, a.c, func(ctx context.Context) (conn, error) { return w.connect(ctx, "copy") })
+				copied, err := twin.Lease(context.Background(), "x", 4)
+				if err != nil {
+					t.Fatal(err)
+				}
+				w.within(2*time.Second, "both own them", func() bool { return shows(lease) == "0-3" && shows(copied) == "0-3" })
+				both := w.within(4*time.Second, "one owns them", func() bool { return shows(lease) == "-" || shows(copied) == "-" })
+				t.Logf("both owned them for %v", both)
+				for range 10_000 {
+					if time.Sleep(10 * time.Millisecond); shows(lease) != "-" && shows(copied) != "-" {
+						w.failf("later one owns %s, the other %s", shows(lease), shows(copied))
+					}
+				}
+				if n := w.logged("pgleases: a copy of this process goes on"); n != 1 {
+					t.Errorf("%d lines of the log tell of it", n)
+				}
+				_ = twin.Close(context.Background())
+			})
+		})
+	}
+}
+
+func TestTwoCopiesOfAProcessFindEachOtherOnAServer(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), pgtest.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	client, err := NewClient(t.Context(), pool, WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond),
+		WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close(context.Background()) }()
+	lease, err := client.Lease(t.Context(), "x", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until := func(what string, holds func() bool) {
+		t.Helper()
+		look := time.NewTicker(time.Millisecond)
+		defer look.Stop()
+		for late := time.Now().Add(time.Minute); !holds(); <-look.C {
+			if time.Now().After(late) {
+				t.Fatalf("not so within a minute: %s", what)
+			}
+		}
+	}
+	until("it owns them", func() bool { return shows(lease) == "0-3" })
+	connector := store.NewConnector(pool.Config().ConnConfig, nil, "pgleases", time.Minute)
+	twin := copyOf(t, client, func(ctx context.Context) (conn, error) { return connector.Connect(ctx, time.Minute) })
+	defer func() { _ = twin.Close(context.Background()) }()
+	copied, err := twin.Lease(t.Context(), "x", 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	number := func(c *Client) (n int64) {
+		done := make(chan error, 1)
+		_ = c.request(t.Context(), done, func(e *engine) { n = e.session.number; done <- nil })
+		return n
+	}
+	until("each has a session of its own", func() bool { return number(client) != number(twin) })
+	until("one owns them", func() bool { return (shows(lease) == "0-3") != (shows(copied) == "0-3") })
+}
