@@ -115,10 +115,10 @@ var mutants = append(asleep(), []mutant{
 		{"ownership.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
 	}},
 	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
-		{"ownership.go", `			t.fencing = true`, `			t.fencing = false`, 0},
+		{"release.go", `			t.fencing = true`, `			t.fencing = false`, 0},
 	}},
 	{"no fence before a release", "closed", `not within 5s: no further guard passes`, []edit{
-		{"ownership.go", `return t.busy > 1 &&`, `return false &&`, 0},
+		{"release.go", `return t.busy > 1 &&`, `return false &&`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
@@ -161,10 +161,10 @@ var mutants = append(asleep(), []mutant{
         FOR UPDATE`, 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
-		{"ownership.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned()`, `!t.membership.joined`, 0},
+		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned()`, `!t.membership.joined`, 0},
 	}},
 	{"releases not retried", "histories", `has no owner`, []edit{
-		{"ownership.go", `			if err == nil {
+		{"release.go", `			if err == nil {
 				e.releaseAnswered(`, `			for _, t := range tenures {
 				delete(e.leases.draining, t)
 			}

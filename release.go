@@ -1,0 +1,233 @@
+package pgleases
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Releases: what drains goes to its next owner when the work on it has ended. Fences before them, and leaving leases.
+
+// releasableAt is when a tenure that drains may be released; never: it waits for work, whose end wakes the engine.
+func (t *tenure) releasableAt(now time.Time) time.Time {
+	if t.struck || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned() {
+		return never
+	}
+	return t.readyAt
+}
+
+// releasable returns what is to be released now in one statement, and the leases to leave. A statement waits for the rows of all its
+// leases. So leases whose release met a lock come after all others, one by one.
+func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string) {
+	due := make(map[*membership]bool)
+	for t := range e.leases.draining {
+		if !t.releasableAt(now).After(now) {
+			tenures = append(tenures, t)
+			due[t.membership] = true
+		}
+	}
+	for _, m := range e.leases.byName {
+		if m.leaving != nil && m.joined && !m.awaitsRelease {
+			due[m] = true
+		}
+	}
+	var oldest *membership
+	together := false
+	for m := range due {
+		if together = together || !m.apart; m.apart && (oldest == nil || m.triedAt.Before(oldest.triedAt)) {
+			oldest = m
+		}
+	}
+	maps.DeleteFunc(due, func(m *membership, _ bool) bool { return m.apart && (together || m != oldest) })
+	tenures = slices.DeleteFunc(tenures, func(t *tenure) bool { return !due[t.membership] })
+	if len(tenures) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
+		slices.SortFunc(tenures, func(a, b *tenure) int {
+			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
+		})
+		tenures = tenures[:e.agenda.batch]
+	}
+	releases := make(map[*membership]bool)
+	for _, t := range tenures {
+		releases[t.membership] = true
+	}
+	for name, m := range e.leases.byName {
+		if due[m] && m.leaving != nil && (!m.awaitsRelease || releases[m]) {
+			leaving = append(leaving, name)
+		}
+	}
+	return tenures, leaving
+}
+
+func (e *engine) releaseDue(now time.Time) time.Time {
+	at := never
+	if !e.session.settled {
+		return at
+	}
+	for _, m := range e.leases.byName {
+		if m.leaving != nil && m.joined && !m.awaitsRelease {
+			return atOnce
+		}
+	}
+	for t := range e.leases.draining {
+		at = earlier(at, t.releasableAt(now))
+	}
+	return at
+}
+
+// beginRelease releases everything whose work has ended, in one statement, and leaves leases.
+func (e *engine) beginRelease(now time.Time) *operation {
+	tenures, leaving := e.releasable(now)
+	session, lastJoin := e.session.number, e.leases.joins
+	named := make(map[*membership]bool)
+	for _, name := range leaving {
+		named[e.leases.byName[name]] = true
+	}
+	releases := make([]store.Release, len(tenures))
+	for i, t := range tenures {
+		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
+		named[t.membership] = true
+	}
+	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		answer, err := c.Release(ctx, session, releases, leaving, lastJoin)
+		return func(error) error {
+			if err == nil || store.LockTimeout(err) {
+				for m := range named {
+					m.apart, m.triedAt = err != nil, now
+				}
+			}
+			if err == nil {
+				e.releaseAnswered(tenures, answer)
+				e.leaveAnswered(leaving, answer)
+			}
+			return err
+		}
+	}}
+}
+
+// releaseAnswered takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier
+// one, whose answer was lost, had released it: a read tells which partitions the session has.
+func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
+	now := time.Now()
+	type key struct {
+		lease     string
+		partition int
+	}
+	handed := make(map[key]store.Handed, len(answer.Released))
+	for _, h := range answer.Released {
+		handed[key{h.Lease, h.Partition}] = h
+	}
+	busy := make(map[key]bool, len(answer.Busy))
+	for _, b := range answer.Busy {
+		busy[key{b.Lease, b.Partition}] = true
+	}
+	released, kept := make(map[*membership][]*tenure), make(map[*membership][]store.Handed)
+	for _, t := range tenures {
+		m, k := t.membership, key{t.lease.name, t.number}
+		h, done := handed[k]
+		switch {
+		case busy[k]:
+			t.readyAt = now.Add(busyRetry)
+			t.busy++
+			continue
+		case !done && t.fencing:
+			m.toRead = m.joined
+			t.readyAt = now.Add(busyRetry)
+			continue
+		case !done:
+			m.toRead = m.joined
+		case h.Owner != e.session.number:
+		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
+			m.toRead = m.joined
+		default:
+			kept[m] = append(kept[m], h)
+			m.toRead = true // where it was renewed, it may be wanted elsewhere
+		}
+		released[m] = append(released[m], t)
+	}
+	var losses []loss
+	for m, tenures := range released {
+		losses = append(losses, e.end(m, tenures, m.releaseCause()))
+		for _, t := range tenures {
+			e.strike(t)
+		}
+	}
+	e.tellHandedOver(losses...)
+	for m, handed := range kept {
+		gained := make([]*tenure, len(handed))
+		for i, h := range handed {
+			gained[i] = e.own(m, h.Partition, h.Epoch)
+		}
+		e.serve(m, gained)
+	}
+	e.requestPlan(now, answer.Asking...)
+}
+
+// releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
+func (t *tenure) releaseEpoch() int64 { return max(t.epoch, t.fenced) }
+
+// wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
+// an epoch that still passes a guard.
+func (t *tenure) wantsFence(era int64) bool {
+	return t.busy > 1 && t.fenced == 0 && !t.struck && t.membership.joined && store.EraOf(t.epoch) >= era
+}
+
+func (e *engine) fenceDue(time.Time) time.Time {
+	if !e.session.settled {
+		return never
+	}
+	for t := range e.leases.draining {
+		if t.wantsFence(e.session.era) {
+			return atOnce
+		}
+	}
+	return never
+}
+
+// beginFence sees to it that no further guarded transaction begins on partitions whose release waits for some.
+func (e *engine) beginFence(time.Time) *operation {
+	var busy []store.Release
+	var tenures []*tenure
+	for t := range e.leases.draining {
+		if t.wantsFence(e.session.era) && len(busy) < e.agenda.batch {
+			busy = append(busy, store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch})
+			tenures = append(tenures, t)
+			t.fencing = true
+		}
+	}
+	session := e.session.number
+	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.Fence(ctx, session, busy)
+		return func(error) error {
+			for _, t := range tenures {
+				t.busy = 0
+				t.membership.toRead = t.membership.joined // which tells the epoch
+			}
+			return err
+		}
+	}}
+}
+
+// leaveAnswered takes what became of the leases that were left.
+func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
+	for _, name := range leaving {
+		m := e.leases.byName[name]
+		switch {
+		case m == nil || m.leaving == nil:
+		case slices.Contains(answer.Left, name):
+			m.awaitsRelease = true
+			e.unjoined(m)
+		default:
+			m.awaitsRelease = true
+			if len(m.tenures) == 0 {
+				m.toRead = true                 // something was given to it meanwhile
+				e.session.nextBeat = time.Now() // or the session is no member any more, which a heartbeat tells
+			}
+		}
+	}
+}
+
