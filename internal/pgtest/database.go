@@ -75,7 +75,7 @@ func NewDatabase(ctx context.Context) (url string, drop func() error, err error)
 	}
 	server, _ := DirectURL(s.url)
 	// template0: nobody can be connected to it, which would make the copy fail.
-	if err := execute(ctx, server, "CREATE DATABASE "+name+" TEMPLATE template0"); err != nil {
+	if err := execute(ctx, server, "CREATE DATABASE "+name+" TEMPLATE template0"+s.copies); err != nil {
 		return "", nil, fmt.Errorf("pgtest: create a database on %s: %w", s.description, err)
 	}
 	return url, func() error {

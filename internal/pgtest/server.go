@@ -23,7 +23,10 @@ import (
 const startTimeout = 5 * time.Minute
 
 // A server is what the tests of this process work on.
-type server struct{ url, description string }
+type server struct {
+	url, description string
+	copies           string // has CREATE DATABASE copy files: half the work on a server of ours, slow on one with fsync
+}
 
 // shared returns the server of this process, and says once which it is.
 var shared = sync.OnceValues(func() (server, error) {
@@ -52,7 +55,7 @@ func describe(url, from string) (server, error) {
 	}
 	defer conn.Close(ctx)
 	version, _, _ := strings.Cut(conn.PgConn().ParameterStatus("server_version"), " ")
-	return server{url, "PostgreSQL " + version + " " + from}, nil
+	return server{url: url, description: "PostgreSQL " + version + " " + from}, nil
 }
 
 // Files in the folder that the processes of a user share.
@@ -119,8 +122,16 @@ func joinIn(folder string) (server, error) {
 	if err != nil {
 		return server{}, err
 	}
-	url, description, _ := strings.Cut(string(text), "\n")
-	return server{url, description}, nil
+	var s server
+	s.url, s.description, _ = strings.Cut(string(text), "\n")
+	var version int
+	if _, err := fmt.Sscanf(s.description, "PostgreSQL %d", &version); err != nil {
+		return server{}, fmt.Errorf("version in %q: %w", s.description, err)
+	}
+	if version >= 15 { // older servers know no other way
+		s.copies = " STRATEGY file_copy"
+	}
+	return s, nil
 }
 
 // isAt reports whether a gate is still the one of the folder: it is not if the server ended while we waited for the lock.
