@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,18 +18,48 @@ import (
 // Cases of what the statements mean run on a server and on package fakestore, so that the two say the same. Cases of
 // what a server decides, as locks, the disk and rights, run there only.
 
-// onBoth runs a case on a server and on its double in memory.
+// onBoth runs a case on a server and on its double in memory. Their clocks stand still, so that on a machine that is late
+// nobody expires meanwhile, and what is due is due in exactly so long.
 func onBoth(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	t.Parallel()
 	t.Run("server", func(t *testing.T) {
 		t.Parallel()
-		test(t, newFixture(t))
+		f := newFixture(t)
+		f.stopClock()
+		test(t, f)
 	})
 	t.Run("fakestore", func(t *testing.T) {
 		t.Parallel()
-		test(t, &fixture{TB: t, ctx: t.Context(), double: fakestore.New()})
+		f := &fixture{TB: t, ctx: t.Context(), double: fakestore.New()}
+		f.stopClock()
+		test(t, f)
 	})
+}
+
+// stopClock has the clock stand still. On a server it does for the clients that are made from now on.
+func (f *fixture) stopClock() {
+	f.Helper()
+	if f.double == nil {
+		f.byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()")
+		f.exec(`CREATE TABLE public.clock (at timestamptz);
+			INSERT INTO public.clock VALUES (now());
+			GRANT SELECT ON public.clock TO PUBLIC;
+			CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock'`)
+		f.exec(f.byHand.Replace(f.text(`SELECT string_agg(pg_get_functiondef(oid), ';') FROM pg_proc
+			WHERE pronamespace = 'pgleases'::regnamespace AND prosrc LIKE '%clock_timestamp()%'`)))
+	}
+	f.setClock(time.Now())
+}
+
+// setClock sets a clock that stands still.
+func (f *fixture) setClock(at time.Time) {
+	f.Helper()
+	if f.double == nil {
+		f.exec("UPDATE public.clock SET at = $1", at)
+		return
+	}
+	f.double.Clock = func() time.Time { return at }
 }
 
 // tables reads all tables.
@@ -51,7 +82,11 @@ func (f *fixture) edit(change func(t *fakestore.Tables, clock int64)) {
 	f.ok(pgx.BeginFunc(f.ctx, f.sql, func(tx pgx.Tx) error {
 		before := tablesOf(f, tx)
 		after := before.Clone()
-		change(&after, valueOn[time.Time](f, tx, "SELECT clock_timestamp()").UnixMicro())
+		clock := "SELECT clock_timestamp()"
+		if f.byHand != nil {
+			clock = f.byHand.Replace(clock)
+		}
+		change(&after, valueOn[time.Time](f, tx, clock).UnixMicro())
 		f.write(tx, before, after)
 		return nil
 	}))

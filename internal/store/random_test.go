@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,15 +22,8 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.ctx = t.Context() // it takes as long as it takes
-	f.exec("CREATE TABLE public.clock (at timestamptz); INSERT INTO public.clock VALUES (now()); GRANT SELECT ON public.clock TO PUBLIC")
-	f.exec("CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock'")
-	byHand := strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()").Replace
-	for _, function := range strings.Split(f.text("SELECT pg_get_functiondef(oid) || '-- end' FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prosrc LIKE '%clock_timestamp()%'"), "-- end") {
-		f.exec(byHand(function))
-	}
-	connector := f.connector(20 * time.Second)
-	connector.Rewrite(byHand)
-	conn := f.connect(connector)
+	f.stopClock()
+	conn := f.conn()
 	run := func() Run {
 		beat, err := conn.Heartbeat(f.ctx, 0, 0, Renewal{})
 		f.ok(err)
@@ -45,7 +37,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
-		p.double.double.Clock = func() time.Time { return p.at }
+		p.double.stopClock()
 		now := run()
 		p.double.double.SetRun(now)
 		p.double.double.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Timeline = now.Timeline })
@@ -297,7 +289,8 @@ func (p *pair) partitions() (all []place) {
 // advance moves the clock of both.
 func (p *pair) advance(by time.Duration) {
 	p.at = p.at.Add(by)
-	p.f.exec("UPDATE public.clock SET at = $1", p.at)
+	p.f.setClock(p.at)
+	p.double.setClock(p.at)
 }
 
 func (p *pair) endGuards() {

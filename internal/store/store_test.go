@@ -23,8 +23,9 @@ type fixture struct {
 	double *fakestore.Database // nil: it is on a server, of which the rest tells
 	url    string
 	schema string
-	sql    *pgx.Conn // of the superuser, in which the schema is found without its name
-	runAs  string    // role of the clients; empty: the user of url
+	sql    *pgx.Conn         // of the superuser, in which the schema is found without its name
+	runAs  string            // role of the clients; empty: the user of url
+	byHand *strings.Replacer // puts a clock that is set by hand in the server's place; nil: its own goes
 }
 
 // database returns a fresh one, past a pooler: these tests look at the very backends that the statements run on.
@@ -91,7 +92,11 @@ func (f *fixture) config() *pgx.ConnConfig {
 
 func (f *fixture) connector(heartbeat time.Duration) *Connector {
 	f.Helper()
-	return NewConnector(f.config(), nil, f.schema, heartbeat)
+	connector := NewConnector(f.config(), nil, f.schema, heartbeat)
+	if f.byHand != nil {
+		connector.Rewrite(f.byHand.Replace)
+	}
+	return connector
 }
 
 func (f *fixture) conn() *Conn {
@@ -353,7 +358,9 @@ func (f *fixture) blocked(pid uint32) {
 // until asks until something is so.
 func (f *fixture) until(what string, is func() bool) {
 	f.Helper()
-	for !is() {
+	look := time.NewTicker(2 * time.Millisecond)
+	defer look.Stop()
+	for ; !is(); <-look.C {
 		if f.ctx.Err() != nil {
 			f.Fatal("never came: " + what)
 		}
