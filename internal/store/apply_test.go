@@ -165,15 +165,10 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 
 		expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked") // does not conflict
 		f.kill("a")
-		start := time.Now()
+		// It does not wait: where it did, the lock's timeout would make it fail.
 		expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
-		if took := time.Since(start); took > time.Second {
-			t.Errorf("it took %v", took)
-		}
 		expect(t, f.state("l", a, b), "b>b:2 of b home a, a>b:1 of a asked, b>b:2 of b home a", "state")
-		if due := b.beat().Leases[0].DueIn; due < 0 || due > 50*time.Millisecond {
-			t.Errorf("next plan due in %v", due)
-		}
+		expect(t, b.beat().Leases[0].DueIn, 50*time.Millisecond, "the next plan is due in")
 		end()
 		expect(t, b.give("l", b.session, b.session, b.session).Given, 1, "when it is closed")
 		expect(t, f.state("l", b), "b>b:2 of b home a, b>b:2 of b home a, b>b:2 of b home a", "state")

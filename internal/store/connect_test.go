@@ -70,11 +70,15 @@ func TestNothingIsCancelledThroughAPooler(t *testing.T) {
 		conn := f.connect(NewConnector(config, nil, f.schema, time.Second))
 		expect(t, conn.Direct().Load(), true, "leads to the server itself")
 		conn.Direct().Store(direct)
-		ctx, cancel := context.WithTimeout(f.ctx, 50*time.Millisecond)
-		if err := conn.Exec(ctx, "SELECT pg_sleep(2)"); err == nil {
-			t.Error("it slept")
-		}
+		release := f.lock("SELECT pg_advisory_xact_lock(1)")
+		ctx, cancel := context.WithCancel(f.ctx)
+		waiting := later(func() error { return conn.Exec(ctx, "SELECT pg_advisory_lock(1)") })
+		f.blocked(conn.Raw().PgConn().PID())
 		cancel()
+		if err := waiting(); err == nil {
+			t.Error("it goes on without its context")
+		}
+		release()
 		if !direct {
 			<-conn.Raw().PgConn().CleanupDone()
 		}

@@ -182,6 +182,7 @@ func TestAClientThatDiedBeforeItJoinedAnythingIsCleanedUp(t *testing.T) {
 func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.stopClock()
 	a, b := f.client("a"), f.client("b")
 	a.join("l", 1)
 	b.join("l", 1)
@@ -268,6 +269,7 @@ func TestIdentitiesUnusedForADayAreForgotten(t *testing.T) {
 func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.stopClock()
 	a, b := f.client("a"), f.client("b")
 	run := a.run()
 	f.expire(b)
@@ -280,6 +282,7 @@ func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.stopClock()
 	a, b, c, d := f.client("a"), f.client("b"), f.client("c"), f.client("d")
 	for _, x := range []*client{a, b, c} {
 		x.join("free", 3)
@@ -315,6 +318,7 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 func TestARegistrationThatWaitsForItsIDKeepsNobodyFromEvicting(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.stopClock()
 	a, dead := f.client("a"), f.client("dead")
 	f.clientTTL("long", 10*time.Minute)
 	run := a.run()
@@ -355,11 +359,12 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.stopClock()
 	a, dead := f.client("a"), f.client("dead")
 	a.join("l", 2)
 	dead.join("l", 2)
 	a.give("l", a.session, dead.session)
-	f.exec(`INSERT INTO clients SELECT n, n::text, 1, clock_timestamp() + interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 2000) AS n`)
+	f.exec(`INSERT INTO clients SELECT n, n::text, 1, public.clock() + interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 2000) AS n`)
 	f.exec("INSERT INTO identities SELECT n::text, 1, 1, now() - interval '2 days' FROM generate_series(1, 2000) AS n")
 	f.exec("ANALYZE clients")
 	run := a.run()
@@ -375,12 +380,13 @@ func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
 	a.evictAs(run, time.Hour) // for which no check is due
 	expect(t, scans()-before, 1, "times that all clients were read")
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
-	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE expires_at > clock_timestamp() + interval '1 minute'"), 0, "ahead of the clock")
+	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE expires_at > public.clock() + interval '1 minute'"), 0, "ahead of the clock")
 }
 
 func TestOneEvictsAtATime(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.stopClock()
 	a, b, dead := f.client("a"), f.client("b"), f.client("dead")
 	for _, x := range []*client{a, b, dead} {
 		x.join("l", 1)

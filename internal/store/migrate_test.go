@@ -42,7 +42,7 @@ type oldClient struct {
 
 func (f *fixture) oldClient(id string) *oldClient {
 	c := &oldClient{f, f.dial(f.url), random()}
-	expect(f.TB, c.says("register", c.session, id, 0, random(), 6_000_000, "host", 1, "2026-01-01", 5000) != "", true, "registered")
+	expect(f.TB, c.says("register", c.session, id, 0, random(), 600_000_000, "host", 1, "2026-01-01", 5000) != "", true, "registered")
 	return c
 }
 
@@ -72,7 +72,7 @@ func (c *oldClient) beats() (stop func() int) {
 	conn := &oldClient{c.f, c.f.dial(c.f.url), c.session}
 	alive := later(func() int {
 		for n := 0; ; n++ {
-			answer, err := conn.try(ctx, "heartbeat", c.session, 1000)
+			answer, err := conn.try(ctx, "heartbeat", c.session, 30_000) // the migration takes long where the machine is late
 			if ctx.Err() != nil {
 				return n
 			}

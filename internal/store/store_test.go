@@ -367,6 +367,20 @@ func (f *fixture) until(what string, is func() bool) {
 	}
 }
 
+// within fails the test unless something takes at most so long in one of five tries: in the others the machine may be late.
+func within(f *fixture, limit time.Duration, try func() (took time.Duration)) {
+	f.Helper()
+	var all []time.Duration
+	for range 5 {
+		took := try()
+		if took <= limit {
+			return
+		}
+		all = append(all, took)
+	}
+	f.Errorf("it took %v, not %v at most", all, limit)
+}
+
 // later runs a function on its own goroutine; the returned one waits for it.
 func later[T any](do func() T) func() T {
 	done := make(chan T, 1)
