@@ -14,6 +14,13 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
+// With an ended context, Close and Leave give up what they could not release in grace. A machine that is late may make them:
+// where a call took that long, the test tries again, and only the last of some tries counts all the same.
+const (
+	grace = 2 * time.Second
+	tries = 5
+)
+
 // closedFor checks what a lease and its client tell after their end.
 func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) {
 	t.Helper()
@@ -153,8 +160,7 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 	t.Parallel()
 	why := errors.New("the lights went out")
 	for _, when := range []string{"before", "during"} {
-		t.Run(when, func(t *testing.T) {
-			t.Parallel()
+		try := func(t *testing.T, last bool) (late bool) {
 			pool := newPool(t, direct(t))
 			b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4,
 				pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
@@ -176,8 +182,8 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 			done := make(chan error, 1)
 			began := time.Now()
 			go team.do(func() { done <- c.Close(ctx) })
-			until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 			if when == "during" {
+				until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 				select {
 				case err := <-done:
 					t.Fatalf("Close did not wait for work: %v", err)
@@ -187,6 +193,10 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 				cancel(why)
 			}
 			err := receive(t, "Close returns", done)
+			if time.Since(began) >= grace && !last {
+				return true
+			}
+			until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 			t.Logf("Close returned %v after its context had ended: %v", time.Since(began), err)
 			if !errors.Is(err, why) || !strings.Contains(err.Error(), `"work"`) || !strings.Contains(err.Error(), "2-3") {
 				t.Errorf("Close returned %v, not %v with the lease and 2-3", err, why)
@@ -205,6 +215,12 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 			team.gone()
 			wraps(t, "Run returned", receive(t, "Run returns", ended), pgleases.ErrClosed)
 			closedFor(t, c, a, pgleases.ErrClosed)
+			return false
+		}
+		t.Run(when, func(t *testing.T) {
+			t.Parallel()
+			for n := 1; try(t, n == tries); n++ {
+			}
 		})
 	}
 }
@@ -249,25 +265,36 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 			t.Errorf("before any lease, with an ended context, Close returned %v, not nil", err)
 		}
 
-		c := newClient(t, pool)
-		l := joined(t, c, "work", 4)
-		untilOwns(t, l, 4)
 		var all sync.WaitGroup
-		for i := range 8 {
-			all.Go(func() {
-				ctx := context.Background()
-				if i%2 == 0 {
-					ctx = cancelled(nil)
-				}
-				if err := c.Close(ctx); err != nil {
+		for try, late := 1, true; late; try++ {
+			c := newClient(t, pool)
+			l := joined(t, c, "work", 4)
+			untilOwns(t, l, 4)
+			errs := make(chan error, 8)
+			began := time.Now()
+			for i := range cap(errs) {
+				all.Go(func() {
+					ctx := context.Background()
+					if i%2 == 0 {
+						ctx = cancelled(nil)
+					}
+					errs <- c.Close(ctx)
+				})
+			}
+			all.Wait()
+			late = time.Since(began) >= grace && try < tries
+			for range cap(errs) {
+				if err := <-errs; err != nil && !late {
 					t.Errorf("one of many calls of Close returned %v, not nil", err)
 				}
-			})
+			}
+			if late {
+				expire(t, pool, c.ID()) // the next one gets what it may have left
+			}
 		}
-		all.Wait()
 
 		// Leases are joined, and are waited for, while it closes.
-		c = newClient(t, pool)
+		c := newClient(t, pool)
 		for i := range 8 {
 			all.Go(func() {
 				if l, err := c.Lease(context.Background(), fmt.Sprint(i%4), 4); err != nil && !errors.Is(err, pgleases.ErrClosed) {
@@ -411,8 +438,13 @@ func TestLeaveWithAnEndedContextReleasesWhatIsFree(t *testing.T) {
 	untilOwns(t, b, 4)
 	free := joined(t, ca, "free", 2)
 	untilOwns(t, free, 2)
-	if err := free.Leave(cancelled(nil)); err != nil {
-		t.Errorf("Leave with nothing in work returned %v, not nil", err)
+	for try, late := 1, true; late; try++ {
+		began := time.Now()
+		err := free.Leave(cancelled(nil))
+		late = time.Since(began) >= grace && try < tries
+		if err != nil && !late {
+			t.Errorf("Leave with nothing in work returned %v, not nil", err)
+		}
 	}
 }
 
