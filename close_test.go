@@ -228,7 +228,7 @@ func TestCloseWithAnEndedContextReleasesWhatIsFreeAndListsTheRest(t *testing.T) 
 // What Close does at once and what the end of its context does may come in either order; it takes rounds to see both.
 func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	for i := range 5 {
 		c := newClient(t, pool)
 		l := joined(t, c, fmt.Sprint("work ", i), 2)
@@ -489,7 +489,7 @@ func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t
 	for name, end := range ends {
 		t.Run(name+" with the callback's context", func(t *testing.T) {
 			t.Parallel()
-			c := newClient(t, newPool(t, pgtest.Database(t)))
+			c := newClient(t, newPool(t, pgtest.MigratedDatabase(t)))
 			l := joined(t, c, "work", 1)
 			returned := make(chan error, 1)
 			j := run(t, l, func(ctx context.Context, p pgleases.Partition) error {
@@ -502,7 +502,7 @@ func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t
 		})
 		t.Run(name+" with a context of its own", func(t *testing.T) {
 			t.Parallel()
-			pool := newPool(t, pgtest.Database(t))
+			pool := newPool(t, pgtest.MigratedDatabase(t))
 			c := newClient(t, pool)
 			l := joined(t, c, "work", 4)
 			untilOwns(t, l, 4)

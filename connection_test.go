@@ -123,7 +123,7 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 
 func TestClientsThatPollShareAndHandOver(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	clients, leases := make([]*pgleases.Client, 2), make([]*pgleases.Lease, 2)
 	for i := range clients {
 		clients[i] = newClient(t, pool, pgleases.WithClientID(string(rune('a'+i))), pgleases.WithPolling(),
@@ -143,7 +143,7 @@ func TestClientsThatPollShareAndHandOver(t *testing.T) {
 
 func TestAnExhaustedPoolCostsNoLease(t *testing.T) {
 	t.Parallel()
-	url := pgtest.Database(t)
+	url := pgtest.MigratedDatabase(t)
 	admin := newPool(t, url)
 	pool := newPool(t, url+"&pool_max_conns=2")
 	c := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
@@ -225,7 +225,7 @@ func (tr *tracer) take() []string {
 
 func TestAHeartbeatIsOneStatementWhateverTheNumberOfLeases(t *testing.T) {
 	t.Parallel()
-	url := pgtest.Database(t)
+	url := pgtest.MigratedDatabase(t)
 	config, err := pgx.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)

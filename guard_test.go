@@ -146,7 +146,7 @@ func TestGuardRefusesWhatTheClientKnowsToBeOver(t *testing.T) {
 
 func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	t.Parallel()
-	url := pgtest.Database(t)
+	url := pgtest.MigratedDatabase(t)
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	if _, pooled := pgtest.DirectURL(url); !pooled { // the others prepare statements
 		modes = append(modes, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec)
@@ -154,7 +154,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			pool := newPool(t, pgtest.Database(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			pool := newPool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			db := stdlib.OpenDBFromPool(pool)
 			defer db.Close()
 			ca, cb := newClient(t, pool, pgleases.WithClientID("a")), newClient(t, pool, pgleases.WithClientID("b"))
@@ -232,7 +232,7 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 
 func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	l := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "work", 1)
 	begin := func() (tx pgx.Tx, pid int) {
 		tx, err := pool.Begin(t.Context())

@@ -17,7 +17,7 @@ import (
 // twoClients returns two clients with short heartbeats, of which the first owns all of a lease and the second has not joined.
 func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
 	t.Helper()
-	return twoClientsOn(t, pgtest.Database(t), partitions, opts...)
+	return twoClientsOn(t, pgtest.MigratedDatabase(t), partitions, opts...)
 }
 
 func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
@@ -179,7 +179,7 @@ type hour int
 
 func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool)
 	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
 	check := func(hold *pgleases.Hold) {

@@ -35,7 +35,7 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 			newClient(t, pool, pgleases.WithClientID(c.ID()))
 		},
 	}
-	url := pgtest.Database(t)
+	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
 	if err := pgleases.Migrate(t.Context(), pool); err != nil {
 		t.Fatal(err)

@@ -65,11 +65,11 @@ const (
 	calmHeartbeat = 200 * time.Millisecond
 )
 
-// direct returns the URL of a new database past any pooler: for tests of the client's own connection, which a pooler hides,
+// direct returns the URL of a new database with the tables past any pooler: for tests of the client's own connection, which a pooler hides,
 // and of what only notifications make fast.
 func direct(t testing.TB) string {
 	t.Helper()
-	url, _ := pgtest.DirectURL(pgtest.Database(t))
+	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
 	return url
 }
 

@@ -22,7 +22,7 @@ import (
 func TestNoItemIsInFlightAtAHandOver(t *testing.T) {
 	t.Parallel()
 	const partitions, clients, enough = 12, 4, 12
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	var working, inHand [partitions]atomic.Int32
 	var epochs [partitions]atomic.Int64
@@ -101,7 +101,7 @@ func TestNoItemIsInFlightAtAHandOver(t *testing.T) {
 
 func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
 	a := joined(t, ca, "work", 4)
 	type call struct {
@@ -163,7 +163,7 @@ func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 
 func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
 	a := joined(t, ca, "work", 4)
 	var mu sync.Mutex
@@ -209,7 +209,7 @@ func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
 	t.Parallel()
 	var book logbook
-	l := joined(t, newClient(t, newPool(t, pgtest.Database(t)), book.option()), "work", 1)
+	l := joined(t, newClient(t, newPool(t, pgtest.MigratedDatabase(t)), book.option()), "work", 1)
 	type moment struct{ begin, end time.Time }
 	moments := make(chan moment, 10)
 	var calls int
@@ -238,7 +238,7 @@ func TestAFailedCallbackIsLoggedAndCalledAgainAfterAGrowingPause(t *testing.T) {
 
 func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	var book logbook
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond), book.option())
 	a := joined(t, ca, "work", 2)
@@ -263,7 +263,7 @@ func TestAPartitionLeavesBetweenFailedCalls(t *testing.T) {
 
 func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	var book logbook
 	l := joined(t, newClient(t, pool, book.option()), "work", 4)
 	begun := make(chan struct{}, 100)
@@ -294,7 +294,7 @@ func TestAnErrorAfterTheEndIsLoggedUnlessItIsTheContexts(t *testing.T) {
 
 func TestASecondConcurrentRunIsAnError(t *testing.T) {
 	t.Parallel()
-	l := joined(t, newClient(t, newPool(t, pgtest.Database(t))), "work", 1)
+	l := joined(t, newClient(t, newPool(t, pgtest.MigratedDatabase(t))), "work", 1)
 	began := make(chan struct{}, 2)
 	fn := func(ctx context.Context, p pgleases.Partition) error {
 		began <- struct{}{}
@@ -336,7 +336,7 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			c := newClient(t, newPool(t, pgtest.Database(t)))
+			c := newClient(t, newPool(t, pgtest.MigratedDatabase(t)))
 			l := joined(t, c, "work", 3)
 			var atWork atomic.Int32
 			began, asked, finish := make(chan struct{}, 3), make(chan error, 3), make(chan struct{})
@@ -394,7 +394,7 @@ func background(t *testing.T, fn func() error) (wait func()) {
 // The old callback ignores its contexts, and the partition comes back meanwhile.
 func TestAfterADrainTimeoutThePartitionMovesAndIsNeverWorkedOnTwiceByOneClient(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	var book logbook
 	ca := newClient(t, pool, pgleases.WithClientID("a"), book.option())
 	a := joined(t, ca, "work", 1, pgleases.WithDrainTimeout(150*time.Millisecond))
@@ -447,7 +447,7 @@ func TestAPanicInACallbackIsNotRecovered(t *testing.T) {
 		return
 	}
 	program := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.timeout=2m")
-	program.Env = append(os.Environ(), panicVariable+"="+pgtest.Database(t))
+	program.Env = append(os.Environ(), panicVariable+"="+pgtest.MigratedDatabase(t))
 	out, err := program.CombinedOutput()
 	var exit *exec.ExitError
 	if !errors.As(err, &exit) || !strings.Contains(string(out), "panic: the roof is on fire") {

@@ -27,7 +27,7 @@ func totals(t *testing.T, pool *pgxpool.Pool) []int {
 func TestSingletonsAreSharedEvenly(t *testing.T) {
 	t.Parallel()
 	const leases, clients = 40, 4
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	for i := range clients {
 		c := newClient(t, pool, pgleases.WithClientID(string(rune('a'+i))))
 		for n := range leases {
@@ -47,7 +47,7 @@ func TestSingletonsAreSharedEvenly(t *testing.T) {
 
 func TestLeasesWithDifferentMembersAreEachSharedByTheirOwn(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	var clients []*pgleases.Client
 	for i := range 3 {
 		clients = append(clients, newClient(t, pool, pgleases.WithClientID(string(rune('a'+i)))))
@@ -107,7 +107,7 @@ func moves(t *testing.T, pool *pgxpool.Pool) (all map[string]int) {
 func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testing.T) {
 	t.Parallel()
 	const partitions, clients = 64, 4
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	all, leases := make([]*pgleases.Client, clients), make([]*pgleases.Lease, clients)
 	start := func(i int) {
@@ -161,7 +161,7 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 // The old process is still there, and at work: its partitions go to the new one of its ID when that ends, and to nobody else.
 func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	old := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(time.Second))
 	a := joined(t, old, "work", 16)
@@ -214,7 +214,7 @@ func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testin
 
 func TestAClientThatWasDrainedGetsItsOwnBack(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	leases := make([]*pgleases.Lease, 3)
 	for i := range leases {
 		leases[i] = joined(t, newClient(t, pool, pgleases.WithClientID(string(rune('a'+i)))), "work", 24)

@@ -70,7 +70,7 @@ func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 // Who reads at one time pays for what was shown then, not for what came afterwards.
 func TestTheHandoffDelayIsNotPaidForWhatCameAfterTheLastRead(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 2,
 		pgleases.WithHandoffDelay(time.Hour), pgleases.WithWeight(0))
@@ -118,7 +118,7 @@ func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
 
 func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))
 	a := joined(t, c, "work", 16, pgleases.WithHandoffDelay(0))
 	check := func() bool {
@@ -152,7 +152,7 @@ func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 
 func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
 	a := joined(t, ca, "work", 2, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
 	next := func(what string, do func()) {
@@ -198,7 +198,7 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 // The same set under new epochs is a change.
 func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	l := joined(t, c, "work", 1)
 	untilOwns(t, l, 1)
@@ -213,7 +213,7 @@ func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 }
 
 func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process: not in parallel
-	c := newClient(t, newPool(t, pgtest.Database(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
+	c := newClient(t, newPool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
 	l := joined(t, c, "work", 64)
 	untilOwns(t, l, 64)
 	for name, read := range map[string]func(){
@@ -236,7 +236,7 @@ func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process
 
 // It reads the clock, which is most of what it costs. The two take turns, so that a busy machine slows both down.
 func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not in parallel
-	l := joined(t, newClient(t, newPool(t, pgtest.Database(t))), "work", 64)
+	l := joined(t, newClient(t, newPool(t, pgtest.MigratedDatabase(t))), "work", 64)
 	untilOwns(t, l, 64)
 	const calls, rounds, most = 10_000, 101, 1.3
 	now, n := time.Now(), 0

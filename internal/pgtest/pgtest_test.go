@@ -84,6 +84,18 @@ func TestDatabaseIsEmptyAndGoneAfterItsTest(t *testing.T) {
 	}
 }
 
+func TestAMigratedDatabaseHasTheTablesAndOthersChangesNot(t *testing.T) {
+	for range 2 {
+		owner := connect(t, OwnerURL(MigratedDatabase(t)))
+		if n := value[int](t, owner, "SELECT count(*) FROM pgleases.leases"); n != 0 {
+			t.Errorf("%d leases in a new database", n)
+		}
+		if _, err := owner.Exec(t.Context(), "INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('l', 1, 1, 1, 0, now(), now())"); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // apart has this test's processes share a server with nobody else, and returns its folder.
 func apart(t *testing.T) (folder string) {
 	t.Helper()
@@ -147,7 +159,7 @@ func gone(t *testing.T, folder string, servers ...string) {
 		}
 		return found
 	}
-	for late := time.Now().Add(30 * time.Second); len(left()) > 0; time.Sleep(5 * time.Millisecond) {
+	for late := time.Now().Add(2 * time.Minute); len(left()) > 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(late) {
 			t.Fatalf("left: %q", left())
 		}

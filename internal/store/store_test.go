@@ -28,9 +28,9 @@ type fixture struct {
 	byHand *strings.Replacer // puts a clock that is set by hand in the server's place; nil: its own goes
 }
 
-// database returns a fresh one, past a pooler: these tests look at the very backends that the statements run on.
+// database returns a fresh one with the tables, past a pooler: these tests look at the very backends that the statements run on.
 func database(t testing.TB) string {
-	direct, _ := pgtest.DirectURL(pgtest.Database(t))
+	direct, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
 	return direct
 }
 
