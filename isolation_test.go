@@ -42,7 +42,7 @@ func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
 			for i := range clients {
 				go func() {
 					var err error
-					opened[i], err = open(context.Background(), pool, pgleases.WithClientID(fmt.Sprint("client ", i)), book.option(),
+					opened[i], err = pgleases.NewClient(context.Background(), pool, pgleases.WithClientID(fmt.Sprint("client ", i)), book.option(),
 						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(2*time.Second)) // a quarter of which they wait for each other's locks
 					if err == nil {
 						leases[i], err = opened[i].Lease(context.Background(), "work", 3*clients, pgleases.WithHandoffDelay(0))

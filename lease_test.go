@@ -388,7 +388,7 @@ func TestMigrationsMayRace(t *testing.T) {
 				if err := pgleases.Migrate(t.Context(), pool); err != nil {
 					t.Error(err)
 				}
-			} else if c, err := open(t.Context(), pool); err != nil {
+			} else if c, err := pgleases.NewClient(t.Context(), pool); err != nil {
 				t.Error(err)
 			} else {
 				shut(t, c)

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
 
@@ -97,22 +96,10 @@ func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	return newPool(t, pgtest.OwnerURL(url))
 }
 
-// open opens a client. It tries again where another client held a lock for longer than this one waits, a quarter of its
-// heartbeat: on a machine that is late, one of several that open at once may.
-func open(ctx context.Context, pool *pgxpool.Pool, opts ...pgleases.Option) (c *pgleases.Client, err error) {
-	for late := time.Now().Add(patience); time.Now().Before(late); {
-		c, err = pgleases.NewClient(ctx, pool, opts...)
-		if locked := (*pgconn.PgError)(nil); !errors.As(err, &locked) || locked.Code != "55P03" {
-			break
-		}
-	}
-	return c, err
-}
-
 // newClient opens a client with calmTTL and calmHeartbeat, closed with the test, which gets its log too.
 func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
-	c, err := open(t.Context(), pool, append([]pgleases.Option{
+	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
 		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
 	}, opts...)...)

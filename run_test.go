@@ -56,7 +56,7 @@ func TestNoItemIsInFlightAtAHandOver(t *testing.T) {
 	for i := range clients {
 		all.Go(func() {
 			for round, late := 0, time.Now().Add(patience); round < 3 || asked.Load() < enough && time.Now().Before(late); round++ {
-				c, err := open(t.Context(), pool, pgleases.WithClientID(string(rune('a'+i))),
+				c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(string(rune('a'+i))),
 					pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat), quiet)
 				if err != nil {
 					t.Error(err)
