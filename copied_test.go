@@ -80,6 +80,46 @@ func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
 	}
 }
 
+func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
+	for name, test := range map[string]struct {
+		late  int // which of the next heartbeats comes late; those before get lost
+		after func(w *world)
+	}{
+		"the first":                  {1, func(*world) {}},
+		"the second in a row":        {2, func(*world) {}},
+		"after a crash":              {1, func(w *world) { w.db.Crash(0) }},
+		"after a step back in time":  {1, func(w *world) { w.db.Step(-time.Minute) }},
+		"after the server was ended": {1, func(w *world) { w.db.Stop(); w.db.Boot() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a")
+				lease := a.mustJoin("x", 4)
+				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
+				time.Sleep(10 * time.Second)
+				sent := 0
+				w.inject(func(_, op string) (fault, bool) {
+					if op != "heartbeat" {
+						return fault{}, false
+					}
+					sent++
+					if sent == test.late {
+						return fault{before: 3 * time.Second, late: true}, true
+					}
+					return fault{err: errBroken, broken: true}, sent < test.late
+				})
+				w.within(5*time.Second, "it is sent", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return sent == test.late })
+				time.Sleep(time.Second)
+				test.after(w)
+				time.Sleep(20 * time.Second) // the log fails the test
+				if w.logged("heartbeat arrived late") != 1 || shows(lease) != "0-3" {
+					w.failf("no heartbeat came late, or it owns %s", shows(lease))
+				}
+			})
+		})
+	}
+}
+
 func TestTwoCopiesOfAProcessFindEachOtherOnAServer(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), pgtest.Database(t))
