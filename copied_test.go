@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -82,7 +83,7 @@ func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
 
 func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
 	for name, test := range map[string]struct {
-		late  int // which of the next heartbeats comes late; those before get lost
+		late  int32 // which of the next heartbeats comes late; those before get lost
 		after func(w *world)
 	}{
 		"the first":                  {1, func(*world) {}},
@@ -97,18 +98,18 @@ func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
 				lease := a.mustJoin("x", 4)
 				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
 				time.Sleep(10 * time.Second)
-				sent := 0
+				var sent atomic.Int32
 				w.inject(func(_, op string) (fault, bool) {
 					if op != "heartbeat" {
 						return fault{}, false
 					}
-					sent++
-					if sent == test.late {
+					n := sent.Add(1)
+					if n == test.late {
 						return fault{before: 3 * time.Second, late: true}, true
 					}
-					return fault{err: errBroken, broken: true}, sent < test.late
+					return fault{err: errBroken, broken: true}, n < test.late
 				})
-				w.within(5*time.Second, "it is sent", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return sent == test.late })
+				w.within(5*time.Second, "it is sent", func() bool { return sent.Load() == test.late })
 				time.Sleep(time.Second)
 				test.after(w)
 				time.Sleep(20 * time.Second) // the log fails the test

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -1060,13 +1061,12 @@ func TestWhatAFenceClosedIsNotShownBeforeTheGuardsOfBeforeHaveEnded(t *testing.T
 				if !ok {
 					t.Fatal("the guard was refused")
 				}
-				first, arrived := true, false
+				var sent, arrived atomic.Bool
 				w.inject(func(client, op string) (fault, bool) {
 					switch {
-					case op == "fence" && first:
-						first = false
+					case op == "fence" && !sent.Swap(true):
 						return f, true
-					case op == "fence" && f.late && !arrived:
+					case op == "fence" && f.late && !arrived.Load():
 						return fault{err: errLocked}, true
 					}
 					return fault{}, false
@@ -1074,7 +1074,7 @@ func TestWhatAFenceClosedIsNotShownBeforeTheGuardsOfBeforeHaveEnded(t *testing.T
 				w.mu.Lock()
 				w.after = func(op string) { // by another plan it shall stay at once
 					if op == "fence" {
-						arrived = true
+						arrived.Store(true)
 						w.db.Edit(func(t *fakestore.Tables, _ int64) {
 							row := &t.Partitions["x"][0]
 							row.Target = row.Owner

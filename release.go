@@ -230,4 +230,3 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 		}
 	}
 }
-
