@@ -75,9 +75,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 		if ctx.Err() == nil {
 			e.connection.backOff(e.options)
 			e.completed(register, err)
-			// A new session: where the answer was lost, and another process has taken the ID since, the row of this one
-			// would keep its lower incarnation.
-			e.session.number = randomID()
+			e.session.lateUntil = time.Now().Add(lateAtMost) // a registration renews the session too
 			select {
 			case <-time.After(time.Until(e.connection.retryAt)):
 				continue

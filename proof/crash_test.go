@@ -47,7 +47,7 @@ const (
 // crashCases has an entry for every statement of the protocol, and two where it is sent at quite different moments.
 var crashCases = []crashCase{
 	{"schema", "it is the first", atFirst("schema"), opensNot},
-	{"register", "it is opened", atStart("register"), opensNot},
+	{"register", "it is opened", atStart("register"), goesOn},
 	{"register", "its session was evicted", atEviction("register"), goesOn},
 	{"mark", "it is the first", atFirst("mark"), goesOn},
 	{"mark", "the server has lost its mark", atBalance("mark", (*crash).unmark), goesOn},

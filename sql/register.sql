@@ -1,4 +1,4 @@
--- register.sql: a session begins. Repeated with the same numbers, after a lost answer, it changes nothing.
+-- register.sql: a session begins. Repeated with the same numbers, after a lost answer, it only renews the session.
 --
 -- $1 bigint       session
 -- $2 text         client ID
@@ -53,7 +53,8 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
            $6::text, $7::int, $8::timestamptz
     FROM identity
     WHERE (SELECT count(*) FROM lowered) >= 0 -- always true: the session's time begins after the wait for the server's row
-    ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at
+    -- The incarnation is higher where the answer was lost, and another process has taken the ID before this repetition.
+    ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at, incarnation = greatest(c.incarnation, EXCLUDED.incarnation)
     RETURNING c.incarnation
 )
 SELECT (SELECT incarnation FROM client) AS incarnation,

@@ -58,7 +58,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 			row = Client{Session: r.Session, ID: r.ID, Incarnation: i.Incarnation, TTL: r.TTL,
 				Process: store.Process{Host: r.Host, PID: r.PID, StartedAt: r.StartedAt}}
 		}
-		row.ExpiresAt = expires
+		row.ExpiresAt, row.Incarnation = expires, max(row.Incarnation, i.Incarnation)
 		t.Clients[r.Session] = row
 		return answer{row.Incarnation, nil}, true
 	})
