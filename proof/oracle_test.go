@@ -146,14 +146,14 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 	if database != nil { // else others use it, as much as they like
 		fleet.Overdue = append(fleet.Overdue, late...)
 	}
-	_, zombies, err := effects.Check(ctx)
+	_, zombies, err := effects.Check(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, z := range zombies {
 		e.Violations = append(e.Violations, "zombie: "+z)
 	}
-	history, err := effects.History(ctx, fleet.Dir)
+	history, err := effects.History(t.Context(), fleet.Dir)
 	if err != nil {
 		t.Fatal(err)
 	}
