@@ -41,6 +41,8 @@
 //     do the write in a guarded transaction.
 //   - Exclusion while two primaries accept writes.
 //   - Values after a suspend or a pause of the virtual machine during which the clocks stood still. Guard holds even then.
+//   - Exclusion between two copies of one running process, as of a snapshot that is started twice, until their heartbeats find each
+//     other: two heartbeats as a rule. Guard passes for both until then.
 //
 // # Three ways to work
 //
