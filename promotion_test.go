@@ -177,3 +177,29 @@ func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBett
 		}
 	})
 }
+
+// What has the server settled anew may come and be over between two heartbeats of a client, and no lease of its own changes by it.
+func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T) {
+	inWorld(t, func(w *world) {
+		leases := make(map[string]*Lease)
+		for _, name := range []string{"a", "b", "c"} {
+			leases[name] = w.start(name).mustJoin(name, 2)
+			time.Sleep(500 * time.Millisecond)
+		}
+		time.Sleep(30 * time.Second)
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.Timeline = -1 }) // new_era
+		time.Sleep(time.Minute)
+		if !w.settled() {
+			t.Fatal("it is not settled")
+		}
+		for name, l := range leases {
+			for _, p := range shown(l) {
+				if end, passed := w.db.Guard(name, p.Number, p.Epoch); passed {
+					end()
+				} else {
+					t.Errorf("partition %v of lease %q is shown, and its guard is refused", p, name)
+				}
+			}
+		}
+	})
+}

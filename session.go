@@ -205,9 +205,10 @@ func (e *engine) renewed(received time.Time, now store.Renewal) {
 }
 
 // heardTimeline prolongs trust, unless this is another run of the server, or another server: it may have missed hand-overs, so all
-// is read again before.
+// is read again before. Where a higher era has begun, owners have to renew what they have: it may be over between two heartbeats that
+// the server was not settled, and no lease changes by it.
 func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
-	if settled := beat.Run.Timeline == beat.Settled && !e.session.behind; settled != e.session.settled {
+	if settled := beat.Run.Timeline == beat.Settled && !e.session.behind; settled != e.session.settled || beat.Era > e.session.era {
 		e.session.settled = settled
 		e.readAll()
 	}

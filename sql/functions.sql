@@ -58,7 +58,7 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     session bigint, lock_ms int, watched bigint, renewed bigint, renewed_mark bigint,
     OUT alive boolean, OUT copied boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
-    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
+    OUT era bigint, OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
     OUT due_in bigint[], OUT weights int[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -73,19 +73,19 @@ BEGIN
     FROM pgleases.server AS s
     WHERE c.session = $1
       AND (c.expires_at <= known + c.ttl OR (SELECT m.mark FROM pgleases.server_mark AS m) IS DISTINCT FROM $5)
-    RETURNING true, c.expires_at - c.ttl, s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
+    RETURNING true, c.expires_at - c.ttl, s.timeline, s.era, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
               (SELECT m.mark FROM pgleases.server_mark AS m), (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
-    INTO alive, now, settled, due, unwatched, sessions, mark, incarnation, ttl;
+    INTO alive, now, settled, era, due, unwatched, sessions, mark, incarnation, ttl;
     copied := false;
     IF alive IS NULL THEN -- no such session, or a copy has renewed it
         alive := false;
         copied := EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1);
         now := clock_timestamp();
         ttl := interval '10 minutes'; -- the longest TTL
-        SELECT s.timeline, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
+        SELECT s.timeline, s.era, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
                (SELECT m.mark FROM pgleases.server_mark AS m)
         FROM pgleases.server AS s
-        INTO settled, due, unwatched, sessions, mark;
+        INTO settled, era, due, unwatched, sessions, mark;
     END IF;
     mark := coalesce(mark, 0);
     incarnation := coalesce(incarnation, 0);

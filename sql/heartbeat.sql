@@ -9,5 +9,5 @@
 --
 -- One row. Times are microseconds; check_due_in and due_in are the time until then: 0 for now, also where the clock stepped
 -- back; a negative due_in for never. copied: the session lives, but was renewed since $4 by a copy of the caller's process. Some checks are due for that caller who has watched for long enough. The arrays have one element for each lease of which the session is a member.
-SELECT alive, copied, clock, timeline, started, mark, settled, incarnation, check_due_in, sessions, names, generations, due_in, weights
+SELECT alive, copied, clock, timeline, started, mark, settled, era, incarnation, check_due_in, sessions, names, generations, due_in, weights
 FROM pgleases.heartbeat($1::bigint, $2::int, $3::bigint, $4::bigint, $5::bigint)

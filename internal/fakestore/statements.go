@@ -91,7 +91,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		row, exists := t.Clients[session]
 		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Mark != 0 && db.run.Mark == last.Mark
 		alive := exists && !copied
-		beat := store.Beat{Alive: alive, Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Sessions: t.Server.Sessions}
+		beat := store.Beat{Alive: alive, Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era, Sessions: t.Server.Sessions}
 		ttl := 10 * minute
 		if alive {
 			ttl = row.TTL.Microseconds()

@@ -113,8 +113,10 @@ func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
 	era, err := c.Settle(f.ctx, time.Second, c.run(), 0)
 	f.ok(err)
 	expect(t, era, 0, "era settled after a watch that is shorter than a TTL")
-	if epoch := renewed(c); EraOf(epoch) < 200_000_000 {
+	epoch := renewed(c)
+	if EraOf(epoch) < 200_000_000 {
 		t.Errorf("epoch %d", epoch)
 	}
+	expect(t, c.beat().Era, EraOf(epoch), "era that heartbeats tell")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, true, "given then")
 }

@@ -49,6 +49,7 @@ type Beat struct {
 	Clock       int64 // the database's clock, microseconds since 1970; where the session is alive, at its renewal
 	Run         Run
 	Settled     int64         // the settled timeline, of the settled server
+	Era         int64         // the present one
 	Incarnation int64         // the highest one under the client's ID
 	CheckDueIn  time.Duration // until a check for expired sessions is due for the caller
 	Sessions    int64         // how many sessions existed at the last check
@@ -95,13 +96,13 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 // Heartbeat renews the session. The caller has watched the clock of this run of the server for that long. See heartbeat.sql.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	type row struct {
-		Alive, Copied                    bool
-		Clock, Timeline, Started, Mark   int64
-		Settled, Incarnation, CheckDueIn int64
-		Sessions                         int64
-		Names                            []string
-		Generations, DueIn               []int64
-		Weights                          []int
+		Alive, Copied                  bool
+		Clock, Timeline, Started, Mark int64
+		Settled, Era, Incarnation      int64
+		CheckDueIn, Sessions           int64
+		Names                          []string
+		Generations, DueIn             []int64
+		Weights                        []int
 	}
 	c.notices.concerns(session)
 	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds(), last.Clock, last.Mark)
@@ -110,7 +111,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	}
 	beat := Beat{
 		Alive: got.Alive, Copied: got.Copied, Clock: got.Clock, Run: Run{got.Timeline, got.Started, got.Mark},
-		Settled: got.Settled, Incarnation: got.Incarnation, CheckDueIn: micros(got.CheckDueIn), Sessions: got.Sessions,
+		Settled: got.Settled, Era: got.Era, Incarnation: got.Incarnation, CheckDueIn: micros(got.CheckDueIn), Sessions: got.Sessions,
 		Leases: make([]LeaseBeat, len(got.Names)),
 	}
 	for i, name := range got.Names {
