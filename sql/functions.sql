@@ -216,14 +216,14 @@ BEGIN
         FROM locked
         WHERE l.name = locked.name
         RETURNING l.name
-    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back
+    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. Not now, which may be long ago
         SELECT c.session FROM pgleases.clients AS c
         WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
-          AND c.expires_at > now + c.ttl + interval '1 second'
+          AND c.expires_at > clock_timestamp() + c.ttl + interval '1 second'
         ORDER BY c.session
         FOR NO KEY UPDATE OF c SKIP LOCKED
     ), clamped AS (
-        UPDATE pgleases.clients AS c SET expires_at = now + c.ttl
+        UPDATE pgleases.clients AS c SET expires_at = least(c.expires_at, clock_timestamp() + c.ttl)
         WHERE c.session = ANY (ARRAY(SELECT a.session FROM ahead AS a))
     ), rest AS MATERIALIZED (
         SELECT count(*) AS sessions,

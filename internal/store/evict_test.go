@@ -533,3 +533,24 @@ func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
 		expect(t, a.owned("later"), fmt.Sprintf("0:%d", epoch), "owned of a lease made later")
 	})
 }
+
+// As behind a VACUUM FULL that waits for a guarded transaction. A renewal that comes meanwhile is ahead of the clock that the eviction
+// read at its beginning, and of no clock that stepped back.
+func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.stopClock()
+	a, b := f.client("a"), f.clientTTL("b", time.Minute)
+	a.join("l", 1)
+	f.checkNow()
+	run, clock := b.run(), b.beat().Clock
+	release := f.lock("LOCK TABLE partitions IN ACCESS EXCLUSIVE MODE")
+	evicting := later(func() error { return failure(b.Evict(f.ctx, clock, 10*time.Minute, time.Minute, run)) })
+	f.blocked(b.pg().Raw().PgConn().PID())
+	f.setClock(time.UnixMicro(clock).Add(4 * time.Second))
+	a.beat()
+	release()
+	f.ok(evicting())
+	row := f.tables().Clients[a.session]
+	expect(t, time.Duration(row.ExpiresAt-clock)*time.Microsecond, 4*time.Second+usualTTL, "the session expires after its renewal, and before it")
+}
