@@ -11,7 +11,8 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT l.name FROM pgleases.leases AS l, settings
     WHERE settings.ok AND l.name = ANY ($1::text[])
       AND (l.next_check_at <= clock_timestamp() -- or further ahead than a plan can be: the clock stepped back
-           OR l.next_check_at > clock_timestamp() + interval '1 second' AND l.next_check_at < 'infinity')
+           OR l.next_check_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds'
+              AND l.next_check_at < 'infinity')
     ORDER BY l.name
     FOR UPDATE OF l SKIP LOCKED -- the caller tries these again
 ), claimed AS (

@@ -101,7 +101,7 @@ BEGIN
     SELECT coalesce(array_agg(l.name), '{}'),
            coalesce(array_agg(l.generation), '{}'),
            coalesce(array_agg(CASE WHEN l.next_check_at = 'infinity' THEN -1
-                                   WHEN l.next_check_at > now + interval '1 second' THEN 0
+                                   WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
                                    ELSE greatest(date_part('epoch', l.next_check_at - now) * 1000000, 0)
                               END::bigint), '{}'),
            coalesce(array_agg(m.weight), '{}')

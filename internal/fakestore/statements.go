@@ -115,7 +115,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 			switch {
 			case l.NextCheckAt == Ever:
 				b.DueIn = unasked
-			case l.NextCheckAt <= clock+second:
+			case l.NextCheckAt <= clock+second+50*l.Partitions: // else the clock stepped back
 				b.DueIn = micros(max(l.NextCheckAt-clock, 0))
 			}
 			beat.Leases = append(beat.Leases, b)
@@ -486,7 +486,7 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 		var claimed []string
 		for _, name := range distinct(leases) {
 			l, known := t.Leases[name]
-			if known && (l.NextCheckAt <= clock || l.NextCheckAt > clock+second && l.NextCheckAt < Ever) {
+			if known && (l.NextCheckAt <= clock || l.NextCheckAt > clock+second+50*l.Partitions && l.NextCheckAt < Ever) {
 				l.NextCheckAt, l.PlannedAt = clock+100*millisecond+50*l.Partitions, clock
 				t.Leases[name] = l
 				claimed = append(claimed, name)

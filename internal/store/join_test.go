@@ -298,3 +298,21 @@ func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
 		expect(t, got, want, "plan")
 	})
 }
+
+// What is claimed or asked for of such a lease is due later than a clock's small step.
+func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 40_000)
+		claimed, err := a.Claim(f.ctx, []string{"l"})
+		f.ok(err)
+		expect(t, len(claimed), 1, "claimed")
+		claimed, err = b.Claim(f.ctx, []string{"l"})
+		f.ok(err)
+		expect(t, len(claimed), 0, "claimed by another at the same time")
+		expect(t, a.beat().Leases[0].DueIn, 2100*time.Millisecond, "due, as a heartbeat tells, in")
+		expect(t, b.join("l", 40_000).DueIn, 2100*time.Millisecond, "due, as a join tells, in")
+		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + 4*time.Second.Microseconds() }) // the clock stepped back
+		expect(t, a.beat().Leases[0].DueIn, 0, "due where the clock stepped back")
+	})
+}
