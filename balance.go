@@ -137,6 +137,7 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 		e.requestPlan(now, names...)
 	case applied.Applied && more:
 		e.requestPlan(now, names...)
+	case applied.LeftOver > 0 && e.leavesToOthers(now):
 	case applied.LeftOver > 0 || planned != nil && !applied.Applied:
 		e.requestPlan(now.Add(busyRetry), names...)
 	}

@@ -35,6 +35,30 @@ func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
 	}
 }
 
+// Others give it to its next owner when the transaction has ended; where there are none, whoever comes next.
+func TestClosingDoesNotWaitForTheGuardedTransactionOfAnother(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, dead := w.start("a"), w.start("dead")
+		la, ld := a.mustJoin("x", 2), dead.mustJoin("x", 2)
+		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
+		p := shown(ld)[0]
+		end, ok := w.db.Guard("x", p.Number, p.Epoch)
+		if !ok {
+			t.Fatal("the guard does not pass")
+		}
+		defer end()
+		dead.kill()
+		time.Sleep(20 * time.Second)
+		began := time.Now()
+		if err := a.c.Close(patiently(w.t)); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > closeGrace+soon {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
 func TestCloseWhoseContextEndsUnderWorkReturnsThen(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, l := w.listening()

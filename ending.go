@@ -20,6 +20,7 @@ type ending struct {
 	lookUp       bool      // the process that superseded it, for the reason's text
 	hurried      error     // why Close waits for work no more; nil: it waits
 	giveUpAt     time.Time // when to leave behind what could not be released since
+	planUntil    time.Time // how long to plan what guarded transactions of others keep; zero: nothing was left over yet
 	sessionEnded bool      // in the database
 }
 
@@ -60,13 +61,28 @@ func (e *engine) beginLookUp(time.Time) *operation {
 }
 
 // onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
-func (e *engine) onlySessionRemains() bool {
+func (e *engine) onlySessionRemains() bool { return !e.joinedAny() && len(e.leases.planAt) == 0 }
+
+// joinedAny reports whether the session is a member of a lease.
+func (e *engine) joinedAny() bool {
 	for _, m := range e.leases.byName {
 		if m.joined {
-			return false
+			return true
 		}
 	}
-	return len(e.leases.planAt) == 0
+	return false
+}
+
+// leavesToOthers reports whether a client that ends leaves to the others what a guarded transaction keeps from being given. Most are
+// over in no time. It is no member of a lease, so the transaction is none of its own.
+func (e *engine) leavesToOthers(now time.Time) bool {
+	if e.ending.reason == nil || e.joinedAny() {
+		return false
+	}
+	if e.ending.planUntil.IsZero() {
+		e.ending.planUntil = now.Add(closeGrace)
+	}
+	return !now.Before(e.ending.planUntil)
 }
 
 func (e *engine) endDue(time.Time) time.Time {
