@@ -168,6 +168,41 @@ func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochOnceItsWorkHasEnde
 	})
 }
 
+// As above, but the lease is left before the client is a member again, or while it was removed, and joined anew under the same session.
+func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochInALeaseThatIsJoinedAnewToo(t *testing.T) {
+	for name, before := range map[string]bool{"left before it is told": true, "left then": false} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a")
+				l := a.mustJoin("x", 2)
+				w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+				owned := shown(l)
+				h := l.Hold(context.Background())
+				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "join" })
+				w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
+				if !before {
+					<-h.Context().Done()
+				}
+				left := make(chan error, 1)
+				go func() { left <- l.Leave(context.Background()) }()
+				time.Sleep(5 * time.Second)
+				h.Release()
+				if err := <-left; err != nil {
+					t.Error(err)
+				}
+				w.inject(nil)
+				l = a.mustJoin("x", 2)
+				w.within(5*time.Second, "it owns all again", func() bool { return shows(l) == "0-1" })
+				for _, p := range owned {
+					if now, _ := l.Partition(p.Number); now.Epoch <= p.Epoch {
+						t.Errorf("%v comes back as %v", p, now)
+					}
+				}
+			})
+		})
+	}
+}
+
 // deafConn is a connection on which waiting fails, though it stays open.
 type deafConn struct{ conn }
 

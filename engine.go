@@ -48,6 +48,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			byName:   make(map[string]*membership),
 			waiting:  make(map[string][]*joining),
 			draining: make(map[*tenure]struct{}),
+			relics:   make(map[string]bool),
 			planAt:   make(map[string]time.Time),
 		},
 		ending: ending{giveUpAt: never},

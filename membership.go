@@ -19,6 +19,7 @@ type leases struct {
 	byName    map[string]*membership
 	waiting   map[string][]*joining // calls for a name whose membership has to end first
 	draining  map[*tenure]struct{}  // of all leases; also those that are struck out, until the work on them ends
+	relics    map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown anew
 	joins     int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
 	planAt    map[string]time.Time  // when to plan a lease that asks for it, joined or not
 	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
@@ -300,7 +301,11 @@ func (e *engine) unjoined(m *membership) {
 	}
 }
 
+// strikeAll strikes out what a membership has left when it is over. Where the session lives, the database may say that it owns that.
 func (e *engine) strikeAll(m *membership) {
+	if e.session.registered && len(m.tenures) > 0 {
+		e.leases.relics[m.lease.name] = true
+	}
 	for _, t := range m.all() {
 		e.strike(t)
 	}

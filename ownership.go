@@ -102,6 +102,10 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	m.generation, m.toRead = r.Generation, false
 	var wanted, gained, outdated, replaced, missing, released []*tenure
 	confirmed := make(map[int]bool, len(r.Owned))
+	relics := e.leases.relics[r.Name]
+	if e.session.settled {
+		delete(e.leases.relics, r.Name)
+	}
 	for _, p := range r.Owned {
 		confirmed[p.Partition] = true
 		t := m.tenures[p.Partition]
@@ -120,7 +124,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		switch {
 		case t == nil && !e.session.settled: // nothing is gained now
 			delete(m.tenures, p.Partition)
-		case t == nil && (p.Moving || ofEarlierEra || m.leaving != nil):
+		case t == nil && (p.Moving || ofEarlierEra || relics || m.leaving != nil):
 			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
 		case t == nil:
 			gained = append(gained, e.own(m, p.Partition, p.Epoch))

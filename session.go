@@ -314,6 +314,7 @@ func (e *engine) evicted(copied bool) {
 	e.session.number, e.session.registered = randomID(), false
 	e.session.renewal, e.session.last, e.session.lateUntil = store.Renewal{}, false, time.Time{}
 	e.connection.retryAt = now
+	clear(e.leases.relics)
 	for _, m := range e.leases.byName {
 		e.unjoined(m)
 	}
