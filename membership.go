@@ -39,6 +39,8 @@ type membership struct {
 	callers []*joining // calls of Client.Lease that wait for the join
 	handles int        // calls of Client.Lease that were answered
 
+	readUntil map[int]time.Time // until when the hand-off delay lasts of what was renewed, by partition
+
 	weight      int
 	weightLost  bool        // the database has another one, or may have
 	weightCalls weightCalls // that wait for the database to have the weight
@@ -66,7 +68,7 @@ type joining struct {
 func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
 	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, ended: make(chan struct{})}
 	l.snapshot.Store(&snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})})
-	m := &membership{lease: l, tenures: make(map[int]*tenure), weight: o.weight, weightCalls: make(weightCalls)}
+	m := &membership{lease: l, tenures: make(map[int]*tenure), readUntil: make(map[int]time.Time), weight: o.weight, weightCalls: make(weightCalls)}
 	e.leases.byName[name] = m
 	return m
 }

@@ -164,11 +164,14 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 }
 
 // renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has
-// ended and the release was answered. No hand-off delay is to be paid for what stays with this client.
+// ended and the release was answered. No hand-off delay is to be paid for what stays with this client; what moves then pays it.
 func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) loss {
 	cause := fmt.Errorf("%w: a failover ended the epoch", ErrTrustLost)
 	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *tenure) bool { return t.draining }), cause, now)
 	for _, t := range outdated {
+		if t.readyAt.After(now) {
+			m.readUntil[t.number] = t.readyAt
+		}
 		t.readyAt = now
 	}
 	return e.end(m, outdated, cause)
@@ -261,6 +264,8 @@ func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now tim
 	for i, t := range tenures {
 		if t.valuesRead {
 			t.readyAt = now.Add(o.handoffDelay)
+		} else if until := m.readUntil[t.number]; until.After(now) {
+			t.readyAt = until
 		}
 		asked[i] = t.ownership
 	}

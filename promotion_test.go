@@ -203,3 +203,29 @@ func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T
 		}
 	})
 }
+
+// What a loop over Values had read when a failover ended the epoch, it may still be working on when the partition moves, which is renewed
+// before.
+func TestAPartitionThatIsRenewedAndThenMovesPaysTheHandoffDelay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const delay = 5 * time.Second
+		a, b := w.start("a"), w.start("b")
+		la := a.mustJoin("x", 2, WithHandoffDelay(delay))
+		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
+		w.promote(0, false)
+		time.Sleep(3 * time.Second)
+		lb := b.mustJoin("x", 2, WithHandoffDelay(delay))
+		if len(la.Values()) != 2 { // a loop begins its pass
+			t.Fatal("a lost them before")
+		}
+		<-la.Changed()
+		began := time.Now()
+		if shows(lb) != "-" {
+			t.Fatal("b owns something already")
+		}
+		w.within(30*time.Second, "b has its share", func() bool { return len(shown(lb)) == 1 })
+		if took := time.Since(began); took < delay {
+			t.Errorf("it moved %v after it left Values", took)
+		}
+	})
+}
