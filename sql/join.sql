@@ -1,6 +1,5 @@
--- join.sql: the session becomes a member of a lease, and a plan is due: at once where none was begun for a second, else 250 ms
--- after the last one and 50 us more for each partition, so that a deployment of many processes costs few plans. Makes the
--- lease if it does not exist.
+-- join.sql: the session becomes a member of a lease, and a plan is due: 250 ms after the last one was begun and 50 us more for each
+-- partition, so that a deployment of many processes costs few plans; at once where that is over. Makes the lease if it does not exist.
 --
 -- $1 bigint  session
 -- $2 text    lease
@@ -24,8 +23,8 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
         generation = l.generation + 1,
         created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
         next_check_at = least(l.next_check_at,
-            CASE WHEN l.planned_at BETWEEN clock_timestamp() - interval '1 second' AND clock_timestamp()
-                 THEN l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds'
+            CASE WHEN l.planned_at <= clock_timestamp() -- else the clock stepped back
+                 THEN greatest(l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds', clock_timestamp())
                  ELSE clock_timestamp() END)
     WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
     RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at

@@ -231,8 +231,8 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 				l.CreatedGeneration = l.Generation
 			}
 			due := clock
-			if l.PlannedAt >= clock-second && l.PlannedAt <= clock {
-				due = l.PlannedAt + 250*millisecond + 50*l.Partitions
+			if l.PlannedAt <= clock { // else the clock stepped back
+				due = max(l.PlannedAt+250*millisecond+50*l.Partitions, clock)
 			}
 			l.NextCheckAt = min(l.NextCheckAt, due)
 		}

@@ -312,6 +312,8 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 		expect(t, len(claimed), 0, "claimed by another at the same time")
 		expect(t, a.beat().Leases[0].DueIn, 2100*time.Millisecond, "due, as a heartbeat tells, in")
 		expect(t, b.join("l", 40_000).DueIn, 2100*time.Millisecond, "due, as a join tells, in")
+		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 1500 * time.Millisecond.Microseconds() })
+		expect(t, b.join("l", 40_000).DueIn, 750*time.Millisecond, "due, as a join while the plan goes on tells, in")
 		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + 4*time.Second.Microseconds() }) // the clock stepped back
 		expect(t, a.beat().Leases[0].DueIn, 0, "due where the clock stepped back")
 	})
