@@ -167,7 +167,7 @@ func (c *Client) ID() string { return c.options.clientID }
 // Lease joins a lease with that number of partitions (1 to 65,536), which is made if it does not exist, and returns once the
 // database has the membership, not once anything is owned: see Lease.Wait. The name has 1 to 255 bytes of UTF-8
 // without NUL. A plan reads all partitions of a lease, and has to come between two heartbeats: so there may be 16,384 for each second
-// of the TTL.
+// of the TTL; no more in all leases together that share members, which is not checked.
 //
 // ctx covers the joining only; if it ends first its cause is returned and no membership stays behind. Joining a lease
 // again with the same number and options returns the same Lease, with others an error that names both. The other

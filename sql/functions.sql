@@ -8,9 +8,10 @@
 -- For applications: partition_for and guard. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
--- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it.
+-- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. With the
+-- rights of its owner, so that all roles are told the same: else clients of two roles would settle against each other for ever.
 CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
-LANGUAGE plpgsql STABLE AS $pgleases_body$
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $pgleases_body$
 DECLARE
     number bigint := 0;
 BEGIN

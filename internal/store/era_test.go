@@ -93,10 +93,13 @@ func TestATimelineNamesItsServer(t *testing.T) {
 	if number < 1 || number > 1000 {
 		t.Errorf("timeline %d", number)
 	}
+	own := value[int64](f, "SELECT timeline()")
 	f.exec(`BEGIN; REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC; CREATE ROLE nobody_in_particular;
-		GRANT USAGE ON SCHEMA pgleases TO nobody_in_particular; GRANT EXECUTE ON FUNCTION timeline() TO nobody_in_particular;
+		GRANT USAGE, CREATE ON SCHEMA pgleases TO nobody_in_particular; GRANT EXECUTE ON FUNCTION timeline() TO nobody_in_particular;
 		SET LOCAL ROLE nobody_in_particular`)
-	expect(t, value[int64](f, "SELECT timeline()"), number, "timeline for a role that may not ask for the server")
+	expect(t, value[int64](f, "SELECT timeline()"), own, "timeline for a role that may not ask for the server")
+	f.exec("RESET ROLE; ALTER FUNCTION timeline() OWNER TO nobody_in_particular")
+	expect(t, value[int64](f, "SELECT timeline()"), number, "timeline where the schema's owner may not ask for it")
 	f.exec("ROLLBACK")
 }
 

@@ -58,6 +58,14 @@ func done(t *testing.T, w *Worker, customer string) (count int) {
 
 func TestPartitionThatGuardRefusesIsLeftAlone(t *testing.T) {
 	w := newWorker(t, 20)
+	deaf, err := w.Pool.Begin(t.Context()) // the client cannot read what it owns while this is locked
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = deaf.Rollback(context.Background()) }()
+	if _, err := deaf.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
 	stolen := w.Lease.PartitionFor("customer-2")
 	w.Do = func(ctx context.Context, _ pgx.Tx, job Job) error {
 		if job.ID > 1 {
