@@ -17,7 +17,7 @@ import (
 )
 
 // timeout bounds the making, and the dropping, of a database on a server that runs.
-const timeout = 30 * time.Second
+const timeout = 2 * time.Minute
 
 // TB is what pgtest needs of a testing.TB. Programs import this package too, so it does not import testing.
 type TB interface {
