@@ -119,6 +119,10 @@ func shut(t testing.TB, c *pgleases.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	if err := c.Close(ctx); err != nil {
+		if try, ok := t.(*punctual.Try); ok && try.Over() { // the machine was late, and the scenario ended anywhere
+			t.Logf("close %s: %v", c.ID(), err)
+			return
+		}
 		t.Errorf("close %s: %v", c.ID(), err)
 	}
 }

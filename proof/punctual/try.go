@@ -133,6 +133,9 @@ func (t *Try) MissedAt(from, to oracle.Instant, within time.Duration, format str
 	runtime.Goexit()
 }
 
+// Over reports whether Missed has ended the try. What is cleaned up then may be in any state.
+func (t *Try) Over() bool { return t.excuse != "" }
+
 // Excused reports whether MissedAt would end the try, and not the test.
 func (t *Try) Excused(from, to oracle.Instant, within time.Duration) bool {
 	excused, _ := t.excused(from, to, within)
