@@ -1,11 +1,9 @@
 package pgleases_test
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -29,12 +27,8 @@ func TestWhatEndedWithARemovedMembershipNeverPassesAGuardAgain(t *testing.T) {
 		if now := ownership(t, l, p.Number); now.Epoch <= p.Epoch {
 			t.Errorf("partition %v, which was lost, is owned again as %v", p, now)
 		}
-		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return l.Guard(context.Background(), tx, p) }); !errors.Is(err, pgleases.ErrNotOwner) {
-			t.Errorf("Guard of %v: %v", p, err)
-		}
+		wraps(t, fmt.Sprintf("Guard of %v", p), guard(t, pool, l, p), pgleases.ErrNotOwner)
 		stored := pgleases.Partition{Number: p.Number, Epoch: p.Epoch} // as the work of before has passed it on
-		if err := pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return l.Guard(context.Background(), tx, stored) }); !errors.Is(err, pgleases.ErrNotOwner) {
-			t.Errorf("Guard of %v, from its numbers: %v", p, err)
-		}
+		wraps(t, fmt.Sprintf("Guard of %v, from its numbers", p), guard(t, pool, l, stored), pgleases.ErrNotOwner)
 	}
 }

@@ -56,6 +56,17 @@ func (o opening) failed(t *testing.T, reason string) {
 	})
 }
 
+// opens unlocks the row, and fails the test unless the client opens then.
+func (o opening) opens(t *testing.T) {
+	t.Helper()
+	if err := o.unlock(); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, "NewClient returns", o.done); err != nil {
+		t.Error(err)
+	}
+}
+
 const itsID = "SELECT FROM pgleases.identities WHERE id = 'a' FOR UPDATE"
 
 func TestOpeningWaitsForARowThatSomebodyHasLocked(t *testing.T) {
@@ -68,12 +79,7 @@ func TestOpeningWaitsForARowThatSomebodyHasLocked(t *testing.T) {
 			t.Parallel()
 			o := openLocked(t, t.Context(), newPool(t, direct(t)), query, calmHeartbeat)
 			o.failed(t, "SQLSTATE 55P03")
-			if err := o.unlock(); err != nil {
-				t.Fatal(err)
-			}
-			if err := receive(t, "NewClient returns", o.done); err != nil {
-				t.Error(err)
-			}
+			o.opens(t)
 		})
 	}
 }
@@ -86,12 +92,7 @@ func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
 		SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases' AND wait_event_type = 'Lock'`)
 	o.failed(t, "SQLSTATE 57P01")
-	if err := o.unlock(); err != nil {
-		t.Fatal(err)
-	}
-	if err := receive(t, "NewClient returns", o.done); err != nil {
-		t.Error(err)
-	}
+	o.opens(t)
 }
 
 func TestOpeningEndsWithItsContextAndTellsWhatFailedLast(t *testing.T) {

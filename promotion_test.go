@@ -90,15 +90,26 @@ func TestWorkOfBeforeAFailoverEndsBeforeItsPartitionIsOwnedAnew(t *testing.T) {
 	})
 }
 
+// failOver promotes a standby and waits until it is settled. What it returns puts the old primary in its place, which is down still.
+func (w *world) failOver() (comeBack func()) {
+	w.t.Helper()
+	var old fakestore.Tables
+	w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
+	run := w.db.Run()
+	w.promote(0, false)
+	w.within(20*time.Second, "settled", w.settled)
+	return func() {
+		w.db.Stop()
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
+		w.db.SetRun(run)
+	}
+}
+
 // The tables are those of before the failover, and the server does not look promoted.
 func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, _, la, lb := w.pair(8)
-		var old fakestore.Tables
-		w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
-		run := w.db.Run()
-		w.promote(0, false)
-		w.within(20*time.Second, "settled", w.settled)
+		comeBack := w.failOver()
 		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 4 && len(lb.Values()) == 4 })
 		if err := a.c.Close(context.Background()); err != nil { // so the owners are others than the old primary knows
 			t.Fatal(err)
@@ -108,9 +119,7 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 		ll := late.mustJoin("x", 8)
 		w.within(5*time.Second, "the late one has its share", func() bool { return len(ll.Values()) == 4 })
 
-		w.db.Stop()
-		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
-		w.db.SetRun(run)
+		comeBack()
 		w.db.Boot()
 		w.within(40*time.Second, "settled anew", func() bool {
 			var era int64
@@ -125,20 +134,14 @@ func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
 func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBetter(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b, la, lb := w.pair(8)
-		var old fakestore.Tables
-		w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
-		run := w.db.Run()
-		w.promote(0, false)
-		w.within(20*time.Second, "settled", w.settled)
+		comeBack := w.failOver()
 		var seen []Partition
 		w.within(2*time.Second, "all is owned under the new era", func() bool {
 			seen = append(shown(la), shown(lb)...)
 			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.EraOf(p.Epoch) == 0 })
 		})
 
-		w.db.Stop()
-		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
-		w.db.SetRun(run)
+		comeBack()
 		for _, p := range []*proc{a, b} {
 			p.set(func(p *proc) { p.cut = true })
 			w.breakConns(p)

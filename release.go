@@ -32,7 +32,7 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 		}
 	}
 	for _, m := range e.leases.byName {
-		if m.leaving != nil && m.joined && !m.awaitsRelease {
+		if m.leaves() {
 			due[m] = true
 		}
 	}
@@ -63,13 +63,16 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 	return tenures, leaving
 }
 
+// leaves reports whether a leave is to be sent, be there something to release or not.
+func (m *membership) leaves() bool { return m.leaving != nil && m.joined && !m.awaitsRelease }
+
 func (e *engine) releaseDue(now time.Time) time.Time {
 	at := never
 	if !e.session.settled {
 		return at
 	}
 	for _, m := range e.leases.byName {
-		if m.leaving != nil && m.joined && !m.awaitsRelease {
+		if m.leaves() {
 			return atOnce
 		}
 	}

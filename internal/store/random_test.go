@@ -103,28 +103,12 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				})
 			},
 			"release": func(*rapid.T) {
-				session := p.session()
-				var releases []Release
-				for _, k := range some(p, "partitions", p.partitions()) {
-					row := p.double.tables().Partitions[k.lease][k.number]
-					releases = append(releases, Release{Lease: k.lease, Partition: k.number, Epoch: row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})})
-					if row.Owner != 0 && draw(p, "by its owner", []bool{true, true, true, false}) {
-						session = row.Owner
-					}
-				}
+				session, releases := p.releases()
 				leaving, last := some(p, "leaving", leases), draw(p, "last join", []int64{0, 2, 2, 2})
 				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
 			},
 			"fence": func(*rapid.T) {
-				session := p.session()
-				var busy []Release
-				for _, k := range some(p, "partitions", p.partitions()) {
-					row := p.double.tables().Partitions[k.lease][k.number]
-					busy = append(busy, Release{Lease: k.lease, Partition: k.number, Epoch: row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})})
-					if row.Owner != 0 && draw(p, "by its owner", []bool{true, true, true, false}) {
-						session = row.Owner
-					}
-				}
+				session, busy := p.releases()
 				p.same("fence", func(c seam.Conn) (any, error) { return nil, c.Fence(f.ctx, session, busy) })
 			},
 			"evict": func(*rapid.T) {
@@ -276,6 +260,19 @@ func (p *pair) run() Run {
 }
 
 // partitions are all that there are.
+// releases draws partitions to release, and a session, which mostly owns one of them.
+func (p *pair) releases() (session int64, releases []Release) {
+	session = p.session()
+	for _, k := range some(p, "partitions", p.partitions()) {
+		row := p.double.tables().Partitions[k.lease][k.number]
+		releases = append(releases, Release{Lease: k.lease, Partition: k.number, Epoch: row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})})
+		if row.Owner != 0 && draw(p, "by its owner", []bool{true, true, true, false}) {
+			session = row.Owner
+		}
+	}
+	return session, releases
+}
+
 func (p *pair) partitions() (all []place) {
 	partitions := p.double.tables().Partitions
 	for _, name := range slices.Sorted(maps.Keys(partitions)) {
