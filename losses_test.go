@@ -357,9 +357,9 @@ func TestALossEndsHoldsFirstAndIsLoggedLast(t *testing.T) {
 func TestALossOfSomeEndsTheHoldsThatContainOneOfThem(t *testing.T) {
 	e, m := idleEngine(3, slog.DiscardHandler)
 	old := m.lease.Hold(context.Background())
-	e.withdraw(m, []*tenure{m.tenures[1]}, ErrHandover, time.Now())
+	e.withdraw(m, []*tenure{m.tenures.of[1]}, ErrHandover, time.Now())
 	young := m.lease.Hold(context.Background())
-	e.end(m, []*tenure{m.tenures[1]}, ErrDrainTimeout)
+	e.end(m, []*tenure{m.tenures.of[1]}, ErrDrainTimeout)
 	if old.Context().Err() == nil || young.Context().Err() != nil {
 		t.Errorf("of %v and %v the first was to end: %v, %v", old.Values(), young.Values(), old.Context().Err(), young.Context().Err())
 	}
@@ -369,7 +369,7 @@ func TestALossMakesNoContextThatNobodyAskedFor(t *testing.T) {
 	e, m := idleEngine(3, slog.DiscardHandler)
 	p, _ := m.lease.Partition(1)
 	asked := p.Context()
-	others := []*ownership{m.tenures[0].ownership, m.tenures[2].ownership}
+	others := []*ownership{m.tenures.of[0].ownership, m.tenures.of[2].ownership}
 	e.loseTrust(time.Now(), ErrTrustLost)
 	if asked.Err() == nil {
 		t.Error("the context that was asked for has not ended")

@@ -28,7 +28,7 @@ type leases struct {
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
 type membership struct {
 	lease   *Lease
-	tenures map[int]*tenure // serving and draining, by partition
+	tenures tenures // serving and draining
 
 	joined     bool // the session is a member
 	generation int64
@@ -68,7 +68,7 @@ type joining struct {
 func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
 	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, ended: make(chan struct{})}
 	l.snapshot.Store(&snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})})
-	m := &membership{lease: l, tenures: make(map[int]*tenure), readUntil: make(map[int]time.Time), weight: o.weight, weightCalls: make(weightCalls)}
+	m := &membership{lease: l, tenures: tenures{of: make([]*tenure, l.partitions)}, readUntil: make(map[int]time.Time), weight: o.weight, weightCalls: make(weightCalls)}
 	e.leases.byName[name] = m
 	return m
 }
@@ -258,7 +258,7 @@ func (e *engine) leave(m *membership, reason error) {
 	m.refuse(reason)
 	e.withdraw(m, m.serving(), reason, now)
 	if errors.Is(reason, ErrClosed) {
-		for _, t := range m.tenures {
+		for _, t := range m.all() {
 			t.readyAt = now
 		}
 	}
@@ -305,7 +305,7 @@ func (e *engine) unjoined(m *membership) {
 
 // strikeAll strikes out what a membership has left when it is over. Where the session lives, the database may say that it owns that.
 func (e *engine) strikeAll(m *membership) {
-	if e.session.registered && len(m.tenures) > 0 {
+	if e.session.registered && m.tenures.n > 0 {
 		e.leases.relics[m.lease.name] = true
 	}
 	for _, t := range m.all() {

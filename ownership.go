@@ -101,14 +101,17 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
 	m.generation, m.toRead = r.Generation, false
 	var wanted, gained, outdated, replaced, missing, released []*tenure
-	confirmed := make(map[int]bool, len(r.Owned))
+	confirmed := make([]bool, m.lease.partitions)
 	relics := e.leases.relics[r.Name]
 	if e.session.settled {
 		delete(e.leases.relics, r.Name)
 	}
 	for _, p := range r.Owned {
+		if p.Partition >= len(confirmed) {
+			continue // somebody has written to the table
+		}
 		confirmed[p.Partition] = true
-		t := m.tenures[p.Partition]
+		t := m.tenures.of[p.Partition]
 		if t != nil && t.fencing && t.releaseEpoch() != p.Epoch { // had it been released to this client, it would be once more
 			t.fenced, t.fencing = p.Epoch, false
 		}
@@ -123,7 +126,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		ofEarlierEra := store.EraOf(p.Epoch) < r.Era
 		switch {
 		case t == nil && !e.session.settled: // nothing is gained now
-			delete(m.tenures, p.Partition)
+			m.tenures.set(p.Partition, nil)
 		case t == nil && (p.Moving || ofEarlierEra || relics || m.leaving != nil):
 			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
 		case t == nil:
@@ -134,16 +137,16 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 			wanted = append(wanted, t)
 		}
 	}
-	for number, t := range m.tenures {
+	for _, t := range m.all() {
 		switch {
-		case confirmed[number]:
+		case confirmed[t.number]:
 			continue
 		case t.draining:
 			released = append(released, t)
 		default:
 			missing = append(missing, t)
 		}
-		delete(m.tenures, number)
+		m.tenures.set(t.number, nil)
 	}
 	lost := []loss{
 		e.end(m, replaced, fmt.Errorf("%w: the server has another epoch", ErrTrustLost)),
@@ -158,7 +161,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	e.tellLost(lost...)
 	e.tellHandedOver(handedOver)
 	e.serve(m, gained)
-	if m.leaving != nil && len(m.tenures) == 0 {
+	if m.leaving != nil && m.tenures.n == 0 {
 		m.awaitsRelease = false // nothing is left to wait for: leave again
 	}
 }
@@ -177,11 +180,27 @@ func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) loss {
 	return e.end(m, outdated, cause)
 }
 
+// tenures are those of one lease. There may be 65,536, which all end at once: in this order they are near each other in memory.
+type tenures struct {
+	of []*tenure // by partition; nil: none
+	n  int
+}
+
+func (ts *tenures) set(partition int, t *tenure) {
+	if ts.of[partition] != nil {
+		ts.n--
+	}
+	if t != nil {
+		ts.n++
+	}
+	ts.of[partition] = t
+}
+
 // own begins an ownership.
 func (e *engine) own(m *membership, number int, epoch int64) *tenure {
 	o := &ownership{lease: m.lease, term: e.session.term, number: number, epoch: epoch}
 	t := &tenure{ownership: o, membership: m, limitAt: never}
-	m.tenures[number] = t
+	m.tenures.set(number, t)
 	e.stats.Gains++
 	return t
 }
@@ -203,16 +222,18 @@ func numbersOf(tenures []*tenure) []int {
 	return numbers
 }
 
-// serving returns the tenures that do not drain.
+// serving returns the tenures that do not drain, by number.
 func (m *membership) serving() []*tenure {
 	return slices.DeleteFunc(m.all(), func(t *tenure) bool { return t.draining })
 }
 
-// all returns the tenures, serving and draining.
+// all returns the tenures, serving and draining, by number.
 func (m *membership) all() []*tenure {
-	all := make([]*tenure, 0, len(m.tenures))
-	for _, t := range m.tenures {
-		all = append(all, t)
+	all := make([]*tenure, 0, m.tenures.n)
+	for _, t := range m.tenures.of {
+		if t != nil {
+			all = append(all, t)
+		}
 	}
 	return all
 }
@@ -227,7 +248,6 @@ func (e *engine) publish(m *membership) {
 		for _, t := range m.serving() {
 			next.owned = append(next.owned, t.ownership)
 		}
-		slices.SortFunc(next.owned, func(a, b *ownership) int { return a.number - b.number })
 	}
 	if next.term == old.term && slices.Equal(next.owned, old.owned) {
 		return
@@ -241,7 +261,7 @@ func (e *engine) publish(m *membership) {
 	l.snapshot.Store(next)
 	if old.read.Load() {
 		for _, o := range old.owned {
-			if t := m.tenures[o.number]; t != nil && t.ownership == o {
+			if t := m.tenures.of[o.number]; t != nil && t.ownership == o {
 				t.valuesRead = true
 			}
 		}
@@ -341,8 +361,8 @@ func (e *engine) tellHandedOver(losses ...loss) {
 // strike strikes out a tenure that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
 // callback of Run has not returned, nobody works under the next ownership of that partition here.
 func (e *engine) strike(t *tenure) {
-	if t.membership.tenures[t.number] == t {
-		delete(t.membership.tenures, t.number)
+	if m := t.membership; m.tenures.of[t.number] == t {
+		m.tenures.set(t.number, nil)
 	}
 	if !t.pinned() {
 		delete(e.leases.draining, t)
@@ -464,8 +484,8 @@ func (e *engine) tellWork(now time.Time) {
 // holdsAnything reports whether there is an ownership that has not ended, be it shown or draining.
 func (e *engine) holdsAnything() bool {
 	for _, m := range e.leases.byName {
-		for _, t := range m.tenures {
-			if t.ended == nil {
+		for _, t := range m.tenures.of {
+			if t != nil && t.ended == nil {
 				return true
 			}
 		}

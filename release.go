@@ -226,7 +226,7 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 			e.unjoined(m)
 		default:
 			m.awaitsRelease = true
-			if len(m.tenures) == 0 {
+			if m.tenures.n == 0 {
 				m.toRead = true                 // something was given to it meanwhile
 				e.session.nextBeat = time.Now() // or the session is no member any more, which a heartbeat tells
 			}
