@@ -201,7 +201,7 @@ func (l *Lease) endHolds(cause error) {
 
 // end ends ownerships. The holds that contain one of them are told first: they are few, and much work may go on under each.
 func (l *Lease) end(owned []*ownership, cause error) {
-	var cancels []context.CancelCauseFunc
+	cancels := make([]context.CancelCauseFunc, 0, len(owned))
 	l.mu.Lock()
 	for _, o := range owned {
 		o.ended = cause
@@ -218,9 +218,15 @@ func (l *Lease) end(owned []*ownership, cause error) {
 		cancels = o.ask(cause, cancels)
 	}
 	l.mu.Unlock()
-	for _, cancel := range cancels {
-		cancel(cause)
+	var wg sync.WaitGroup
+	for part := range slices.Chunk(cancels, 8192) { // all processors share in 65,536
+		wg.Go(func() {
+			for _, cancel := range part {
+				cancel(cause)
+			}
+		})
 	}
+	wg.Wait()
 }
 
 // PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign

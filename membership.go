@@ -28,7 +28,7 @@ type leases struct {
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
 type membership struct {
 	lease   *Lease
-	tenures tenures // serving and draining
+	tenures tenures
 
 	joined     bool // the session is a member
 	generation int64
@@ -68,7 +68,10 @@ type joining struct {
 func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
 	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, ended: make(chan struct{})}
 	l.snapshot.Store(&snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})})
-	m := &membership{lease: l, tenures: tenures{of: make([]*tenure, l.partitions)}, readUntil: make(map[int]time.Time), weight: o.weight, weightCalls: make(weightCalls)}
+	m := &membership{
+		lease: l, tenures: tenures{of: make([]*tenure, partitions)}, readUntil: make(map[int]time.Time),
+		weight: o.weight, weightCalls: make(weightCalls),
+	}
 	e.leases.byName[name] = m
 	return m
 }
@@ -245,7 +248,7 @@ func (e *engine) heardLeases(beats []store.LeaseBeat) {
 // adopt takes a lease that the session is a member of though no call waits for it any more: a join whose answer was lost,
 // given up since. The client leaves it with all that it was given.
 func (e *engine) adopt(name string) *membership {
-	m := e.newMembership(name, 0, leaseOptions{})
+	m := e.newMembership(name, maxPartitions, leaseOptions{}) // nobody knows how many it has
 	m.joined, m.toRead, m.leaving = true, true, ErrClosed
 	return m
 }

@@ -180,7 +180,7 @@ func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) loss {
 	return e.end(m, outdated, cause)
 }
 
-// tenures are those of one lease. There may be 65,536, which all end at once: in this order they are near each other in memory.
+// tenures are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.
 type tenures struct {
 	of []*tenure // by partition; nil: none
 	n  int
