@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -66,23 +67,35 @@ func (c *oldClient) try(ctx context.Context, name string, args ...any) (string, 
 	return strings.Join(all, "\n"), err
 }
 
-// beats has it send heartbeats until stop is called, which tells how many found the session alive.
-func (c *oldClient) beats() (stop func() int) {
+// beats has it send heartbeats, each of which must find the session alive, until stop is called. The first one was answered when it
+// returns, and one more is sent and answered before stop returns.
+func (c *oldClient) beats() (stop func()) {
 	ctx, cancel := context.WithCancel(c.f.ctx)
 	conn := &oldClient{c.f, c.f.dial(c.f.url), c.session}
-	alive := later(func() int {
-		for n := 0; ; n++ {
+	var alive atomic.Int64
+	var over atomic.Bool
+	ended := later(func() error {
+		defer over.Store(true)
+		for {
 			answer, err := conn.try(ctx, "heartbeat", c.session, 30_000) // the migration takes long where the machine is late
 			if ctx.Err() != nil {
-				return n
+				return nil
 			}
 			if err != nil || !strings.HasPrefix(answer, "[true ") {
-				c.f.Errorf("heartbeat during the migration: %s, %v", answer, err)
-				return n
+				return fmt.Errorf("heartbeat during the migration: %s, %v", answer, err)
 			}
+			alive.Add(1)
 		}
 	})
-	return func() int { cancel(); return alive() }
+	answered := func(n int64) {
+		c.f.until("a heartbeat is answered", func() bool { return alive.Load() >= n || over.Load() })
+	}
+	answered(1)
+	return func() {
+		answered(alive.Load() + 2) // one may have been under way
+		cancel()
+		c.f.ok(ended())
+	}
 }
 
 func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
@@ -110,9 +123,7 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	stop := a.beats()
 	f.ok(Migrate(f.ctx, f.raw(), "pgleases"))
 	c := f.client("c") // of the new kind
-	if n := stop(); n == 0 {
-		t.Error("no heartbeat")
-	}
+	stop()
 	unguard()
 	expect(t, f.text("SELECT partition, owner, epoch FROM partitions ORDER BY partition"), before, "owners")
 	expect(t, f.text("SELECT version, min_code FROM schema_version"), "2|1", "version")
