@@ -33,23 +33,24 @@ const (
 	working
 )
 
-// duties in the order of precedence.
+// duties in the order of precedence. Notifications come after the first plan, which gives nothing to the client that has just joined.
 var duties = []*duty{
 	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect, true},
 	{"register", registering, (*engine).registerDue, (*engine).beginRegister, true},
 	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp, false},
 	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat, true},
-	{"listen", working, (*engine).listenDue, (*engine).beginListen, false},
 	{"mark the server", working, (*engine).markDue, (*engine).beginMark, false},
 	{"unsettle an old server", working, (*engine).unsettleDue, (*engine).beginUnsettle, false},
 	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, false},
 	{"join", working, (*engine).joinDue, (*engine).beginJoin, true},
 	{"read", working, (*engine).readDue, (*engine).beginRead, false},
 	{"release", working, (*engine).releaseDue, (*engine).beginRelease, false},
+	{"announce", working, (*engine).announceDue, (*engine).beginAnnounce, false},
 	{"fence", working, (*engine).fenceDue, (*engine).beginFence, false},
 	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, false},
 	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},
 	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance, false},
+	{"listen", working, (*engine).listenDue, (*engine).beginListen, false},
 	{"end the session", working, (*engine).endDue, (*engine).beginEnd, false},
 }
 

@@ -103,19 +103,23 @@ func (e *engine) rebalanceDue(time.Time) time.Time {
 
 // beginRebalance plans the leases that ask for it.
 func (e *engine) beginRebalance(now time.Time) *operation {
-	var names []string
+	var names, claimed []string // those to plan; of them, those that are claimed
 	for name, at := range e.leases.planAt {
 		if !at.After(now) {
 			names = append(names, name)
+			if e.leases.claimed[name] {
+				claimed = append(claimed, name)
+			}
 		}
 	}
 	slices.Sort(names)
+	clear(e.leases.claimed) // not once more, where this fails
 	batch, again := e.agenda.batch, time.Duration(store.NotAgain)
 	if e.leases.planApart {
 		again = min(e.options.heartbeat, time.Second)
 	}
 	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		planned, applied, more, err := rebalance(ctx, c, names, batch, again)
+		planned, applied, more, err := rebalance(ctx, c, names, claimed, batch, again)
 		return func(error) error {
 			e.leases.planApart = store.LockTimeout(err) || e.leases.planApart && !applied.Applied
 			e.rebalanced(names, planned, applied, more, err)
@@ -141,26 +145,42 @@ func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied s
 	case applied.LeftOver > 0 || planned != nil && !applied.Applied:
 		e.requestPlan(now.Add(busyRetry), names...)
 	}
-	if err != nil || applied.Asked+applied.Given == 0 {
-		return
-	}
+	moved := err == nil && applied.Asked+applied.Given > 0
 	for _, p := range planned {
-		if m := e.leases.byName[p.Name]; m != nil && m.joined {
+		m := e.leases.byName[p.Name]
+		if m == nil || !m.joined {
+			continue
+		}
+		if moved && concerns(p, e.session.number) || m.generation == 0 && slices.Contains(p.Owners, e.session.number) {
 			m.toRead = true
 		}
 	}
 }
 
+// concerns reports whether a plan may have asked the session for something, or given it something at once.
+func concerns(p store.LeasePlan, session int64) bool {
+	others := make(map[int64]bool, len(p.Members))
+	for _, m := range p.Members {
+		others[m.Session] = m.Session != session
+	}
+	return slices.ContainsFunc(p.Owners, func(owner int64) bool { return !others[owner] })
+}
+
 // overtaken is how long a plan is made again where another join overtakes it; longer ones wait until the joins calm down.
 const overtaken = 100 * time.Millisecond
 
-// rebalance claims leases, plans them and applies the first moves of the plan, a batch. It also reports whether there are more. A
+// rebalance claims those leases that are not claimed yet, plans them and applies the first moves of the plan, a batch. It also reports whether there are more. A
 // plan that something overtook is made again. The plan is of all leases that share a member with those claimed; where another plan
 // is due again after some time, because one of them was locked, of those claimed alone.
-func rebalance(ctx context.Context, c conn, names []string, batch int, again time.Duration) ([]store.LeasePlan, store.Applied, bool, error) {
-	claimed, err := c.Claim(ctx, names)
-	if err != nil || len(claimed) == 0 {
-		return nil, store.Applied{}, false, err
+func rebalance(
+	ctx context.Context, c conn, names, claimed []string, batch int, again time.Duration,
+) ([]store.LeasePlan, store.Applied, bool, error) {
+	if len(claimed) < len(names) {
+		others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(claimed, name) })
+		more, err := c.Claim(ctx, others)
+		if claimed = append(claimed, more...); err != nil || len(claimed) == 0 {
+			return nil, store.Applied{}, false, err
+		}
 	}
 	began := time.Now()
 	for attempt := 1; ; attempt++ {
@@ -186,6 +206,44 @@ func rebalance(ctx context.Context, c conn, names []string, batch int, again tim
 			return nil, store.Applied{}, false, context.Cause(ctx)
 		}
 	}
+}
+
+// bequeath plans leases without the session of this client ID, which leaves them, and names the heirs of what it owns there. Where the
+// plan is about more than that, there are no heirs: a plan is made once the session has left.
+func bequeath(ctx context.Context, c conn, session int64, id string, leaving []store.Leave) error {
+	names, heirs := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
+	for i, l := range leaving {
+		names[i], heirs[l.Lease] = l.Lease, make(map[int]int64)
+	}
+	read, err := c.Plan(ctx, names)
+	if err != nil {
+		return err
+	}
+	generations := make(map[string]int64, len(read))
+	for i, r := range read {
+		of, leaves := heirs[r.Name]
+		if !leaves {
+			continue
+		}
+		generations[r.Name] = r.Generation
+		read[i].Members = slices.DeleteFunc(r.Members, func(m store.Member) bool { return m.Session == session })
+		for partition, owner := range r.Owners {
+			if owner == session { // as if it had left
+				r.Owners[partition], r.OwnerIDs[partition] = 0, id
+				of[partition] = 0
+			}
+		}
+	}
+	for _, m := range replan(read) {
+		if _, owned := heirs[m.Lease][m.Partition]; !owned {
+			return nil
+		}
+		heirs[m.Lease][m.Partition] = m.Target
+	}
+	for i, l := range leaving {
+		leaving[i].Planned, leaving[i].Heirs = generations[l.Lease], heirs[l.Lease]
+	}
+	return nil
 }
 
 // replan makes a plan of what was read, and returns what it changes: targets of partitions whose owner lives, and

@@ -90,6 +90,7 @@ func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
 		a := w.start("a")
 		l := a.mustJoin("x", 3)
 		w.within(5*time.Second, "it owns all", func() bool { return len(shown(l)) == 3 })
+		time.Sleep(time.Second) // it listens, and reads nothing more: a heartbeat tells it
 		w.mu.Lock()
 		w.blind = true // it shows what was taken from it by hand
 		w.mu.Unlock()

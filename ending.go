@@ -61,7 +61,9 @@ func (e *engine) beginLookUp(time.Time) *operation {
 }
 
 // onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
-func (e *engine) onlySessionRemains() bool { return !e.joinedAny() && len(e.leases.planAt) == 0 }
+func (e *engine) onlySessionRemains() bool {
+	return !e.joinedAny() && len(e.leases.planAt)+len(e.leases.unannounced) == 0
+}
 
 // joinedAny reports whether the session is a member of a lease.
 func (e *engine) joinedAny() bool {
@@ -117,7 +119,7 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	}
 	tenures, leaving := e.releasable(now)
-	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt) == 0 && !e.onlySessionRemains()
+	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced) == 0 && !e.onlySessionRemains()
 }
 
 // idle reports whether no duty is under way.

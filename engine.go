@@ -45,11 +45,13 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 		agenda: agenda{batch: maxBatch, results: make(chan func(), 1), pauses: make(map[*duty]pause), logged: make(map[string]map[string]bool)},
 		check:  check{watch: newWatch(now, c.options.ttl), lookAt: never, evictAt: never},
 		leases: leases{
-			byName:   make(map[string]*membership),
-			waiting:  make(map[string][]*joining),
-			draining: make(map[*tenure]struct{}),
-			relics:   make(map[string]bool),
-			planAt:   make(map[string]time.Time),
+			byName:      make(map[string]*membership),
+			waiting:     make(map[string][]*joining),
+			draining:    make(map[*tenure]struct{}),
+			relics:      make(map[string]bool),
+			claimed:     make(map[string]bool),
+			unannounced: make(map[string]map[int64]struct{}),
+			planAt:      make(map[string]time.Time),
 		},
 		ending: ending{giveUpAt: never},
 	}

@@ -1158,7 +1158,9 @@ func TestADeadClientThatNobodyHasWatchedForLongEnoughKeepsNoOtherFromBeingEvicte
 				time.Sleep(long - 6*time.Second)
 				a, b, c := w.start("a", WithTTL(time.Second)), w.start("b", WithTTL(time.Second)), w.start("c", WithTTL(2*time.Second))
 				began := time.Now()
+				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "plan" }) // the first plan is for all of them
 				la, lb, lc := a.mustJoin("x", 9), b.mustJoin("x", 9), c.mustJoin("x", 9)
+				w.inject(nil)
 				owned := func(leases ...*Lease) (n int) {
 					for _, l := range leases {
 						n += len(l.Values())

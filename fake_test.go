@@ -224,10 +224,17 @@ func (c *faultyConn) Read(ctx context.Context, session int64, leases []string) (
 	})
 }
 
-func (c *faultyConn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error) {
+func (c *faultyConn) Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error) {
 	return call(ctx, c, "release", func(ctx context.Context, conn *fakestore.Conn) (store.Released, error) {
 		return conn.Release(ctx, session, releases, leaving, lastJoin)
 	})
+}
+
+func (c *faultyConn) Announce(ctx context.Context, leases []string, sessions []int64) error {
+	_, err := call(ctx, c, "announce", func(ctx context.Context, conn *fakestore.Conn) (struct{}, error) {
+		return struct{}{}, conn.Announce(ctx, leases, sessions)
+	})
+	return err
 }
 
 func (c *faultyConn) Fence(ctx context.Context, session int64, busy []store.Release) error {

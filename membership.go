@@ -22,7 +22,10 @@ type leases struct {
 	relics    map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown anew
 	joins     int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
 	planAt    map[string]time.Time  // when to plan a lease that asks for it, joined or not
+	claimed   map[string]bool       // of these: this client has claimed the plan
 	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
+
+	unannounced map[string]map[int64]struct{} // by lease, the sessions that own what was released and are not told yet
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
@@ -47,6 +50,7 @@ type membership struct {
 
 	leaving       error // why; nil: it stays
 	awaitsRelease bool  // a leave was sent; it is sent again with the next release
+	intestate     bool  // an attempt to leave it has failed: it names no heirs any more, which takes a plan
 
 	apart   bool      // its last release met a lock: until one succeeds, it is released apart from others
 	triedAt time.Time // that release
@@ -208,8 +212,14 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls w
 		e.evicted(false)
 		return nil
 	}
-	m.joined, m.generation, m.toRead, m.retry = true, 0, true, 0
-	e.requestPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
+	m.joined, m.generation, m.retry = true, 0, 0
+	m.toRead = !join.Claimed // what a new member is given comes after the plan
+	if join.Claimed {
+		e.leases.claimed[m.lease.name] = true
+		e.requestPlan(now, m.lease.name)
+	} else {
+		e.requestPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
+	}
 	for _, j := range m.callers {
 		m.answer(j)
 	}

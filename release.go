@@ -11,7 +11,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Releases: what drains goes to its next owner when the work on it has ended. Fences before them, and leaving leases.
+// Releases: what drains goes to its next owner when the work on it has ended, and the owner is told. Fences before them, and leaving
+// leases.
 
 // releasableAt is when a tenure that drains may be released; never: it waits for work, whose end wakes the engine.
 func (t *tenure) releasableAt(now time.Time) time.Time {
@@ -84,28 +85,41 @@ func (e *engine) releaseDue(now time.Time) time.Time {
 
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func (e *engine) beginRelease(now time.Time) *operation {
-	tenures, leaving := e.releasable(now)
+	tenures, names := e.releasable(now)
 	session, lastJoin := e.session.number, e.leases.joins
 	named := make(map[*membership]bool)
-	for _, name := range leaving {
-		named[e.leases.byName[name]] = true
+	leaving := make([]store.Leave, len(names))
+	bequeaths := len(tenures) > 0
+	for i, name := range names {
+		m := e.leases.byName[name]
+		leaving[i].Lease, named[m] = name, true
+		bequeaths = bequeaths && !m.intestate
 	}
 	releases := make([]store.Release, len(tenures))
 	for i, t := range tenures {
 		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
 		named[t.membership] = true
 	}
+	id := e.options.clientID
 	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		answer, err := c.Release(ctx, session, releases, leaving, lastJoin)
+		var answer store.Released
+		var err error
+		if len(leaving) > 0 && bequeaths {
+			err = bequeath(ctx, c, session, id, leaving)
+		}
+		if err == nil {
+			answer, err = c.Release(ctx, session, releases, leaving, lastJoin)
+		}
 		return func(error) error {
-			if err == nil || store.LockTimeout(err) {
-				for m := range named {
+			for m := range named {
+				m.intestate = m.intestate || err != nil
+				if err == nil || store.LockTimeout(err) {
 					m.apart, m.triedAt = err != nil, now
 				}
 			}
 			if err == nil {
 				e.releaseAnswered(tenures, answer)
-				e.leaveAnswered(leaving, answer)
+				e.leaveAnswered(names, answer)
 			}
 			return err
 		}
@@ -141,9 +155,11 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			m.toRead = m.joined
 			t.readyAt = now.Add(busyRetry)
 			continue
-		case !done:
+		case !done: // nor were the new owners told
 			m.toRead = m.joined
+			e.announce(t.lease.name, 0)
 		case h.Owner != e.session.number:
+			e.announce(t.lease.name, h.Owner)
 		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
 			m.toRead = m.joined
 		default:
@@ -168,6 +184,38 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		e.serve(m, gained)
 	}
 	e.requestPlan(now, answer.Asking...)
+}
+
+// announce notes that a lease has changed for a session; 0: it is not known for which.
+func (e *engine) announce(lease string, session int64) {
+	sessions := e.leases.unannounced[lease]
+	if sessions == nil {
+		sessions = make(map[int64]struct{})
+		e.leases.unannounced[lease] = sessions
+	}
+	if session != 0 {
+		sessions[session] = struct{}{}
+	}
+}
+
+func (e *engine) announceDue(time.Time) time.Time { return atOnceIf(len(e.leases.unannounced) > 0) }
+
+// beginAnnounce tells the new owners of what was released.
+func (e *engine) beginAnnounce(time.Time) *operation {
+	concerned := make(map[int64]struct{})
+	for _, sessions := range e.leases.unannounced {
+		maps.Copy(concerned, sessions)
+	}
+	names, sessions := slices.Sorted(maps.Keys(e.leases.unannounced)), slices.Collect(maps.Keys(concerned))
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.Announce(ctx, names, sessions)
+		return func(error) error {
+			if err == nil { // nothing was released meanwhile
+				clear(e.leases.unannounced)
+			}
+			return err
+		}
+	}}
 }
 
 // releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.

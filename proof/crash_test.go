@@ -69,6 +69,12 @@ var crashCases = []crashCase{
 		c.await(nil)
 	}, goesOn},
 	{"release", "it is closed", atBalance("release", (*crash).close), endsClosed},
+	{"announce", "it has handed over", func(c *crash) {
+		c.alone()
+		c.arm("announce")
+		c.bystand()
+		c.await(nil)
+	}, goesOn},
 	{"fence", "guarded transactions keep its releases waiting", func(c *crash) {
 		c.alone()
 		tx, err := c.admin.Begin(c.t.Context())

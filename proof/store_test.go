@@ -254,7 +254,7 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		a.give("l", b.id)
 		durable("an apply that asks")
 		epoch := asks[int64](first, "SELECT epoch FROM pgleases.partitions WHERE lease = 'l' AND partition = 0")
-		release := func(partition int, leaving ...string) {
+		release := func(partition int, leaving ...store.Leave) {
 			t.Helper()
 			_, err := a.Release(t.Context(), a.id, []store.Release{{Lease: "l", Partition: partition, Epoch: epoch}}, leaving, 1)
 			a.ok(err)
@@ -267,7 +267,7 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		_, err := a.SetWeight(t.Context(), a.id, "l", 5)
 		a.ok(err)
 		durable("a weight")
-		release(1, "l")
+		release(1, store.Leave{Lease: "l"})
 		durable("leaving")
 		claimed, err := b.Claim(t.Context(), []string{"l"})
 		b.ok(err)

@@ -271,6 +271,170 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
 
+-- The three functions below have their plans made once for each connection of the server, for arrays of any length, and so that they
+-- stay good when the tables grow: by keys, however few rows there are now. As plain SQL they were planned anew every time, which took
+-- longer than to run them.
+
+CREATE OR REPLACE FUNCTION pgleases.read(
+    session bigint, leases pg_catalog.text[],
+    OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT settled bigint, OUT era bigint,
+    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+BEGIN
+    RETURN QUERY
+    SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+           s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}')
+    FROM pgleases.server AS s, pgleases.leases AS l
+    LEFT JOIN (
+        SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
+               array_agg(p.target IS DISTINCT FROM p.owner) AS moving
+        FROM (SELECT p.lease, p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
+              WHERE p.owner = $1 AND (p.lease = ANY ($2)) IS TRUE -- IS TRUE: by the index on owner
+              ORDER BY p.lease, p.partition) AS p
+        GROUP BY p.lease
+    ) AS o ON o.lease = l.name
+    WHERE l.name = ANY ($2);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.read(bigint, pg_catalog.text[]) IS 'What a session owns. See read.sql.';
+
+-- Releases of several owners run side by side: none waits for another's flush. So a release that changes nothing but owners holds the
+-- row of the lease in the weakest mode, and does not write to it: announce does, in a transaction that waits for no flush. FOR KEY
+-- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
+CREATE OR REPLACE FUNCTION pgleases.release(
+    session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], heirs bigint[],
+    leaving pg_catalog.text[], planned bigint[], last_join bigint, lock_ms int,
+    OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
+    OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
+    as_planned text[]; -- leases to leave that are as the plan of the heirs read them
+    first bigint;
+    present bigint; -- the era
+    drained text[];
+    alive boolean;
+    unowned text[]; -- leases with a partition that got no owner
+BEGIN
+    PERFORM pgleases.settings(true, $9);
+    IF cardinality($6) > 0 THEN
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    ELSE
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
+    END IF;
+    PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this is committed
+    alive := FOUND;
+    IF alive THEN
+        SELECT s.era, pgleases.first_epoch(s.era) INTO present, first
+        FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline(); -- the server is settled
+    END IF;
+    as_planned := ARRAY(SELECT l.name FROM unnest($6, $7) AS g (lease, generation)
+                        JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
+
+    WITH taken AS MATERIALIZED (
+        SELECT p.lease, p.partition, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
+               CASE WHEN b.heir <> 0 AND p.lease = ANY (as_planned) THEN b.heir ELSE p.target END AS target
+        FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, heir) ORDER BY lease, partition) AS b
+        CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
+            SELECT p.lease, p.partition, p.target
+            FROM pgleases.partitions AS p
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+            FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
+        ) AS p
+        WHERE present IS NOT NULL
+    ), given AS MATERIALIZED (
+        SELECT k.lease, k.partition, c.session, c.id,
+               CASE WHEN k.renewed THEN k.target ELSE c.session END AS target,
+               EXISTS (SELECT FROM pgleases.members AS own
+                       WHERE own.session = $1 AND own.lease = k.lease AND own.weight = 0) AS draining
+        FROM taken AS k
+        LEFT JOIN pgleases.members AS m
+               ON m.lease = k.lease AND m.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
+              AND NOT (m.session = $1 AND m.lease = ANY ($6))
+        LEFT JOIN pgleases.clients AS c ON c.session = m.session
+    ), released AS (
+        UPDATE pgleases.partitions AS p
+        SET owner = h.session, target = h.target,
+            epoch = greatest(p.epoch + 1, first),
+            owner_id = coalesce(h.id, p.owner_id),
+            home_id = CASE WHEN h.id = p.home_id THEN NULL
+                           WHEN h.id <> p.owner_id AND (p.lease = ANY ($6) OR h.draining) THEN p.owner_id
+                           ELSE p.home_id END,
+            owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
+            asked_at = CASE WHEN h.target IS DISTINCT FROM h.session THEN p.asked_at END
+        FROM given AS h
+        WHERE p.lease = h.lease AND p.partition = h.partition
+        RETURNING p.lease, p.partition, p.owner, p.epoch
+    )
+    SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
+           coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL), '{}')
+    FROM (SELECT * FROM released ORDER BY lease, partition) AS r
+    INTO released_leases, released_partitions, owners, new_epochs, unowned;
+
+    SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
+    FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
+    CROSS JOIN LATERAL (
+        SELECT FROM pgleases.partitions AS p
+        WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch AND alive
+    ) AS p
+    INTO busy_leases, busy_partitions;
+
+    left_leases := '{}';
+    asking := '{}';
+    IF cardinality($6) > 0 THEN
+        WITH rest AS MATERIALIZED ( -- still owned in leases to leave
+            SELECT DISTINCT p.lease FROM pgleases.partitions AS p
+            WHERE p.owner = $1 AND (p.lease = ANY ($6)) IS TRUE
+        ), gone AS (
+            DELETE FROM pgleases.members AS m
+            WHERE m.session = $1 AND m.lease = ANY ($6) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $8
+            RETURNING m.lease
+        ), drained AS (
+            UPDATE pgleases.members AS m SET weight = 0
+            WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $8
+            RETURNING m.lease
+        )
+        SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
+               coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
+        INTO left_leases, drained;
+        -- A plan is due, unless what was released went where the plan without this session has it.
+        unowned := unowned || drained || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+    END IF;
+    IF cardinality(unowned) + cardinality(left_leases) > 0 THEN
+        WITH changed AS (
+            UPDATE pgleases.leases AS l
+            SET generation = l.generation + 1,
+                next_check_at = CASE WHEN l.name = ANY (unowned) THEN least(l.next_check_at, clock_timestamp()) ELSE l.next_check_at END
+            WHERE l.name = ANY (unowned) OR l.name = ANY (left_leases)
+            RETURNING l.name, l.next_check_at
+        )
+        SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
+        INTO asking;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], bigint, int) IS 'Gives up partitions, and leaves leases. See release.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(false, $3);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY ($1) ORDER BY l.name FOR NO KEY UPDATE;
+    UPDATE pgleases.leases AS l SET generation = l.generation + 1 WHERE l.name = ANY ($1);
+    IF $4 <> '' AND cardinality($2) > 0 THEN
+        PERFORM pg_notify($4, CASE WHEN cardinality($2) > 100 THEN 'all' ELSE array_to_string($2, ',') END);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
+
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
     SELECT ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(

@@ -10,6 +10,9 @@ GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, bigint, bigint, bigint),
     pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
+    pgleases.read(bigint, pg_catalog.text[]),
+    pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], bigint, int),
+    pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text),
     pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
     pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1
 

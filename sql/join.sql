@@ -1,5 +1,6 @@
 -- join.sql: the session becomes a member of a lease, and a plan is due: 250 ms after the last one was begun and 50 us more for each
--- partition, so that a deployment of many processes costs few plans; at once where that is over. Makes the lease if it does not exist.
+-- partition, so that a deployment of many processes costs few plans. Where that is over the plan is due at once, and the join claims
+-- it, as claim.sql does. Makes the lease if it does not exist.
 --
 -- $1 bigint  session
 -- $2 text    lease
@@ -9,25 +10,32 @@
 -- $6 int     lock timeout, milliseconds
 --
 -- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
--- number of partitions before this statement (0: none, dropped, or made meanwhile); microseconds until the plan is due.
+-- number of partitions before this statement (0: none, dropped, or made meanwhile); whether it has claimed a plan; else microseconds
+-- until the plan is due.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $6::int) AS ok
 ), alive AS MATERIALIZED (
-    SELECT c.session FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
+    SELECT c.session, clock_timestamp() AS now,
+           (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = $2::text) AS planned_before
+    FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
 ), lease AS (
     INSERT INTO pgleases.leases AS l
         (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
-    SELECT $2::text, $3::int, 1, 1, 0, clock_timestamp(), '-infinity' FROM alive
+    SELECT $2::text, $3::int, 1, 1, 0, alive.now + interval '100 milliseconds' + $3::int * interval '50 microseconds', alive.now
+    FROM alive
     ON CONFLICT (name) DO UPDATE
     SET partitions = EXCLUDED.partitions,
         generation = l.generation + 1,
         created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
-        next_check_at = least(l.next_check_at,
-            CASE WHEN l.planned_at <= clock_timestamp() -- else the clock stepped back
-                 THEN greatest(l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds', clock_timestamp())
-                 ELSE clock_timestamp() END)
+        (next_check_at, planned_at) = (
+            SELECT CASE WHEN p.lately THEN least(l.next_check_at, p.calm_at) ELSE EXCLUDED.next_check_at END,
+                   CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
+            FROM (SELECT c.calm_at, -- not after now: else the clock stepped back
+                         c.calm_at > clock_timestamp() AND l.planned_at <= clock_timestamp() AS lately
+                  FROM (SELECT l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds') AS c (calm_at)) AS p)
     WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
-    RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at
+    RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
+              (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
 ), client AS ( -- read again under a lock, which keeps the session: no member without one
     SELECT c.session FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
 ), made AS (
@@ -46,5 +54,6 @@ SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- 
             ELSE EXISTS (SELECT FROM alive) END AS alive,
        (SELECT count(*) FROM member) > 0 AS joined,
        coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
+       EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
        coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000, 0)
-                 FROM lease WHERE lease.next_check_at < 'infinity'), 0)::bigint AS due_in
+                 FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in

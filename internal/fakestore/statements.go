@@ -220,9 +220,11 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		if _, join.Alive = t.Clients[session]; !join.Alive {
 			return join, false
 		}
+		claim, calm := clock+100*millisecond+50*int64(partitions), l.PlannedAt+250*millisecond+50*l.Partitions
 		switch {
 		case !known:
-			l = Lease{Generation: 1, CreatedGeneration: 1, NextCheckAt: clock, PlannedAt: Never}
+			l = Lease{Generation: 1, CreatedGeneration: 1}
+			join.Claimed = true
 		case l.Partitions != 0 && l.Partitions != int64(partitions):
 			return join, false
 		default:
@@ -230,11 +232,11 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 			if l.Partitions == 0 {
 				l.CreatedGeneration = l.Generation
 			}
-			due := clock
-			if l.PlannedAt <= clock { // else the clock stepped back
-				due = max(l.PlannedAt+250*millisecond+50*l.Partitions, clock)
-			}
-			l.NextCheckAt = min(l.NextCheckAt, due)
+			join.Claimed = calm <= clock || l.PlannedAt > clock // the clock stepped back
+			l.NextCheckAt = min(l.NextCheckAt, calm)
+		}
+		if join.Claimed {
+			l.NextCheckAt, l.PlannedAt = claim, clock
 		}
 		l.Partitions = int64(partitions)
 		t.Leases[lease] = l
@@ -248,7 +250,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		m := Member{lease, session}
 		t.Members[m] = Membership{weight, max(t.Members[m].JoinNumber, number)}
 		join.Joined = true
-		if l.NextCheckAt < Ever {
+		if !join.Claimed && l.NextCheckAt < Ever {
 			join.DueIn = micros(max(l.NextCheckAt-clock, 0))
 		}
 		return join, true
@@ -299,26 +301,35 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 func distinct(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
 
 // Release is release.sql.
-func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error) {
+func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error) {
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
 		var answer store.Released
+		_, alive := t.Clients[session]
 		valid := t.Server.Timeline == db.run.Timeline
-		changed := make(map[string]bool) // and whether it asks for a plan
-		concerned := make(map[int64]bool)
+		planned := make(map[string]bool) // by lease to leave: it is as the plan of the heirs read it
+		heirs := make(map[string]map[int]int64)
+		for _, l := range leaving {
+			planned[l.Lease], heirs[l.Lease] = l.Planned == t.Leases[l.Lease].Generation, l.Heirs
+		}
+		due := make(map[string]bool) // by lease that changed: whether a plan is due
 		for _, r := range releases {
 			row := t.row(r.Lease, r.Partition)
 			switch {
-			case row == nil || row.Owner != session || row.Epoch != r.Epoch:
+			case !alive || row == nil || row.Owner != session || row.Epoch != r.Epoch:
 				continue
 			case !valid || db.guarded(r.Lease, r.Partition):
 				answer.Busy = append(answer.Busy, store.Release{Lease: r.Lease, Partition: r.Partition})
 				continue
 			}
-			from, leaves := *row, slices.Contains(leaving, r.Lease)
+			asPlanned, leaves := planned[r.Lease]
+			from := *row
 			renewed := store.EraOf(r.Epoch) < t.Server.Era && !leaves
 			next := row.Target
-			if renewed {
+			switch planned := heirs[r.Lease][r.Partition]; {
+			case renewed:
 				next = session
+			case asPlanned && planned != 0:
+				next = planned
 			}
 			var heir Client
 			if t.living(r.Lease, next) && !(next == session && leaves) {
@@ -340,13 +351,12 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			}
 			db.tellMoved("release", r.Lease, r.Partition, from)
 			answer.Released = append(answer.Released, store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch})
-			changed[r.Lease] = changed[r.Lease] || row.Owner == 0
-			if row.Owner != 0 && row.Owner != session {
-				concerned[row.Owner] = true
+			if row.Owner == 0 {
+				due[r.Lease] = true
 			}
 		}
-		for _, name := range distinct(leaving) {
-			m := Member{name, session}
+		for _, l := range leaving {
+			name, m := l.Lease, Member{l.Lease, session}
 			member, is := t.Members[m]
 			if _, known := t.Leases[name]; !is || !known || member.JoinNumber > lastJoin {
 				continue
@@ -355,17 +365,17 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			case !slices.ContainsFunc(t.Partitions[name], func(row Partition) bool { return row.Owner == session }):
 				delete(t.Members, m)
 				answer.Left = append(answer.Left, name)
-				changed[name] = true
+				due[name] = due[name] || !planned[name]
 			case member.Weight != 0:
 				member.Weight = 0
 				t.Members[m] = member
-				changed[name] = true
+				due[name] = true
 			}
 		}
-		for _, name := range slices.Sorted(maps.Keys(changed)) {
+		for _, name := range slices.Sorted(maps.Keys(due)) {
 			l := t.Leases[name]
 			l.Generation++
-			if changed[name] {
+			if due[name] {
 				l.NextCheckAt = min(l.NextCheckAt, clock)
 			}
 			t.Leases[name] = l
@@ -373,15 +383,34 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				answer.Asking = append(answer.Asking, name)
 			}
 		}
+		slices.Sort(answer.Left)
 		slices.SortFunc(answer.Released, func(a, b store.Handed) int {
 			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
 		})
 		slices.SortFunc(answer.Busy, func(a, b store.Release) int {
 			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
 		})
-		db.notify(concerned)
-		return answer, len(changed) > 0
+		return answer, len(answer.Released)+len(due) > 0
 	})
+}
+
+// Announce is announce.sql.
+func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) error {
+	_, err := execute(ctx, c, false, func(db *Database, t *Tables, _ int64) (struct{}, bool) {
+		for _, name := range distinct(leases) {
+			if l, known := t.Leases[name]; known {
+				l.Generation++
+				t.Leases[name] = l
+			}
+		}
+		concerned := make(map[int64]bool)
+		for _, session := range sessions {
+			concerned[session] = true
+		}
+		db.notify(concerned)
+		return struct{}{}, true
+	})
+	return err
 }
 
 // Fence is fence.sql.

@@ -39,7 +39,8 @@ type Conn interface {
 	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
 	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
-	Release(ctx context.Context, session int64, releases []store.Release, leaving []string, lastJoin int64) (store.Released, error)
+	Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error)
+	Announce(ctx context.Context, leases []string, sessions []int64) error
 	Fence(ctx context.Context, session int64, busy []store.Release) error
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)

@@ -16,8 +16,10 @@ import (
 func TestTheFirstJoinMakesTheLease(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
-		expect(t, a.join("l", 5), Join{Alive: true, Joined: true}, "first join")
-		expect(t, b.join("l", 5), Join{Alive: true, Joined: true, Partitions: 5}, "second join")
+		expect(t, a.join("l", 5), Join{Alive: true, Joined: true, Claimed: true}, "first join")
+		second := b.join("l", 5)
+		expect(t, second.DueIn > 0 && second.DueIn <= 101*time.Millisecond, true, "a plan is due soon after the second join")
+		expect(t, second, Join{Alive: true, Joined: true, Partitions: 5, DueIn: second.DueIn}, "second join")
 		expect(t, f.state("l"), strings.Join(slices.Repeat([]string{"0>0:0 of -"}, 5), ", "), "partitions")
 		c := f.client("c")
 		expect(t, c.join("l", 6), Join{Alive: true, Partitions: 5}, "join with another number")
@@ -66,12 +68,21 @@ func TestARepeatedJoinChangesNothingButAsksAgain(t *testing.T) {
 	})
 }
 
-func TestAJoinAsksForAPlanAtOnceOrSoonAfterTheLast(t *testing.T) {
+func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
-		expect(t, a.join("l", 1).DueIn, 0, "due after the first join")
+		claims := func(what string) {
+			t.Helper()
+			join, row := a.join("l", 1), f.tables().Leases["l"]
+			expect(t, fmt.Sprint(join.Claimed, join.DueIn, row.NextCheckAt-row.PlannedAt), "true 0s 100050", what)
+			claimed, err := a.Claim(f.ctx, []string{"l"})
+			f.ok(err)
+			expect(t, len(claimed), 0, "claimed by another, "+what)
+		}
+		claims("the first join")
+		expect(t, a.join("l", 1).Claimed, false, "claimed once more")
 		a.give("l", a.session)
-		a.join("l", 1)
+		expect(t, a.join("l", 1).Claimed, false, "claimed soon after a plan")
 		row := f.tables().Leases["l"]
 		expect(t, row.NextCheckAt-row.PlannedAt, 250_050, "due after a plan")
 		planned := func(ago time.Duration) {
@@ -80,9 +91,9 @@ func TestAJoinAsksForAPlanAtOnceOrSoonAfterTheLast(t *testing.T) {
 			})
 		}
 		planned(2 * time.Second)
-		expect(t, a.join("l", 1).DueIn, 0, "due long after a plan")
+		claims("long after a plan")
 		planned(-time.Hour)
-		expect(t, a.join("l", 1).DueIn, 0, "due where the clock stepped back")
+		claims("where the clock stepped back")
 	})
 }
 
@@ -226,7 +237,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 					mu.Unlock()
 					releases = append(releases, Release{"l", o.Partition, o.Epoch})
 				}
-				if _, err := c.Release(f.ctx, c.session, releases, []string{"l"}, 1); err != nil {
+				if _, err := c.Release(f.ctx, c.session, releases, []Leave{{Lease: "l"}}, 1); err != nil {
 					t.Error(err)
 					return
 				}
@@ -260,6 +271,7 @@ func TestOneClaimsAPlanAtATime(t *testing.T) {
 		a, b := f.client("a"), f.client("b")
 		a.join("one", 1)
 		a.join("two", 1)
+		f.lease("one", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
 		f.lease("two", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
 		claim := func(c *client) string {
 			claimed, err := c.Claim(f.ctx, []string{"two", "one"})
@@ -303,11 +315,8 @@ func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
 func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
-		a.join("l", 40_000)
-		claimed, err := a.Claim(f.ctx, []string{"l"})
-		f.ok(err)
-		expect(t, len(claimed), 1, "claimed")
-		claimed, err = b.Claim(f.ctx, []string{"l"})
+		expect(t, a.join("l", 40_000).Claimed, true, "claimed")
+		claimed, err := b.Claim(f.ctx, []string{"l"})
 		f.ok(err)
 		expect(t, len(claimed), 0, "claimed by another at the same time")
 		expect(t, a.beat().Leases[0].DueIn, 2100*time.Millisecond, "due, as a heartbeat tells, in")

@@ -10,7 +10,8 @@ type Join struct {
 	Alive      bool          // whether the session exists
 	Joined     bool          // whether it is a member now
 	Partitions int           // of the lease before this join; 0: none, dropped, or made meanwhile
-	DueIn      time.Duration // until the plan that the join asked for
+	Claimed    bool          // the plan that the join asked for is the caller's, at once
+	DueIn      time.Duration // else: until that plan
 }
 
 // An Owned is one partition that a session owns.
@@ -40,6 +41,13 @@ type Release struct {
 	Epoch     int64
 }
 
+// A Leave is a lease that its member leaves.
+type Leave struct {
+	Lease   string
+	Planned int64         // the generation of the lease as the plan read it that has the heirs; 0: there are none
+	Heirs   map[int]int64 // the sessions that get what is released, by partition; without one a partition goes to its target
+}
+
 // A Released is the answer to a release.
 type Released struct {
 	Released []Handed
@@ -62,10 +70,11 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 	type row struct {
 		Alive, Joined bool
 		Partitions    int
+		Claimed       bool
 		DueIn         int64
 	}
 	got, err := one[row](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
-	return Join{got.Alive, got.Joined, got.Partitions, micros(got.DueIn)}, err
+	return Join{got.Alive, got.Joined, got.Partitions, got.Claimed, micros(got.DueIn)}, err
 }
 
 // SetWeight changes a member's weight. It returns false where the session is no member. See weight.sql.
@@ -98,10 +107,19 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	return reads, err
 }
 
-// Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. See
-// release.sql.
-func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []string, lastJoin int64) (Released, error) {
+// Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. The new owners
+// are to be told by Announce. See release.sql.
+func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
+	left, planned := make([]string, len(leaving)), make([]int64, len(leaving))
+	heirsOf := make(map[string]map[int]int64, len(leaving))
+	for i, l := range leaving {
+		left[i], planned[i], heirsOf[l.Lease] = l.Lease, l.Planned, l.Heirs
+	}
+	heirs := make([]int64, len(releases))
+	for i, r := range releases {
+		heirs[i] = heirsOf[r.Lease][r.Partition]
+	}
 	type row struct {
 		ReleasedLeases     []string
 		ReleasedPartitions []int
@@ -109,9 +127,8 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		BusyLeases         []string
 		BusyPartitions     []int
 		LeftLeases, Asking []string
-		Notified           *string
 	}
-	got, err := notifying[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, leaving, lastJoin, c.lockWait)
+	got, err := one[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, heirs, left, planned, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}
@@ -124,6 +141,12 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
 	return released, nil
+}
+
+// Announce tells sessions that leases have changed for them. See announce.sql.
+func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) error {
+	_, err := notifying[struct{ Done string }](ctx, c, c.statements.Announce, leases, sessions, c.lockWait)
+	return err
 }
 
 // Fence raises the epochs of partitions that guarded transactions keep from being released. See fence.sql.

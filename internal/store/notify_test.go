@@ -38,6 +38,7 @@ func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
 	f.ok(a.Wait(f.ctx)) // told of what it is asked for
 	expect(t, b.told(), false, "told of what another is asked for")
 	a.release([]Release{{"l", 0, 1}})
+	f.ok(a.Announce(f.ctx, []string{"l"}, []int64{b.session}))
 	f.ok(b.Wait(f.ctx)) // told of what was released to it
 	f.exec("SELECT pg_notify('pgleases', 'all')")
 	f.ok(b.Wait(f.ctx)) // told what all are told

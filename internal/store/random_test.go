@@ -104,8 +104,21 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 			},
 			"release": func(*rapid.T) {
 				session, releases := p.releases()
-				leaving, last := some(p, "leaving", leases), draw(p, "last join", []int64{0, 2, 2, 2})
+				var leaving []Leave
+				for _, name := range some(p, "leaving", leases) {
+					generation := p.double.tables().Leases[name].Generation
+					leave := Leave{name, draw(p, "planned at", []int64{0, generation - 1, generation}), make(map[int]int64)}
+					for _, r := range releases {
+						leave.Heirs[r.Partition] = draw(p, "heir", append([]int64{0}, sessions...))
+					}
+					leaving = append(leaving, leave)
+				}
+				last := draw(p, "last join", []int64{0, 2, 2, 2})
 				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
+			},
+			"announce": func(*rapid.T) {
+				names, sessions := some(p, "leases", leases), some(p, "sessions", sessions)
+				p.same("announce", func(c seam.Conn) (any, error) { return nil, c.Announce(f.ctx, names, sessions) })
 			},
 			"fence": func(*rapid.T) {
 				session, busy := p.releases()

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
@@ -160,7 +161,7 @@ func TestHomeIsWhoLostItByGoingAway(t *testing.T) {
 	})
 }
 
-func TestAReleaseThatWaitedForAChangeAsksForAPlan(t *testing.T) {
+func TestAReleaseThatWaitedForItsTargetToLeaveAsksForAPlan(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.client("a"), f.client("b")
@@ -168,17 +169,94 @@ func TestAReleaseThatWaitedForAChangeAsksForAPlan(t *testing.T) {
 	b.join("l", 1)
 	a.give("l", a.session)
 	a.give("l", b.session)
-	release := f.lock("UPDATE leases SET generation = generation + 1")
+	release := f.lock("SELECT FROM leases FOR UPDATE")
 	releasing := later(func() Released {
 		got, _ := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, nil, 0)
 		return got
 	})
 	f.blocked(a.pg().Raw().PgConn().PID())
+	f.exec("DELETE FROM members WHERE session = $1", b.session)
 	release()
-	if got := releasing(); len(got.Released) != 1 || len(got.Asking) != 1 {
+	if got := releasing(); len(got.Released) != 1 || got.Released[0].Owner != 0 || len(got.Asking) != 1 {
 		t.Fatalf("%+v", got)
 	}
 	expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
+}
+
+// As long as one is not committed, which takes a flush.
+func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.client("a"), f.client("b"), f.client("c")
+	for _, x := range []*client{a, b, c} {
+		x.join("l", 3)
+	}
+	c.give("l", a.session, b.session, b.session)
+	c.give("l", c.session, c.session, c.session)
+	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', 0, 5000)", a.session)
+	expect(t, len(b.release([]Release{{"l", 1, 1}}).Released), 1, "released by another meanwhile")
+	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
+	planning := later(func() Applied {
+		applied, _ := c.Apply(f.ctx, []LeasePlan{{Name: "l", Generation: c.beat().Leases[0].Generation}}, []Move{{"l", 2, a.session}}, NotAgain)
+		return applied
+	})
+	f.blocked(c.pg().Raw().PgConn().PID()) // what decides by owners waits
+	commit()
+	expect(t, planning().Applied, true, "the plan applied afterwards")
+	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c, b>a:1 of b asked", "state")
+}
+
+func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		for _, x := range []*client{a, b, c} {
+			x.join("l", 3)
+		}
+		a.give("l", a.session, a.session, b.session)
+		generation := f.tables().Leases["l"].Generation
+		leave := []Leave{{"l", generation, map[int]int64{0: b.session, 1: c.session}}}
+		got, err := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins)
+		f.ok(err)
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
+		expect(t, fmt.Sprintf("%+v", got), want, "answer")
+		expect(t, f.state("l", b, c), "b>b:2 of b home a, c>c:2 of c home a, b>b:1 of b", "state")
+		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
+
+		leave = []Leave{{"l", generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
+		got, err = b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins)
+		f.ok(err)
+		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}"
+		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
+	})
+}
+
+// A plan may have read that it is gone, and given to others what it had.
+func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 1)
+		b.join("l", 1)
+		b.give("l", a.session)
+		b.give("l", b.session)
+		f.kill("a")
+		before := f.state("l", b)
+		expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 0, "released")
+		expect(t, f.state("l", b), before, "state")
+	})
+}
+
+func TestAnAnnouncementTellsHeartbeatsAndListeners(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 1)
+		b.join("l", 1)
+		_, err := b.Listen(f.ctx, 7)
+		f.ok(err)
+		before := b.beat().Leases[0]
+		f.ok(a.Announce(f.ctx, []string{"l"}, []int64{b.session}))
+		f.ok(b.Wait(f.ctx))
+		expect(t, b.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, before.DueIn, 1}, "heartbeat")
+	})
 }
 
 func TestATargetThatChangesMeanwhileIsTheOneReleasedTo(t *testing.T) {

@@ -14,7 +14,7 @@ type Statements struct {
 	Schema string // schema.sql, then functions.sql: all that a migration runs
 
 	Register, Superseder, Heartbeat, Mark, Settle, Unsettle, Close string
-	Join, Weight, Read, Release, Fence                             string
+	Join, Weight, Read, Release, Announce, Fence                   string
 	Evict, Claim, Plan, Apply                                      string
 	Guard                                                          string
 }
@@ -37,7 +37,8 @@ func StatementsFor(schema string) Statements {
 		Schema:   text("schema") + "\n" + text("functions"),
 		Register: text("register"), Superseder: text("superseder"), Heartbeat: text("heartbeat"), Mark: text("mark"),
 		Settle: text("settle"), Unsettle: text("unsettle"), Close: text("close"),
-		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"), Fence: text("fence"),
+		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"), Announce: text("announce"),
+		Fence: text("fence"),
 		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
 		Guard: text("guard"),
 	}

@@ -288,7 +288,11 @@ func (c *client) owned(lease string) string {
 
 func (c *client) release(releases []Release, leaving ...string) Released {
 	c.f.Helper()
-	released, err := c.Release(c.f.ctx, c.session, releases, leaving, c.joins)
+	leaves := make([]Leave, len(leaving))
+	for i, lease := range leaving {
+		leaves[i].Lease = lease
+	}
+	released, err := c.Release(c.f.ctx, c.session, releases, leaves, c.joins)
 	c.f.ok(err)
 	return released
 }

@@ -65,6 +65,11 @@
 #else
 #define GENERATION false
 #endif
+#ifdef ANNOUNCE_FORGOTTEN
+#define TOLD false
+#else
+#define TOLD GENERATION         /* a release is to be announced */
+#endif
 
 /* ---- the database ---- */
 
@@ -103,6 +108,7 @@ typedef Process {
 	bit settled;                /* as the last heartbeat told it */
 	byte anchor;                /* 1 + ticks since the last heartbeat was sent, while a read must confirm before it counts */
 	bit dirty;                  /* the lease's generation is not the one last read */
+	bit untold;                 /* it released something, and the new owner is not told yet */
 	mtype:ownership has[P];
 	byte epoch[P];
 #ifdef GUARDS
@@ -190,8 +196,7 @@ inline change_owner(p, s) {
 	assert(db.part[p].epoch > highest[p]);           /* PROMISE: an epoch neither repeats nor falls */
 	highest[p] = db.part[p].epoch;
 	db.part[p].owner = s;
-	db.part[p].target = s;
-	raise_generation()
+	db.part[p].target = s
 }
 
 #ifdef ENDED_BEFORE
@@ -297,6 +302,7 @@ inline gone(c) {                /* the process is no more; its session stays beh
 	pr[c].settled = 0;
 	pr[c].anchor = 0;
 	pr[c].dirty = 0;
+	pr[c].untold = 0;
 	pr[c].ending = 0
 }
 
@@ -526,11 +532,16 @@ inline answer_read(c) {
 }
 /* release.sql: the owner gives a partition up, straight to its target, under the next epoch. It names the epoch that it gives
  * up. One whose target is gone is free; one whose target is the owner itself begins anew. One of an earlier era stays, and its
- * target stays as it was. */
-#ifdef RELEASE_WITHOUT_EPOCH
-#define released(p, s, e)  (isSettled && db.part[p].owner == s && takeable(p))
+ * target stays as it was. The generation rises where a plan is due; announce tells a new owner. A session that is gone releases nothing. */
+#ifdef RELEASE_BY_THE_DEAD
+#define releases(s) true
 #else
-#define released(p, s, e)  (isSettled && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
+#define releases(s) living(s)
+#endif
+#ifdef RELEASE_WITHOUT_EPOCH
+#define released(p, s, e)  (isSettled && releases(s) && db.part[p].owner == s && takeable(p))
+#else
+#define released(p, s, e)  (isSettled && releases(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
 #endif
 #define heir(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
 inline hand(p, s, leaving) {
@@ -539,6 +550,10 @@ inline hand(p, s, leaving) {
 	change_owner(p, j);
 	if
 	:: k != NOBODY -> db.part[p].target = k
+	:: else
+	fi;
+	if
+	:: j == NOBODY -> raise_generation()
 	:: else
 	fi
 }
@@ -584,11 +599,25 @@ inline answer_release(c) {
 			:: pr[c].ansOutcome == NOTHING || pr[c].ansOutcome == BACK && (pr[c].trust == 0 || pr[c].ending) ->
 #endif
 				forget(c, i);                           /* an earlier one did it: a read tells who has it */
+				pr[c].untold = TOLD;
 				pr[c].dirty = GENERATION
 			:: pr[c].ansOutcome == BACK && pr[c].trust > 0 && !pr[c].ending -> serve(c, i, pr[c].ansEpoch[i])
-			:: else -> forget(c, i)
+			:: else ->
+				forget(c, i);
+				pr[c].untold = TOLD
 			fi;
 			no_operation(c)
+		}
+	}
+}
+
+/* announce.sql, after a release: whether it is lost before or after it is run makes no difference, as it is sent until it is answered. */
+inline announce(c) {
+	atomic {
+		ready(c) && pr[c].untold ->
+		d_step {
+			raise_generation();
+			pr[c].untold = 0
 		}
 	}
 }
@@ -732,10 +761,10 @@ inline plan(p, s) {
 		d_step {
 			if
 			:: living(db.part[p].owner) ->
-				db.part[p].target = s;
-				raise_generation()
+				db.part[p].target = s
 			:: else -> change_owner(p, s)
-			fi
+			fi;
+			raise_generation()
 		}
 	}
 }
@@ -753,6 +782,11 @@ inline plan_apart(c, p, s) {
 		}
 	}
 }
+#ifdef OLD_APPLY                /* of version 1: by what it read before it had the lock */
+#define unowned(c, p) (pr[c].opFree)
+#else
+#define unowned(c, p) (!kept(p))
+#endif
 inline apply(c) {
 	atomic {
 		pr[c].op == PLANNED && isSettled && bounded((pr[c].opPartition - 1)) ->
@@ -762,16 +796,18 @@ inline apply(c) {
 #ifdef CLAIM_WITHOUT_RECHECK
 			:: pr[c].opFree && takeable(i) && living(pr[c].opSession) ->
 				j = pr[c].opSession;
-				change_owner(pr[c].opPartition - 1, j)
+				change_owner(pr[c].opPartition - 1, j);
+				raise_generation()
 			:: !pr[c].opFree && living(pr[c].opSession) ->
 				db.part[i].target = pr[c].opSession;
 				raise_generation()
 #else
 			:: pr[c].dirty || !living(pr[c].opSession)
-			:: !pr[c].dirty && living(pr[c].opSession) && !kept(i) && takeable(i) ->
+			:: !pr[c].dirty && living(pr[c].opSession) && unowned(c, i) && takeable(i) ->
 				j = pr[c].opSession;
-				change_owner(pr[c].opPartition - 1, j)
-			:: !pr[c].dirty && living(pr[c].opSession) && kept(i) ->
+				change_owner(pr[c].opPartition - 1, j);
+				raise_generation()
+			:: !pr[c].dirty && living(pr[c].opSession) && !unowned(c, i) ->
 				db.part[i].target = pr[c].opSession;
 				raise_generation()
 #endif
@@ -975,6 +1011,7 @@ proctype Client(byte me) {
 	:: step(read(me))
 	:: step(answer_read(me))
 	:: step(release(me, 0))
+	:: step(announce(me))
 	:: step(answer_release(me))
 	:: step(lose_answer(me))
 	:: step(close(me))

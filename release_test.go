@@ -1,0 +1,97 @@
+package pgleases
+
+import (
+	"testing"
+	"time"
+)
+
+func TestCloseHandsOverToHeirsWithoutAnotherPlan(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var procs []*proc
+		var leases []*Lease
+		for _, id := range []string{"a", "b", "c"} {
+			p := w.start(id)
+			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 9))
+		}
+		even := func(n int, leases ...*Lease) func() bool {
+			return func() bool {
+				for _, l := range leases {
+					if len(shown(l)) != n {
+						return false
+					}
+				}
+				return true
+			}
+		}
+		w.within(10*time.Second, "each owns three", even(3, leases...))
+		time.Sleep(5 * time.Second)
+		applied := w.count("apply")
+		if err := procs[0].c.Close(patiently(w.t)); err != nil {
+			t.Fatal(err)
+		}
+		w.within(200*time.Millisecond, "the others own all", func() bool { return len(shown(leases[1]))+len(shown(leases[2])) == 9 })
+		time.Sleep(10 * time.Second)
+		if n := w.count("apply") - applied; n > 0 {
+			t.Errorf("%d plans were applied", n)
+		}
+	})
+}
+
+func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		la, lb := a.mustJoin("x", 4), b.mustJoin("x", 4)
+		w.within(10*time.Second, "each owns two", func() bool { return len(shown(la)) == 2 && len(shown(lb)) == 2 })
+		w.inject(func(client, op string) (fault, bool) {
+			return fault{err: errLocked}, client == "a" && op == "plan"
+		})
+		if err := a.c.Close(patiently(w.t)); err != nil {
+			t.Fatal(err)
+		}
+		w.within(5*time.Second, "the other owns all", func() bool { return len(shown(lb)) == 4 })
+	})
+}
+
+// The new owner polls: the generation of the lease tells it.
+func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
+	for name, f := range map[string]fault{
+		"the message is lost": {err: errBroken, broken: true},
+		"its answer is lost":  {err: errBroken, broken: true, applied: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a, b := w.start("a"), w.start("b", WithPolling())
+				w.failing(a, "announce", 2, f)
+				_, lb := w.handOver(a, b)
+				w.within(5*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
+			})
+		})
+	}
+}
+
+func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b", WithPolling())
+		died := make(chan struct{})
+		w.inject(func(client, op string) (fault, bool) {
+			if client == "a" && op == "announce" {
+				select {
+				case <-died:
+				default:
+					close(died)
+				}
+				return fault{err: errBroken, broken: true}, true
+			}
+			return fault{}, false
+		})
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		lb := b.mustJoin("x", 1)
+		if err := la.SetWeight(patiently(w.t), 0); err != nil {
+			t.Fatal(err)
+		}
+		<-died
+		a.kill()
+		w.within(15*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
+	})
+}
