@@ -184,12 +184,9 @@ func rebalance(
 	}
 	began := time.Now()
 	for attempt := 1; ; attempt++ {
-		read, err := c.Plan(ctx, claimed)
+		read, err := c.Plan(ctx, claimed, again >= 0)
 		if err != nil {
 			return nil, store.Applied{}, false, err
-		}
-		if again >= 0 {
-			read = slices.DeleteFunc(read, func(r store.LeasePlan) bool { return !slices.Contains(claimed, r.Name) })
 		}
 		moves, next := replan(read), again
 		more := len(moves) > batch
@@ -215,7 +212,7 @@ func bequeath(ctx context.Context, c conn, session int64, id string, leaving []s
 	for i, l := range leaving {
 		names[i], heirs[l.Lease] = l.Lease, make(map[int]int64)
 	}
-	read, err := c.Plan(ctx, names)
+	read, err := c.Plan(ctx, names, false)
 	if err != nil {
 		return err
 	}

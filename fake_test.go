@@ -256,9 +256,9 @@ func (c *faultyConn) Claim(ctx context.Context, leases []string) ([]string, erro
 	})
 }
 
-func (c *faultyConn) Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error) {
+func (c *faultyConn) Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error) {
 	return call(ctx, c, "plan", func(ctx context.Context, conn *fakestore.Conn) ([]store.LeasePlan, error) {
-		return conn.Plan(ctx, leases)
+		return conn.Plan(ctx, leases, alone)
 	})
 }
 

@@ -94,7 +94,7 @@ func (s *session) join(lease string, partitions int) {
 // give sends the partitions of a lease to sessions.
 func (s *session) give(lease string, targets ...int64) {
 	s.t.Helper()
-	plan, err := s.Plan(s.t.Context(), []string{lease})
+	plan, err := s.Plan(s.t.Context(), []string{lease}, false)
 	s.ok(err)
 	var moves []store.Move
 	for i, target := range targets {

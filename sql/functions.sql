@@ -271,7 +271,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
 
--- The three functions below have their plans made once for each connection of the server, for arrays of any length, and so that they
+-- The functions below have their plans made once for each connection of the server, for arrays of any length, and so that they
 -- stay good when the tables grow: by keys, however few rows there are now. As plain SQL they were planned anew every time, which took
 -- longer than to run them.
 
@@ -434,6 +434,181 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
+-- Functions for their plans, which the server keeps for each connection: to plan them anew cost more than to carry out what is
+-- usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
+-- So each row is looked up by its key or its address (ctid), and the planner has no choice: it does not join what stands in LATERAL
+-- with OFFSET 0 or FOR UPDATE in another way, and does not read a whole table (enable_seqscan). Members are compared by hash: an IN
+-- that stands in an expression is.
+
+CREATE OR REPLACE FUNCTION pgleases.plan(
+    leases pg_catalog.text[], alone boolean,
+    OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
+    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
+    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- all of it reads one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    related text[] := $1;
+BEGIN
+    IF NOT $2 THEN
+        related := $1 || ARRAY(
+            SELECT DISTINCT other.lease
+            FROM pgleases.members AS m
+            CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other
+            WHERE m.lease = ANY ($1));
+    END IF;
+    RETURN QUERY
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights,
+           h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
+    FROM pgleases.leases AS l
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
+               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight
+              FROM pgleases.members AS m
+              CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+              WHERE m.lease = l.name
+              ORDER BY c.id, c.incarnation, m.session) AS a
+    ) AS m
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(coalesce(p.owner, 0)), '{}') AS owners, coalesce(array_agg(coalesce(p.target, 0)), '{}') AS targets,
+               coalesce(array_agg(CASE WHEN c.session IS NULL THEN coalesce(p.owner_id, '') ELSE '' END), '{}') AS owner_ids,
+               coalesce(array_agg(coalesce(p.home_id, '')), '{}') AS home_ids,
+               coalesce(string_agg(p.numbers, ';'), '') AS numbers
+        FROM (SELECT p.owner, p.target, p.owner_id, p.home_id, string_agg(p.partition::text, ',') AS numbers
+              FROM pgleases.partitions AS p
+              WHERE p.lease = l.name
+              GROUP BY p.owner, p.target, p.owner_id, p.home_id) AS p
+        LEFT JOIN LATERAL (SELECT c.session FROM pgleases.clients AS c WHERE c.session = p.owner OFFSET 0) AS c ON true
+    ) AS h
+    WHERE l.name = ANY (related) AND l.partitions > 0
+    ORDER BY l.name;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What a plan needs to know of leases. See plan.sql.';
+
+-- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
+-- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
+-- does not change from there on; a fence may raise its epoch.
+CREATE OR REPLACE FUNCTION pgleases.apply(
+    names pg_catalog.text[], generations bigint[], leases pg_catalog.text[], partitions int[], targets bigint[],
+    lock_ms int, again bigint, channel pg_catalog.text,
+    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    unchanged int;
+    lowest bigint; -- epoch
+    changed text[] := '{}';
+    late text[] := '{}';
+    concerned bigint[] := '{}'; -- sessions to notify
+BEGIN
+    PERFORM pgleases.settings(true, $6);
+    applied := false;
+    asked := 0;
+    given := 0;
+    left_over := 0;
+    PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
+    CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
+    GET DIAGNOSTICS unchanged = ROW_COUNT;
+    SELECT pgleases.first_epoch(s.era) INTO lowest FROM pgleases.server AS s
+    WHERE s.timeline = pgleases.timeline() AND unchanged = cardinality($1);
+    IF NOT FOUND THEN -- a lease has changed, or the server is not settled
+        RETURN;
+    END IF;
+    applied := true;
+    IF cardinality($3) > 0 THEN
+        WITH living AS MATERIALIZED (
+            SELECT m.lease, m.session, m.weight, c.id
+            FROM pgleases.members AS m
+            CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+            WHERE m.lease = ANY ($1)
+        ), moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
+            SELECT p.place, p.lease, p.owner, p.epoch, t.session AS target, t.id AS target_id,
+                   ((p.lease, p.owner) IN (SELECT a.lease, a.session FROM living AS a)) IS TRUE AS kept
+            FROM (SELECT v.lease, v.target, array_agg(v.partition) AS partitions
+                  FROM unnest($3, $4, $5) AS v (lease, partition, target)
+                  WHERE v.lease = ANY ($1)
+                  GROUP BY v.lease, v.target) AS v
+            LEFT JOIN LATERAL (
+                SELECT c.session, c.id
+                FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                WHERE m.lease = v.lease AND m.session = v.target
+                OFFSET 0
+            ) AS t ON true
+            CROSS JOIN unnest(v.partitions) AS n (number)
+            CROSS JOIN LATERAL (
+                SELECT p.ctid AS place, p.lease, p.owner, p.epoch FROM pgleases.partitions AS p
+                WHERE p.lease = v.lease AND p.partition = n.number
+                OFFSET 0
+            ) AS p
+            WHERE t.session IS NOT NULL OR v.target = 0
+        ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
+            UPDATE pgleases.partitions AS p
+            SET target = m.target,
+                asked_at = CASE WHEN m.target IS DISTINCT FROM p.owner THEN clock_timestamp() END
+            FROM moves AS m
+            WHERE m.kept AND p.ctid = m.place
+            RETURNING p.lease, p.owner
+        ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block
+            SELECT p.place, m.target, m.target_id
+            FROM moves AS m
+            CROSS JOIN LATERAL (
+                SELECT p.ctid AS place FROM pgleases.partitions AS p
+                WHERE p.ctid = m.place AND p.owner IS NOT DISTINCT FROM m.owner AND p.epoch = m.epoch -- also once it is locked
+                FOR UPDATE SKIP LOCKED
+            ) AS p
+            WHERE NOT m.kept
+        ), given AS (
+            UPDATE pgleases.partitions AS p
+            SET owner = f.target, target = f.target,
+                epoch = greatest(p.epoch + 1, lowest),
+                owner_id = coalesce(f.target_id, p.owner_id),
+                home_id = CASE WHEN f.target_id = p.home_id THEN NULL
+                               WHEN f.target_id <> p.owner_id
+                                AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
+                                     SELECT a.lease, a.id FROM living AS a WHERE a.weight > 0))
+                               THEN p.owner_id
+                               ELSE p.home_id END,
+                owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
+                asked_at = NULL
+            FROM free AS f
+            WHERE p.ctid = f.place
+            RETURNING p.lease, p.owner
+        ), done AS MATERIALIZED (
+            SELECT d.lease, d.owner, count(*) FILTER (WHERE d.kept) AS asked, count(*) FILTER (WHERE NOT d.kept) AS given
+            FROM (SELECT a.lease, a.owner, true AS kept FROM asked AS a
+                  UNION ALL SELECT g.lease, g.owner, false FROM given AS g) AS d
+            GROUP BY d.lease, d.owner
+        ), counts AS MATERIALIZED (
+            SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(sum(d.given), 0) AS given,
+                   (SELECT count(*) FROM moves) - coalesce(sum(d.asked + d.given), 0) AS left_over
+            FROM done AS d
+        )
+        SELECT c.asked, c.given, c.left_over,
+               ARRAY(SELECT DISTINCT d.lease FROM done AS d),
+               CASE WHEN c.left_over > 0 THEN
+                   ARRAY(SELECT m.lease FROM moves AS m GROUP BY m.lease
+                         HAVING count(*) > (SELECT coalesce(sum(d.asked + d.given), 0) FROM done AS d WHERE d.lease = m.lease))
+               END,
+               ARRAY(SELECT DISTINCT d.owner FROM done AS d WHERE d.owner IS NOT NULL)
+        FROM counts AS c
+        INTO asked, given, left_over, changed, late, concerned;
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(changed) AS c (name)) THEN 1 ELSE 0 END,
+        planned_at = clock_timestamp(),
+        next_check_at = CASE WHEN $7 >= 0 THEN clock_timestamp() + $7 * interval '1 microsecond'
+                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() + interval '50 milliseconds'
+                             ELSE 'infinity' END
+    WHERE l.name = ANY ($1);
+    IF $8 <> '' AND cardinality(concerned) > 0 THEN
+        PERFORM pg_notify($8, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], int[], bigint[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$

@@ -526,11 +526,11 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 }
 
 // Plan is plan.sql.
-func (c *Conn) Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error) {
+func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error) {
 	return execute(ctx, c, false, func(_ *Database, t *Tables, _ int64) ([]store.LeasePlan, bool) {
 		sessions := make(map[int64]bool)
 		for m := range t.Members {
-			if slices.Contains(leases, m.Lease) {
+			if !alone && slices.Contains(leases, m.Lease) {
 				sessions[m.Session] = true
 			}
 		}

@@ -44,7 +44,7 @@ type Conn interface {
 	Fence(ctx context.Context, session int64, busy []store.Release) error
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
-	Plan(ctx context.Context, leases []string) ([]store.LeasePlan, error)
+	Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error)
 	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error)
 	Listen(ctx context.Context, probe int64) (bool, error)
 	Wait(ctx context.Context) error

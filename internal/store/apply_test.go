@@ -114,6 +114,53 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 	expect(t, a.apply(a.plan("one", "two"), moves...).Given, 4, "given by a fresh plan")
 }
 
+// What is committed while a plan waits for a lease is no part of the snapshot with which its message began.
+func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.client("a"), f.client("b"), f.client("c")
+	for _, client := range []*client{a, b, c} {
+		client.join("l", 4)
+	}
+	a.give("l", a.session, a.session, a.session, a.session)
+	plan := a.plan("l")
+	moves := []Move{{"l", 0, c.session}, {"l", 1, c.session}, {"l", 2, b.session}, {"l", 3, c.session}}
+	// Partition 1 loses its owner, partition 2 is released to another, partition 3 is fenced; b dies.
+	release := f.lock(`SELECT FROM leases FOR UPDATE;
+		UPDATE partitions SET owner = NULL, target = NULL WHERE partition = 1;
+		UPDATE partitions SET owner = $1, target = $1, owner_id = 'c', epoch = 2 WHERE partition = 2;
+		UPDATE partitions SET epoch = 2 WHERE partition = 3;
+		DELETE FROM clients WHERE id = 'b'`, c.session)
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, plan, moves, NotAgain); return got })
+	f.blocked(a.pg().Raw().PgConn().PID())
+	release()
+	expect(t, applying(), Applied{Applied: true, Asked: 2, Given: 1}, "applied")
+	expect(t, f.state("l", a, b, c), "a>c:1 of a asked, c>c:2 of c, c>c:2 of c, a>c:2 of a asked", "state")
+}
+
+// Only a fence changes a partition's row without the lease's lock.
+func TestAMoveOfAPartitionThatIsFencedMeanwhileIsLeftOver(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 2)
+	b.join("l", 2)
+	a.give("l", a.session, a.session)
+	f.kill("a")
+	plan := b.plan("l")
+	release := f.halt("UPDATE ON partitions")
+	applying := later(func() Applied {
+		got, _ := b.Apply(f.ctx, plan, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, NotAgain)
+		return got
+	})
+	f.blocked(b.pg().Raw().PgConn().PID())
+	f.exec("SET session_replication_role = replica; UPDATE partitions SET epoch = 7 WHERE partition = 1; RESET session_replication_role") // without the trigger
+	release()
+	expect(t, applying(), Applied{Applied: true, Given: 1, LeftOver: 1}, "applied")
+	expect(t, f.state("l", a, b), "b>b:2 of b home a, a>a:7 of a", "state")
+	expect(t, b.give("l", b.session, b.session), Applied{Applied: true, Asked: 1, Given: 1}, "the next plan")
+}
+
 func TestNothingMovesToWhoIsNoMember(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
@@ -485,7 +532,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 		}
 		return "release", err
 	case n < 17:
-		plans, err := c.Plan(ctx, []string{lease})
+		plans, err := c.Plan(ctx, []string{lease}, r.IntN(4) == 0)
 		if err != nil {
 			return "plan", err
 		}

@@ -198,7 +198,7 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 
 	// The heartbeat comes between the eviction's snapshot and its locks.
 	f.expire(b)
-	release := f.halt()
+	release := f.halt("DELETE ON clients")
 	clock := a.beat().Clock
 	evicting := later(func() Evicted {
 		got, err := a.Evict(f.ctx, clock, time.Hour, usualTTL, run)

@@ -210,7 +210,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 					}
 					continue
 				}
-				plans, err := c.Plan(f.ctx, []string{"l"})
+				plans, err := c.Plan(f.ctx, []string{"l"}, false)
 				if err != nil {
 					t.Error(err)
 					return

@@ -2,7 +2,10 @@ package store
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -46,7 +49,7 @@ type Applied struct {
 	Applied  bool // false: a lease had changed since the plan read it, and nothing was written
 	Asked    int  // owners asked to hand over
 	Given    int  // partitions given to their targets
-	LeftOver int  // partitions not given, because a guarded transaction is open
+	LeftOver int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
 }
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
@@ -77,27 +80,55 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	}
 }
 
-// Plan reads what a plan needs: the leases named, and all leases that share a member with them, ordered by name. See plan.sql.
-func (c *Conn) Plan(ctx context.Context, leases []string) ([]LeasePlan, error) {
-	type row struct {
-		Name              string
-		Generation        int64
-		Sessions          []int64
-		IDs               []string
-		Incarnations      []int64
-		Weights           []int
-		Owners, Targets   []int64
-		OwnerIDs, HomeIDs []string
-	}
-	rows, err := all[row](ctx, c, c.statements.Plan, leases)
+// Plan reads what a plan needs: the leases named, and, unless they are to be planned alone, all leases that share a member with
+// them, ordered by name. See plan.sql.
+func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]LeasePlan, error) {
+	rows, err := all[planRow](ctx, c, c.statements.Plan, leases, alone)
 	plans := make([]LeasePlan, len(rows))
 	for i, r := range rows {
-		plans[i] = LeasePlan{r.Name, r.Generation, make([]Member, len(r.Sessions)), r.Owners, r.Targets, r.OwnerIDs, r.HomeIDs}
-		for j := range r.Sessions {
-			plans[i].Members[j] = Member{r.Sessions[j], r.IDs[j], r.Incarnations[j], r.Weights[j]}
+		if plans[i], err = r.plan(); err != nil {
+			return nil, fmt.Errorf("plan of lease %q: %w", r.Name, err)
 		}
 	}
 	return plans, err
+}
+
+// A planRow is a row of plan.sql.
+type planRow struct {
+	Name              string
+	Generation        int64
+	Partitions        int
+	Sessions          []int64
+	IDs               []string
+	Incarnations      []int64
+	Weights           []int
+	Owners, Targets   []int64 // by holding, as what follows
+	OwnerIDs, HomeIDs []string
+	Numbers           string
+}
+
+func (r planRow) plan() (LeasePlan, error) {
+	p := LeasePlan{
+		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)),
+		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
+		OwnerIDs: make([]string, r.Partitions), HomeIDs: make([]string, r.Partitions),
+	}
+	for i := range r.Sessions {
+		p.Members[i] = Member{r.Sessions[i], r.IDs[i], r.Incarnations[i], r.Weights[i]}
+	}
+	if r.Numbers == "" {
+		return p, nil
+	}
+	for i, numbers := range strings.Split(r.Numbers, ";") {
+		for text := range strings.SplitSeq(numbers, ",") {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 0 || n >= r.Partitions {
+				return p, fmt.Errorf("partition %s is none of %d", text, r.Partitions)
+			}
+			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.HomeIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.HomeIDs[i]
+		}
+	}
+	return p, nil
 }
 
 // NotAgain is the time after which no other plan is due.
@@ -117,7 +148,6 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	type row struct {
 		Applied                bool
 		Asked, Given, LeftOver int
-		Notified               *string
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, leases, partitions, targets, c.lockWait, again.Microseconds())

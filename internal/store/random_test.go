@@ -341,10 +341,10 @@ func (p *pair) join(session int64, lease string) {
 }
 
 func (p *pair) plan() (plan []LeasePlan) {
-	names := some(p, "planned", leases)
+	names, alone := some(p, "planned", leases), draw(p, "alone", []bool{false, false, true})
 	p.same("plan", func(c seam.Conn) (any, error) {
 		var err error
-		plan, err = c.Plan(p.f.ctx, names)
+		plan, err = c.Plan(p.f.ctx, names, alone)
 		return plan, err
 	})
 	return plan

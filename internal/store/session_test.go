@@ -289,7 +289,7 @@ func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
 	// An eviction has its snapshot when the session of a short TTL comes.
 	run := a.run()
 	f.checkNow()
-	release := f.halt()
+	release := f.halt("DELETE ON clients")
 	clock := a.beat().Clock
 	evicting := later(func() error { _, err := a.Evict(f.ctx, clock, time.Hour, usualTTL, run); return err })
 	f.blocked(a.pg().Raw().PgConn().PID())

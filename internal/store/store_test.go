@@ -242,7 +242,7 @@ func (c *client) joinWeight(lease string, partitions, weight int) Join {
 
 func (c *client) plan(leases ...string) []LeasePlan {
 	c.f.Helper()
-	plans, err := c.Plan(c.f.ctx, leases)
+	plans, err := c.Plan(c.f.ctx, leases, false)
 	c.f.ok(err)
 	return plans
 }
@@ -342,12 +342,12 @@ func (f *fixture) lock(statement string, args ...any) (release func()) {
 	return func() { f.ok(tx.Commit(f.ctx)) }
 }
 
-// halt has every eviction wait, once it has its snapshot and before it has a lock on a client, until the returned function is
-// called.
-func (f *fixture) halt() (release func()) {
+// halt has every statement that does this wait, once it has its snapshot and before it has done anything of it, until the returned
+// function is called.
+func (f *fixture) halt(what string) (release func()) {
 	f.Helper()
 	f.exec(`CREATE FUNCTION public.halt() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END';
-		CREATE TRIGGER halt BEFORE DELETE ON clients FOR EACH STATEMENT EXECUTE FUNCTION public.halt()`)
+		CREATE TRIGGER halt BEFORE ` + what + ` FOR EACH STATEMENT EXECUTE FUNCTION public.halt()`)
 	return f.lock("SELECT pg_advisory_xact_lock(1)")
 }
 

@@ -98,12 +98,12 @@ var mutants = append(asleep(), []mutant{
 		{"session.go", `e.session.term.prolong(sent.Add(worth))`, `e.session.term.prolong(time.Now().Add(worth))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
-		{"sql/apply.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
+		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $6);\n    applied :=", "    PERFORM pgleases.settings(false, $6);\n    applied :=", 0},
 		{"sql/release.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
 	}},
 	{"epoch without era", "promotion", `epoch`, []edit{
 		{"sql/settle.sql", `era = due.era`, `era = 0`, 0},
-		{"sql/apply.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
+		{"sql/functions.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
 		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
 	}},
 	{"an era that counts promotions", "siblings", `epoch (repeats|falls)`, []edit{
@@ -129,10 +129,10 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", guarded, `    WHERE p.lease = $1 AND p.partition = $2`, 0},
 	}},
 	{"take-over without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
-		{"sql/apply.sql", "    ORDER BY p.lease, p.partition\n    FOR UPDATE OF p SKIP LOCKED\n", "    ORDER BY p.lease, p.partition\n", 0},
+		{"sql/functions.sql", "also once it is locked\n                FOR UPDATE SKIP LOCKED\n", "also once it is locked\n                OFFSET 0\n", 0},
 	}},
 	{"claim without re-check", "statements", `after another's join`, []edit{
-		{"sql/apply.sql", `ON r.name = l.name AND r.generation = l.generation, settings`, `ON r.name = l.name, settings`, 0},
+		{"sql/functions.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
 		{"balance.go", `.lasts(now); wait > 0`, `.lasts(now); wait > maxTTL`, 0},
