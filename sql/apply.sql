@@ -3,12 +3,15 @@
 -- target at once, under the next epoch.
 --
 -- $1 text[], $2 bigint[]  leases of the plan, and their generations as the plan read them
--- $3 text[], $4 int[], $5 bigint[]  lease, partition and target session (0: none) of each move
--- $6 int      lock timeout, milliseconds
--- $7 bigint   microseconds until another plan is due: 0 where this one has more moves; negative: none is
--- $8 text     channel to notify; empty: none
+-- $3 text[], $4 bigint[]  heirs: lease and session of each target of a move (0: none)
+-- $5 text[], $6 int[], $7 int[]  runs: lease, first and last partition of each part of a lease in which there are moves
+-- $8 int[]    one element for each partition of each run: the number of its heir, from 1; 0: it is not moved
+-- $9 int      lock timeout, milliseconds
+-- $10 bigint  microseconds until another plan is due: 0 where this one has more moves; negative: none is
+-- $11 text    channel to notify; empty: none
 --
 -- One row: whether the plan was written; the number of owners asked to hand over; of partitions given to their targets; of
 -- moves left over, because a guarded transaction is open on the partition, or because its epoch rose meanwhile.
 SELECT applied, asked, given, left_over
-FROM pgleases.apply($1::text[], $2::bigint[], $3::text[], $4::int[], $5::bigint[], $6::int, $7::bigint, $8::text)
+FROM pgleases.apply($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::int[], $8::int[],
+                    $9::int, $10::bigint, $11::text)

@@ -436,9 +436,9 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
 -- Functions for their plans, which the server keeps for each connection: to plan them anew cost more than to carry out what is
 -- usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
--- So each row is looked up by its key or its address (ctid), and the planner has no choice: it does not join what stands in LATERAL
--- with OFFSET 0 or FOR UPDATE in another way, and does not read a whole table (enable_seqscan). Members are compared by hash: an IN
--- that stands in an expression is.
+-- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what
+-- stands in LATERAL with OFFSET 0 or FOR UPDATE, and does not read a whole table (enable_seqscan). What is compared with many members
+-- is compared by hash, as every IN is that is no condition of WHERE. For nulls such an IN is slow, so they are kept from it.
 
 CREATE OR REPLACE FUNCTION pgleases.plan(
     leases pg_catalog.text[], alone boolean,
@@ -447,7 +447,7 @@ CREATE OR REPLACE FUNCTION pgleases.plan(
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off AS $pgleases_body$
 DECLARE
     related text[] := $1;
 BEGIN
@@ -473,14 +473,12 @@ BEGIN
     ) AS m
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(coalesce(p.owner, 0)), '{}') AS owners, coalesce(array_agg(coalesce(p.target, 0)), '{}') AS targets,
-               coalesce(array_agg(CASE WHEN c.session IS NULL THEN coalesce(p.owner_id, '') ELSE '' END), '{}') AS owner_ids,
-               coalesce(array_agg(coalesce(p.home_id, '')), '{}') AS home_ids,
-               coalesce(string_agg(p.numbers, ';'), '') AS numbers
-        FROM (SELECT p.owner, p.target, p.owner_id, p.home_id, string_agg(p.partition::text, ',') AS numbers
+               coalesce(array_agg(coalesce(p.owner_id, '')), '{}') AS owner_ids, coalesce(array_agg(coalesce(p.home_id, '')), '{}') AS home_ids,
+               coalesce(string_agg(array_to_string(p.numbers, ','), ';'), '') AS numbers
+        FROM (SELECT p.owner, p.target, p.owner_id, p.home_id, array_agg(p.partition) AS numbers
               FROM pgleases.partitions AS p
               WHERE p.lease = l.name
               GROUP BY p.owner, p.target, p.owner_id, p.home_id) AS p
-        LEFT JOIN LATERAL (SELECT c.session FROM pgleases.clients AS c WHERE c.session = p.owner OFFSET 0) AS c ON true
     ) AS h
     WHERE l.name = ANY (related) AND l.partitions > 0
     ORDER BY l.name;
@@ -492,19 +490,20 @@ COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What a plan ne
 -- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
 -- does not change from there on; a fence may raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
-    names pg_catalog.text[], generations bigint[], leases pg_catalog.text[], partitions int[], targets bigint[],
-    lock_ms int, again bigint, channel pg_catalog.text,
+    names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
+    leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
     OUT applied boolean, OUT asked int, OUT given int, OUT left_over int)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
+    heir_ids text[];
     unchanged int;
     lowest bigint; -- epoch
     changed text[] := '{}';
     late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
 BEGIN
-    PERFORM pgleases.settings(true, $6);
+    PERFORM pgleases.settings(true, $9);
     applied := false;
     asked := 0;
     given := 0;
@@ -518,32 +517,34 @@ BEGIN
         RETURN;
     END IF;
     applied := true;
-    IF cardinality($3) > 0 THEN
+    IF cardinality($8) > 0 THEN
+        heir_ids := ARRAY( -- null: no living member
+            SELECT c.id
+            FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
+            LEFT JOIN LATERAL (
+                SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                WHERE m.lease = h.lease AND m.session = h.session
+                OFFSET 0
+            ) AS c ON true
+            ORDER BY h.number);
         WITH living AS MATERIALIZED (
             SELECT m.lease, m.session, m.weight, c.id
             FROM pgleases.members AS m
             CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
             WHERE m.lease = ANY ($1)
         ), moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
-            SELECT p.place, p.lease, p.owner, p.epoch, t.session AS target, t.id AS target_id,
-                   ((p.lease, p.owner) IN (SELECT a.lease, a.session FROM living AS a)) IS TRUE AS kept
-            FROM (SELECT v.lease, v.target, array_agg(v.partition) AS partitions
-                  FROM unnest($3, $4, $5) AS v (lease, partition, target)
-                  WHERE v.lease = ANY ($1)
-                  GROUP BY v.lease, v.target) AS v
-            LEFT JOIN LATERAL (
-                SELECT c.session, c.id
-                FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-                WHERE m.lease = v.lease AND m.session = v.target
-                OFFSET 0
-            ) AS t ON true
-            CROSS JOIN unnest(v.partitions) AS n (number)
-            CROSS JOIN LATERAL (
-                SELECT p.ctid AS place, p.lease, p.owner, p.epoch FROM pgleases.partitions AS p
-                WHERE p.lease = v.lease AND p.partition = n.number
-                OFFSET 0
-            ) AS p
-            WHERE t.session IS NOT NULL OR v.target = 0
+            SELECT p.place, p.lease, p.owner, p.epoch, nullif($4[p.heir], 0) AS target, heir_ids[p.heir] AS target_id,
+                   p.owner IS NOT NULL AND (p.lease, p.owner) IN (SELECT a.lease, a.session FROM living AS a) AS kept
+            FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS heir
+                  FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
+                        FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
+                  CROSS JOIN LATERAL (
+                      SELECT p.ctid AS place, p.lease, p.partition, p.owner, p.epoch FROM pgleases.partitions AS p
+                      WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
+                      OFFSET 0
+                  ) AS p
+                  WHERE r.lease = ANY ($1)) AS p
+            WHERE p.heir > 0 AND ($4[p.heir] = 0 OR heir_ids[p.heir] IS NOT NULL)
         ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
             UPDATE pgleases.partitions AS p
             SET target = m.target,
@@ -566,7 +567,7 @@ BEGIN
                 epoch = greatest(p.epoch + 1, lowest),
                 owner_id = coalesce(f.target_id, p.owner_id),
                 home_id = CASE WHEN f.target_id = p.home_id THEN NULL
-                               WHEN f.target_id <> p.owner_id
+                               WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
                                 AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
                                      SELECT a.lease, a.id FROM living AS a WHERE a.weight > 0))
                                THEN p.owner_id
@@ -599,16 +600,16 @@ BEGIN
     UPDATE pgleases.leases AS l
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(changed) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
-        next_check_at = CASE WHEN $7 >= 0 THEN clock_timestamp() + $7 * interval '1 microsecond'
+        next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
                              WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() + interval '50 milliseconds'
                              ELSE 'infinity' END
     WHERE l.name = ANY ($1);
-    IF $8 <> '' AND cardinality(concerned) > 0 THEN
-        PERFORM pg_notify($8, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+    IF $11 <> '' AND cardinality(concerned) > 0 THEN
+        PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], int[], bigint[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
+COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$

@@ -14,7 +14,7 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
     pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], bigint, int),
     pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text),
     pgleases.plan(pg_catalog.text[], boolean),
-    pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], int[], bigint[], int, bigint, pg_catalog.text),
+    pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text),
     pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
     pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1
 

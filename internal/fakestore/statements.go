@@ -560,7 +560,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 			})
 			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members}
 			for _, row := range rows {
-				if _, alive := t.Clients[row.Owner]; alive {
+				if t.living(name, row.Owner) {
 					row.OwnerID = ""
 				}
 				p.Owners, p.Targets = append(p.Owners, row.Owner), append(p.Targets, row.Target)

@@ -98,7 +98,7 @@ var mutants = append(asleep(), []mutant{
 		{"session.go", `e.session.term.prolong(sent.Add(worth))`, `e.session.term.prolong(time.Now().Add(worth))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
-		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $6);\n    applied :=", "    PERFORM pgleases.settings(false, $6);\n    applied :=", 0},
+		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
 		{"sql/release.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
 	}},
 	{"epoch without era", "promotion", `epoch`, []edit{
