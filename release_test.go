@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -43,7 +44,7 @@ func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
 		la, lb := a.mustJoin("x", 4), b.mustJoin("x", 4)
 		w.within(10*time.Second, "each owns two", func() bool { return len(shown(la)) == 2 && len(shown(lb)) == 2 })
 		w.inject(func(client, op string) (fault, bool) {
-			return fault{err: errLocked}, client == "a" && op == "plan"
+			return fault{err: errLocked}, client == a.name && op == "plan"
 		})
 		if err := a.c.Close(patiently(w.t)); err != nil {
 			t.Fatal(err)
@@ -72,14 +73,10 @@ func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b", WithPolling())
-		died := make(chan struct{})
+		var released atomic.Bool
 		w.inject(func(client, op string) (fault, bool) {
-			if client == "a" && op == "announce" {
-				select {
-				case <-died:
-				default:
-					close(died)
-				}
+			if client == a.name && op == "announce" {
+				released.Store(true)
 				return fault{err: errBroken, broken: true}, true
 			}
 			return fault{}, false
@@ -90,7 +87,7 @@ func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
 		if err := la.SetWeight(patiently(w.t), 0); err != nil {
 			t.Fatal(err)
 		}
-		<-died
+		w.within(10*time.Second, "a releases it", released.Load)
 		a.kill()
 		w.within(15*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
 	})

@@ -533,15 +533,10 @@ inline answer_read(c) {
 /* release.sql: the owner gives a partition up, straight to its target, under the next epoch. It names the epoch that it gives
  * up. One whose target is gone is free; one whose target is the owner itself begins anew. One of an earlier era stays, and its
  * target stays as it was. The generation rises where a plan is due; announce tells a new owner. A session that is gone releases nothing. */
-#ifdef RELEASE_BY_THE_DEAD
-#define releases(s) true
-#else
-#define releases(s) living(s)
-#endif
 #ifdef RELEASE_WITHOUT_EPOCH
-#define released(p, s, e)  (isSettled && releases(s) && db.part[p].owner == s && takeable(p))
+#define released(p, s, e)  (isSettled && living(s) && db.part[p].owner == s && takeable(p))
 #else
-#define released(p, s, e)  (isSettled && releases(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
+#define released(p, s, e)  (isSettled && living(s) && db.part[p].owner == s && db.part[p].epoch == e && takeable(p))
 #endif
 #define heir(p, s, leaving) (living(db.part[p].target) && !(leaving && db.part[p].target == s) -> db.part[p].target : NOBODY)
 inline hand(p, s, leaving) {

@@ -81,7 +81,6 @@ var mutants = []struct {
 	{"RELEASE_WITHOUT_EPOCH", small + "MAXEPOCH=4 LATE", exclusive, false},
 	{"SHOWN_AGAIN", small + "MAXEPOCH=4 LATE", exclusive, false},
 	{"CLAIM_WITHOUT_RECHECK", small + "MAXEPOCH=3 APART", exclusive, false},
-	{"RELEASE_BY_THE_DEAD", small + "MAXEPOCH=3 APART OLD_APPLY", exclusive, false},
 	{"ANNOUNCE_FORGOTTEN", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1", complete, false},
 	{"GUARD_WITHOUT_LOCK", small + "GUARDS", fenced, true},
 	{"TAKEOVER_WITHOUT_FOR_UPDATE", small + "GUARDS", fenced, false},

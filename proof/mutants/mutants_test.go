@@ -69,6 +69,8 @@ var detectors = map[string]detector{
 	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
+	// Hand-overs of which the new owner hears late, in simulated time.
+	"announced": {".", func(int) []string { return []string{"-test.run=IsAnnounced|JustBeforeItDied"} }},
 	// Guarded transactions that are open when their partition is to be handed over.
 	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
@@ -99,12 +101,12 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
 		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
-		{"sql/release.sql", `pgleases.settings(true,`, `pgleases.settings(false,`, 0},
+		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    IF cardinality", "    PERFORM pgleases.settings(false, $9);\n    IF cardinality", 0},
 	}},
 	{"epoch without era", "promotion", `epoch`, []edit{
 		{"sql/settle.sql", `era = due.era`, `era = 0`, 0},
 		{"sql/functions.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
-		{"sql/release.sql", `greatest(p.epoch + 1, (SELECT first_epoch FROM valid))`, `p.epoch + 1`, 0},
+		{"sql/functions.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
 	}},
 	{"an era that counts promotions", "siblings", `epoch (repeats|falls)`, []edit{
 		{"sql/settle.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},
@@ -159,9 +161,15 @@ var mutants = append(asleep(), []mutant{
 		{"session.go", "const lateAtMost = 10 * time.Minute", "const lateAtMost = 0", 0},
 	}},
 	{"release without epoch", "statements", `answer: got {Released|released under the epoch before`, []edit{
-		{"sql/release.sql", `(p.owner = $1::bigint) IS TRUE AND p.epoch = b.epoch
-        FOR UPDATE`, `(p.owner = $1::bigint) IS TRUE
-        FOR UPDATE`, 0},
+		{"sql/functions.sql", `(p.owner = $1) IS TRUE AND p.epoch = b.epoch
+            FOR UPDATE`, `(p.owner = $1) IS TRUE
+            FOR UPDATE`, 0},
+	}},
+	{"release by a session that is gone", "statements", `released: got 1, want 0`, []edit{
+		{"sql/functions.sql", "alive := FOUND;", "alive := true;", 0},
+	}},
+	{"release without an announcement", "announced", `not within 5s: b owns it`, []edit{
+		{"release.go", "			e.announce(t.lease.name, h.Owner)\n", "", 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
 		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned()`, `!t.membership.joined`, 0},
