@@ -126,12 +126,18 @@ const (
 
 // learn makes batches fit the limit of a statement, which is short where the TTL is.
 func (a *agenda) learn(took, limit time.Duration, ended error) {
+	a.batch = fitting(a.batch, maxBatch, took, limit, ended)
+}
+
+// fitting is the next batch after one that took so long.
+func fitting(batch, most int, took, limit time.Duration, ended error) int {
 	switch {
 	case errors.Is(ended, context.DeadlineExceeded):
-		a.batch = max(a.batch/4, minBatch)
+		return max(batch/4, minBatch)
 	case took < limit/4:
-		a.batch = min(2*a.batch, maxBatch)
+		return min(2*batch, most)
 	}
+	return batch
 }
 
 func (e *engine) stage() stage {

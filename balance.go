@@ -101,57 +101,143 @@ func (e *engine) rebalanceDue(time.Time) time.Time {
 	return at
 }
 
-// beginRebalance plans the leases that ask for it.
+// beginRebalance plans the leases that ask for it, or goes on with a plan.
 func (e *engine) beginRebalance(now time.Time) *operation {
-	var names, claimed []string // those to plan; of them, those that are claimed
+	var names []string
 	for name, at := range e.leases.planAt {
 		if !at.After(now) {
 			names = append(names, name)
-			if e.leases.claimed[name] {
-				claimed = append(claimed, name)
-			}
 		}
 	}
 	slices.Sort(names)
-	clear(e.leases.claimed) // not once more, where this fails
-	batch, again := e.agenda.batch, time.Duration(store.NotAgain)
-	if e.leases.planApart {
+	p := e.leases.planning
+	if p == nil || !slices.Contains(names, p.names[0]) {
+		p = &planning{names: names}
+		for _, name := range names {
+			if e.leases.claimed[name] {
+				p.claimed = append(p.claimed, name)
+			} else {
+				p.unclaimed = append(p.unclaimed, name)
+			}
+			delete(e.leases.claimed, name)
+		}
+		e.leases.planning = p
+	}
+	batch, alone, again, limit := e.leases.planBatch, e.leases.planApart, time.Duration(store.NotAgain), e.limit()
+	if alone {
 		again = min(e.options.heartbeat, time.Second)
 	}
-	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		planned, applied, more, err := rebalance(ctx, c, names, claimed, batch, again)
-		return func(error) error {
-			e.leases.planApart = store.LockTimeout(err) || e.leases.planApart && !applied.Applied
-			e.rebalanced(names, planned, applied, more, err)
+	return &operation{limit: limit, call: func(ctx context.Context, c conn) func(error) error {
+		applied, took, err := p.proceed(ctx, c, batch, alone, again)
+		return func(ended error) error {
+			if took > 0 {
+				e.leases.planBatch = fitting(e.leases.planBatch, maxPartitions, took, limit, ended)
+			}
+			e.leases.planApart = store.LockTimeout(err) || alone && !applied.Applied
+			e.rebalanced(p, applied, err)
 			return err
 		}
 	}}
 }
 
-// rebalanced takes what became of a plan for the leases that asked: the leases planned, which may be more, what was applied, and
-// whether the plan had more.
-func (e *engine) rebalanced(names []string, planned []store.LeasePlan, applied store.Applied, more bool, err error) {
+// A planning is a plan of leases from their claim to its last move. The moves that one statement has no room for follow in others. In
+// between nothing is read anew: where another has changed a lease since, a statement writes nothing.
+type planning struct {
+	names     []string // that asked
+	unclaimed []string // of these: to be claimed first
+	claimed   []string // by this client
+	read      []store.LeasePlan
+	moves     []store.Move // that are left
+
+	changed, leftOver bool // by what was applied of it
+}
+
+const (
+	// overtaken is how long a plan is made again where another join overtakes it; longer ones wait until the joins calm down.
+	overtaken = 100 * time.Millisecond
+	// stalled is when a plan is due of leases whose plan a client has under way, and does not go on with.
+	stalled = time.Second
+)
+
+// proceed claims, reads and plans leases, where that is to be done, and applies the next moves, a batch. It also returns how long that
+// took alone; 0: it did not come to it. A plan that something overtook is made again. The plan is of all leases that share a member
+// with those claimed, or of those alone; then another plan is due again after some time.
+func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, again time.Duration) (applied store.Applied, took time.Duration, err error) {
+	if len(p.unclaimed) > 0 {
+		claimed, err := c.Claim(ctx, p.unclaimed)
+		if err != nil {
+			return applied, 0, err
+		}
+		p.unclaimed, p.claimed = nil, append(p.claimed, claimed...)
+	}
+	if len(p.claimed) == 0 {
+		return applied, 0, nil
+	}
+	began := time.Now()
+	for attempt := 1; ; attempt++ {
+		if p.read == nil {
+			if p.read, err = c.Plan(ctx, p.claimed, alone); err != nil {
+				p.read = nil
+				return applied, 0, err
+			}
+			p.moves = replan(p.read)
+		}
+		next, n := again, min(batch, len(p.moves))
+		switch {
+		case n < len(p.moves):
+			next = stalled
+		case p.leftOver && next < 0:
+			next = busyRetry
+		}
+		applying := time.Now()
+		applied, err = c.Apply(ctx, p.read, p.moves[:n], next)
+		took = time.Since(applying)
+		if err == nil && applied.Applied {
+			p.moves = p.moves[n:]
+			p.changed = p.changed || applied.Asked+applied.Given > 0
+			p.leftOver = p.leftOver || applied.LeftOver > 0
+			return applied, took, nil
+		}
+		p.read, p.moves = nil, nil
+		if err != nil || attempt == 3 || time.Since(began) > overtaken {
+			return applied, took, err
+		}
+		select {
+		case <-time.After(rand.N(20 * time.Millisecond)):
+		case <-ctx.Done():
+			return applied, took, context.Cause(ctx)
+		}
+	}
+}
+
+// rebalanced takes what became of a plan, or of the first moves of it.
+func (e *engine) rebalanced(p *planning, applied store.Applied, err error) {
 	now := time.Now()
-	for _, name := range names {
+	for _, name := range p.names {
 		delete(e.leases.planAt, name)
 	}
 	switch {
 	case err != nil && e.ending.reason != nil: // the other clients do it
-	case err != nil:
-		e.requestPlan(now, names...)
-	case applied.Applied && more:
-		e.requestPlan(now, names...)
-	case applied.LeftOver > 0 && e.leavesToOthers(now):
-	case applied.LeftOver > 0 || planned != nil && !applied.Applied:
-		e.requestPlan(now.Add(busyRetry), names...)
+		e.leases.planning = nil
+	case err != nil || len(p.moves) > 0:
+		e.requestPlan(now, p.names...)
+	case len(p.claimed) > 0 && !applied.Applied:
+		e.requestPlan(now.Add(busyRetry), p.names...)
+	default:
+		e.leases.planning = nil
+		if p.leftOver && !e.leavesToOthers(now) {
+			e.requestPlan(now.Add(busyRetry), p.names...)
+		}
 	}
-	moved := err == nil && applied.Asked+applied.Given > 0
-	for _, p := range planned {
-		m := e.leases.byName[p.Name]
+	if e.leases.planning != nil {
+		return
+	}
+	for _, r := range p.read {
+		m := e.leases.byName[r.Name]
 		if m == nil || !m.joined {
 			continue
 		}
-		if moved && concerns(p, e.session.number) || m.generation == 0 && slices.Contains(p.Owners, e.session.number) {
+		if p.changed && concerns(r, e.session.number) || m.generation == 0 && slices.Contains(r.Owners, e.session.number) {
 			m.toRead = true
 		}
 	}
@@ -164,45 +250,6 @@ func concerns(p store.LeasePlan, session int64) bool {
 		others[m.Session] = m.Session != session
 	}
 	return slices.ContainsFunc(p.Owners, func(owner int64) bool { return !others[owner] })
-}
-
-// overtaken is how long a plan is made again where another join overtakes it; longer ones wait until the joins calm down.
-const overtaken = 100 * time.Millisecond
-
-// rebalance claims those leases that are not claimed yet, plans them and applies the first moves of the plan, a batch. It also reports whether there are more. A
-// plan that something overtook is made again. The plan is of all leases that share a member with those claimed; where another plan
-// is due again after some time, because one of them was locked, of those claimed alone.
-func rebalance(
-	ctx context.Context, c conn, names, claimed []string, batch int, again time.Duration,
-) ([]store.LeasePlan, store.Applied, bool, error) {
-	if len(claimed) < len(names) {
-		others := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return slices.Contains(claimed, name) })
-		more, err := c.Claim(ctx, others)
-		if claimed = append(claimed, more...); err != nil || len(claimed) == 0 {
-			return nil, store.Applied{}, false, err
-		}
-	}
-	began := time.Now()
-	for attempt := 1; ; attempt++ {
-		read, err := c.Plan(ctx, claimed, again >= 0)
-		if err != nil {
-			return nil, store.Applied{}, false, err
-		}
-		moves, next := replan(read), again
-		more := len(moves) > batch
-		if more {
-			next = 0
-		}
-		applied, err := c.Apply(ctx, read, moves[:min(len(moves), batch)], next)
-		if err != nil || applied.Applied || attempt == 3 || time.Since(began) > overtaken {
-			return read, applied, more, err
-		}
-		select {
-		case <-time.After(rand.N(20 * time.Millisecond)):
-		case <-ctx.Done():
-			return nil, store.Applied{}, false, context.Cause(ctx)
-		}
-	}
 }
 
 // bequeath plans leases without the session of this client ID, which leaves them, and names the heirs of what it owns there. Where the

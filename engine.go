@@ -52,6 +52,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			claimed:     make(map[string]bool),
 			unannounced: make(map[string]map[int64]struct{}),
 			planAt:      make(map[string]time.Time),
+			planBatch:   maxBatch,
 		},
 		ending: ending{giveUpAt: never},
 	}

@@ -24,6 +24,8 @@ type leases struct {
 	planAt    map[string]time.Time  // when to plan a lease that asks for it, joined or not
 	claimed   map[string]bool       // of these: this client has claimed the plan
 	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
+	planning  *planning             // the plan under way, or the one that is to be made again; nil: none
+	planBatch int                   // the most partitions that one statement of a plan moves; see fitting
 
 	unannounced map[string]map[int64]struct{} // by lease, the sessions that own what was released and are not told yet
 }

@@ -492,14 +492,13 @@ COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What a plan ne
 CREATE OR REPLACE FUNCTION pgleases.apply(
     names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
-    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int)
+    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int, OUT changed pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     heir_ids text[];
     unchanged int;
     lowest bigint; -- epoch
-    changed text[] := '{}';
     late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
 BEGIN
@@ -508,6 +507,7 @@ BEGIN
     asked := 0;
     given := 0;
     left_over := 0;
+    changed := '{}';
     PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
     CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
     GET DIAGNOSTICS unchanged = ROW_COUNT;

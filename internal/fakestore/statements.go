@@ -624,10 +624,12 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 				db.tellMoved("apply", m.Lease, m.Partition, from)
 			}
 		}
-		for name := range planned {
+		for i := range plan {
+			name := plan[i].Name
 			l := t.Leases[name]
 			if changed[name] {
 				l.Generation++
+				plan[i].Generation++
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {

@@ -558,11 +558,14 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	return "heartbeat", c.renewed(ctx)
 }
 
-// renewed registers anew where the session is gone; the connection keeps the session's number.
+// renewed registers anew where the session is gone, under a new number, as clients do.
 func (c *client) renewed(ctx context.Context) error {
 	beat, err := c.Heartbeat(ctx, c.session, 0, Renewal{})
 	if err == nil && !beat.Alive {
-		_, _, err = c.Register(ctx, registration(c.session, c.id, 0, c.session, 6*time.Second))
+		c.session = random()
+		if err = c.pg().Exec(ctx, fmt.Sprintf("SET application_name = '%d'", c.session)); err == nil {
+			_, _, err = c.Register(ctx, registration(c.session, c.id, 0, c.session, 6*time.Second))
+		}
 	}
 	return err
 }

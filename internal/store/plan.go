@@ -164,8 +164,9 @@ func (r planRow) plan() (LeasePlan, error) {
 // NotAgain is the time after which no other plan is due.
 const NotAgain = -time.Microsecond
 
-// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Another plan is due after that time, at
-// most a second, or NotAgain. See apply.sql.
+// Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Then the generations in plan are those that
+// the leases have since, so that more moves of it can follow. Another plan is due after that time, at most a second, or NotAgain. See
+// apply.sql.
 func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again time.Duration) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
@@ -175,9 +176,15 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	type row struct {
 		Applied                bool
 		Asked, Given, LeftOver int
+		Changed                []string
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.heirLeases, runs.heirs, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
+	for i := range plan {
+		if slices.Contains(got.Changed, plan[i].Name) {
+			plan[i].Generation++
+		}
+	}
 	return Applied{got.Applied, got.Asked, got.Given, got.LeftOver}, err
 }
 
