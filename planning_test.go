@@ -1,0 +1,96 @@
+package pgleases
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+)
+
+// Plans of more moves than one statement has room for. Heartbeats are minutes apart, as in agenda_test.go.
+
+// inBatches opens a client with rare heartbeats that moves few partitions by one statement.
+func (w *world) inBatches(id string) *proc {
+	p := w.start(id, rare...)
+	p.planBatch(minBatch)
+	return p
+}
+
+func (p *proc) planBatch(n int) {
+	_ = p.c.request(context.Background(), nil, func(e *engine) { e.leases.planBatch = n })
+}
+
+func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		l := w.inBatches("a").mustJoin("x", 1000)
+		w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
+		if plans, applies := w.count("plan"), w.count("apply"); plans != 1 || applies != 5 { // 64, 128, 256, 512 and the rest
+			t.Errorf("%d plans, applied in %d batches", plans, applies)
+		}
+	})
+}
+
+func TestAPlanThatAnotherOvertakesBetweenItsBatchesIsMadeAgainAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		overtaken := false
+		w.after = func(op string) {
+			if op == "apply" && !overtaken {
+				overtaken = true
+				w.db.Edit(func(t *fakestore.Tables, _ int64) {
+					l := t.Leases["x"]
+					l.Generation++
+					t.Leases["x"] = l
+				})
+			}
+		}
+		l := w.inBatches("a").mustJoin("x", 1000)
+		took := w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
+		if plans := w.count("plan"); plans != 2 || took > soon {
+			t.Errorf("%d plans, after %v", plans, took)
+		}
+	})
+}
+
+func TestAFailureBetweenTheBatchesOfAPlanEndsInAnotherPlanAtOnce(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.inBatches("a")
+		applies := 0
+		w.inject(func(_, op string) (fault, bool) {
+			if op == "apply" {
+				applies++
+			}
+			return fault{err: errLocked, applied: true}, op == "apply" && applies == 2 // written, and not known to be
+		})
+		l := a.mustJoin("x", 1000)
+		took := w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
+		if plans := w.count("plan"); plans != 2 || took > soon {
+			t.Errorf("%d plans, after %v", plans, took)
+		}
+	})
+}
+
+func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a", WithTTL(minTTL), WithPolling())
+		la := a.mustJoin("x", 1000)
+		w.within(time.Second, "it owns all", func() bool { return len(la.Values()) == 1000 })
+		first, _ := la.Partition(0)
+		end, ok := w.db.Guard("x", 0, first.Epoch)
+		if !ok {
+			t.Fatal("no guard passes")
+		}
+		a.set(func(p *proc) { p.killed = true })
+		w.breakConns(a)
+		w.within(minTTL, "it shows nothing", func() bool { return len(la.Values()) == 0 })
+		w.evict("a")
+		lb := w.inBatches("b").mustJoin("x", 1000)
+		owns := func(n int) func() bool {
+			return func() bool { owned, _ := w.owns("b", "x"); return owned == n }
+		}
+		w.within(2*time.Second, "it owns all but the first", owns(999))
+		end()
+		w.within(soon, "it owns all", owns(1000))
+		w.within(soon, "it shows all", func() bool { return len(lb.Values()) == 1000 })
+	})
+}
