@@ -9,6 +9,11 @@ import (
 
 // What the tests of the package, which are outside of it, need from inside.
 
+type (
+	Numbers = numbers
+	Flags   = flags
+)
+
 // Raw is the connection that the statements run on.
 func (c *Conn) Raw() *pgx.Conn { return c.conn }
 

@@ -92,16 +92,16 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 		Started    int64
 		Settled    int64
 		Era        int64
-		Partitions []int
-		Epochs     []int64
-		Moving     []bool
+		Partitions numbers
+		Epochs     numbers
+		Moving     flags
 	}
 	rows, err := all[row](ctx, c, c.statements.Read, session, leases)
 	reads := make([]LeaseRead, len(rows))
 	for i, r := range rows {
 		reads[i] = LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions))}
 		for j := range r.Partitions {
-			reads[i].Owned[j] = Owned{r.Partitions[j], r.Epochs[j], r.Moving[j]}
+			reads[i].Owned[j] = Owned{int(r.Partitions[j]), r.Epochs[j], r.Moving[j]}
 		}
 	}
 	return reads, err
@@ -122,8 +122,8 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 	}
 	type row struct {
 		ReleasedLeases     []string
-		ReleasedPartitions []int
-		Owners, Epochs     []int64
+		ReleasedPartitions numbers
+		Owners, Epochs     numbers
 		BusyLeases         []string
 		BusyPartitions     []int
 		LeftLeases, Asking []string
@@ -135,7 +135,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 	released := Released{Left: got.LeftLeases, Asking: got.Asking}
 	for i, lease := range got.ReleasedLeases {
 		released.Released = append(released.Released,
-			Handed{lease, got.ReleasedPartitions[i], got.Owners[i], got.Epochs[i]})
+			Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i]})
 	}
 	for i, lease := range got.BusyLeases {
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})

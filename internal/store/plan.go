@@ -109,29 +109,6 @@ type planRow struct {
 	Numbers           string
 }
 
-// numbers are an array of integers. They are read in a tenth of the time that pgx takes for any array.
-type numbers []int64
-
-// Scan takes the text of an array.
-func (ns *numbers) Scan(text any) error {
-	s, ok := text.(string)
-	if !ok || len(s) < 2 || s[0] != '{' {
-		return fmt.Errorf("%v is no array", text)
-	}
-	if s = s[1 : len(s)-1]; s == "" {
-		return nil
-	}
-	*ns = make(numbers, 0, strings.Count(s, ",")+1)
-	for word := range strings.SplitSeq(s, ",") {
-		n, err := strconv.ParseInt(word, 10, 64)
-		if err != nil {
-			return err
-		}
-		*ns = append(*ns, n)
-	}
-	return nil
-}
-
 func (r planRow) plan() (LeasePlan, error) {
 	p := LeasePlan{
 		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)),
