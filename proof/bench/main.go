@@ -7,7 +7,8 @@
 // also writes a page with the table, the machine and the versions, and plots beside it. A figure says what was measured, also
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
-// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, plan.go, latency.go, crowd.go.
+// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, plan.go, large.go,
+// latency.go, crowd.go.
 package main
 
 import (
@@ -38,6 +39,7 @@ var parts = []struct {
 	{"guard", "Guard", measureGuard},
 	{"moves", "Partitions moved", measureMoves},
 	{"plan", "The plan", measurePlans},
+	{"large", "Large leases", measureLarge},
 	{"listen", "How fast, with notifications", measureListening},
 	{"poll", "How fast, polling through PgBouncer", measurePolling},
 	{"crowd", "A crowd of clients", measureCrowd},
