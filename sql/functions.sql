@@ -38,16 +38,37 @@ COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch that a part
 
 -- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
 -- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
--- one boolean of both calls.
+-- one boolean of both calls. In PL/pgSQL, because the server would parse SQL anew for each statement.
 CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
-LANGUAGE sql VOLATILE AS $pgleases_body$
-    SELECT pg_catalog.set_config('synchronous_commit',
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+BEGIN
+    RETURN pg_catalog.set_config('synchronous_commit',
                CASE WHEN NOT $1 THEN 'off'
                     WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN 'on'
                     ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL
-       AND pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NOT NULL
+       AND pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NOT NULL;
+END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, and how many milliseconds the statement waits for a lock. Always true.';
+
+-- Sets the column changed of leases. A trigger does, so that what clients of version 1 and operators change counts too.
+CREATE OR REPLACE FUNCTION pgleases.lease_changed() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    NEW.changed := pg_current_xact_id();
+    RETURN NEW;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lease_changed() IS 'Notes in a lease which transaction has changed it.';
+DO $pgleases_body$
+DECLARE
+    wait CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+BEGIN
+    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true); -- see schema.sql
+    CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
+    PERFORM pg_catalog.set_config('lock_timeout', wait, true);
+END
+$pgleases_body$;
 
 -- A function, because the server keeps a function's plans for each connection; as plain SQL, planned every time, a heartbeat
 -- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
@@ -56,73 +77,110 @@ COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statemen
 -- Two copies of one process, as of a virtual machine's snapshot that was started twice, have one session. They are told apart by
 -- the time of the last renewal: where that is later than the last one of which the caller knows, the other copy made it. An
 -- earlier one tells nothing: a crash or a promotion lost the renewals since. Times of two runs of the server are not compared.
+--
+-- Leases are told again only after a change of any of them. The UPDATE's snapshot tells both what has changed and from which transaction
+-- on it may have missed a change: a transaction that commits later is not below the snapshot's xmin, whatever the order in
+-- which transactions begin and commit. Every statement that changes members changes their lease too. A snapshot of another run
+-- of the server tells nothing, as a crash may lose transactions, and their numbers are given again.
+--
+-- What is above the snapshot's xmax was written on another server, of which this database is a dump.
+--
+-- What runs every time names all with its schema, as a search_path of its own would take a tenth of the time, and is one
+-- statement. IS NULL makes one boolean of two calls.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int, watched bigint, renewed bigint, renewed_mark bigint,
-    OUT alive boolean, OUT copied boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
-    OUT era bigint, OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
-    OUT due_in bigint[], OUT weights int[])
+    session bigint, lock_ms int, watched bigint, renewed bigint, renewed_mark bigint, started bigint, mark bigint, seen pg_catalog.xid8,
+    OUT numbers pg_catalog.text, OUT names pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    same boolean; -- the server is in the run given
+    changed boolean;
+BEGIN
+    same := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
+    UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
+    FROM pgleases.server AS s
+    WHERE c.session OPERATOR(pg_catalog.=) $1
+      AND ((c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=)
+               (pg_catalog.timestamptz 'epoch' OPERATOR(pg_catalog.+) ($4 OPERATOR(pg_catalog.*) interval '1 microsecond'))
+           OR NOT EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $5))
+    RETURNING
+        pg_catalog.concat_ws(' ', 1, 0,
+            (pg_catalog.date_part('epoch', c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.*) 1000000)::bigint, -- a float holds microseconds for 200 years to come
+            s.timeline, s.era,
+            coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
+            least(CASE WHEN s.next_check_at OPERATOR(pg_catalog.>) (c.expires_at OPERATOR(pg_catalog.+) interval '1 second') THEN 0 -- the clock stepped back: due now
+                       ELSE greatest((pg_catalog.date_part('epoch', s.next_check_at OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl))
+                                          OPERATOR(pg_catalog.*) 1000000)::bigint, 0) END,
+                  (SELECT greatest((pg_catalog.date_part('epoch', k.unwatched) OPERATOR(pg_catalog.*) 1000000)::bigint OPERATOR(pg_catalog.-) $3, 0)
+                   FROM pgleases.server_check AS k
+                   WHERE k.unwatched OPERATOR(pg_catalog.>) interval '0')), -- due for who has watched for so long
+            s.sessions,
+            pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
+        (pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::bigint OPERATOR(pg_catalog.=) $6
+            AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $7),
+        EXISTS (SELECT FROM pgleases.leases AS l
+                WHERE l.changed OPERATOR(pg_catalog.>=) $8
+                  AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
+    INTO numbers, same, changed;
+    IF changed OR same IS NOT TRUE THEN
+        SELECT t.numbers, t.names FROM pgleases.tell($1, numbers) AS t INTO numbers, names;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, bigint, bigint, bigint, bigint, bigint, pg_catalog.xid8) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text, OUT numbers pg_catalog.text, OUT names pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    known timestamptz := timestamptz 'epoch' + $4 * interval '1 microsecond';
-    now timestamptz;
-    due timestamptz;
-    unwatched interval;
-    ttl interval;
+    now CONSTANT timestamptz := clock_timestamp();
 BEGIN
-    alive := pgleases.settings(false, $2); -- only to call it: the UPDATE sets alive
-    UPDATE pgleases.clients AS c SET expires_at = clock_timestamp() + c.ttl
-    FROM pgleases.server AS s
-    WHERE c.session = $1
-      AND (c.expires_at <= known + c.ttl OR (SELECT m.mark FROM pgleases.server_mark AS m) IS DISTINCT FROM $5)
-    RETURNING true, c.expires_at - c.ttl, s.timeline, s.era, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
-              (SELECT m.mark FROM pgleases.server_mark AS m), (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), c.ttl
-    INTO alive, now, settled, era, due, unwatched, sessions, mark, incarnation, ttl;
-    copied := false;
-    IF alive IS NULL THEN -- no such session, or a copy has renewed it
-        alive := false;
-        copied := EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1);
-        now := clock_timestamp();
-        ttl := interval '10 minutes'; -- the longest TTL
-        SELECT s.timeline, s.era, s.next_check_at, (SELECT k.unwatched FROM pgleases.server_check AS k), s.sessions,
-               (SELECT m.mark FROM pgleases.server_mark AS m)
-        FROM pgleases.server AS s
-        INTO settled, era, due, unwatched, sessions, mark;
+    numbers := concat_ws(' ', coalesce($2, (
+            SELECT concat_ws(' ', 0, EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1)::int, -- it is a copy's
+                             (date_part('epoch', now) * 1000000)::bigint, s.timeline, s.era, 0, 0, 0, 0)
+            FROM pgleases.server AS s)),
+        pgleases.timeline(), (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint,
+        coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0));
+    names := '{}';
+    IF $2 IS NULL THEN
+        RETURN;
     END IF;
-    mark := coalesce(mark, 0);
-    incarnation := coalesce(incarnation, 0);
-    clock := date_part('epoch', now) * 1000000; -- a float holds microseconds for 200 years to come
-    timeline := pgleases.timeline();
-    started := date_part('epoch', pg_postmaster_start_time()) * 1000000;
-    check_due_in := CASE WHEN due > now + ttl + interval '1 second' THEN 0 -- the clock stepped back: due now
-                         ELSE greatest(date_part('epoch', due - now) * 1000000, 0) END;
-    IF unwatched > interval '0' THEN -- due for who has watched for so long
-        check_due_in := least(check_due_in, greatest(date_part('epoch', unwatched) * 1000000 - $3, 0));
-    END IF;
-    -- One element for each lease. due_in: -1 for none, 0 also where the clock stepped back.
-    SELECT coalesce(array_agg(l.name), '{}'),
-           coalesce(array_agg(l.generation), '{}'),
-           coalesce(array_agg(CASE WHEN l.next_check_at = 'infinity' THEN -1
-                                   WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
-                                   ELSE greatest(date_part('epoch', l.next_check_at - now) * 1000000, 0)
-                              END::bigint), '{}'),
-           coalesce(array_agg(m.weight), '{}')
+    -- due_in: -1 for none, 0 also where the clock stepped back.
+    SELECT concat_ws(' ', numbers, string_agg(concat_ws(' ', l.generation,
+               CASE WHEN l.next_check_at = 'infinity' THEN -1
+                    WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
+                    ELSE greatest((date_part('epoch', l.next_check_at - now) * 1000000)::bigint, 0) END,
+               m.weight), ' ')),
+           coalesce(array_agg(l.name), '{}')
     FROM pgleases.members AS m
     JOIN pgleases.leases AS l ON l.name = m.lease
     WHERE m.session = $1
-    INTO names, generations, due_in, weights;
+    INTO numbers, names;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, bigint, bigint, bigint) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat with the run of the server and the leases in it, after what is told each time; null: the session is gone, or a copy has renewed it.';
 
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     session bigint, lock_ms int,
     OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
     OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
     OUT due_in bigint[], OUT weights int[])
-LANGUAGE sql VOLATILE AS $pgleases_body$
-    SELECT h.alive, h.clock, h.timeline, h.started, h.mark, h.settled, h.incarnation, h.check_due_in, h.sessions, h.names, h.generations,
-           h.due_in, h.weights
-    FROM pgleases.heartbeat($1, $2, 0::bigint, 0::bigint, 0::bigint) AS h
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    n bigint[];
+BEGIN
+    SELECT string_to_array(h.numbers, ' ')::bigint[], h.names FROM pgleases.heartbeat($1, $2, 0, 0, 0, 0, 0, '0') AS h INTO n, names;
+    alive := n[1] = 1;
+    clock := n[3];
+    settled := n[4];
+    incarnation := n[6];
+    check_due_in := n[7];
+    sessions := n[8];
+    timeline := n[10];
+    started := n[11];
+    mark := n[12];
+    generations := ARRAY(SELECT n[10 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
+    due_in := ARRAY(SELECT n[11 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
+    weights := ARRAY(SELECT n[12 + 3 * i]::int FROM generate_series(1, cardinality(names)) AS i);
+END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';
 

@@ -6,8 +6,20 @@
 -- $3 bigint  time for which the caller has watched the clock of this run of the server, microseconds
 -- $4 bigint  the clock at the caller's last heartbeat, microseconds since 1970
 -- $5 bigint  the mark then; 0: it is not known whether that was its last
+-- $6 bigint started, $7 bigint mark: the run of the server that last told leases; mark 0: they are to be told
+-- $8 xid8    seen, as that heartbeat returned it
 --
--- One row. Times are microseconds; check_due_in and due_in are the time until then: 0 for now, also where the clock stepped
--- back; a negative due_in for never. copied: the session lives, but was renewed since $4 by a copy of the caller's process. Some checks are due for that caller who has watched for long enough. The arrays have one element for each lease of which the session is a member.
-SELECT alive, copied, clock, timeline, started, mark, settled, era, incarnation, check_due_in, sessions, names, generations, due_in, weights
-FROM pgleases.heartbeat($1::bigint, $2::int, $3::bigint, $4::bigint, $5::bigint)
+-- One value, a pair, because columns cost the server more than what is in them.
+--   text    numbers: alive (0 or 1), copied (0 or 1), clock, settled, era, incarnation, check_due_in, sessions, seen; then timeline, started, mark;
+--           then for each lease generation, due_in, weight
+--   text[]  the names of the leases of which the session is a member, in the same order
+-- Where it is the run given and no lease has changed since, the names are null and the numbers end with seen. Of a session that
+-- is not alive, incarnation, check_due_in, sessions and seen are 0, and no leases are told.
+--
+-- Times are microseconds; check_due_in and due_in are the time until then: 0 for now, also where the clock stepped back; a
+-- negative due_in for never. copied: the session lives, but was renewed since $4 by a copy of the caller's process. Some checks
+-- are due for that caller who has watched for long enough.
+--
+-- A row of members that somebody deletes by hand is no change of a lease. Its client hears of it when that lease next changes, as it
+-- does where its partitions are given to others, or within a minute.
+SELECT pgleases.heartbeat($1, $2, $3, $4, $5, $6, $7, $8) -- without casts, each of which would cost a percent

@@ -92,9 +92,12 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
+    ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
+    CREATE INDEX IF NOT EXISTS leases_changed ON pgleases.leases (changed);
     PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
 $pgleases_body$;
+COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';

@@ -90,15 +90,14 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		c.session = session
 		row, exists := t.Clients[session]
 		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Mark != 0 && db.run.Mark == last.Mark
-		alive := exists && !copied
-		beat := store.Beat{Alive: alive, Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era, Sessions: t.Server.Sessions}
-		ttl := 10 * minute
-		if alive {
-			ttl = row.TTL.Microseconds()
-			row.ExpiresAt = clock + ttl
-			t.Clients[session] = row
-			beat.Incarnation = t.Identities[row.ID].Incarnation
+		if !exists || copied {
+			return store.Beat{Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era}, false
 		}
+		ttl := row.TTL.Microseconds()
+		row.ExpiresAt = clock + ttl
+		t.Clients[session] = row
+		beat := store.Beat{Alive: true, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era,
+			Incarnation: t.Identities[row.ID].Incarnation, Sessions: t.Server.Sessions}
 		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
 			beat.CheckDueIn = micros(max(due-clock, 0))
 		}
@@ -120,7 +119,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 			}
 			beat.Leases = append(beat.Leases, b)
 		}
-		return beat, alive
+		return beat, true
 	})
 }
 

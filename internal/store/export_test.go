@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -35,6 +36,9 @@ func (cr *Connector) Rewrite(change func(string) string) {
 		*text = change(*text)
 	}
 }
+
+// ToldBefore has it be so much longer ago that leases were told.
+func (c *Conn) ToldBefore(d time.Duration) { c.told.at = c.told.at.Add(-d) }
 
 // SetChannel changes the channel to notify.
 func (c *Conn) SetChannel(name string) { c.channel = name }

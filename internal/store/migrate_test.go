@@ -141,7 +141,10 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	give(a, a.session)
 	expect(t, len(c.release([]Release{{"l", 0, 2}}).Released), 1, "released to the old")
 	expect(t, strings.Contains(a.says("read", a.session, []string{"l"}), "[0 1] [3 1]"), true, a.says("read", a.session, []string{"l"}))
+	f.exec("UPDATE leases SET next_check_at = 'infinity'")
+	c.run()
 	b.says("weight", b.session, "l", 2, 5000)
+	expect(t, c.beat().Leases[0].Generation, value[int64](f, "SELECT generation FROM leases"), "generation that the new hears of, changed by the old")
 	b.says("claim", []string{"l"}, 5000)
 	b.says("plan", []string{"l"})
 	b.says("mark", 5, 5000)
@@ -168,6 +171,8 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 			WHERE attrelid IN (SELECT oid FROM pg_class WHERE relnamespace = 'pgleases'::regnamespace) AND attnum > 0 ORDER BY 1, attnum`,
 		"SELECT pg_get_functiondef(oid), obj_description(oid) FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace ORDER BY 1",
 		"SELECT viewname, definition FROM pg_views WHERE schemaname = 'pgleases' ORDER BY 1",
+		"SELECT indexdef FROM pg_indexes WHERE schemaname = 'pgleases' ORDER BY 1",
+		"SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = 'pgleases.leases'::regclass ORDER BY 1",
 	} {
 		unquoted := strings.NewReplacer(`"pgleases".`, "pgleases.").Replace // as the files write it, where a role's database is made from them
 		expect(t, unquoted(f.text(query)), unquoted(fresh.text(query)), "catalog after a migration")

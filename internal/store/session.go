@@ -1,8 +1,17 @@
 package store
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // A Registration is what the database is told of a new session.
@@ -50,7 +59,7 @@ type Beat struct {
 	Run         Run
 	Settled     int64         // the settled timeline, of the settled server
 	Era         int64         // the present one
-	Incarnation int64         // the highest one under the client's ID
+	Incarnation int64         // the highest one under the client's ID; it and what follows are of a living session only
 	CheckDueIn  time.Duration // until a check for expired sessions is due for the caller
 	Sessions    int64         // how many sessions existed at the last check
 	Leases      []LeaseBeat
@@ -93,31 +102,89 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 	return maybe[Process](ctx, c, c.statements.Superseder, id)
 }
 
+// tellEvery is how often all leases are told at least: what somebody deleted by hand is heard of then.
+const tellEvery = time.Minute
+
+// told is what the last heartbeat on a connection told of leases. It holds until one changes, or a plan of one is due.
+type told struct {
+	session int64
+	run     Run    // of the server that told it
+	seen    string // a transaction of that run: what committed later is not below it
+	at      time.Time
+	leases  []LeaseBeat
+}
+
+// holds reports whether a change is all that could make the next heartbeat tell something else.
+func (t *told) holds(session int64) bool {
+	due := func(l LeaseBeat) bool { return l.DueIn >= 0 }
+	return t.session == session && time.Since(t.at) < tellEvery && !slices.ContainsFunc(t.leases, due)
+}
+
 // Heartbeat renews the session. The caller has watched the clock of this run of the server for that long. See heartbeat.sql.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
-	type row struct {
-		Alive, Copied                  bool
-		Clock, Timeline, Started, Mark int64
-		Settled, Era, Incarnation      int64
-		CheckDueIn, Sessions           int64
-		Names                          []string
-		Generations, DueIn             []int64
-		Weights                        []int
-	}
 	c.notices.concerns(session)
-	got, err := call[row](ctx, c, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds(), last.Clock, last.Mark)
+	var run Run
+	seen := "0"
+	if c.told.holds(session) {
+		run, seen = c.told.run, c.told.seen
+	}
+	answer, err := call(ctx, c, c.beatAnswer, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds(), last.Clock, last.Mark,
+		run.Started, run.Mark, seen)
 	if err != nil {
 		return Beat{}, err
 	}
-	beat := Beat{
-		Alive: got.Alive, Copied: got.Copied, Clock: got.Clock, Run: Run{got.Timeline, got.Started, got.Mark},
-		Settled: got.Settled, Era: got.Era, Incarnation: got.Incarnation, CheckDueIn: micros(got.CheckDueIn), Sessions: got.Sessions,
-		Leases: make([]LeaseBeat, len(got.Names)),
+	n := answer.numbers
+	c.told.seen = strconv.FormatInt(n[8], 10)
+	if answer.names != nil {
+		c.told.session, c.told.at, c.told.run = session, time.Now(), Run{n[9], n[10], n[11]}
+		c.told.leases = make([]LeaseBeat, len(answer.names))
+		for i, name := range answer.names {
+			of := n[leaseNumbers(i):]
+			c.told.leases[i] = LeaseBeat{name, of[0], micros(of[1]), int(of[2])}
+		}
 	}
-	for i, name := range got.Names {
-		beat.Leases[i] = LeaseBeat{name, got.Generations[i], micros(got.DueIn[i]), got.Weights[i]}
+	return Beat{
+		Alive: n[0] == 1, Copied: n[1] == 1, Clock: n[2], Run: c.told.run, Settled: n[3], Era: n[4], Incarnation: n[5],
+		CheckDueIn: micros(n[6]), Sessions: n[7], Leases: c.told.leases,
+	}, nil
+}
+
+// leaseNumbers is how many numbers come before those of a lease.
+func leaseNumbers(lease int) int { return 12 + 3*lease }
+
+// A beatAnswer is what heartbeat.sql returns.
+type beatAnswer struct {
+	numbers []int64
+	names   []string // nil: neither the run nor leases are told
+}
+
+func (c *Conn) beatAnswer(row pgx.CollectableRow) (answer beatAnswer, err error) {
+	types := c.conn.TypeMap()
+	parts := pgtype.NewCompositeTextScanner(types, row.RawValues()[0])
+	if !parts.Next() {
+		return answer, cmp.Or(parts.Err(), errors.New("a heartbeat's answer has no numbers"))
 	}
-	return beat, nil
+	for word := range strings.SplitSeq(string(parts.Bytes()), " ") {
+		number, err := strconv.ParseInt(word, 10, 64)
+		if err != nil {
+			return answer, fmt.Errorf("a heartbeat's answer: %w", err)
+		}
+		answer.numbers = append(answer.numbers, number)
+	}
+	if !parts.Next() {
+		return answer, cmp.Or(parts.Err(), errors.New("a heartbeat's answer has no names"))
+	}
+	want := 9
+	if parts.Bytes() != nil {
+		if err := types.Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, parts.Bytes(), &answer.names); err != nil {
+			return answer, fmt.Errorf("a heartbeat's answer: %w", err)
+		}
+		want = leaseNumbers(len(answer.names))
+	}
+	if got := len(answer.numbers); got != want {
+		return answer, fmt.Errorf("a heartbeat's answer has %d numbers with %d leases, not %d", got, len(answer.names), want)
+	}
+	return answer, nil
 }
 
 // Mark marks this run of the server, unless it is marked already. See mark.sql.

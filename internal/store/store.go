@@ -25,6 +25,7 @@ type Conn struct {
 	committed  bool   // the default of its transactions is READ COMMITTED
 	lockWait   int    // how long a statement waits for a lock, milliseconds
 	channel    string // of notifications: the schema's name
+	told       told
 }
 
 // pause waits for d, or until ctx ends.
@@ -105,12 +106,16 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 
 // call is one for a heartbeat. The function that it calls has a search_path of its own; where the default of transactions fits too,
 // the message is that statement alone.
-func call[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
-	if !c.committed {
-		return one[T](ctx, c, statement, args...)
+func call[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args ...any) (answer T, err error) {
+	if c.committed {
+		rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
+		return pgx.CollectExactlyOneRow(rows, row)
 	}
-	rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
-	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
+	rows, err := query(ctx, c, row, statement, args)
+	if err != nil {
+		return answer, err
+	}
+	return rows[0], nil
 }
 
 // exec runs a statement for its effect.
