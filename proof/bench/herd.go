@@ -65,6 +65,9 @@ func newHerd(ctx context.Context, server *pgserver.Server, size herdSize) (_ *he
 	if err != nil {
 		return nil, err
 	}
+	if _, err = h.pool.Exec(ctx, "UPDATE pgleases.leases SET next_check_at = 'infinity'"); err != nil { // as after a plan
+		return nil, err
+	}
 	_, err = h.pool.Exec(ctx, "VACUUM ANALYZE pgleases.clients, pgleases.members, pgleases.leases, pgleases.identities")
 	if err == nil {
 		h.written, err = one[int](ctx, h.pool, rowsWritten)
