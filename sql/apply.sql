@@ -13,6 +13,6 @@
 -- One row: whether the plan was written; the number of owners asked to hand over; of partitions given to their targets; of
 -- moves left over, because a guarded transaction is open on the partition, or because its epoch rose meanwhile; the leases whose
 -- generation it raised, by one.
-SELECT applied, asked, given, left_over, changed
+SELECT applied, asked, given, left_over, moved
 FROM pgleases.apply($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::int[], $8::int[],
                     $9::int, $10::bigint, $11::text)

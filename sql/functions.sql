@@ -83,6 +83,9 @@ $pgleases_body$;
 -- which transactions begin and commit. Every statement that changes members changes their lease too. A snapshot of another run
 -- of the server tells nothing, as a crash may lose transactions, and their numbers are given again.
 --
+-- It looks at every lease of the schema. With an index on that column it would not have to, but no update of a lease would be HOT, and
+-- where a thousand clients join one, each would look past the versions that the others left.
+--
 -- What is above the snapshot's xmax was written on another server, of which this database is a dump.
 --
 -- What runs every time names all with its schema, as a search_path of its own would take a tenth of the time, and is one
@@ -550,7 +553,7 @@ COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What a plan ne
 CREATE OR REPLACE FUNCTION pgleases.apply(
     names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
-    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int, OUT changed pg_catalog.text[])
+    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -565,7 +568,7 @@ BEGIN
     asked := 0;
     given := 0;
     left_over := 0;
-    changed := '{}';
+    moved := '{}';
     PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
     CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
     GET DIAGNOSTICS unchanged = ROW_COUNT;
@@ -653,10 +656,10 @@ BEGIN
                END,
                ARRAY(SELECT DISTINCT d.owner FROM done AS d WHERE d.owner IS NOT NULL)
         FROM counts AS c
-        INTO asked, given, left_over, changed, late, concerned;
+        INTO asked, given, left_over, moved, late, concerned;
     END IF;
     UPDATE pgleases.leases AS l
-    SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(changed) AS c (name)) THEN 1 ELSE 0 END,
+    SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
                              WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() + interval '50 milliseconds'

@@ -93,7 +93,6 @@ BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
     ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
-    CREATE INDEX IF NOT EXISTS leases_changed ON pgleases.leases (changed);
     PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
 $pgleases_body$;
