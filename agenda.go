@@ -51,6 +51,7 @@ var duties = []*duty{
 	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},
 	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance, false},
 	{"listen", working, (*engine).listenDue, (*engine).beginListen, false},
+	{"prepare", working, (*engine).prepareDue, (*engine).beginPrepare, false},
 	{"end the session", working, (*engine).endDue, (*engine).beginEnd, false},
 }
 

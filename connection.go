@@ -15,6 +15,8 @@ type connection struct {
 	probed    bool // it is known whether notifications arrive, or it cannot be found out
 	listening bool // they arrive
 
+	prepareAt time.Time // when to have the server make its plans for this connection; never: it was done, or is not worth it
+
 	retry         time.Duration // at most so long until the next attempt to connect or to register
 	retryAt       time.Time
 	connectFailed bool // the last attempt to connect
@@ -43,7 +45,7 @@ func (e *engine) beginConnect(time.Time) *operation {
 
 func (e *engine) disconnect() {
 	e.connection.conn.Close()
-	e.connection.conn, e.connection.probed, e.connection.listening = nil, false, false
+	e.connection.conn, e.connection.probed, e.connection.listening, e.connection.prepareAt = nil, false, false, never
 	e.connection.backOff(e.options)
 }
 
@@ -67,11 +69,37 @@ func (e *engine) beginListen(time.Time) *operation {
 				return err
 			}
 			e.connection.probed, e.connection.listening = true, arrives
-			if !arrives {
+			if arrives {
+				e.connection.prepareAt = time.Now().Add(rand.N(preparing * time.Duration(max(e.check.sessions, 1))))
+			} else {
 				e.client.log.Info("pgleases: notifications do not arrive, as behind a connection pooler: polling at the heartbeat")
 			}
 			e.readAll() // what changed before it listened
 			return nil
+		}
+	}}
+}
+
+// preparing is what Prepare costs the server. Where there are many clients, they do not have it prepare for all of them at once.
+const preparing = 15 * time.Millisecond
+
+func (e *engine) prepareDue(time.Time) time.Time {
+	if e.ending.reason != nil {
+		return never
+	}
+	return e.connection.prepareAt
+}
+
+// beginPrepare has the server plan what it will do for this connection when partitions are handed over, so that nobody has to wait
+// for that then. Behind a pooler no connection of the server is the client's own.
+func (e *engine) beginPrepare(time.Time) *operation {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.Prepare(ctx)
+		return func(error) error {
+			if err == nil {
+				e.connection.prepareAt = never
+			}
+			return err
 		}
 	}}
 }

@@ -37,7 +37,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 	now := time.Now()
 	e := &engine{
 		client: c, options: c.options,
-		connection: connection{connect: connect, conn: first},
+		connection: connection{connect: connect, conn: first, prepareAt: never},
 		session: session{
 			number: randomID(), process: nextProcess(), startedAt: now,
 			nextBeat: now, sent: now, untrusted: &term{opened: now},

@@ -268,6 +268,13 @@ func (c *faultyConn) Apply(ctx context.Context, plan []store.LeasePlan, moves []
 	})
 }
 
+func (c *faultyConn) Prepare(ctx context.Context) error {
+	_, err := call(ctx, c, "prepare", func(ctx context.Context, conn *fakestore.Conn) (struct{}, error) {
+		return struct{}{}, conn.Prepare(ctx)
+	})
+	return err
+}
+
 func (c *faultyConn) Listen(ctx context.Context, probe int64) (bool, error) {
 	return call(ctx, c, "listen", func(ctx context.Context, conn *fakestore.Conn) (bool, error) {
 		return conn.Listen(ctx, probe)

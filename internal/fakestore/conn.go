@@ -83,6 +83,12 @@ func (c *Conn) Listen(ctx context.Context, _ int64) (bool, error) {
 	})
 }
 
+// Prepare does nothing: there are no plans.
+func (c *Conn) Prepare(ctx context.Context) error {
+	_, err := execute(ctx, c, false, func(*Database, *Tables, int64) (struct{}, bool) { return struct{}{}, false })
+	return err
+}
+
 // Wait waits for a notification that concerns the session which was last registered or renewed on this connection.
 func (c *Conn) Wait(ctx context.Context) error {
 	select {

@@ -47,6 +47,7 @@ type Conn interface {
 	Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error)
 	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error)
 	Listen(ctx context.Context, probe int64) (bool, error)
+	Prepare(ctx context.Context) error
 	Wait(ctx context.Context) error
 	Closed() bool
 	Close()

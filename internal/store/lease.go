@@ -149,6 +149,15 @@ func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) 
 	return err
 }
 
+// Prepare has the server plan the statements of a hand-over for this connection, which takes longer than to run them. No lease has
+// the name that it gives.
+func (c *Conn) Prepare(ctx context.Context) error {
+	if _, err := c.Release(ctx, 0, nil, []Leave{{Lease: ""}}, 0); err != nil {
+		return err
+	}
+	return c.Announce(ctx, []string{}, []int64{})
+}
+
 // Fence raises the epochs of partitions that guarded transactions keep from being released. See fence.sql.
 func (c *Conn) Fence(ctx context.Context, session int64, busy []Release) error {
 	leases, partitions, epochs := columns(busy)

@@ -29,7 +29,8 @@
 //     that, and to be expired allows more than not to be.
 //   - Generations are a flag, "not as last read", and with safety a client may read at any time whatever they say. Plans are
 //     arbitrary, as they decide no more than who shall have a partition. As apply writes nothing where the generation changed,
-//     plan and apply are one step, except in the configuration that has them apart.
+//     plan and apply are one step, except in the configuration that has them apart. A release to a living session does not change the
+//     generation; the announcement that follows does, or, where that is lost with the client, the eviction.
 //   - With safety, the death of a process is its taking no more steps.
 //   - A session's first heartbeats and its joining are one step; statements name one partition, and a statement for
 //     many is those for one, one after the other. Only a read is of all.
@@ -51,8 +52,8 @@
 //	spin -t -p -DPROMOTIONS=1 lease.pml # the events that led to a violation
 //
 // States of the configurations, all of which were visited. At one partition and two processes: hand-overs and evictions with
-// a shared ID 248,311; new sessions 467,078; a database crash 377,187; work in hand 275,289 and late releases 607,901, both
-// with three ownerships; guards and fences 1,100,671; overtaken plans 483,812; completeness after a crash 800,981; a promotion after a hand-over
+// a shared ID 248,601; new sessions 469,074; a database crash 378,763; work in hand 275,869 and late releases 608,977, both
+// with three ownerships; guards and fences 1,102,047; overtaken plans 657,518; completeness after a crash 892,125; a promotion after a hand-over
 // 4,317,436, with work in hand 8,644,248. Two partitions 393,957. Three processes 459,138, over two ownerships 1,751,399,
 // with two partitions 6,157,274, and with a promotion too 145,859,460, these four with SYMMETRIC: without, it would be
 // up to six times as many, twelve with two partitions. The last has a TTL of one tick and two answers under way at a time, and takes 20 minutes and 6 GB.

@@ -777,11 +777,6 @@ inline plan_apart(c, p, s) {
 		}
 	}
 }
-#ifdef OLD_APPLY                /* of version 1: by what it read before it had the lock */
-#define unowned(c, p) (pr[c].opFree)
-#else
-#define unowned(c, p) (!kept(p))
-#endif
 inline apply(c) {
 	atomic {
 		pr[c].op == PLANNED && isSettled && bounded((pr[c].opPartition - 1)) ->
@@ -798,11 +793,11 @@ inline apply(c) {
 				raise_generation()
 #else
 			:: pr[c].dirty || !living(pr[c].opSession)
-			:: !pr[c].dirty && living(pr[c].opSession) && unowned(c, i) && takeable(i) ->
+			:: !pr[c].dirty && living(pr[c].opSession) && !kept(i) && takeable(i) ->
 				j = pr[c].opSession;
 				change_owner(pr[c].opPartition - 1, j);
 				raise_generation()
-			:: !pr[c].dirty && living(pr[c].opSession) && !unowned(c, i) ->
+			:: !pr[c].dirty && living(pr[c].opSession) && kept(i) ->
 				db.part[i].target = pr[c].opSession;
 				raise_generation()
 #endif

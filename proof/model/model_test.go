@@ -41,7 +41,6 @@ var configurations = []struct {
 	{name: "guards", defines: small + "GUARDS ENDED_BEFORE"},
 	{name: "late releases", defines: small + "MAXEPOCH=3 LATE"},
 	{name: "overtaken plans", defines: small + "APART"},
-	{name: "overtaken plans of version 1", defines: small + "APART OLD_APPLY"},
 	{name: "two partitions", defines: small + "P=2 MAXEPOCH=1"},
 	{name: "promotion", defines: small + "MAXEPOCH=1 PROMOTIONS=1"},
 	{name: "completeness, a crash", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1"},
