@@ -139,6 +139,7 @@ type conn struct {
 // Join joins a lease, and gives what was waiting for that.
 func (c *conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
 	join, err := c.Conn.Join(ctx, session, lease, partitions, weight, number)
+	join.Claimed = false // there is nothing to plan
 	if join.Joined && lease == c.db.lease {
 		c.db.mu.Lock()
 		c.db.session = session
