@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,17 +15,9 @@ func TestCloseHandsOverToHeirsWithoutAnotherPlan(t *testing.T) {
 			p := w.start(id)
 			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 9))
 		}
-		even := func(n int, leases ...*Lease) func() bool {
-			return func() bool {
-				for _, l := range leases {
-					if len(shown(l)) != n {
-						return false
-					}
-				}
-				return true
-			}
-		}
-		w.within(10*time.Second, "each owns three", even(3, leases...))
+		w.within(10*time.Second, "each owns three", func() bool {
+			return !slices.ContainsFunc(leases, func(l *Lease) bool { return len(shown(l)) != 3 })
+		})
 		time.Sleep(5 * time.Second)
 		applied := w.count("apply")
 		if err := procs[0].c.Close(patiently(w.t)); err != nil {

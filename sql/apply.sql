@@ -7,7 +7,7 @@
 -- $5 text[], $6 int[], $7 int[]  runs: lease, first and last partition of each part of a lease in which there are moves
 -- $8 int[]    one element for each partition of each run: the number of its heir, from 1; 0: it is not moved
 -- $9 int      lock timeout, milliseconds
--- $10 bigint  microseconds until another plan is due: 0 where this one has more moves; negative: none is
+-- $10 bigint  microseconds until another plan is due; negative: none is
 -- $11 text    channel to notify; empty: none
 --
 -- One row: whether the plan was written; the number of owners asked to hand over; of partitions given to their targets; of

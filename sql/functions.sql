@@ -332,9 +332,11 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
 
--- The functions below have their plans made once for each connection of the server, for arrays of any length, and so that they
--- stay good when the tables grow: by keys, however few rows there are now. As plain SQL they were planned anew every time, which took
--- longer than to run them.
+-- From here to apply they are functions for their plans, which the server keeps for each connection: to plan them anew cost more
+-- than to carry out what is usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
+-- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what
+-- stands in LATERAL with OFFSET 0 or FOR UPDATE, and does not read a whole table (enable_seqscan). What is compared with many members
+-- is compared by hash, as every IN is that is no condition of WHERE. For nulls such an IN is slow, so they are kept from it.
 
 CREATE OR REPLACE FUNCTION pgleases.read(
     session bigint, leases pg_catalog.text[],
@@ -380,7 +382,7 @@ DECLARE
     present bigint; -- the era
     drained text[];
     alive boolean;
-    unowned text[]; -- leases with a partition that got no owner
+    due text[]; -- leases for which a plan is due
 BEGIN
     PERFORM pgleases.settings(true, $9);
     IF cardinality($6) > 0 THEN
@@ -435,7 +437,7 @@ BEGIN
     SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
            coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL), '{}')
     FROM (SELECT * FROM released ORDER BY lease, partition) AS r
-    INTO released_leases, released_partitions, owners, new_epochs, unowned;
+    INTO released_leases, released_partitions, owners, new_epochs, due;
 
     SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
     FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
@@ -464,14 +466,14 @@ BEGIN
                coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
         INTO left_leases, drained;
         -- A plan is due, unless what was released went where the plan without this session has it.
-        unowned := unowned || drained || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+        due := due || drained || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
     END IF;
-    IF cardinality(unowned) + cardinality(left_leases) > 0 THEN
+    IF cardinality(due) + cardinality(left_leases) > 0 THEN
         WITH changed AS (
             UPDATE pgleases.leases AS l
             SET generation = l.generation + 1,
-                next_check_at = CASE WHEN l.name = ANY (unowned) THEN least(l.next_check_at, clock_timestamp()) ELSE l.next_check_at END
-            WHERE l.name = ANY (unowned) OR l.name = ANY (left_leases)
+                next_check_at = CASE WHEN l.name = ANY (due) THEN least(l.next_check_at, clock_timestamp()) ELSE l.next_check_at END
+            WHERE l.name = ANY (due) OR l.name = ANY (left_leases)
             RETURNING l.name, l.next_check_at
         )
         SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
@@ -495,11 +497,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
--- Functions for their plans, which the server keeps for each connection: to plan them anew cost more than to carry out what is
--- usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
--- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what
--- stands in LATERAL with OFFSET 0 or FOR UPDATE, and does not read a whole table (enable_seqscan). What is compared with many members
--- is compared by hash, as every IN is that is no condition of WHERE. For nulls such an IN is slow, so they are kept from it.
 
 CREATE OR REPLACE FUNCTION pgleases.plan(
     leases pg_catalog.text[], alone boolean,

@@ -153,12 +153,12 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	type row struct {
 		Applied                bool
 		Asked, Given, LeftOver int
-		Changed                []string
+		Moved                  []string // leases whose generation it raised
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.heirLeases, runs.heirs, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
 	for i := range plan {
-		if slices.Contains(got.Changed, plan[i].Name) {
+		if slices.Contains(got.Moved, plan[i].Name) {
 			plan[i].Generation++
 		}
 	}

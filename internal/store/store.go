@@ -84,13 +84,18 @@ func all[T any](ctx context.Context, c *Conn, statement string, args ...any) ([]
 }
 
 // one returns the row of a statement that always has exactly one.
-func one[T any](ctx context.Context, c *Conn, statement string, args ...any) (row T, err error) {
-	rows, err := all[T](ctx, c, statement, args...)
+func one[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
+	return oneOf(ctx, c, pgx.RowToStructByPos[T], statement, args)
+}
+
+// oneOf is one, where the row is read in another way.
+func oneOf[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args []any) (answer T, err error) {
+	rows, err := query(ctx, c, row, statement, args)
 	switch {
 	case err != nil:
-		return row, err
+		return answer, err
 	case len(rows) != 1:
-		return row, fmt.Errorf("statement returned %d rows, not 1", len(rows))
+		return answer, fmt.Errorf("statement returned %d rows, not 1", len(rows))
 	}
 	return rows[0], nil
 }
@@ -106,16 +111,12 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 
 // call is one for a heartbeat. The function that it calls has a search_path of its own; where the default of transactions fits too,
 // the message is that statement alone.
-func call[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args ...any) (answer T, err error) {
-	if c.committed {
-		rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
-		return pgx.CollectExactlyOneRow(rows, row)
+func call[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args ...any) (T, error) {
+	if !c.committed {
+		return oneOf(ctx, c, row, statement, args)
 	}
-	rows, err := query(ctx, c, row, statement, args)
-	if err != nil {
-		return answer, err
-	}
-	return rows[0], nil
+	rows, _ := c.conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
+	return pgx.CollectExactlyOneRow(rows, row)
 }
 
 // exec runs a statement for its effect.
