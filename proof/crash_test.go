@@ -430,8 +430,10 @@ func (c *crash) change() {
 }
 
 func (c *crash) misweigh() {
-	execute(c.t, c.pool, `UPDATE pgleases.members SET weight = 2
-		WHERE session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
+	execute(c.t, c.pool, `WITH told AS ( -- a heartbeat tells of leases after a change of one
+			UPDATE pgleases.leases SET next_check_at = next_check_at RETURNING name
+		) UPDATE pgleases.members SET weight = 2
+		WHERE lease IN (SELECT name FROM told) AND session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
 }
 
 // close begins to close the victim.
