@@ -378,7 +378,7 @@ func (w *world) start(id string, opts ...Option) *proc {
 		cancel()
 		if err == nil {
 			p.set(func(p *proc) { p.c = c })
-			p.planBatch(1 + w.n(4)) // so that plans take more than one statement, although there are few partitions
+			p.batches(1 + w.n(4)) // so that plans and releases take more than one statement, although there are few partitions
 			return p
 		}
 		time.Sleep(100 * time.Millisecond)

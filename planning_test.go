@@ -2,23 +2,24 @@ package pgleases
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
-// Plans of more moves than one statement has room for. Heartbeats are minutes apart, as in agenda_test.go.
+// Plans of more moves, and releases of more partitions, than one statement has room for. Heartbeats are minutes apart, as in agenda_test.go.
 
 // inBatches opens a client with rare heartbeats that moves few partitions by one statement.
 func (w *world) inBatches(id string) *proc {
 	p := w.start(id, rare...)
-	p.planBatch(minBatch)
+	p.batches(minBatch)
 	return p
 }
 
-func (p *proc) planBatch(n int) {
-	_ = p.c.request(context.Background(), nil, func(e *engine) { e.leases.planBatch = n })
+func (p *proc) batches(n int) {
+	_ = p.c.request(context.Background(), nil, func(e *engine) { e.leases.planBatch, e.agenda.batch = n, n })
 }
 
 func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
@@ -92,5 +93,66 @@ func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 		end()
 		w.within(soon, "it owns all", owns(1000))
 		w.within(soon, "it shows all", func() bool { return len(lb.Values()) == 1000 })
+	})
+}
+
+// sharing opens three clients that share a lease, and release few partitions by one statement.
+func (w *world) sharing(partitions int) (procs []*proc, leases []*Lease) {
+	for _, id := range []string{"a", "b", "c"} {
+		p := w.start(id, WithTTL(minTTL), WithPolling())
+		procs, leases = append(procs, p), append(leases, p.mustJoin("x", partitions, WithHandoffDelay(0)))
+	}
+	for i, l := range leases {
+		w.within(10*time.Second, "each owns a third", func() bool { return len(l.Values()) == partitions/3 })
+		procs[i].batches(minBatch)
+	}
+	return procs, leases
+}
+
+// epochs returns the sum of a lease's epochs, which rises with each change of an owner.
+func (w *world) epochs(lease string) (sum int64) {
+	w.db.Look(func(t *fakestore.Tables, _ int64) {
+		for _, row := range t.Partitions[lease] {
+			sum += row.Epoch
+		}
+	})
+	return sum
+}
+
+func TestThoseWhoCloseAtOnceHandNothingToEachOther(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, _ := w.sharing(1200)
+		before, applies := w.epochs("x"), w.count("apply")
+		var closing sync.WaitGroup
+		for _, p := range procs {
+			closing.Go(func() {
+				if err := p.c.Close(context.Background()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		closing.Wait()
+		if moved := w.epochs("x") - before; moved != 1200 {
+			t.Errorf("%d changes of owners, not one for each of 1,200 partitions", moved)
+		}
+		if n := w.count("apply") - applies; n > 0 {
+			t.Errorf("%d plans were applied meanwhile", n)
+		}
+	})
+}
+
+func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, leases := w.sharing(1200)
+		before, applies := w.epochs("x"), w.count("apply")
+		if err := procs[0].c.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+		for _, l := range leases[1:] {
+			w.within(minTTL, "each owns half", func() bool { return len(l.Values()) == 600 })
+		}
+		if moved, n := w.epochs("x")-before, w.count("apply")-applies; moved != 400 || n > 0 {
+			t.Errorf("%d changes of owners, not one for each of 400 partitions; %d plans were applied meanwhile", moved, n)
+		}
 	})
 }

@@ -47,6 +47,14 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 	maps.DeleteFunc(due, func(m *membership, _ bool) bool { return m.apart && (together || m != oldest) })
 	tenures = slices.DeleteFunc(tenures, func(t *tenure) bool { return !due[t.membership] })
 	if len(tenures) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
+		for name, m := range e.leases.byName {
+			if due[m] && m.leaves() {
+				leaving = append(leaving, name)
+			}
+		}
+		if len(leaving) > 0 { // first, so that none who leaves at the same time has it among his heirs
+			return nil, leaving
+		}
 		slices.SortFunc(tenures, func(a, b *tenure) int {
 			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
 		})
@@ -88,17 +96,20 @@ func (e *engine) beginRelease(now time.Time) *operation {
 	tenures, names := e.releasable(now)
 	session, lastJoin := e.session.number, e.leases.joins
 	named := make(map[*membership]bool)
+	releases := make([]store.Release, len(tenures))
+	number := make(map[*membership]int) // of its partitions
+	for i, t := range tenures {
+		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
+		named[t.membership] = true
+		number[t.membership]++
+	}
 	leaving := make([]store.Leave, len(names))
 	bequeaths := len(tenures) > 0
 	for i, name := range names {
 		m := e.leases.byName[name]
-		leaving[i].Lease, named[m] = name, true
+		named[m] = true
+		leaving[i] = store.Leave{Lease: name, Now: !m.awaitsRelease || number[m] == m.tenures.n}
 		bequeaths = bequeaths && !m.intestate
-	}
-	releases := make([]store.Release, len(tenures))
-	for i, t := range tenures {
-		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
-		named[t.membership] = true
 	}
 	id := e.options.clientID
 	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {

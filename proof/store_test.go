@@ -267,7 +267,7 @@ func TestEveryOtherWriteIsDurableWhateverTheDatabaseSays(t *testing.T) {
 		_, err := a.SetWeight(t.Context(), a.id, "l", 5)
 		a.ok(err)
 		durable("a weight")
-		release(1, store.Leave{Lease: "l"})
+		release(1, store.Leave{Lease: "l", Now: true})
 		durable("leaving")
 		claimed, err := b.Claim(t.Context(), []string{"l"})
 		b.ok(err)

@@ -1,4 +1,4 @@
--- claim.sql: claims the planning of leases for which a plan is due, for 100 ms and 50 us more for each partition. A claim only
+-- claim.sql: claims the planning of leases for which a plan is due, for 100 ms and 10 us more for each partition. A claim only
 -- saves work: where two clients plan the same lease, apply.sql writes one plan.
 --
 -- $1 text[]  leases
@@ -17,7 +17,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     FOR UPDATE OF l SKIP LOCKED -- the caller tries these again
 ), claimed AS (
     UPDATE pgleases.leases AS l
-    SET next_check_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '50 microseconds',
+    SET next_check_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '10 microseconds',
         planned_at = clock_timestamp()
     FROM due
     WHERE l.name = due.name

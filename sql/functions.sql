@@ -369,7 +369,7 @@ COMMENT ON FUNCTION pgleases.read(bigint, pg_catalog.text[]) IS 'What a session 
 -- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
 CREATE OR REPLACE FUNCTION pgleases.release(
     session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], heirs bigint[],
-    leaving pg_catalog.text[], planned bigint[], last_join bigint, lock_ms int,
+    leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int,
     OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
     OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
@@ -380,12 +380,12 @@ DECLARE
     as_planned text[]; -- leases to leave that are as the plan of the heirs read them
     first bigint;
     present bigint; -- the era
-    drained text[];
+    drained text[] := '{}';
     alive boolean;
     due text[]; -- leases for which a plan is due
 BEGIN
-    PERFORM pgleases.settings(true, $9);
-    IF cardinality($6) > 0 THEN
+    PERFORM pgleases.settings(true, $10);
+    IF cardinality($8) > 0 THEN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     ELSE
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
@@ -400,38 +400,41 @@ BEGIN
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
 
     WITH taken AS MATERIALIZED (
-        SELECT p.lease, p.partition, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
+        SELECT p.place, p.lease, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
                CASE WHEN b.heir <> 0 AND p.lease = ANY (as_planned) THEN b.heir ELSE p.target END AS target
         FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, heir) ORDER BY lease, partition) AS b
         CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
-            SELECT p.lease, p.partition, p.target
+            SELECT p.ctid AS place, p.lease, p.target
             FROM pgleases.partitions AS p
             WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
             FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
         ) AS p
         WHERE present IS NOT NULL
-    ), given AS MATERIALIZED (
-        SELECT k.lease, k.partition, c.session, c.id,
-               CASE WHEN k.renewed THEN k.target ELSE c.session END AS target,
-               EXISTS (SELECT FROM pgleases.members AS own
-                       WHERE own.session = $1 AND own.lease = k.lease AND own.weight = 0) AS draining
-        FROM taken AS k
-        LEFT JOIN pgleases.members AS m
-               ON m.lease = k.lease AND m.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
-              AND NOT (m.session = $1 AND m.lease = ANY ($6))
-        LEFT JOIN pgleases.clients AS c ON c.session = m.session
+    ), heirs AS MATERIALIZED ( -- those that are living members
+        SELECT n.lease, n.session, c.id
+        FROM (SELECT DISTINCT k.lease, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
+        CROSS JOIN LATERAL (
+            SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+            WHERE m.lease = n.lease AND m.session = n.session
+            OFFSET 0
+        ) AS c
+        WHERE NOT (n.session = $1 AND n.lease = ANY ($6))
     ), released AS (
         UPDATE pgleases.partitions AS p
-        SET owner = h.session, target = h.target,
+        SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
             epoch = greatest(p.epoch + 1, first),
             owner_id = coalesce(h.id, p.owner_id),
             home_id = CASE WHEN h.id = p.home_id THEN NULL
-                           WHEN h.id <> p.owner_id AND (p.lease = ANY ($6) OR h.draining) THEN p.owner_id
+                           WHEN h.id <> p.owner_id
+                            AND (p.lease = ANY ($6)
+                                 OR p.lease IN (SELECT own.lease FROM pgleases.members AS own WHERE own.session = $1 AND own.weight = 0))
+                           THEN p.owner_id
                            ELSE p.home_id END,
             owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
-            asked_at = CASE WHEN h.target IS DISTINCT FROM h.session THEN p.asked_at END
-        FROM given AS h
-        WHERE p.lease = h.lease AND p.partition = h.partition
+            asked_at = CASE WHEN CASE WHEN k.renewed THEN k.target ELSE h.session END IS DISTINCT FROM h.session THEN p.asked_at END
+        FROM taken AS k
+        LEFT JOIN heirs AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
+        WHERE p.ctid = k.place
         RETURNING p.lease, p.partition, p.owner, p.epoch
     )
     SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
@@ -439,41 +442,47 @@ BEGIN
     FROM (SELECT * FROM released ORDER BY lease, partition) AS r
     INTO released_leases, released_partitions, owners, new_epochs, due;
 
-    SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
-    FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
-    CROSS JOIN LATERAL (
-        SELECT FROM pgleases.partitions AS p
-        WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch AND alive
-    ) AS p
-    INTO busy_leases, busy_partitions;
+    busy_leases := '{}';
+    busy_partitions := '{}';
+    IF alive AND cardinality(released_partitions) < cardinality($3) THEN
+        SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
+        FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
+        CROSS JOIN LATERAL (
+            SELECT FROM pgleases.partitions AS p
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+        ) AS p
+        INTO busy_leases, busy_partitions;
+    END IF;
 
     left_leases := '{}';
     asking := '{}';
-    IF cardinality($6) > 0 THEN
+    IF cardinality($8) > 0 THEN
         WITH rest AS MATERIALIZED ( -- still owned in leases to leave
             SELECT DISTINCT p.lease FROM pgleases.partitions AS p
-            WHERE p.owner = $1 AND (p.lease = ANY ($6)) IS TRUE
+            WHERE p.owner = $1 AND (p.lease = ANY ($8)) IS TRUE
         ), gone AS (
             DELETE FROM pgleases.members AS m
-            WHERE m.session = $1 AND m.lease = ANY ($6) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $8
+            WHERE m.session = $1 AND m.lease = ANY ($8) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $9
             RETURNING m.lease
         ), drained AS (
             UPDATE pgleases.members AS m SET weight = 0
-            WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $8
+            WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $9
             RETURNING m.lease
         )
         SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
                coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
         INTO left_leases, drained;
         -- A plan is due, unless what was released went where the plan without this session has it.
-        due := due || drained || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+        due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
     END IF;
-    IF cardinality(due) + cardinality(left_leases) > 0 THEN
+    IF cardinality(due) + cardinality(left_leases) + cardinality(drained) > 0 THEN
         WITH changed AS (
             UPDATE pgleases.leases AS l
             SET generation = l.generation + 1,
-                next_check_at = CASE WHEN l.name = ANY (due) THEN least(l.next_check_at, clock_timestamp()) ELSE l.next_check_at END
-            WHERE l.name = ANY (due) OR l.name = ANY (left_leases)
+                next_check_at = CASE WHEN l.name = ANY (due) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
+                                     THEN least(l.next_check_at, clock_timestamp())
+                                     ELSE l.next_check_at END
+            WHERE l.name = ANY (due) OR l.name = ANY (left_leases) OR l.name = ANY (drained)
             RETURNING l.name, l.next_check_at
         )
         SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
@@ -481,7 +490,7 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], bigint, int) IS 'Gives up partitions, and leaves leases. See release.sql.';
+COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int) IS 'Gives up partitions, and leaves leases. See release.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -505,7 +514,9 @@ CREATE OR REPLACE FUNCTION pgleases.plan(
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off AS $pgleases_body$
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+SET work_mem = '64MB' -- for 65,536 partitions: less is written to a file
+AS $pgleases_body$
 DECLARE
     related text[] := $1;
 BEGIN
@@ -615,10 +626,12 @@ BEGIN
             FROM moves AS m
             CROSS JOIN LATERAL (
                 SELECT p.ctid AS place FROM pgleases.partitions AS p
-                WHERE p.ctid = m.place AND p.owner IS NOT DISTINCT FROM m.owner AND p.epoch = m.epoch -- also once it is locked
+                WHERE p.ctid = m.place AND p.owner = m.owner AND p.epoch = m.epoch -- also once it is locked
                 FOR UPDATE SKIP LOCKED
             ) AS p
-            WHERE NOT m.kept
+            WHERE NOT m.kept AND m.owner IS NOT NULL
+            UNION ALL -- without an owner there is no guard, and the last owner's had ended
+            SELECT m.place, m.target, m.target_id FROM moves AS m WHERE NOT m.kept AND m.owner IS NULL
         ), given AS (
             UPDATE pgleases.partitions AS p
             SET owner = f.target, target = f.target,

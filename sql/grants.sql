@@ -11,7 +11,7 @@ GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, bigint, bigint, bigint, bigint, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
     pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
     pgleases.read(bigint, pg_catalog.text[]),
-    pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], bigint, int),
+    pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int),
     pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text),
     pgleases.plan(pg_catalog.text[], boolean),
     pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text),

@@ -1,4 +1,4 @@
--- join.sql: the session becomes a member of a lease, and a plan is due: 250 ms after the last one was begun and 50 us more for each
+-- join.sql: the session becomes a member of a lease, and a plan is due: 250 ms after the last one was begun and 10 us more for each
 -- partition, so that a deployment of many processes costs few plans. Where that is over the plan is due at once, and the join claims
 -- it, as claim.sql does. Makes the lease if it does not exist.
 --
@@ -21,7 +21,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
 ), lease AS (
     INSERT INTO pgleases.leases AS l
         (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
-    SELECT $2::text, $3::int, 1, 1, 0, alive.now + interval '100 milliseconds' + $3::int * interval '50 microseconds', alive.now
+    SELECT $2::text, $3::int, 1, 1, 0, alive.now + interval '100 milliseconds' + $3::int * interval '10 microseconds', alive.now
     FROM alive
     ON CONFLICT (name) DO UPDATE
     SET partitions = EXCLUDED.partitions,
@@ -32,7 +32,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
                    CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
             FROM (SELECT c.calm_at, -- not after now: else the clock stepped back
                          c.calm_at > clock_timestamp() AND l.planned_at <= clock_timestamp() AS lately
-                  FROM (SELECT l.planned_at + interval '250 milliseconds' + l.partitions * interval '50 microseconds') AS c (calm_at)) AS p)
+                  FROM (SELECT l.planned_at + interval '250 milliseconds' + l.partitions * interval '10 microseconds') AS c (calm_at)) AS p)
     WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
     RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed

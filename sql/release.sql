@@ -13,12 +13,12 @@
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
 -- $5 bigint[] its heir (session; 0: its target)
--- $6 text[], $7 bigint[]  leases to leave, and their generations as the plan of the heirs read them (0: there are none); where the
---            session still owns a partition, it stays a member, with weight 0
--- $8 bigint  number of the session's last join: a late message does not end a membership that a later join began
--- $9 int     lock timeout, milliseconds
+-- $6 text[], $7 bigint[]  leases that it leaves, and their generations as the plan of the heirs read them (0: there are none)
+-- $8 text[]  of these: to be left now; where the session still owns a partition, it stays a member, with weight 0
+-- $9 bigint  number of the session's last join: a late message does not end a membership that a later join began
+-- $10 int    lock timeout, milliseconds
 --
 -- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the epoch given,
 -- because a guarded transaction is open on them; the leases left; the leases for which a plan is due now.
 SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, asking
-FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint, $9::int)
+FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint, $10::int)

@@ -219,7 +219,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		if _, join.Alive = t.Clients[session]; !join.Alive {
 			return join, false
 		}
-		claim, calm := clock+100*millisecond+50*int64(partitions), l.PlannedAt+250*millisecond+50*l.Partitions
+		claim, calm := clock+100*millisecond+10*int64(partitions), l.PlannedAt+250*millisecond+10*l.Partitions
 		switch {
 		case !known:
 			l = Lease{Generation: 1, CreatedGeneration: 1}
@@ -357,7 +357,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		for _, l := range leaving {
 			name, m := l.Lease, Member{l.Lease, session}
 			member, is := t.Members[m]
-			if _, known := t.Leases[name]; !is || !known || member.JoinNumber > lastJoin {
+			if _, known := t.Leases[name]; !l.Now || !is || !known || member.JoinNumber > lastJoin {
 				continue
 			}
 			switch {
@@ -368,13 +368,13 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			case member.Weight != 0:
 				member.Weight = 0
 				t.Members[m] = member
-				due[name] = true
+				due[name] = due[name] || false // it has changed
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(due)) {
 			l := t.Leases[name]
 			l.Generation++
-			if due[name] {
+			if due[name] && t.wanted(name) {
 				l.NextCheckAt = min(l.NextCheckAt, clock)
 			}
 			t.Leases[name] = l
@@ -391,6 +391,16 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		})
 		return answer, len(answer.Released)+len(due) > 0
 	})
+}
+
+// wanted reports whether a member of the lease may own partitions.
+func (t *Tables) wanted(lease string) bool {
+	for m, member := range t.Members {
+		if m.Lease == lease && member.Weight > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Announce is announce.sql.
@@ -515,7 +525,7 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 		for _, name := range distinct(leases) {
 			l, known := t.Leases[name]
 			if known && (l.NextCheckAt <= clock || l.NextCheckAt > clock+second+50*l.Partitions && l.NextCheckAt < Ever) {
-				l.NextCheckAt, l.PlannedAt = clock+100*millisecond+50*l.Partitions, clock
+				l.NextCheckAt, l.PlannedAt = clock+100*millisecond+10*l.Partitions, clock
 				t.Leases[name] = l
 				claimed = append(claimed, name)
 			}

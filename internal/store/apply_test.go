@@ -521,7 +521,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	case n < 6:
 		releases, err := own(lease)
 		if err == nil {
-			_, err = c.Release(ctx, c.session, releases, []Leave{{Lease: lease}}, 1)
+			_, err = c.Release(ctx, c.session, releases, []Leave{{Lease: lease, Now: true}}, 1)
 		}
 		return "leave", err
 	case n < 10:

@@ -74,7 +74,7 @@ func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 		claims := func(what string) {
 			t.Helper()
 			join, row := a.join("l", 1), f.tables().Leases["l"]
-			expect(t, fmt.Sprint(join.Claimed, join.DueIn, row.NextCheckAt-row.PlannedAt), "true 0s 100050", what)
+			expect(t, fmt.Sprint(join.Claimed, join.DueIn, row.NextCheckAt-row.PlannedAt), "true 0s 100010", what)
 			claimed, err := a.Claim(f.ctx, []string{"l"})
 			f.ok(err)
 			expect(t, len(claimed), 0, "claimed by another, "+what)
@@ -84,7 +84,7 @@ func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 		a.give("l", a.session)
 		expect(t, a.join("l", 1).Claimed, false, "claimed soon after a plan")
 		row := f.tables().Leases["l"]
-		expect(t, row.NextCheckAt-row.PlannedAt, 250_050, "due after a plan")
+		expect(t, row.NextCheckAt-row.PlannedAt, 250_010, "due after a plan")
 		planned := func(ago time.Duration) {
 			f.lease("l", func(l *fakestore.Lease, clock int64) {
 				l.PlannedAt, l.NextCheckAt = clock-ago.Microseconds(), fakestore.Ever
@@ -237,7 +237,7 @@ func TestRacingJoinsAndDropsNeverRepeatAnEpoch(t *testing.T) {
 					mu.Unlock()
 					releases = append(releases, Release{"l", o.Partition, o.Epoch})
 				}
-				if _, err := c.Release(f.ctx, c.session, releases, []Leave{{Lease: "l"}}, 1); err != nil {
+				if _, err := c.Release(f.ctx, c.session, releases, []Leave{{Lease: "l", Now: true}}, 1); err != nil {
 					t.Error(err)
 					return
 				}
@@ -319,10 +319,10 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 		claimed, err := b.Claim(f.ctx, []string{"l"})
 		f.ok(err)
 		expect(t, len(claimed), 0, "claimed by another at the same time")
-		expect(t, a.beat().Leases[0].DueIn, 2100*time.Millisecond, "due, as a heartbeat tells, in")
-		expect(t, b.join("l", 40_000).DueIn, 2100*time.Millisecond, "due, as a join tells, in")
-		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 1500 * time.Millisecond.Microseconds() })
-		expect(t, b.join("l", 40_000).DueIn, 750*time.Millisecond, "due, as a join while the plan goes on tells, in")
+		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat tells, in")
+		expect(t, b.join("l", 40_000).DueIn, 500*time.Millisecond, "due, as a join tells, in")
+		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 300 * time.Millisecond.Microseconds() })
+		expect(t, b.join("l", 40_000).DueIn, 350*time.Millisecond, "due, as a join while the plan goes on tells, in")
 		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + 4*time.Second.Microseconds() }) // the clock stepped back
 		expect(t, a.beat().Leases[0].DueIn, 0, "due where the clock stepped back")
 	})

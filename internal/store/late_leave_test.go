@@ -16,7 +16,7 @@ func TestALateLeaveEndsNoLaterMembership(t *testing.T) {
 		first := s.joins
 		late := func() {
 			t.Helper()
-			got, err := s.Release(f.ctx, s.session, []Release{{"l", 0, 1}}, []Leave{{Lease: "l"}}, first)
+			got, err := s.Release(f.ctx, s.session, []Release{{"l", 0, 1}}, []Leave{{Lease: "l", Now: true}}, first)
 			f.ok(err)
 			expect(t, fmt.Sprint(got), "{[] [] [] []}", "answer to a late leave")
 			expect(t, f.tables().Members[fakestore.Member{Lease: "l", Session: s.session}], fakestore.Membership{Weight: 1, JoinNumber: 2}, "membership")
@@ -53,7 +53,7 @@ func TestALeaveThatWaitedForAJoinEndsNotWhatThatBegan(t *testing.T) {
 		f.ok(err)
 		conn := f.conn()
 		late := later(func() error {
-			_, err := conn.Release(f.ctx, s.session, nil, []Leave{{Lease: "l"}}, first)
+			_, err := conn.Release(f.ctx, s.session, nil, []Leave{{Lease: "l", Now: true}}, first)
 			return err
 		})
 		f.blocked(conn.Raw().PgConn().PID())

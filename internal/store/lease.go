@@ -44,6 +44,7 @@ type Release struct {
 // A Leave is a lease that its member leaves.
 type Leave struct {
 	Lease   string
+	Now     bool          // it is left by this release; else by a later one, as the session owns more than that has room for
 	Planned int64         // the generation of the lease as the plan read it that has the heirs; 0: there are none
 	Heirs   map[int]int64 // the sessions that get what is released, by partition; without one a partition goes to its target
 }
@@ -111,10 +112,13 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 // are to be told by Announce. See release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
-	left, planned := make([]string, len(leaving)), make([]int64, len(leaving))
+	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
 	heirsOf := make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {
 		left[i], planned[i], heirsOf[l.Lease] = l.Lease, l.Planned, l.Heirs
+		if l.Now {
+			now = append(now, l.Lease)
+		}
 	}
 	heirs := make([]int64, len(releases))
 	for i, r := range releases {
@@ -128,7 +132,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		BusyPartitions     []int
 		LeftLeases, Asking []string
 	}
-	got, err := one[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, heirs, left, planned, lastJoin, c.lockWait)
+	got, err := one[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, heirs, left, planned, now, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}
@@ -152,7 +156,7 @@ func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) 
 // Prepare has the server plan the statements of a hand-over for this connection, which takes longer than to run them. No lease has
 // the name that it gives.
 func (c *Conn) Prepare(ctx context.Context) error {
-	if _, err := c.Release(ctx, 0, nil, []Leave{{Lease: ""}}, 0); err != nil {
+	if _, err := c.Release(ctx, 0, nil, []Leave{{Lease: "", Now: true}}, 0); err != nil {
 		return err
 	}
 	return c.Announce(ctx, []string{}, []int64{})

@@ -193,8 +193,10 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	}
 	c.give("l", a.session, b.session, b.session)
 	c.give("l", c.session, c.session, c.session)
-	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', 0, 5000)", a.session)
-	expect(t, len(b.release([]Release{{"l", 1, 1}}).Released), 1, "released by another meanwhile")
+	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', 0, 5000)", a.session)
+	got, err := b.Release(f.ctx, b.session, []Release{{"l", 1, 1}}, []Leave{{Lease: "l"}}, b.joins)
+	f.ok(err)
+	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
 	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
 	planning := later(func() Applied {
 		applied, _ := c.Apply(f.ctx, []LeasePlan{{Name: "l", Generation: c.beat().Leases[0].Generation}}, []Move{{"l", 2, a.session}}, NotAgain)
@@ -203,7 +205,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	f.blocked(c.pg().Raw().PgConn().PID()) // what decides by owners waits
 	commit()
 	expect(t, planning().Applied, true, "the plan applied afterwards")
-	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c, b>a:1 of b asked", "state")
+	expect(t, f.state("l", a, b, c), "c>c:2 of c, c>c:2 of c home b, b>a:1 of b asked", "state")
 }
 
 func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
@@ -214,7 +216,7 @@ func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 		}
 		a.give("l", a.session, a.session, b.session)
 		generation := f.tables().Leases["l"].Generation
-		leave := []Leave{{"l", generation, map[int]int64{0: b.session, 1: c.session}}}
+		leave := []Leave{{"l", true, generation, map[int]int64{0: b.session, 1: c.session}}}
 		got, err := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins)
 		f.ok(err)
 		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
@@ -222,11 +224,48 @@ func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 		expect(t, f.state("l", b, c), "b>b:2 of b home a, c>c:2 of c home a, b>b:1 of b", "state")
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
-		leave = []Leave{{"l", generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
+		leave = []Leave{{"l", true, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
 		got, err = b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins)
 		f.ok(err)
 		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}"
 		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
+	})
+}
+
+func TestALeaveInSeveralReleasesEndsTheMembershipWithTheLast(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		a.give("l", a.session, a.session)
+		leave := func(want string, now bool, releases ...Release) {
+			t.Helper()
+			lease := f.tables().Leases["l"]
+			got, err := a.Release(f.ctx, a.session, releases, []Leave{{"l", now, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins)
+			f.ok(err)
+			weight := f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}].Weight
+			expect(t, fmt.Sprintf("%d released, left %v, asking %v, weight %d, generation + %d, state %s", len(got.Released), got.Left, got.Asking, weight,
+				f.tables().Leases["l"].Generation-lease.Generation, f.state("l", a, b)), want, "answer")
+			expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
+		}
+		leave("0 released, left [], asking [], weight 0, generation + 1, state a>a:1 of a, a>a:1 of a", true)
+		leave("1 released, left [], asking [], weight 0, generation + 0, state b>b:2 of b home a, a>a:1 of a", false, Release{"l", 0, 1})
+		leave("1 released, left [l], asking [], weight 0, generation + 1, state b>b:2 of b home a, b>b:2 of b home a", true, Release{"l", 1, 1})
+	})
+}
+
+func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.joinWeight("l", 2, 0)
+		a.give("l", a.session, a.session)
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[]}", "answer to a part")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[]}", "answer to the rest")
+		expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
+		_, err := b.SetWeight(f.ctx, b.session, "l", 1)
+		f.ok(err)
+		expect(t, b.beat().Leases[0].DueIn, 0, "a plan is due, with a weight, in")
 	})
 }
 

@@ -290,7 +290,7 @@ func (c *client) release(releases []Release, leaving ...string) Released {
 	c.f.Helper()
 	leaves := make([]Leave, len(leaving))
 	for i, lease := range leaving {
-		leaves[i].Lease = lease
+		leaves[i] = Leave{Lease: lease, Now: true}
 	}
 	released, err := c.Release(c.f.ctx, c.session, releases, leaves, c.joins)
 	c.f.ok(err)
