@@ -105,7 +105,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
 		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
-		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    IF cardinality", "    PERFORM pgleases.settings(false, $9);\n    IF cardinality", 0},
+		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
 	}},
 	{"epoch without era", "promotion", `epoch`, []edit{
 		{"sql/settle.sql", `era = due.era`, `era = 0`, 0},
