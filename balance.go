@@ -75,7 +75,7 @@ func (e *engine) beginEvict(now time.Time) *operation {
 			if len(evicted.IDs) > 0 {
 				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
 			}
-			e.requestPlan(time.Now(), evicted.Asked...)
+			e.requestPlan(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
 			return nil
 		}
 	}}
@@ -112,7 +112,7 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 	slices.Sort(names)
 	p := e.leases.planning
 	if p == nil || !slices.Contains(names, p.names[0]) {
-		p = &planning{names: names}
+		p = &planning{names: names, claimedAt: now}
 		for _, name := range names {
 			if e.leases.claimed[name] {
 				p.claimed = append(p.claimed, name)
@@ -150,6 +150,9 @@ type planning struct {
 	moves     []store.Move // that are left
 
 	changed, leftOver bool // by what was applied of it
+
+	claimedAt time.Time
+	claimEnds time.Time // when others may claim the leases; set where something overtook the plan
 }
 
 const (
@@ -168,6 +171,7 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 		if err != nil {
 			return applied, 0, err
 		}
+		p.claimedAt = time.Now()
 		p.unclaimed, p.claimed = nil, append(p.claimed, claimed...)
 	}
 	if len(p.claimed) == 0 {
@@ -198,6 +202,7 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 			p.leftOver = p.leftOver || applied.LeftOver > 0
 			return applied, took, nil
 		}
+		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the clocks are two
 		p.read, p.moves = nil, nil
 		if err != nil || attempt == 3 || time.Since(began) > overtaken {
 			return applied, took, err
@@ -208,6 +213,15 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 			return applied, took, context.Cause(ctx)
 		}
 	}
+}
+
+// claimLasts is for how long a claim keeps others from a plan of these leases, as claim.sql has it.
+func claimLasts(read []store.LeasePlan) time.Duration {
+	most := 0
+	for _, r := range read {
+		most = max(most, len(r.Owners))
+	}
+	return 100*time.Millisecond + time.Duration(most)*10*time.Microsecond
 }
 
 // rebalanced takes what became of a plan, or of the first moves of it.
@@ -221,8 +235,9 @@ func (e *engine) rebalanced(p *planning, applied store.Applied, err error) {
 		e.leases.planning = nil
 	case err != nil || len(p.moves) > 0:
 		e.requestPlan(now, p.names...)
-	case len(p.claimed) > 0 && !applied.Applied:
-		e.requestPlan(now.Add(busyRetry), p.names...)
+	case len(p.claimed) > 0 && !applied.Applied: // whoever overtook it may have it planned by now, or later: so it is claimed again
+		p.unclaimed, p.claimed = p.claimed, nil
+		e.requestPlan(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
 		e.leases.planning = nil
 		if p.leftOver && !e.leavesToOthers(now) {

@@ -195,7 +195,7 @@ COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients
 -- it names clients by an array, which has them looked up by their key, and compiles nothing (JIT).
 CREATE OR REPLACE FUNCTION pgleases.evict(
     cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
-    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint)
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
@@ -205,6 +205,7 @@ BEGIN
     PERFORM pgleases.settings(true, $7);
     evicted := '{}';
     asked := '{}';
+    plan_due_in := 0;
     check_due_in := -1;
     -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the run of the
     -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
@@ -240,9 +241,12 @@ BEGIN
               UNION SELECT lease, target FROM pgleases.partitions WHERE target IS NOT NULL) AS p
         WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = p.lease AND a.session = p.session)
           AND p.lease IN (SELECT a.lease FROM living AS a)
-    ), affected AS MATERIALIZED ( -- a plan of these is due
+    ), affected AS MATERIALIZED ( -- a plan of these is due. Of orphans alone where none is due or under way, which would be made in vain
         SELECT l.name FROM pgleases.leases AS l
-        WHERE l.name IN (SELECT g.lease FROM gone AS g UNION SELECT o.lease FROM orphaned AS o)
+        WHERE l.name IN (SELECT g.lease FROM gone AS g)
+           OR l.name IN (SELECT o.lease FROM orphaned AS o)
+              AND (l.next_check_at = 'infinity'
+                   OR l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds') -- the clock stepped back
     ), locked AS MATERIALIZED (
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name = ANY (ARRAY(SELECT a.name FROM affected AS a))
@@ -274,10 +278,13 @@ BEGIN
         DELETE FROM pgleases.identities AS i USING idle WHERE i.id = idle.id AND NOT idle.just_now
     ), asked AS (
         UPDATE pgleases.leases AS l
-        SET generation = l.generation + 1, next_check_at = clock_timestamp()
+        SET generation = l.generation + 1,
+            next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- else the clock stepped back
+                                 THEN greatest(clock_timestamp(), l.planned_at + interval '50 milliseconds' + l.partitions * interval '5 microseconds')
+                                 ELSE clock_timestamp() END
         FROM locked
         WHERE l.name = locked.name
-        RETURNING l.name
+        RETURNING l.name, l.next_check_at
     ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. Not now, which may be long ago
         SELECT c.session FROM pgleases.clients AS c
         WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
@@ -310,10 +317,11 @@ BEGIN
     -- 11 minutes are more than any TTL: infinity less a time is an error.
     SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
            coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
+           coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM asked AS a), 0),
            (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
                                                      clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
-    INTO evicted, asked, check_due_in;
+    INTO evicted, asked, plan_due_in, check_due_in;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';

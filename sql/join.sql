@@ -1,6 +1,7 @@
--- join.sql: the session becomes a member of a lease, and a plan is due: 250 ms after the last one was begun and 10 us more for each
--- partition, so that a deployment of many processes costs few plans. Where that is over the plan is due at once, and the join claims
--- it, as claim.sql does. Makes the lease if it does not exist.
+-- join.sql: the session becomes a member of a lease, and a plan is due. Where none was begun lately, the join claims it, as claim.sql
+-- does. Else it is due 250 ms after the last one was begun and 10 us more for each partition, and not before the last join was 100 ms
+-- ago, for up to a second: so that a deployment of many processes costs few plans, and few that the next join overtakes. Makes the
+-- lease if it does not exist.
 --
 -- $1 bigint  session
 -- $2 text    lease
@@ -28,11 +29,15 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
         generation = l.generation + 1,
         created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
         (next_check_at, planned_at) = (
-            SELECT CASE WHEN p.lately THEN least(l.next_check_at, p.calm_at) ELSE EXCLUDED.next_check_at END,
+            SELECT CASE WHEN NOT p.lately THEN EXCLUDED.next_check_at
+                        WHEN l.next_check_at <= p.now THEN l.next_check_at
+                        ELSE least(greatest(p.calm_at, p.now + interval '100 milliseconds'), l.planned_at + interval '1 second' + p.each) END,
                    CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
-            FROM (SELECT c.calm_at, -- not after now: else the clock stepped back
-                         c.calm_at > clock_timestamp() AND l.planned_at <= clock_timestamp() AS lately
-                  FROM (SELECT l.planned_at + interval '250 milliseconds' + l.partitions * interval '10 microseconds') AS c (calm_at)) AS p)
+            FROM (SELECT c.now, c.each, c.calm_at,
+                         l.planned_at <= c.now -- else the clock stepped back
+                         AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
+                  FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
+                        FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
     WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
     RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed

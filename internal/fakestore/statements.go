@@ -220,6 +220,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 			return join, false
 		}
 		claim, calm := clock+100*millisecond+10*int64(partitions), l.PlannedAt+250*millisecond+10*l.Partitions
+		underWay := l.NextCheckAt > clock && l.NextCheckAt <= clock+second+50*l.Partitions
 		switch {
 		case !known:
 			l = Lease{Generation: 1, CreatedGeneration: 1}
@@ -231,8 +232,10 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 			if l.Partitions == 0 {
 				l.CreatedGeneration = l.Generation
 			}
-			join.Claimed = calm <= clock || l.PlannedAt > clock // the clock stepped back
-			l.NextCheckAt = min(l.NextCheckAt, calm)
+			join.Claimed = calm <= clock && !underWay || l.PlannedAt > clock // the clock stepped back
+			if l.NextCheckAt > clock {
+				l.NextCheckAt = min(max(calm, clock+100*millisecond), l.PlannedAt+second+10*l.Partitions)
+			}
 		}
 		if join.Claimed {
 			l.NextCheckAt, l.PlannedAt = claim, clock
@@ -472,7 +475,9 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		}
 		for name, rows := range t.Partitions {
 			for _, row := range rows {
-				if inhabited[name] && (row.Owner != 0 && !living(name, row.Owner) || row.Target != 0 && !living(name, row.Target)) {
+				l := t.Leases[name]
+				underWay := l.NextCheckAt <= clock+second+50*l.Partitions
+				if inhabited[name] && !underWay && (row.Owner != 0 && !living(name, row.Owner) || row.Target != 0 && !living(name, row.Target)) {
 					affected[name] = true
 				}
 			}
@@ -492,9 +497,12 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
 			if l, known := t.Leases[name]; known {
 				l.Generation++
-				l.NextCheckAt = clock
+				if l.NextCheckAt = clock; l.PlannedAt <= clock { // else the clock stepped back
+					l.NextCheckAt = max(clock, l.PlannedAt+50*millisecond+5*l.Partitions)
+				}
 				t.Leases[name] = l
 				answer.Asked = append(answer.Asked, name)
+				answer.PlanDueIn = max(answer.PlanDueIn, micros(l.NextCheckAt-clock))
 			}
 		}
 		next := int64(Ever)

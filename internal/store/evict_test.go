@@ -35,7 +35,9 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 			t.Fatalf("%+v", got)
 		}
 		expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees nothing itself")
-		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
+		const calm = 50*time.Millisecond + 15*time.Microsecond // it was planned just now
+		expect(t, got.PlanDueIn, calm, "a plan is due in")
+		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, calm, 1}, "heartbeat")
 		expect(t, len(f.tables().Members), 3, "members")
 		f.checkNow()
 		got, err = a.Evict(f.ctx, clock+int64(time.Hour/time.Microsecond), time.Hour, usualTTL, run)
@@ -142,26 +144,34 @@ func TestWhatNobodyOwnsIsAskedForWhereverItWasLeft(t *testing.T) {
 		atRest := func(what string) {
 			t.Helper()
 			for _, name := range []string{"l", "other", "untouched"} {
-				f.lease(name, func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
+				f.lease(name, func(l *fakestore.Lease, _ int64) { l.PlannedAt, l.NextCheckAt = 0, fakestore.Ever })
 			}
 			f.checkNow()
 			expect(t, len(a.evict().Asked), 0, what)
 		}
 		atRest("asked while all is well")
 		for _, orphan := range []struct {
-			what string
-			how  func(t *fakestore.Tables, row *fakestore.Partition)
+			what      string
+			isPlanned bool // where a plan is due or under way anyway
+			how       func(t *fakestore.Tables, row *fakestore.Partition)
 		}{
-			{"a member without a session", func(t *fakestore.Tables, _ *fakestore.Partition) {
+			{"a member without a session", false, func(t *fakestore.Tables, _ *fakestore.Partition) {
 				t.Members[fakestore.Member{Lease: "l", Session: 99}] = fakestore.Membership{Weight: 1}
 			}},
-			{"an owner that is no member", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner, row.Target = 99, a.session }},
-			{"a target that is no member", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Target = 99 }},
-			{"an owner that left the lease only", func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner = b.session }},
+			{"an owner that is no member", true, func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner, row.Target = 99, a.session }},
+			{"a target that is no member", true, func(_ *fakestore.Tables, row *fakestore.Partition) { row.Target = 99 }},
+			{"an owner that left the lease only", true, func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner = b.session }},
 		} {
 			f.edit(func(t *fakestore.Tables, _ int64) { orphan.how(t, &t.Partitions["l"][0]) })
+			if orphan.isPlanned {
+				f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
+				f.checkNow()
+				expect(t, len(a.evict().Asked), 0, "asked while a plan is due, for "+orphan.what)
+				f.lease("l", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
+			}
 			f.checkNow()
-			expect(t, strings.Join(a.evict().Asked, " "), "l", "asked for "+orphan.what)
+			got := a.evict()
+			expect(t, fmt.Sprint(got.Asked, got.PlanDueIn), "[l] 0s", "asked for "+orphan.what)
 			expect(t, f.counts(), "3 leases, 3 members, 3 partitions", "rows, once asked for "+orphan.what)
 			expect(t, a.apply(a.plan("l"), Move{"l", 0, a.session}).Applied, true, "planned")
 			atRest("asked once it is mended: " + orphan.what)

@@ -18,7 +18,7 @@ func TestTheFirstJoinMakesTheLease(t *testing.T) {
 		a, b := f.client("a"), f.client("b")
 		expect(t, a.join("l", 5), Join{Alive: true, Joined: true, Claimed: true}, "first join")
 		second := b.join("l", 5)
-		expect(t, second.DueIn > 0 && second.DueIn <= 101*time.Millisecond, true, "a plan is due soon after the second join")
+		expect(t, second.DueIn > 0 && second.DueIn <= 251*time.Millisecond, true, "a plan is due soon after the second join")
 		expect(t, second, Join{Alive: true, Joined: true, Partitions: 5, DueIn: second.DueIn}, "second join")
 		expect(t, f.state("l"), strings.Join(slices.Repeat([]string{"0>0:0 of -"}, 5), ", "), "partitions")
 		c := f.client("c")
@@ -94,6 +94,32 @@ func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 		claims("long after a plan")
 		planned(-time.Hour)
 		claims("where the clock stepped back")
+	})
+}
+
+// A plan that is made while others join is overtaken by the next of them.
+func TestAPlanWaitsUntilJoinsCalmDownOrForASecond(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		const ms = int64(1000)
+		a := f.client("a")
+		a.join("l", 100)
+		for _, test := range []struct {
+			what         string
+			planned, due int64 // ago, in
+			want         string
+		}{
+			{"a plan is under way", 50 * ms, 50 * ms, "false 201ms"},
+			{"joins go on", 400 * ms, 20 * ms, "false 100ms"},
+			{"joins have gone on for nearly a second", 980 * ms, 50 * ms, "false 21ms"},
+			{"a death made a plan due", 100 * ms, 0, "false 0s"},
+			{"nobody has made the plan that is due", 400 * ms, -ms, "true 0s"},
+			{"the clock stepped back after a join", -ms, 100 * ms, "true 0s"},
+			{"the clock stepped far back", 2000 * ms, 3600_000 * ms, "true 0s"},
+		} {
+			f.lease("l", func(l *fakestore.Lease, clock int64) { l.PlannedAt, l.NextCheckAt = clock-test.planned, clock+test.due })
+			join := a.join("l", 100)
+			expect(t, fmt.Sprint(join.Claimed, " ", join.DueIn), test.want, "claimed and due, where "+test.what)
+		}
 	})
 }
 
@@ -320,7 +346,7 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 		f.ok(err)
 		expect(t, len(claimed), 0, "claimed by another at the same time")
 		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat tells, in")
-		expect(t, b.join("l", 40_000).DueIn, 500*time.Millisecond, "due, as a join tells, in")
+		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join tells, in")
 		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 300 * time.Millisecond.Microseconds() })
 		expect(t, b.join("l", 40_000).DueIn, 350*time.Millisecond, "due, as a join while the plan goes on tells, in")
 		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + 4*time.Second.Microseconds() }) // the clock stepped back

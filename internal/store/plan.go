@@ -13,8 +13,9 @@ import (
 
 // An Evicted is the answer to an eviction.
 type Evicted struct {
-	IDs   []string // client IDs of the evicted sessions
-	Asked []string // leases for which a plan is due now
+	IDs       []string      // client IDs of the evicted sessions
+	Asked     []string      // leases for which a plan is due
+	PlanDueIn time.Duration // until it is due for all of them
 	// CheckDueIn is the time until the next check is due for the caller; negative: another client does the check, or may do it.
 	CheckDueIn time.Duration
 }
@@ -59,12 +60,12 @@ type Applied struct {
 // evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Run) (Evicted, error) {
 	type row struct {
-		IDs, Asked []string
-		CheckDueIn int64
+		IDs, Asked            []string
+		PlanDueIn, CheckDueIn int64
 	}
 	got, err := one[row](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
 		ttl.Microseconds(), run.Timeline, run.Started, run.Mark, c.lockWait)
-	return Evicted{got.IDs, got.Asked, micros(got.CheckDueIn)}, err
+	return Evicted{got.IDs, got.Asked, micros(got.PlanDueIn), micros(got.CheckDueIn)}, err
 }
 
 // Claim claims the planning of those leases for which a plan is due, and returns them. A lease that another statement has
