@@ -31,7 +31,8 @@ type Process struct {
 	probe  *punctual.Record
 }
 
-// Start starts a worker: this program anew, whose main function, or an init function, calls Main. It ends with this process.
+// Start starts a worker: Config.Program, or this program anew, whose main function, or an init function, calls Main. It ends with
+// this process.
 func Start(config Config) (*Process, error) {
 	text, err := json.Marshal(config)
 	if err != nil {
@@ -39,7 +40,7 @@ func Start(config Config) (*Process, error) {
 	}
 	p := &Process{Config: config, joined: make(chan struct{}), done: make(chan struct{})}
 	var output io.Reader
-	if p.cmd, p.input, output, err = spawn(envWorker+"="+string(text), &p.stderr, config.Env...); err != nil {
+	if p.cmd, p.input, output, err = spawn(config.Program, envWorker+"="+string(text), &p.stderr, config.Env...); err != nil {
 		return nil, err
 	}
 	p.probe = punctual.NewRecord(fmt.Sprintf("worker %s, process %d,", config.ID, p.PID()))
@@ -47,11 +48,13 @@ func Start(config Config) (*Process, error) {
 	return p, nil
 }
 
-// spawn starts this program anew with more variables in its environment.
-func spawn(variable string, stderr io.Writer, more ...string) (*exec.Cmd, io.WriteCloser, io.Reader, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, nil, nil, err
+// spawn starts a program, or this one anew, with more variables in its environment.
+func spawn(program, variable string, stderr io.Writer, more ...string) (*exec.Cmd, io.WriteCloser, io.Reader, error) {
+	if program == "" {
+		var err error
+		if program, err = os.Executable(); err != nil {
+			return nil, nil, nil, err
+		}
 	}
 	cmd := exec.Command(program)
 	cmd.Env = append(append(os.Environ(), variable), more...)

@@ -33,7 +33,7 @@ type Proxies struct {
 
 // StartProxies starts the process, which ends with this one.
 func StartProxies() (*Proxies, error) {
-	cmd, _, output, err := spawn(envProxies+"=1", os.Stderr)
+	cmd, _, output, err := spawn("", envProxies+"=1", os.Stderr)
 	if err != nil {
 		return nil, err
 	}

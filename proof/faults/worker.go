@@ -44,6 +44,7 @@ type Config struct {
 	Effects    bool          // write under Guard
 	DirectURL  string        // for the writes of Effects; empty: URL
 	Env        []string      // added to the worker's environment
+	Program    string        // that is the worker; empty: this one
 	Patience   time.Duration // with a database that cannot be reached at the start
 	ProbeURL   string        // of a database that nothing befalls, for the worker's probe; empty: that measures the process alone
 }
