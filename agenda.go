@@ -33,7 +33,8 @@ const (
 	working
 )
 
-// duties in the order of precedence. Notifications come after the first plan, which gives nothing to the client that has just joined.
+// duties in the order of precedence. An announcement comes before the next release, as there may be one after the other for long.
+// Notifications come after the first plan, which gives nothing to the client that has just joined.
 var duties = []*duty{
 	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect, true},
 	{"register", registering, (*engine).registerDue, (*engine).beginRegister, true},
@@ -44,8 +45,8 @@ var duties = []*duty{
 	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, false},
 	{"join", working, (*engine).joinDue, (*engine).beginJoin, true},
 	{"read", working, (*engine).readDue, (*engine).beginRead, false},
-	{"release", working, (*engine).releaseDue, (*engine).beginRelease, false},
 	{"announce", working, (*engine).announceDue, (*engine).beginAnnounce, false},
+	{"release", working, (*engine).releaseDue, (*engine).beginRelease, false},
 	{"fence", working, (*engine).fenceDue, (*engine).beginFence, false},
 	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, false},
 	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},

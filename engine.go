@@ -50,7 +50,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			draining:    make(map[*tenure]struct{}),
 			relics:      make(map[string]bool),
 			claimed:     make(map[string]bool),
-			unannounced: make(map[string]map[int64]struct{}),
+			unannounced: make(map[string]*announcement),
 			planAt:      make(map[string]time.Time),
 			planBatch:   maxBatch,
 		},

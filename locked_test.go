@@ -12,11 +12,16 @@ import (
 // lockLease locks a lease's row until the function that it returns is called.
 func lockLease(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
 	t.Helper()
+	return lockLeaseFor(t, pool, name, "UPDATE")
+}
+
+func lockLeaseFor(t *testing.T, pool *pgxpool.Pool, name, strength string) (release func()) {
+	t.Helper()
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR UPDATE", name); err != nil {
+	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR "+strength, name); err != nil {
 		t.Fatal(err)
 	}
 	return func() { _ = tx.Rollback(context.Background()) }
@@ -49,4 +54,36 @@ func TestALockedLeaseKeepsNoOtherFromBeingPlanned(t *testing.T) {
 		t.Fatal(err)
 	}
 	untilOwns(t, heir, 1)
+}
+
+// In the mode in which a lease is changed by hand.
+func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T) {
+	t.Parallel()
+	pool, ca, cb, work := twoClients(t, 1, pgleases.WithHandoffDelay(0))
+	locked := joined(t, ca, "locked", 1)
+	untilOwns(t, locked, 1)
+	leases := map[string]*pgleases.Lease{"work": work, "locked": locked}
+	heirs, holds := make(map[string]*pgleases.Lease), make(map[string]*pgleases.Hold)
+	for name := range leases {
+		holds[name] = leases[name].Hold(t.Context())
+		heirs[name] = joined(t, cb, name, 1, pgleases.WithWeight(0))
+	}
+	for name := range leases {
+		for lease, weight := range map[*pgleases.Lease]int{heirs[name]: 1, leases[name]: 0} {
+			if err := lease.SetWeight(t.Context(), weight); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, lease := range leases {
+		untilOwns(t, lease, 0) // both drain
+	}
+	beats(t, cb, 3) // which tell the heir of all that was before
+	defer lockLeaseFor(t, pool, "locked", "NO KEY UPDATE")()
+	holds["locked"].Release()
+	until(t, "it is released", func() bool {
+		return value[string](t, pool, "SELECT owner FROM pgleases.status WHERE lease = 'locked'") == "b"
+	})
+	holds["work"].Release()
+	untilOwns(t, heirs["work"], 1)
 }

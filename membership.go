@@ -27,7 +27,7 @@ type leases struct {
 	planning  *planning             // the plan under way, or the one that is to be made again; nil: none
 	planBatch int                   // the most partitions that one statement of a plan moves; see fitting
 
-	unannounced map[string]map[int64]struct{} // by lease, the sessions that own what was released and are not told yet
+	unannounced map[string]*announcement // by lease, of what was released to sessions that are not told yet
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.

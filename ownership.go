@@ -160,6 +160,9 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	}
 	e.tellLost(lost...)
 	e.tellHandedOver(handedOver)
+	if len(released) > 0 { // by a release whose answer was lost: the new owners were not told
+		e.announce(m.lease.name, 0)
+	}
 	e.serve(m, gained)
 	if m.leaving != nil && m.tenures.n == 0 {
 		m.awaitsRelease = false // nothing is left to wait for: leave again

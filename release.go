@@ -197,32 +197,56 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	e.requestPlan(now, answer.Asking...)
 }
 
+// An announcement of a lease is to be made.
+type announcement struct {
+	sessions map[int64]struct{} // that own what was released
+	triedAt  time.Time          // it met a lock, and is made apart from others; zero: it did not
+}
+
 // announce notes that a lease has changed for a session; 0: it is not known for which.
 func (e *engine) announce(lease string, session int64) {
-	sessions := e.leases.unannounced[lease]
-	if sessions == nil {
-		sessions = make(map[int64]struct{})
-		e.leases.unannounced[lease] = sessions
+	a := e.leases.unannounced[lease]
+	if a == nil {
+		a = &announcement{sessions: make(map[int64]struct{})}
+		e.leases.unannounced[lease] = a
 	}
 	if session != 0 {
-		sessions[session] = struct{}{}
+		a.sessions[session] = struct{}{}
 	}
 }
 
 func (e *engine) announceDue(time.Time) time.Time { return atOnceIf(len(e.leases.unannounced) > 0) }
 
-// beginAnnounce tells the new owners of what was released.
-func (e *engine) beginAnnounce(time.Time) *operation {
-	concerned := make(map[int64]struct{})
-	for _, sessions := range e.leases.unannounced {
-		maps.Copy(concerned, sessions)
+// beginAnnounce tells the new owners of what was released. A statement waits for the rows of all its leases. So those that met a lock
+// come after all others, one by one.
+func (e *engine) beginAnnounce(now time.Time) *operation {
+	var names []string
+	oldest := ""
+	for name, a := range e.leases.unannounced {
+		if a.triedAt.IsZero() {
+			names = append(names, name)
+		} else if oldest == "" || a.triedAt.Before(e.leases.unannounced[oldest].triedAt) {
+			oldest = name
+		}
 	}
-	names, sessions := slices.Sorted(maps.Keys(e.leases.unannounced)), slices.Collect(maps.Keys(concerned))
+	if names == nil {
+		names = []string{oldest}
+	}
+	slices.Sort(names)
+	concerned := make(map[int64]struct{})
+	for _, name := range names {
+		maps.Copy(concerned, e.leases.unannounced[name].sessions)
+	}
+	sessions := slices.Collect(maps.Keys(concerned))
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		err := c.Announce(ctx, names, sessions)
 		return func(error) error {
-			if err == nil { // nothing was released meanwhile
-				clear(e.leases.unannounced)
+			for _, name := range names {
+				if err == nil { // nothing was released meanwhile
+					delete(e.leases.unannounced, name)
+				} else if store.LockTimeout(err) {
+					e.leases.unannounced[name].triedAt = now
+				}
 			}
 			return err
 		}

@@ -1,10 +1,13 @@
 package pgleases
 
 import (
+	"context"
 	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
 func TestCloseHandsOverToHeirsWithoutAnotherPlan(t *testing.T) {
@@ -83,5 +86,82 @@ func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
 		w.within(10*time.Second, "a releases it", released.Load)
 		a.kill()
 		w.within(15*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
+	})
+}
+
+// The server does not restart: nothing but its mark tells of it.
+func TestACrashThatLosesAnAnnouncementHidesNoPartitionFromItsOwner(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		lb := b.mustJoin("x", 1)
+		hold := la.Hold(context.Background())
+		if err := la.SetWeight(patiently(w.t), 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Second)
+		hold.Release()
+		w.within(10*time.Second, "it is handed over and announced", func() bool { return w.count("announce") == 1 })
+		time.Sleep(3 * time.Millisecond)
+		if shows(lb) == "0" || w.db.Crash(1) != 1 {
+			t.Fatal("the announcement was heard, or was not lost")
+		}
+		w.within(20*time.Second, "the new owner shows it", func() bool { return shows(lb) == "0" })
+	})
+}
+
+func TestAReleaseWhoseAnswerIsLostIsAnnouncedAlsoWhereAReadTellsOfIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b")
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		lb := b.mustJoin("x", 1)
+		time.Sleep(10 * time.Second)
+		hold := la.Hold(context.Background())
+		if err := la.SetWeight(patiently(w.t), 0); err != nil {
+			t.Fatal(err)
+		}
+		w.within(10*time.Second, "it drains", func() bool { return shows(la) == "-" })
+		time.Sleep(10 * time.Second)
+		w.failing(a, "release", 1, fault{err: errBroken, broken: true, applied: true})
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { changed(t, "x") }) // by another plan
+		w.notify("b")
+		time.Sleep(50 * time.Millisecond)
+		hold.Release()
+		w.within(20*time.Second, "the new owner shows it", func() bool { return shows(lb) == "0" })
+	})
+}
+
+// Work ends at every moment for as long as there is something to release.
+func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const partitions, each = 500, time.Millisecond / 4 // less than a statement takes
+		a, b := w.start("a"), w.start("b")
+		a.batches(partitions)
+		b.batches(partitions)
+		la := a.mustJoin("x", partitions)
+		w.within(5*time.Second, "a owns all", func() bool { return len(shown(la)) == partitions })
+		go func() {
+			_ = la.Run(context.Background(), func(ctx context.Context, p Partition) error {
+				<-ctx.Done()
+				time.Sleep(time.Duration(p.Number) * each)
+				return nil
+			})
+		}()
+		lb := b.mustJoin("x", partitions)
+		time.Sleep(5 * time.Second)
+		w.mu.Lock()
+		w.blind = true // the oracle would take longest
+		w.mu.Unlock()
+		releases, announcements := w.count("release"), w.count("announce")
+		if err := la.SetWeight(patiently(w.t), 0); err != nil {
+			t.Fatal(err)
+		}
+		w.within(5*time.Second, "b owns all", func() bool { return len(shown(lb)) == partitions })
+		releases, announcements = w.count("release")-releases, w.count("announce")-announcements
+		if releases < 20 || announcements < releases {
+			t.Errorf("%d releases, %d announcements", releases, announcements)
+		}
 	})
 }

@@ -196,9 +196,13 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 }
 
 // renewed notes a renewal. Where it is another run of the server, or the clock has stepped back, those that were given up before
-// may come late after all: compared with it, they are not the earlier ones.
+// may come late after all: compared with it, they are not the earlier ones. And a crash may have lost announcements.
 func (e *engine) renewed(received time.Time, now store.Renewal) {
-	if before := e.session.renewal; before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
+	before := e.session.renewal
+	if before.Mark != now.Mark {
+		e.readAll()
+	}
+	if before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
 		e.session.lateUntil = received.Add(lateAtMost)
 	}
 	e.session.renewal, e.session.last = now, received.After(e.session.lateUntil)
