@@ -530,10 +530,9 @@ DECLARE
 BEGIN
     IF NOT $2 THEN
         related := $1 || ARRAY(
-            SELECT DISTINCT other.lease
-            FROM pgleases.members AS m
-            CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other
-            WHERE m.lease = ANY ($1));
+            SELECT DISTINCT other.lease -- each session once, as many leases may be named that it is a member of
+            FROM (SELECT DISTINCT m.session FROM pgleases.members AS m WHERE m.lease = ANY ($1)) AS m
+            CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
     SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights,

@@ -55,6 +55,31 @@ func (f *fixture) doubleState(lease string, clients ...*client) string {
 	return text
 }
 
+// A client that leaves names all its leases, and an eviction all of the dead one's.
+func TestAPlanOfManyLeasesReadsTheLeasesOfEachMemberOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const leases, members = 50, 4
+	var sessions []int64
+	for i := range members {
+		sessions = append(sessions, f.client(fmt.Sprint("c", i)).session)
+	}
+	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+		SELECT 'l' || n, 1, 1, 1, 0, 'infinity', now() FROM generate_series(1, $1) AS n`, leases)
+	f.exec("INSERT INTO members SELECT 'l' || n, s, 1, now(), 1 FROM generate_series(1, $2) AS n, unnest($1::bigint[]) AS s", sessions, leases)
+	f.ok(pgx.BeginFunc(f.ctx, f.sql, func(tx pgx.Tx) error {
+		read := "SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::int FROM pg_index WHERE indrelid = 'members'::regclass"
+		before := valueOn[int](f, tx, read)
+		got := valueOn[int](f, tx, "SELECT count(*)::int FROM plan(ARRAY(SELECT name FROM leases), false)")
+		expect(t, got, leases, "leases of the plan")
+		// To know whose leases they are; the leases of each; the members of each lease.
+		if rows := valueOn[int](f, tx, read) - before; rows > 3*leases*members {
+			t.Errorf("%d rows of members read, of %d", rows, leases*members)
+		}
+		return nil
+	}))
+}
+
 func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
