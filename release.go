@@ -123,7 +123,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 		}
 		return func(error) error {
 			for m := range named {
-				m.intestate = m.intestate || err != nil
+				m.intestate = m.intestate || err != nil && m.leaving != nil
 				if err == nil || store.LockTimeout(err) {
 					m.apart, m.triedAt = err != nil, now
 				}

@@ -34,6 +34,29 @@ func TestCloseHandsOverToHeirsWithoutAnotherPlan(t *testing.T) {
 	})
 }
 
+func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b, c := w.start("a"), w.start("b"), w.start("c")
+		leases := []*Lease{a.mustJoin("x", 9), b.mustJoin("x", 9)}
+		w.within(10*time.Second, "they own all", func() bool { return len(shown(leases[0]))+len(shown(leases[1])) == 9 })
+		time.Sleep(5 * time.Second)
+		w.failing(a, "release", 1, fault{err: errBroken, broken: true})
+		leases = append(leases, c.mustJoin("x", 9))
+		w.within(10*time.Second, "each owns three", func() bool {
+			return !slices.ContainsFunc(leases, func(l *Lease) bool { return len(shown(l)) != 3 })
+		})
+		time.Sleep(5 * time.Second)
+		applied := w.count("apply")
+		if err := a.c.Close(patiently(w.t)); err != nil {
+			t.Fatal(err)
+		}
+		w.within(200*time.Millisecond, "the others own all", func() bool { return len(shown(leases[1]))+len(shown(leases[2])) == 9 })
+		if n := w.count("apply") - applied; n > 0 {
+			t.Errorf("%d plans were applied", n)
+		}
+	})
+}
+
 func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.start("a"), w.start("b")
