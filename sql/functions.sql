@@ -482,6 +482,8 @@ BEGIN
         INTO left_leases, drained;
         -- A plan is due, unless what was released went where the plan without this session has it.
         due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+    ELSIF cardinality(due) > 0 THEN -- by name, as the lock held until here lets others change them
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
     END IF;
     IF cardinality(due) + cardinality(left_leases) + cardinality(drained) > 0 THEN
         WITH changed AS (

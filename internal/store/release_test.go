@@ -183,6 +183,34 @@ func TestAReleaseThatWaitedForItsTargetToLeaveAsksForAPlan(t *testing.T) {
 	expect(t, a.beat().Leases[0].DueIn, 0, "plan due in")
 }
 
+// As every statement does that locks more than one.
+func TestAReleaseChangesLeasesInTheOrderOfTheirNames(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	for _, lease := range []string{"y", "x"} { // so they lie in the table
+		a.join(lease, 1)
+		b.join(lease, 1)
+		a.give(lease, a.session)
+		a.give(lease, b.session)
+	}
+	f.exec("DELETE FROM members WHERE session = $1", b.session) // the target is gone, for which a plan is due
+	session := f.session()
+	tx, err := session.Begin(f.ctx)
+	f.ok(err)
+	_, err = tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'x' FOR NO KEY UPDATE")
+	f.ok(err)
+	releasing := later(func() error {
+		_, err := a.Release(f.ctx, a.session, []Release{{"x", 0, 1}, {"y", 0, 1}}, nil, 0)
+		return err
+	})
+	f.blocked(a.pg().Raw().PgConn().PID())
+	_, err = tx.Exec(f.ctx, "SELECT FROM leases WHERE name = 'y' FOR NO KEY UPDATE NOWAIT")
+	f.ok(err)
+	f.ok(tx.Commit(f.ctx))
+	f.ok(releasing())
+}
+
 // As long as one is not committed, which takes a flush.
 func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	t.Parallel()
