@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
 // lockLease locks a lease's row until the function that it returns is called.
@@ -86,4 +87,24 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 	})
 	holds["work"].Release()
 	untilOwns(t, heirs["work"], 1)
+}
+
+// Nor does a stranger's lock on a partition without an owner, on which no guard can be open.
+func TestALockedPartitionWithoutAnOwnerKeepsNoOtherFromBeingGiven(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.MigratedDatabase(t))
+	c := newClient(t, pool, pgleases.WithClientID("a"))
+	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
+	tx, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.partitions WHERE partition = 0 FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.SetWeight(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	untilOwns(t, l, 1)
 }

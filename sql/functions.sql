@@ -630,17 +630,15 @@ BEGIN
             FROM moves AS m
             WHERE m.kept AND p.ctid = m.place
             RETURNING p.lease, p.owner
-        ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block
+        ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
             SELECT p.place, m.target, m.target_id
             FROM moves AS m
             CROSS JOIN LATERAL (
                 SELECT p.ctid AS place FROM pgleases.partitions AS p
-                WHERE p.ctid = m.place AND p.owner = m.owner AND p.epoch = m.epoch -- also once it is locked
+                WHERE p.ctid = m.place AND p.owner IS NOT DISTINCT FROM m.owner AND p.epoch = m.epoch -- also once it is locked
                 FOR UPDATE SKIP LOCKED
             ) AS p
-            WHERE NOT m.kept AND m.owner IS NOT NULL
-            UNION ALL -- without an owner there is no guard, and the last owner's had ended
-            SELECT m.place, m.target, m.target_id FROM moves AS m WHERE NOT m.kept AND m.owner IS NULL
+            WHERE NOT m.kept
         ), given AS (
             UPDATE pgleases.partitions AS p
             SET owner = f.target, target = f.target,

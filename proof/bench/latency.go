@@ -63,7 +63,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, more time.Duration
 	}
 	all.tell(out, more)
 	out.note("%d clients share %d partitions, TTL %v, heartbeat %v, nothing in work; %d such groups side by side, of which the others rest while a join and a Close are timed. "+
-		"A join is timed when no other was planned within a second before: joins that come in quick succession are planned together, every 250 ms.",
+		"A join is timed when no other was planned within a second before: joins that come in quick succession are planned together, 100 ms after the last of them, or a second after the plan before.",
 		all.members, latencyPartitions, latencyTTL, duration(latencyTTL/3), crews)
 	return nil
 }
