@@ -89,74 +89,66 @@ $pgleases_body$;
 -- What is above the snapshot's xmax was written on another server, of which this database is a dump.
 --
 -- What runs every time names all with its schema, as a search_path of its own would take a tenth of the time, and is one
--- statement. IS NULL makes one boolean of two calls.
+-- statement. Its cost is that of getting ready for it: of each table, and of each function and operator in it. So it tells times as they are,
+-- what is due is left to the caller, and it returns one text. IS NULL makes one boolean of two calls.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int, watched bigint, renewed bigint, renewed_mark bigint, started bigint, mark bigint, seen pg_catalog.xid8,
-    OUT numbers pg_catalog.text, OUT names pg_catalog.text[])
+    session bigint, lock_ms int, renewed double precision, renewed_mark bigint, started double precision, mark bigint, seen pg_catalog.xid8)
+RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
-    same boolean; -- the server is in the run given
-    changed boolean;
+    told pg_catalog.text;
+    unchanged boolean; -- the server is in the run given, and its leases are as they were told
 BEGIN
-    same := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
+    unchanged := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
-    FROM pgleases.server AS s
     WHERE c.session OPERATOR(pg_catalog.=) $1
-      AND ((c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=)
-               (pg_catalog.timestamptz 'epoch' OPERATOR(pg_catalog.+) ($4 OPERATOR(pg_catalog.*) interval '1 microsecond'))
-           OR NOT EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $5))
+      AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($3)
     RETURNING
-        pg_catalog.concat_ws(' ', 1, 0,
-            (pg_catalog.date_part('epoch', c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.*) 1000000)::bigint, -- a float holds microseconds for 200 years to come
-            s.timeline, s.era,
+        pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
+            (SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions) FROM pgleases.server AS s),
+            (SELECT extract(epoch FROM k.unwatched) FROM pgleases.server_check AS k),
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
-            least(CASE WHEN s.next_check_at OPERATOR(pg_catalog.>) (c.expires_at OPERATOR(pg_catalog.+) interval '1 second') THEN 0 -- the clock stepped back: due now
-                       ELSE greatest((pg_catalog.date_part('epoch', s.next_check_at OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl))
-                                          OPERATOR(pg_catalog.*) 1000000)::bigint, 0) END,
-                  (SELECT greatest((pg_catalog.date_part('epoch', k.unwatched) OPERATOR(pg_catalog.*) 1000000)::bigint OPERATOR(pg_catalog.-) $3, 0)
-                   FROM pgleases.server_check AS k
-                   WHERE k.unwatched OPERATOR(pg_catalog.>) interval '0')), -- due for who has watched for so long
-            s.sessions,
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
-        (pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) OPERATOR(pg_catalog.*) 1000000)::bigint OPERATOR(pg_catalog.=) $6
-            AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $7),
-        EXISTS (SELECT FROM pgleases.leases AS l
-                WHERE l.changed OPERATOR(pg_catalog.>=) $8
-                  AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
-    INTO numbers, same, changed;
-    IF changed OR same IS NOT TRUE THEN
-        SELECT t.numbers, t.names FROM pgleases.tell($1, numbers) AS t INTO numbers, names;
+        pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
+            AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $6)
+            AND NOT EXISTS (SELECT FROM pgleases.leases AS l
+                            WHERE l.changed OPERATOR(pg_catalog.>=) $7
+                              AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
+    INTO told, unchanged;
+    IF unchanged THEN
+        RETURN told;
     END IF;
+    IF told IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
+       AND NOT EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $4) THEN
+        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7); -- of another run, or not known: whatever the last renewal was
+    END IF;
+    RETURN pgleases.tell($1, told);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, bigint, bigint, bigint, bigint, bigint, pg_catalog.xid8) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text, OUT numbers pg_catalog.text, OUT names pg_catalog.text[])
+CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
+    run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
+                                   coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0));
 BEGIN
-    numbers := concat_ws(' ', coalesce($2, (
-            SELECT concat_ws(' ', 0, EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1)::int, -- it is a copy's
-                             (date_part('epoch', now) * 1000000)::bigint, s.timeline, s.era, 0, 0, 0, 0)
-            FROM pgleases.server AS s)),
-        pgleases.timeline(), (date_part('epoch', pg_postmaster_start_time()) * 1000000)::bigint,
-        coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0));
-    names := '{}';
     IF $2 IS NULL THEN
-        RETURN;
+        RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1) THEN 'copied' ELSE 'gone' END,
+                                 extract(epoch FROM now), s.timeline, s.era, run)
+                FROM pgleases.server AS s);
     END IF;
-    -- due_in: -1 for none, 0 also where the clock stepped back.
-    SELECT concat_ws(' ', numbers, string_agg(concat_ws(' ', l.generation,
-               CASE WHEN l.next_check_at = 'infinity' THEN -1
-                    WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
-                    ELSE greatest((date_part('epoch', l.next_check_at - now) * 1000000)::bigint, 0) END,
-               m.weight), ' ')),
-           coalesce(array_agg(l.name), '{}')
-    FROM pgleases.members AS m
-    JOIN pgleases.leases AS l ON l.name = m.lease
-    WHERE m.session = $1
-    INTO numbers, names;
+    -- due_in: negative for none, 0 also where the clock stepped back.
+    RETURN (SELECT concat_ws(' ', $2, run, string_agg(concat_ws(' ', l.generation,
+                       CASE WHEN l.next_check_at = 'infinity' THEN -0.000001
+                            WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
+                            ELSE greatest(extract(epoch FROM l.next_check_at - now), 0) END,
+                       m.weight), ' '),
+                   coalesce(array_agg(l.name), '{}'))
+            FROM pgleases.members AS m
+            JOIN pgleases.leases AS l ON l.name = m.lease
+            WHERE m.session = $1);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat with the run of the server and the leases in it, after what is told each time; null: the session is gone, or a copy has renewed it.';
@@ -168,21 +160,38 @@ CREATE OR REPLACE FUNCTION pgleases.heartbeat(
     OUT due_in bigint[], OUT weights int[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    n bigint[];
+    answer CONSTANT text := pgleases.heartbeat($1, $2, double precision 'infinity', 0, 0, 0, '0');
+    n CONSTANT numeric[] := string_to_array(regexp_replace(split_part(answer, ' {', 1), '^[a-z]+ ', ''), ' ')::numeric[];
 BEGIN
-    SELECT string_to_array(h.numbers, ' ')::bigint[], h.names FROM pgleases.heartbeat($1, $2, 0, 0, 0, 0, 0, '0') AS h INTO n, names;
-    alive := n[1] = 1;
-    clock := n[3];
-    settled := n[4];
-    incarnation := n[6];
-    check_due_in := n[7];
-    sessions := n[8];
+    alive := answer !~ '^[a-z]';
+    IF NOT alive THEN
+        clock := n[1] * 1000000;
+        settled := n[2];
+        timeline := n[4];
+        started := n[5] * 1000000;
+        mark := n[6];
+        incarnation := 0;
+        check_due_in := 0;
+        sessions := 0;
+        names := '{}';
+        generations := '{}';
+        due_in := '{}';
+        weights := '{}';
+        RETURN;
+    END IF;
+    clock := (n[1] - n[2]) * 1000000;
+    settled := n[3];
+    check_due_in := CASE WHEN n[5] > n[1] + 1 THEN 0 -- the clock stepped back: due now
+                         ELSE least(greatest(n[5] - n[1] + n[2], 0), CASE WHEN n[7] > 0 THEN n[7] END) * 1000000 END;
+    sessions := n[6];
+    incarnation := n[8];
     timeline := n[10];
-    started := n[11];
+    started := n[11] * 1000000;
     mark := n[12];
+    names := substr(answer, strpos(answer, ' {') + 1)::text[];
     generations := ARRAY(SELECT n[10 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
-    due_in := ARRAY(SELECT n[11 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
-    weights := ARRAY(SELECT n[12 + 3 * i]::int FROM generate_series(1, cardinality(names)) AS i);
+    due_in := ARRAY(SELECT n[11 + 3 * i] * 1000000 FROM generate_series(1, cardinality(names)) AS i);
+    weights := ARRAY(SELECT n[12 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';

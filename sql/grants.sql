@@ -8,7 +8,7 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases
 GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, bigint, bigint, bigint, bigint, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
+GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
     pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
     pgleases.read(bigint, pg_catalog.text[]),
     pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int),

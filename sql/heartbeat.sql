@@ -3,23 +3,22 @@
 --
 -- $1 bigint  session
 -- $2 int     lock timeout, milliseconds
--- $3 bigint  time for which the caller has watched the clock of this run of the server, microseconds
--- $4 bigint  the clock at the caller's last heartbeat, microseconds since 1970
--- $5 bigint  the mark then; 0: it is not known whether that was its last
--- $6 bigint started, $7 bigint mark: the run of the server that last told leases; mark 0: they are to be told
--- $8 xid8    seen, as that heartbeat returned it
+-- $3 double precision  the clock at the caller's last heartbeat
+-- $4 bigint  the mark then; 0: it is not known whether that was its last
+-- $5 double precision started, $6 bigint mark: the run of the server that last told leases; mark 0: they are to be told
+-- $7 xid8    seen, as that heartbeat returned it
 --
--- One value, a pair, because columns cost the server more than what is in them.
---   text    numbers: alive (0 or 1), copied (0 or 1), clock, settled, era, incarnation, check_due_in, sessions, seen; then timeline, started, mark;
---           then for each lease generation, due_in, weight
---   text[]  the names of the leases of which the session is a member, in the same order
--- Where it is the run given and no lease has changed since, the names are null and the numbers end with seen. Of a session that
--- is not alive, incarnation, check_due_in, sessions and seen are 0, and no leases are told.
+-- One text, because columns cost the server more than what is in them: numbers with blanks between them.
+--   expiry, ttl, settled, era, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
+--   then, where it is another run or a lease has changed since: timeline, started, mark; for each lease generation, due_in, weight; and
+--   the names of these leases in the same order, as an array
+-- Of a session that is not alive it is one word and numbers: gone or copied; clock, settled, era, timeline, started, mark. Copied: it lives,
+-- but was renewed since $3 by a copy of the caller's process.
 --
--- Times are microseconds; check_due_in and due_in are the time until then: 0 for now, also where the clock stepped back; a
--- negative due_in for never. copied: the session lives, but was renewed since $4 by a copy of the caller's process. Some checks
--- are due for that caller who has watched for long enough.
+-- Times are seconds, points in time since 1970. A check for expired sessions is due at next_check; where that is more than a second
+-- after expiry, the clock stepped back, and it is due now. Where unwatched is not 0, one is due for who has watched the clock of this run of the
+-- server for so long. due_in is the time until a plan is due: 0 for now, also where the clock stepped back; negative for never.
 --
 -- A row of members that somebody deletes by hand is no change of a lease. Its client hears of it when that lease next changes, as it
 -- does where its partitions are given to others, or within a minute.
-SELECT pgleases.heartbeat($1, $2, $3, $4, $5, $6, $7, $8) -- without casts, each of which would cost a percent
+SELECT pgleases.heartbeat($1, $2, $3, $4, $5, $6, $7) -- without casts, each of which would cost a percent

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -128,64 +129,99 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	if c.told.holds(session) {
 		run, seen = c.told.run, c.told.seen
 	}
-	answer, err := call(ctx, c, c.beatAnswer, c.statements.Heartbeat, session, c.lockWait, watched.Microseconds(), last.Clock, last.Mark,
-		run.Started, run.Mark, seen)
+	// In quotes, as words: the server would convert each number that it takes for a smaller type.
+	answer, err := call(ctx, c, pgx.RowTo[string], c.statements.Heartbeat, strconv.FormatInt(session, 10), c.lockWait,
+		seconds(last.Clock), strconv.FormatInt(last.Mark, 10), seconds(run.Started), strconv.FormatInt(run.Mark, 10), seen)
 	if err != nil {
 		return Beat{}, err
 	}
-	n := answer.numbers
-	c.told.seen = strconv.FormatInt(n[8], 10)
-	if answer.names != nil {
-		c.told.session, c.told.at, c.told.run = session, time.Now(), Run{n[9], n[10], n[11]}
-		c.told.leases = make([]LeaseBeat, len(answer.names))
-		for i, name := range answer.names {
-			of := n[leaseNumbers(i):]
-			c.told.leases[i] = LeaseBeat{name, of[0], micros(of[1]), int(of[2])}
-		}
+	beat, err := c.beat(answer, session, watched)
+	if err != nil {
+		return Beat{}, fmt.Errorf("a heartbeat's answer, %q: %w", answer, err)
 	}
-	return Beat{
-		Alive: n[0] == 1, Copied: n[1] == 1, Clock: n[2], Run: c.told.run, Settled: n[3], Era: n[4], Incarnation: n[5],
-		CheckDueIn: micros(n[6]), Sessions: n[7], Leases: c.told.leases,
-	}, nil
+	return beat, nil
 }
 
-// leaseNumbers is how many numbers come before those of a lease.
-func leaseNumbers(lease int) int { return 12 + 3*lease }
-
-// A beatAnswer is what heartbeat.sql returns.
-type beatAnswer struct {
-	numbers []int64
-	names   []string // nil: neither the run nor leases are told
+// beat reads what heartbeat.sql returns.
+func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, error) {
+	numbers, names, tells := strings.Cut(answer, " {")
+	r := reader{words: strings.Split(numbers, " ")}
+	if state := r.words[0]; state == "gone" || state == "copied" {
+		r.words = r.words[1:]
+		beat := Beat{Copied: state == "copied", Clock: r.micros(), Settled: r.number(), Era: r.number(), Run: r.run()}
+		return beat, r.end()
+	}
+	expiry, ttl := r.micros(), r.micros()
+	beat := Beat{Alive: true, Clock: expiry - ttl, Settled: r.number(), Era: r.number()}
+	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() { // later: the clock stepped back, and it is due now
+		beat.CheckDueIn = micros(due)
+	}
+	beat.Sessions = r.number()
+	if unwatched := micros(r.micros()); unwatched > 0 {
+		beat.CheckDueIn = min(beat.CheckDueIn, max(unwatched-watched, 0))
+	}
+	beat.Incarnation = r.number()
+	seen := r.word()
+	if tells {
+		told := told{session: session, at: time.Now(), run: r.run()}
+		var named []string
+		if err := c.conn.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte("{"+names), &named); err != nil {
+			return Beat{}, err
+		}
+		told.leases = make([]LeaseBeat, len(named))
+		for i, name := range named {
+			told.leases[i] = LeaseBeat{name, r.number(), micros(r.micros()), int(r.number())}
+		}
+		if r.err == nil {
+			c.told = told
+		}
+	}
+	c.told.seen = seen
+	beat.Run, beat.Leases = c.told.run, c.told.leases
+	return beat, r.end()
 }
 
-func (c *Conn) beatAnswer(row pgx.CollectableRow) (answer beatAnswer, err error) {
-	types := c.conn.TypeMap()
-	parts := pgtype.NewCompositeTextScanner(types, row.RawValues()[0])
-	if !parts.Next() {
-		return answer, cmp.Or(parts.Err(), errors.New("a heartbeat's answer has no numbers"))
-	}
-	for word := range strings.SplitSeq(string(parts.Bytes()), " ") {
-		number, err := strconv.ParseInt(word, 10, 64)
-		if err != nil {
-			return answer, fmt.Errorf("a heartbeat's answer: %w", err)
-		}
-		answer.numbers = append(answer.numbers, number)
-	}
-	if !parts.Next() {
-		return answer, cmp.Or(parts.Err(), errors.New("a heartbeat's answer has no names"))
-	}
-	want := 9
-	if parts.Bytes() != nil {
-		if err := types.Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, parts.Bytes(), &answer.names); err != nil {
-			return answer, fmt.Errorf("a heartbeat's answer: %w", err)
-		}
-		want = leaseNumbers(len(answer.names))
-	}
-	if got := len(answer.numbers); got != want {
-		return answer, fmt.Errorf("a heartbeat's answer has %d numbers with %d leases, not %d", got, len(answer.names), want)
-	}
-	return answer, nil
+// A reader reads words one after the other. After an error it returns zeros.
+type reader struct {
+	words []string
+	err   error
 }
+
+func (r *reader) word() string {
+	if len(r.words) == 0 {
+		r.err = cmp.Or(r.err, errors.New("it ends too early"))
+		return ""
+	}
+	word := r.words[0]
+	r.words = r.words[1:]
+	return word
+}
+
+func (r *reader) number() int64 {
+	n, err := strconv.ParseInt(r.word(), 10, 64)
+	r.err = cmp.Or(r.err, err)
+	return n
+}
+
+// micros reads seconds, and returns microseconds. Infinity is a time that never comes.
+func (r *reader) micros() int64 {
+	s, err := strconv.ParseFloat(r.word(), 64)
+	r.err = cmp.Or(r.err, err)
+	return int64(math.Round(max(min(s, 9e9), -9e9) * 1e6)) // a float holds microseconds so far
+}
+
+func (r *reader) run() Run { return Run{r.number(), r.micros(), r.number()} }
+
+// end returns what was wrong.
+func (r *reader) end() error {
+	if r.err == nil && len(r.words) > 0 {
+		r.err = fmt.Errorf("it goes on with %q", r.words[0])
+	}
+	return r.err
+}
+
+// seconds writes microseconds as reader.micros reads them.
+func seconds(micros int64) string { return strconv.FormatFloat(float64(micros)/1e6, 'f', -1, 64) }
 
 // Mark marks this run of the server, unless it is marked already. See mark.sql.
 func (c *Conn) Mark(ctx context.Context, mark int64) error {

@@ -66,7 +66,7 @@ func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
 		"a crash, and marked since": func(f *fixture) { f.mark(random()) },
 		"a copy that was started apart": func(f *fixture) {
 			f.exec("CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
-			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat' AND pronargs = 8")
+			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat' AND pronargs = 7")
 			f.exec(strings.ReplaceAll(text, "pg_catalog.pg_postmaster_start_time()", "public.pg_postmaster_start_time()"))
 		},
 	} {
