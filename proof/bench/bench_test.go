@@ -14,7 +14,7 @@ func init() { workIfAsked() }
 func TestEveryRowHasAFigureAndAFloor(t *testing.T) {
 	var out, progress strings.Builder
 	file := t.TempDir() + "/figures.md"
-	if err := run(t.Context(), []string{"-quick", "-o", file}, &out, &progress); err != nil {
+	if err := run(t.Context(), []string{"-quick", "-run", ".", "-o", file}, &out, &progress); err != nil {
 		t.Fatalf("%v\n%s", err, out.String())
 	}
 	t.Logf("%s\n%s", progress.String(), out.String())

@@ -9,14 +9,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
 const crowdPoolSize = 20
 
 // A crowdSize says how many clients there are, how many of them die together, and how long they are watched before.
 type crowdSize struct {
-	clients, victims, partitions int
+	clients, victims, partitions int // partitions of all leases
 	steady                       time.Duration
+}
+
+// jobs are those of two processes, of which the second dies.
+func (s crowdSize) jobs() []job {
+	return []job{
+		{Prefix: "survivor", Clients: s.clients - s.victims, AtOnce: s.clients, Leases: []string{crewLease}, Partitions: s.partitions},
+		{Prefix: "victim", Clients: s.victims, AtOnce: s.clients, Leases: []string{crewLease}, Partitions: s.partitions},
+	}
 }
 
 // measureCrowd has many clients of two processes join at once through PgBouncer, watches them do nothing, and kills one process.
@@ -32,7 +41,7 @@ func measureCrowd(ctx context.Context, l *lab, out *part) error {
 	ttl := time.Duration(l.pick(1, 6)) * time.Second
 	line := curve{name: "crowd", axis: "clients of 1 lease of 10,000 partitions, heartbeat 2 s, through PgBouncer"}
 	for _, size := range sizes {
-		c, err := newCrowd(ctx, l, size, ttl)
+		c, err := newCrowd(ctx, l, l.bouncer, size, ttl, patience)
 		if err != nil {
 			return err
 		}
@@ -88,6 +97,7 @@ type usage struct {
 	statements map[string]tally // nothing where they are not counted
 	server     time.Duration    // processor time
 	bouncer    time.Duration
+	logged     float64 // bytes of WAL
 }
 
 // nominal is how many heartbeats there would be in the calm if each client sent one in each interval, and no other.
@@ -95,12 +105,12 @@ func (c *crowd) nominal() int {
 	return max(1, int(float64(c.size.clients)*share(c.steady.span, c.ttl/3)))
 }
 
-func newCrowd(ctx context.Context, l *lab, size crowdSize, ttl time.Duration) (*crowd, error) {
+func newCrowd(ctx context.Context, l *lab, bouncer *pgserver.Bouncer, size crowdSize, ttl, patience time.Duration) (*crowd, error) {
 	url, drop, err := newDatabase(ctx, l.durable)
 	if err != nil {
 		return nil, err
 	}
-	c := &crowd{size: size, ttl: ttl, drop: drop, news: newNewsroom()}
+	c := &crowd{size: size, ttl: ttl, drop: drop, news: newNewsroom(patience)}
 	if c.pool, err = newPool(ctx, url); err == nil {
 		err = pgleases.Migrate(ctx, c.pool)
 	}
@@ -111,7 +121,7 @@ func newCrowd(ctx context.Context, l *lab, size crowdSize, ttl time.Duration) (*
 		err = c.countStatements(ctx)
 	}
 	if err == nil {
-		c.url, err = l.bouncer.Through(url)
+		c.url, err = bouncer.Through(url)
 	}
 	if err == nil {
 		c.postmaster, err = postmasterOf(ctx, c.pool)
@@ -172,25 +182,13 @@ func (c *crowd) live(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.arrive(ctx); err != nil {
+	if err := c.arrive(ctx, c.size.jobs()); err != nil {
 		return err
 	}
 	if c.arrival, err = arrival(ctx); err != nil {
 		return err
 	}
-	if err := atRest(ctx, c.pool, crewLease); err != nil {
-		return err
-	}
-	steady, err := c.meter(ctx)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-time.After(c.size.steady):
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	if c.steady, err = steady(ctx); err != nil {
+	if err := c.rest(ctx, crewLease); err != nil {
 		return err
 	}
 	deaths, err := c.meter(ctx)
@@ -204,11 +202,31 @@ func (c *crowd) live(ctx context.Context) error {
 	return err
 }
 
+// rest watches the crowd do nothing, once its leases are at rest.
+func (c *crowd) rest(ctx context.Context, leases ...string) error {
+	for _, lease := range leases {
+		if err := atRest(ctx, c.pool, lease); err != nil {
+			return err
+		}
+	}
+	steady, err := c.meter(ctx)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-time.After(c.size.steady):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	c.steady, err = steady(ctx)
+	return err
+}
+
 // arrive has all clients join, and waits until they share.
-func (c *crowd) arrive(ctx context.Context) error {
+func (c *crowd) arrive(ctx context.Context, jobs []job) error {
 	began := time.Now()
-	for _, j := range []job{{Prefix: "survivor", Clients: c.size.clients - c.size.victims}, {Prefix: "victim", Clients: c.size.victims}} {
-		j.URL, j.Partitions, j.TTL = c.url, c.size.partitions, c.ttl
+	for _, j := range jobs {
+		j.URL, j.TTL = c.url, c.ttl
 		w, err := c.news.start(j)
 		if err != nil {
 			return err
@@ -264,7 +282,7 @@ func (c *crowd) meter(ctx context.Context) (func(context.Context) (usage, error)
 	return func(ctx context.Context) (usage, error) {
 		after, err := c.used(ctx)
 		return usage{time.Since(began), since(before.statements, after.statements),
-			after.server - before.server, after.bouncer - before.bouncer}, err
+			after.server - before.server, after.bouncer - before.bouncer, after.logged - before.logged}, err
 	}, err
 }
 
@@ -272,6 +290,9 @@ func (c *crowd) meter(ctx context.Context) (func(context.Context) (usage, error)
 func (c *crowd) used(ctx context.Context) (u usage, err error) {
 	u.server, _ = serverTime(c.postmaster)
 	u.bouncer, _ = namedTime("pgbouncer")
+	if u.logged, err = one[float64](ctx, c.pool, walPosition); err != nil {
+		return u, err
+	}
 	if c.counts {
 		u.statements, err = tallies(ctx, c.pool)
 	}
@@ -326,6 +347,11 @@ func (c *crowd) tell(out *part, goals bool) {
 			{"PgBouncer", duration(c.steady.bouncer), percent(share(c.steady.bouncer, c.steady.span)) + " of a core"},
 		},
 		goal: "< 30 % of a core", met: judge(share(c.steady.server, c.steady.span) < 0.3),
+	})
+	add(calm, row{
+		what:   "WAL meanwhile",
+		figure: fmt.Sprintf("%s bytes for each client and heartbeat, full-page images included", significant(c.steady.logged/float64(c.nominal()))),
+		floors: []floor{{"kB a second", significant(c.steady.logged / 1000 / c.steady.span.Seconds()), ""}},
 	})
 	add(c.covered > 0, row{
 		what:   fmt.Sprintf("%d of them killed: from the last expiry to all owned again", c.size.victims),

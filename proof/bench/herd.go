@@ -96,7 +96,11 @@ func (h *herd) register(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		h.sessions, h.renewals = append(h.sessions, session), append(h.renewals, store.Renewal{})
+		beat, err := conn.Heartbeat(ctx, session, 0, store.Renewal{}) // before it joins, as a client does
+		if err != nil {
+			return err
+		}
+		h.sessions, h.renewals = append(h.sessions, session), append(h.renewals, store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark})
 		for n := range h.size.leases {
 			if _, err := conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), h.size.partitions, 1, 1); err != nil {
 				return err
@@ -178,17 +182,18 @@ func (h *herd) cost(ctx context.Context, beats int) (beatCost, error) {
 	return cost, err
 }
 
+const walPosition = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8"
+
 // logged returns how many bytes of WAL something writes.
 func (h *herd) logged(ctx context.Context, do func() error) (float64, error) {
-	const position = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8"
-	before, err := one[float64](ctx, h.pool, position)
+	before, err := one[float64](ctx, h.pool, walPosition)
 	if err != nil {
 		return 0, err
 	}
 	if err := do(); err != nil {
 		return 0, err
 	}
-	after, err := one[float64](ctx, h.pool, position)
+	after, err := one[float64](ctx, h.pool, walPosition)
 	return after - before, err
 }
 

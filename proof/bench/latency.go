@@ -75,7 +75,7 @@ func (s *latencies) take(ctx context.Context, l *lab, rounds int, reach func(url
 		return err
 	}
 	defer c.disband()
-	news := newNewsroom()
+	news := newNewsroom(patience)
 	for round := range rounds {
 		if err := s.comeAndGo(ctx, l, c, fmt.Sprintf("newcomer-%d", round)); err != nil {
 			return err

@@ -14,8 +14,8 @@ import (
 
 // marks tell the statements of the protocol apart, by what stands in only one of them.
 var marks = []struct{ name, text string }{
-	{"heartbeat", `.heartbeat(`}, {"register", `identity AS (`}, {"join", `created_generation`}, {"read", `AS moving`},
-	{"claim", `AS locked`}, {"plan", `.plan(`}, {"apply", `.apply(`}, {"release", `heirs AS`}, {"evict", `left_behind AS`},
+	{"heartbeat", `.heartbeat(`}, {"register", `identity AS (`}, {"join", `created_generation`}, {"read", `.read(`},
+	{"claim", `AS locked`}, {"plan", `.plan(`}, {"apply", `.apply(`}, {"release", `.release(`}, {"announce", `.announce(`}, {"evict", `.evict(`},
 	{"mark", `server_mark (mark)`}, {"connect", `pg_is_in_recovery`}, {"check the schema", `min_code`},
 }
 

@@ -17,13 +17,15 @@ import (
 // envWork makes a process that calls workIfAsked a worker; it holds the job as JSON.
 const envWork = "PGLEASES_BENCH_WORK"
 
-// A job is what a worker process does: it opens clients, all at once, that join a lease, and tells what they own until it is killed
+// A job is what a worker process does: it opens clients that join leases, and tells what they own until it is killed
 // or its parent ends.
 type job struct {
 	URL        string
 	Prefix     string // of the clients' IDs
 	Clients    int
-	Partitions int
+	AtOnce     int      // how many of them open and join at a time
+	Leases     []string // each client joins one, as many the first as the last; one lease after the other
+	Partitions int      // of each lease
 	TTL        time.Duration
 }
 
@@ -60,8 +62,9 @@ func (j job) work(ctx context.Context, out *json.Encoder) error {
 	c := newCensus()
 	var mu sync.Mutex // guards repeated and why
 	repeated, why := 0, ""
+	turn := make(chan struct{}, j.AtOnce)
 	for i := range j.Clients {
-		m := &member{url: j.URL, id: fmt.Sprintf("%s-%d", j.Prefix, i), lease: crewLease, partitions: j.Partitions, ttl: j.TTL}
+		m := &member{url: j.URL, id: fmt.Sprintf("%s-%d", j.Prefix, i), lease: j.Leases[i*len(j.Leases)/j.Clients], partitions: j.Partitions, ttl: j.TTL}
 		again := func(err error) bool {
 			if err == nil {
 				return false
@@ -75,10 +78,12 @@ func (j job) work(ctx context.Context, out *json.Encoder) error {
 			return true
 		}
 		go func() {
+			turn <- struct{}{}
 			for again(m.open(ctx)) {
 			}
 			for again(m.join(ctx)) {
 			}
+			<-turn
 			c.watch(m)
 		}()
 	}
@@ -106,10 +111,12 @@ type newsroom struct {
 	last    map[*worker]tiding
 	ended   error         // of a worker that was not killed
 	changed chan struct{} // closed at the next change
+
+	patience time.Duration // of until
 }
 
-func newNewsroom() *newsroom {
-	return &newsroom{last: make(map[*worker]tiding), changed: make(chan struct{})}
+func newNewsroom(patience time.Duration) *newsroom {
+	return &newsroom{last: make(map[*worker]tiding), changed: make(chan struct{}), patience: patience}
 }
 
 // A worker is a process full of clients.
@@ -206,7 +213,7 @@ func (n *newsroom) summary() (tiding, <-chan struct{}, error) {
 
 // until waits until all workers together satisfy holds, and returns what they told then.
 func (n *newsroom) until(ctx context.Context, what string, holds func(tiding) bool) (tiding, error) {
-	late := time.NewTimer(patience)
+	late := time.NewTimer(n.patience)
 	defer late.Stop()
 	for {
 		all, changed, err := n.summary()
@@ -216,7 +223,7 @@ func (n *newsroom) until(ctx context.Context, what string, holds func(tiding) bo
 		select {
 		case <-changed:
 		case <-late.C:
-			return all, fmt.Errorf("%w: %s, within %v; told was %+v", errLate, what, patience, all)
+			return all, fmt.Errorf("%w: %s, within %v; told was %+v", errLate, what, n.patience, all)
 		case <-ctx.Done():
 			return all, context.Cause(ctx)
 		}
