@@ -31,8 +31,9 @@ func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *p
 }
 
 // settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
-// are. A pooler in transaction mode keeps these few for each client.
-var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO"}
+// are. A pooler in transaction mode keeps these few for each client. Each value is spelled as the server reports it: where they
+// differ, PgBouncer sets it anew before every transaction, which is a statement and a round trip more.
+var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO, MDY"}
 
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")

@@ -36,6 +36,16 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	}
 }
 
+// PgBouncer compares them as text, before every transaction.
+func TestSettingsAreSpelledAsTheServerReportsThem(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	conn := f.conn()
+	for name, value := range Settings {
+		expect(t, conn.Raw().PgConn().ParameterStatus(name), value, name)
+	}
+}
+
 func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

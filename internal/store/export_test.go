@@ -15,6 +15,9 @@ type (
 	Flags   = flags
 )
 
+// Settings are those that a connection asks for.
+var Settings = settings
+
 // Raw is the connection that the statements run on.
 func (c *Conn) Raw() *pgx.Conn { return c.conn }
 
