@@ -160,7 +160,6 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 // Whoever overtook it may have asked for another plan, at another time.
 func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
 	inWorld(t, func(w *world) {
-		a := w.start("a", rare...)
 		began := time.Now()
 		w.after = func(op string) {
 			if op == "plan" && time.Since(began) < time.Second {
@@ -171,7 +170,7 @@ func TestAPlanThatIsOvertakenForLongIsClaimedAgain(t *testing.T) {
 				})
 			}
 		}
-		l := a.mustJoin("x", 1000)
+		l := w.start("a", rare...).mustJoin("x", 1000)
 		w.within(2*time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
 		plans, claims := w.count("plan"), w.count("claim")
 		if claims < 5 || plans > 3*(claims+1) { // the join made the first claim
