@@ -167,7 +167,7 @@ func (s *latencies) comeAndGo(ctx context.Context, l *lab, c *crew, id string) e
 func (s *latencies) die(ctx context.Context, l *lab, c *crew, news *newsroom, id string) error {
 	s.stage.RLock()
 	defer s.stage.RUnlock()
-	w, err := news.start(job{URL: c.url, Prefix: id, Clients: 1, Partitions: c.partitions, TTL: c.ttl})
+	w, err := news.start(job{URL: c.url, Prefix: id, Clients: 1, AtOnce: 1, Leases: []string{crewLease}, Partitions: c.partitions, TTL: c.ttl})
 	if err != nil {
 		return err
 	}
