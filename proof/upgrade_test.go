@@ -131,8 +131,8 @@ func (r *rollout) start(id, program string) {
 	config := r.config
 	config.ID, config.Program = id, program
 	config.Log = fmt.Sprintf("%s/%s.%d.log", r.dir, id, r.started)
-	r.pods[id] = startWorker(r, config)
-	hasJoined(r, r.pods[id])
+	r.pods[id] = startWorker(r.Try, config)
+	hasJoined(r.Try, r.pods[id])
 }
 
 // close has a worker close in good order.
@@ -182,7 +182,7 @@ func (r *rollout) settles(when string) {
 	r.Helper()
 	within := r.config.TTL + 200*time.Millisecond + time.Second + lateWithoutNotify(r.config.URL, r.config.TTL/3)
 	began := time.Now()
-	waitFor(r, within+slack, "all is owned and shared evenly "+when, func() bool {
+	waitFor(r.Try, within+slack, "all is owned and shared evenly "+when, func() bool {
 		held := make(map[int]bool)
 		least, most := r.config.Partitions, 0
 		for _, p := range r.pods {
@@ -196,7 +196,7 @@ func (r *rollout) settles(when string) {
 	})
 	r.Logf("%s: settled after %v", when, time.Since(began).Round(time.Millisecond))
 	since := value[time.Time](r, r.pool, "SELECT clock_timestamp()")
-	waitFor(r, patience, "all write "+when, func() bool {
+	waitFor(r.Try, patience, "all write "+when, func() bool {
 		var writers []string
 		err := r.pool.QueryRow(r.Context(), "SELECT coalesce(array_agg(DISTINCT writer), '{}') FROM effects WHERE at > $1", since).Scan(&writers)
 		return err == nil && !slices.ContainsFunc(slices.Collect(maps.Keys(r.pods)), func(id string) bool { return !slices.Contains(writers, id) })
