@@ -426,27 +426,3 @@ func TestAnOpeningWhoseAnswerWasLostIsNewerThanAProcessThatCameMeanwhile(t *test
 		}
 	})
 }
-
-// Where many heartbeats in a second tell that a check is due, few of them lead to one.
-func TestOfManyClientsFewTakeTheirTurnToEvict(t *testing.T) {
-	for _, test := range []struct {
-		sessions  int64
-		heartbeat time.Duration
-		turns     float64 // of 10,000
-	}{
-		{1, 300 * time.Millisecond, 10_000},
-		{lookers, time.Second, 10_000},
-		{1000, 2 * time.Second, 10_000 * lookers / 500},
-		{10_000, 10 * time.Second, 10_000 * lookers / 1000},
-	} {
-		c, turns := check{sessions: test.sessions}, 0.0
-		for range 10_000 {
-			if c.takesTurn(test.heartbeat) {
-				turns++
-			}
-		}
-		if turns < 0.7*test.turns || turns > 1.3*test.turns {
-			t.Errorf("%d sessions, heartbeat %v: %v turns of 10,000, not about %v", test.sessions, test.heartbeat, turns, test.turns)
-		}
-	}
-}

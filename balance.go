@@ -35,17 +35,7 @@ func (e *engine) heardCheck(beat store.Beat) {
 		return
 	}
 	// After the spread the cutoff is past the due time too. Heartbeats may be closer together than that: the first one decides.
-	looked := !c.lookAt.After(now)
-	if c.lookAt = never; looked || c.takesTurn(e.options.heartbeat) {
-		c.evictAt = earlier(c.evictAt, now.Add(c.watch.spread()))
-	}
-}
-
-// takesTurn decides whether to evict, where a check is due: of many clients, whose heartbeats tell each that it is, about so many in
-// a second as look for one.
-func (c *check) takesTurn(heartbeat time.Duration) bool {
-	inASecond := float64(c.sessions) / heartbeat.Seconds()
-	return inASecond <= lookers || rand.Float64()*inASecond < lookers
+	c.lookAt, c.evictAt = never, earlier(c.evictAt, now.Add(c.watch.spread()))
 }
 
 // lookers is how many clients, of however many, look whether a check is due that no heartbeat of theirs would see so soon. Among
