@@ -215,9 +215,9 @@ func heldBy(t testing.TB, p *faults.Process) []int {
 	return held(t, p)
 }
 
-// Promises 1 to 3, 5 and 6 through an upgrade from version 1 that is taken back halfway, and then carried out.
+// Promises 1 to 3, 5 and 6 through an upgrade from version 1 that is taken back halfway, and then carried out. Not in parallel with
+// other tests: its TTL is the shortest, and it has a deadline at each step.
 func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
-	t.Parallel()
 	const newer = ""
 	older := buildVersion1(t)
 	punctual.Run(t, func(t *punctual.Try) {
