@@ -114,7 +114,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 			switch {
 			case l.NextCheckAt == Ever:
 				b.DueIn = unasked
-			case l.NextCheckAt <= clock+second+50*l.Partitions: // else the clock stepped back
+			case l.NextCheckAt <= l.latest(clock): // else the clock stepped back
 				b.DueIn = micros(max(l.NextCheckAt-clock, 0))
 			}
 			beat.Leases = append(beat.Leases, b)
@@ -219,8 +219,8 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		if _, join.Alive = t.Clients[session]; !join.Alive {
 			return join, false
 		}
-		claim, calm := clock+100*millisecond+10*int64(partitions), l.PlannedAt+250*millisecond+10*l.Partitions
-		underWay := l.NextCheckAt > clock && l.NextCheckAt <= clock+second+50*l.Partitions
+		calm := l.PlannedAt + 250*millisecond + 10*l.Partitions
+		underWay := l.NextCheckAt > clock && l.NextCheckAt <= l.latest(clock)
 		switch {
 		case !known:
 			l = Lease{Generation: 1, CreatedGeneration: 1}
@@ -237,10 +237,10 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 				l.NextCheckAt = min(max(calm, clock+100*millisecond), l.PlannedAt+second+10*l.Partitions)
 			}
 		}
-		if join.Claimed {
-			l.NextCheckAt, l.PlannedAt = claim, clock
-		}
 		l.Partitions = int64(partitions)
+		if join.Claimed {
+			l.claim(clock)
+		}
 		t.Leases[lease] = l
 		if l.CreatedGeneration == l.Generation {
 			rows := make([]Partition, partitions)
@@ -371,7 +371,9 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			case member.Weight != 0:
 				member.Weight = 0
 				t.Members[m] = member
-				due[name] = due[name] || false // it has changed
+				if !due[name] {
+					due[name] = false // it has changed
+				}
 			}
 		}
 		for _, name := range slices.Sorted(maps.Keys(due)) {
@@ -474,10 +476,12 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 			}
 		}
 		for name, rows := range t.Partitions {
+			l := t.Leases[name]
+			if !inhabited[name] || l.NextCheckAt <= l.latest(clock) { // a plan is due or under way
+				continue
+			}
 			for _, row := range rows {
-				l := t.Leases[name]
-				underWay := l.NextCheckAt <= clock+second+50*l.Partitions
-				if inhabited[name] && !underWay && (row.Owner != 0 && !living(name, row.Owner) || row.Target != 0 && !living(name, row.Target)) {
+				if row.Owner != 0 && !living(name, row.Owner) || row.Target != 0 && !living(name, row.Target) {
 					affected[name] = true
 				}
 			}
@@ -532,8 +536,8 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 		var claimed []string
 		for _, name := range distinct(leases) {
 			l, known := t.Leases[name]
-			if known && (l.NextCheckAt <= clock || l.NextCheckAt > clock+second+50*l.Partitions && l.NextCheckAt < Ever) {
-				l.NextCheckAt, l.PlannedAt = clock+100*millisecond+10*l.Partitions, clock
+			if known && (l.NextCheckAt <= clock || l.NextCheckAt > l.latest(clock) && l.NextCheckAt < Ever) {
+				l.claim(clock)
 				t.Leases[name] = l
 				claimed = append(claimed, name)
 			}
@@ -541,6 +545,14 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 		return claimed, len(claimed) > 0
 	})
 }
+
+// claim keeps others from a plan of the lease for a while.
+func (l *Lease) claim(clock int64) {
+	l.NextCheckAt, l.PlannedAt = clock+100*millisecond+10*l.Partitions, clock
+}
+
+// latest is the last instant for which a plan can be due; due later: the clock stepped back.
+func (l *Lease) latest(clock int64) int64 { return clock + second + 50*l.Partitions }
 
 // Plan is plan.sql.
 func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error) {

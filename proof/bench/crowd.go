@@ -299,10 +299,10 @@ func (c *crowd) used(ctx context.Context) (u usage, err error) {
 	return u, err
 }
 
-func (c *crowd) tell(out *part, goals bool) {
-	n := grouped(c.size.clients) + " clients"
-	add := func(reached bool, r row) {
-		r.what = n + ": " + r.what
+// adder returns what adds rows of this crowd, where it came so far.
+func (c *crowd) adder(out *part, goals bool) func(reached bool, r row) {
+	return func(reached bool, r row) {
+		r.what = fmt.Sprintf("%s clients: %s", grouped(c.size.clients), r.what)
 		if !goals {
 			r.goal, r.met = "", noGoal
 		}
@@ -310,7 +310,11 @@ func (c *crowd) tell(out *part, goals bool) {
 			out.add(r)
 		}
 	}
-	arrived, calm := c.arrival.span > 0, c.steady.span > 0
+}
+
+func (c *crowd) tell(out *part, goals bool) {
+	add := c.adder(out, goals)
+	arrived := c.arrival.span > 0
 	add(c.joined > 0, row{
 		what:   "all have joined",
 		figure: fmt.Sprintf("%s, %d attempts repeated", duration(c.joined), c.repeated),
@@ -331,27 +335,7 @@ func (c *crowd) tell(out *part, goals bool) {
 		floors: []floor{{"the minimum", "0", ""}},
 		goal:   "<= 3", met: judge(c.mostMoves <= 3),
 	})
-	each := float64(calls(c.steady.statements)) / float64(c.nominal())
-	add(calm && c.counts, row{
-		what:   fmt.Sprintf("statements in %v of calm", c.size.steady),
-		figure: grouped(calls(c.steady.statements)),
-		floors: []floor{{"one for each client and heartbeat", grouped(c.nominal()), times(each)}},
-		goal:   "<= 1.1 x", met: judge(each <= 1.1),
-	})
-	add(calm, row{
-		what:   "processor time of the server meanwhile",
-		figure: fmt.Sprintf("%s, %s for each client and heartbeat", duration(c.steady.server), duration(c.steady.server/time.Duration(c.nominal()))),
-		floors: []floor{
-			{"one core", duration(c.steady.span), percent(share(c.steady.server, c.steady.span))},
-			{"PgBouncer", duration(c.steady.bouncer), percent(share(c.steady.bouncer, c.steady.span)) + " of a core"},
-		},
-		goal: "<= 200 µs", met: judge(c.steady.server/time.Duration(c.nominal()) <= 200*time.Microsecond),
-	})
-	add(calm, row{
-		what:   "WAL meanwhile",
-		figure: fmt.Sprintf("%s bytes for each client and heartbeat, full-page images included", significant(c.steady.logged/float64(c.nominal()))),
-		floors: []floor{{"kB a second", significant(c.steady.logged / 1000 / c.steady.span.Seconds()), ""}},
-	})
+	c.tellCalm(add)
 	add(c.covered > 0, row{
 		what:   fmt.Sprintf("%d of them killed: from the last expiry to all owned again", c.size.victims),
 		figure: fmt.Sprintf("%s (even shares: %s)", duration(c.covered), duration(c.balancedLast)),
@@ -359,17 +343,43 @@ func (c *crowd) tell(out *part, goals bool) {
 		goal:   "<= a heartbeat + 200 ms", met: judge(c.covered <= c.ttl/3+200*time.Millisecond),
 	})
 	if goals {
-		c.list(out, n)
+		c.list(out)
 	}
 }
 
+// tellCalm adds what the crowd cost while it did nothing.
+func (c *crowd) tellCalm(add func(reached bool, r row)) {
+	calm, beats := c.steady.span > 0, c.nominal()
+	each := float64(calls(c.steady.statements)) / float64(beats)
+	add(calm && c.counts, row{
+		what:   fmt.Sprintf("statements in %v of calm", c.size.steady),
+		figure: grouped(calls(c.steady.statements)),
+		floors: []floor{{"one for each client and heartbeat", grouped(beats), times(each)}},
+		goal:   "<= 1.1 x", met: judge(each <= 1.1),
+	})
+	add(calm, row{
+		what:   "processor time of the server meanwhile",
+		figure: fmt.Sprintf("%s, %s for each client and heartbeat", duration(c.steady.server), duration(c.steady.server/time.Duration(beats))),
+		floors: []floor{
+			{"one core", duration(c.steady.span), percent(share(c.steady.server, c.steady.span))},
+			{"PgBouncer", duration(c.steady.bouncer), percent(share(c.steady.bouncer, c.steady.span)) + " of a core"},
+		},
+		goal: "<= 200 µs", met: judge(c.steady.server/time.Duration(beats) <= 200*time.Microsecond),
+	})
+	add(calm, row{
+		what:   "WAL meanwhile",
+		figure: fmt.Sprintf("%s bytes for each client and heartbeat, full-page images included", significant(c.steady.logged/float64(beats))),
+		floors: []floor{{"kB a second", significant(c.steady.logged / 1000 / c.steady.span.Seconds()), ""}},
+	})
+}
+
 // list notes the statements of each phase.
-func (c *crowd) list(out *part, n string) {
+func (c *crowd) list(out *part) {
 	if !c.counts {
 		out.note("Statements were not counted: the server is without pg_stat_statements.")
 		return
 	}
-	out.note("Statements of %s, with the time that the server took over each, planning apart. Until balanced: %s. Calm: %s. After the deaths: %s.", n,
+	out.note("Statements of %s clients, with the time that the server took over each, planning apart. Until balanced: %s. Calm: %s. After the deaths: %s.", grouped(c.size.clients),
 		listed(c.arrival.statements), listed(c.steady.statements), listed(c.deaths.statements))
 }
 

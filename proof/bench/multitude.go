@@ -56,36 +56,15 @@ func measureMultitude(ctx context.Context, l *lab, out *part) error {
 		return err
 	}
 
-	beats := c.nominal()
-	n := grouped(size.clients) + " clients"
-	out.add(row{
-		what:   n + ": all have joined",
+	add := c.adder(out, false)
+	add(true, row{
+		what:   "all have joined",
 		figure: fmt.Sprintf("%s, %d attempts repeated; even shares %s later", duration(c.joined), c.repeated, duration(c.balanced)),
 		floors: []floor{{"processor time of the server until then", duration(c.arrival.server), percent(share(c.arrival.server, c.arrival.span)) + " of a core"}},
 	})
-	each := float64(calls(c.steady.statements)) / float64(beats)
-	if c.counts {
-		out.add(row{
-			what:   fmt.Sprintf("%s: statements in %v of calm", n, size.steady),
-			figure: grouped(calls(c.steady.statements)),
-			floors: []floor{{"one for each client and heartbeat", grouped(beats), times(each)}},
-		})
-	}
-	out.add(row{
-		what:   n + ": processor time of the server meanwhile",
-		figure: fmt.Sprintf("%s, %s for each client and heartbeat", duration(c.steady.server), duration(c.steady.server/time.Duration(beats))),
-		floors: []floor{
-			{"one core", duration(c.steady.span), percent(share(c.steady.server, c.steady.span))},
-			{"PgBouncer", duration(c.steady.bouncer), percent(share(c.steady.bouncer, c.steady.span)) + " of a core"},
-		},
-	})
-	out.add(row{
-		what:   n + ": WAL meanwhile",
-		figure: fmt.Sprintf("%s bytes for each client and heartbeat, full-page images included", significant(c.steady.logged/float64(beats))),
-		floors: []floor{{"kB a second", significant(c.steady.logged / 1000 / c.steady.span.Seconds()), ""}},
-	})
-	out.add(row{
-		what:   n + ": connections of the server",
+	c.tellCalm(add)
+	add(true, row{
+		what:   "connections of the server",
 		figure: grouped(connections),
 		floors: []floor{{"connections of clients to PgBouncer", grouped(size.clients), percent(float64(connections) / float64(size.clients))}},
 	})
