@@ -74,6 +74,7 @@ func (e *engine) beginEvict(now time.Time) *operation {
 			}
 			if len(evicted.IDs) > 0 {
 				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
+				e.locks.sweepAt = time.Now()
 			}
 			e.requestPlan(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
 			return nil

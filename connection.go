@@ -46,6 +46,7 @@ func (e *engine) beginConnect(time.Time) *operation {
 func (e *engine) disconnect() {
 	e.connection.conn.Close()
 	e.connection.conn, e.connection.probed, e.connection.listening, e.connection.prepareAt = nil, false, false, never
+	e.locks.listened = 0
 	e.connection.backOff(e.options)
 }
 
@@ -110,6 +111,7 @@ func (e *engine) beginWait(time.Time) *operation {
 		err := c.Wait(ctx)
 		return func(cancelled error) error {
 			switch {
+			case err == nil && e.heardGrants(c):
 			case err == nil:
 				e.readAll()
 			case cancelled != nil && !c.Closed():

@@ -33,6 +33,7 @@ func (e *engine) close(reason error) {
 	for _, m := range e.leases.byName {
 		e.leave(m, reason)
 	}
+	e.askForLocks(reason)
 }
 
 // hurry ends the wait for work.
@@ -62,7 +63,7 @@ func (e *engine) beginLookUp(time.Time) *operation {
 
 // onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
 func (e *engine) onlySessionRemains() bool {
-	return !e.joinedAny() && len(e.leases.planAt)+len(e.leases.unannounced) == 0
+	return !e.joinedAny() && !e.locksRemain() && len(e.leases.planAt)+len(e.leases.unannounced) == 0
 }
 
 // joinedAny reports whether the session is a member of a lease.
@@ -119,7 +120,7 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	}
 	tenures, leaving := e.releasable(now)
-	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced) == 0 && !e.onlySessionRemains()
+	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced)+e.locksToRelease() == 0 && !e.onlySessionRemains()
 }
 
 // idle reports whether no duty is under way.
@@ -146,6 +147,9 @@ func (e *engine) finish() {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
 				n, name))
 		}
+	}
+	for _, name := range e.finishLocks(e.ending.reason) {
+		errs = append(errs, fmt.Errorf("pgleases: close: lock %q not released: it is free when the session expires", name))
 	}
 	losses := e.endAll(e.ending.reason)
 	for _, m := range e.leases.byName {

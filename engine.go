@@ -28,6 +28,7 @@ type engine struct {
 	agenda     agenda     // what is under way, and what waits after a failure
 	check      check      // when to look for the dead
 	leases     leases     // what was joined, drains, asks for a plan
+	locks      locks      // what package lock holds and awaits
 	ending     ending     // the client's end
 
 	stats Stats // counts
@@ -54,6 +55,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			planAt:      make(map[string]time.Time),
 			planBatch:   maxBatch,
 		},
+		locks:  newLocks(),
 		ending: ending{giveUpAt: never},
 	}
 	e.publishStats()

@@ -87,7 +87,7 @@ func (e *engine) beginRead(time.Time) *operation {
 					e.readAnswered(m, r)
 				}
 			}
-			if e.session.confirmed != run && e.session.term != nil { // all that is shown was confirmed
+			if e.session.confirmed != run && e.session.term != nil && !e.locks.toConfirm { // all that is shown was confirmed
 				e.session.confirmed = run
 				e.trust(e.session.sent)
 			}

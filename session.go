@@ -193,6 +193,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	e.heardCheck(beat)
 	e.heardLeases(beat.Leases)
+	e.heardLocks()
 }
 
 // renewed notes a renewal. Where it is another run of the server, or the clock has stepped back, those that were given up before
@@ -216,12 +217,13 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 		e.session.settled = settled
 		e.readAll()
 	}
-	if run := unmarked(beat.Run); e.session.confirmed == run || !e.holdsAnything() {
+	if run := unmarked(beat.Run); e.session.confirmed == run || !e.holdsAnything() && !e.holdsLocks() {
 		e.session.confirmed = run
 		e.trust(sent)
 		return
 	}
 	e.readAll()
+	e.locks.toConfirm = true
 }
 
 // unmarked is a run as a read tells it. A mark comes and goes while the server runs, with nothing lost that matters here.
@@ -291,6 +293,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.check.watch.reset()
 	e.session.nextBeat = now
 	losses := e.endAll(cause) // before all else: nothing is shown any more
+	e.loseLocks(cause, everyLock)
 	lost := 0
 	for _, l := range losses {
 		lost += len(l.ended)
@@ -318,6 +321,7 @@ func (e *engine) evicted(copied bool) {
 	e.session.number, e.session.registered = randomID(), false
 	e.session.renewal, e.session.last, e.session.lateUntil = store.Renewal{}, false, time.Time{}
 	e.connection.retryAt = now
+	e.loseLockSession()
 	clear(e.leases.relics)
 	for _, m := range e.leases.byName {
 		e.unjoined(m)

@@ -5,7 +5,7 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
--- For applications: partition_for and guard. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
+-- For applications: partition_for, guard and guard_lock. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
 -- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. With the
@@ -763,6 +763,349 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
+
+-- From here to guard_lock: the named locks.
+--
+-- Whoever changes the rows of a name holds the name's mutex, an advisory lock, to the end of the transaction; whoever only looks does not
+-- wait for one. A statement that waited for it has a snapshot of before. So these functions are in PL/pgSQL, where each statement
+-- after it has a snapshot of its own, and refuse a transaction that has one snapshot for all.
+--
+-- A session is dead when it has no row in clients, and by nothing else: only an eviction decides that. Rows of the dead are locked
+-- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
+--
+-- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort). What that makes
+-- expensive to the planner's eye must not be compiled (jit).
+
+CREATE OR REPLACE FUNCTION pgleases.lock_mutex(name pg_catalog.text) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN hashtextextended($1, (SELECT s.tableoid FROM pgleases.server AS s)::bigint); -- each schema has its own
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock under which the rows of a lock''s name are changed. Two names may have one: they then wait for each other''s commits.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_committed() RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'a transaction that is % cannot change locks', upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'PL003', HINT = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_committed() IS 'Raises PL003 in a transaction in which a statement would not see what was committed before it.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_same_run(timeline bigint, started bigint, mark bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN pgleases.timeline() = $1
+       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $2
+       AND coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0) = $3;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_same_run(bigint, bigint, bigint) IS 'Whether this is the run of the server that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
+
+-- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops the dead that it meets, and goes on until the first
+-- that may not follow: so its cost does not depend on how many wait. Where the server is not settled, nothing is granted.
+CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, notify boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    present bigint; -- the era
+    held boolean := false;
+    r record;
+BEGIN
+    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline();
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR r IN SELECT l.ticket, l.session, l.nonce, l.shared, l.token FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LOOP
+        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN
+            DELETE FROM pgleases.locks AS l
+            WHERE l.name = $1 AND l.ticket = ANY (ARRAY(
+                SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = $1 AND d.ticket = r.ticket FOR UPDATE SKIP LOCKED));
+            CONTINUE WHEN FOUND;
+            EXIT WHEN r.token IS NULL;
+        ELSIF r.token IS NULL THEN
+            EXIT WHEN held AND NOT r.shared;
+            UPDATE pgleases.locks AS l
+            SET token = (present << 32) + nextval('pgleases.lock_tokens'), since = clock_timestamp()
+            WHERE l.name = $1 AND l.ticket = r.ticket;
+            IF $2 THEN
+                PERFORM pg_notify('pgleases_lock_' || r.session, r.nonce::text);
+            END IF;
+        END IF;
+        held := true;
+        EXIT WHEN NOT r.shared;
+    END LOOP;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, boolean) IS 'Gives a lock to those who may have it now, in the order in which they came.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_acquire(
+    name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean,
+    OUT outcome pg_catalog.text, OUT token bigint, OUT holder pg_catalog.text, OUT host pg_catalog.text, OUT pid int,
+    OUT since bigint, OUT lives_until bigint)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    present bigint; -- the era
+    place bigint := 1;
+BEGIN
+    PERFORM pgleases.lock_committed();
+    PERFORM pgleases.settings(true, $10);
+    PERFORM pg_advisory_xact_lock(pgleases.lock_mutex($1));
+    IF NOT pgleases.lock_same_run($7, $8, $9) THEN
+        outcome := 'elsewhere';
+        SELECT r.timeline, r.started INTO since, lives_until
+        FROM (SELECT pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint) AS r (timeline, started);
+        RETURN;
+    END IF;
+    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $7;
+    IF NOT FOUND THEN
+        outcome := 'unsettled';
+        RETURN;
+    END IF;
+    IF clock_timestamp() > timestamptz 'epoch' + $6 * interval '1 microsecond' THEN
+        outcome := 'late';
+        RETURN;
+    END IF;
+    PERFORM FROM pgleases.clients AS c
+    WHERE c.session = $2
+      AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = c.id AND i.incarnation > c.incarnation);
+    IF NOT FOUND THEN
+        outcome := 'gone';
+        RETURN;
+    END IF;
+    outcome := 'granted';
+    -- Where somebody has or awaits it, the dead go first, and whose turn it is gets it.
+    PERFORM FROM pgleases.locks AS l WHERE l.name = $1 LIMIT 1;
+    IF FOUND THEN
+        PERFORM pgleases.lock_turn($1, $11);
+        SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
+        WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
+        IF FOUND THEN
+            IF token IS NULL THEN
+                outcome := 'waits';
+            END IF;
+            RETURN;
+        END IF;
+        SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
+        PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
+        IF FOUND AND NOT $5 THEN
+            outcome := 'held';
+            SELECT c.id, c.host, c.pid, (extract(epoch FROM l.since) * 1000000)::bigint, (extract(epoch FROM c.expires_at) * 1000000)::bigint
+            INTO holder, host, pid, since, lives_until
+            FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
+            LEFT JOIN pgleases.clients AS c ON c.session = l.session;
+            RETURN;
+        ELSIF FOUND THEN
+            outcome := 'waits';
+        END IF;
+    END IF;
+    IF outcome = 'granted' THEN
+        token := (present << 32) + nextval('pgleases.lock_tokens');
+    END IF;
+    INSERT INTO pgleases.locks (name, ticket, session, nonce, shared, token, since)
+    VALUES ($1, place, $2, $3, $4, token, clock_timestamp());
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean) IS 'Takes a lock, or a place in its queue. See lockacquire.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_release(
+    session bigint, names pg_catalog.text[], nonces bigint[], latest bigint[],
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean,
+    OUT same_run boolean, OUT released bigint[], OUT absent bigint[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    r record;
+BEGIN
+    PERFORM pgleases.lock_committed();
+    PERFORM pgleases.settings(true, $8);
+    same_run := pgleases.lock_same_run($5, $6, $7);
+    released := '{}';
+    absent := '{}';
+    IF NOT same_run THEN
+        RETURN;
+    END IF;
+    -- In one order, so that two that release several names do not wait for each other.
+    FOR r IN SELECT g.name, g.nonce, g.latest FROM unnest($2, $3, $4) AS g (name, nonce, latest)
+             ORDER BY pgleases.lock_mutex(g.name), g.name, g.nonce LOOP
+        PERFORM pg_advisory_xact_lock(pgleases.lock_mutex(r.name));
+        DELETE FROM pgleases.locks AS l
+        WHERE l.name = r.name AND l.ticket = ANY (ARRAY(
+            SELECT d.ticket FROM pgleases.locks AS d
+            WHERE d.session = $1 AND d.nonce = r.nonce AND d.name = r.name FOR UPDATE SKIP LOCKED)); -- a guarded transaction has the others
+        IF FOUND THEN
+            released := released || r.nonce;
+            PERFORM FROM pgleases.locks AS l WHERE l.name = r.name LIMIT 1;
+            IF FOUND THEN
+                PERFORM pgleases.lock_turn(r.name, $9);
+            END IF;
+            CONTINUE;
+        END IF;
+        PERFORM FROM pgleases.locks AS l WHERE l.session = $1 AND l.nonce = r.nonce;
+        IF NOT FOUND AND clock_timestamp() > timestamptz 'epoch' + r.latest * interval '1 microsecond' THEN
+            absent := absent || r.nonce;
+        END IF;
+    END LOOP;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_release(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean) IS 'Gives up locks, and places in their queues. See lockrelease.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_look(
+    session bigint, nonces bigint[], everything boolean, lock_ms int, notify boolean,
+    OUT timeline bigint, OUT started bigint, OUT found_names pg_catalog.text[], OUT found_nonces bigint[], OUT tokens bigint[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    n text;
+BEGIN
+    PERFORM pgleases.lock_committed();
+    PERFORM pgleases.settings(true, $4);
+    timeline := pgleases.timeline();
+    started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+    -- Names of which nobody holds the lock, or in whose queue somebody before it has died. Usually a release or a sweep has seen to it. Who has
+    -- the mutex sees to it too, or the next look does: so this waits for nobody.
+    FOR n IN
+        SELECT DISTINCT w.name
+        FROM unnest($2) AS a (nonce) -- one by one: else all of the session's are read
+        CROSS JOIN LATERAL (
+            SELECT l.name, l.ticket FROM pgleases.locks AS l
+            WHERE l.session = $1 AND l.nonce = a.nonce AND l.token IS NULL
+            OFFSET 0) AS w
+        WHERE NOT EXISTS (SELECT FROM pgleases.locks AS h WHERE h.name = w.name AND h.token IS NOT NULL)
+           OR EXISTS (SELECT FROM pgleases.locks AS b
+                      WHERE b.name = w.name AND b.ticket < w.ticket
+                        AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = b.session) IS NULL)
+        ORDER BY w.name
+    LOOP
+        IF pg_try_advisory_xact_lock(pgleases.lock_mutex(n)) THEN
+            PERFORM pgleases.lock_turn(n, $5);
+        END IF;
+    END LOOP;
+    IF $3 THEN
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.nonce), '{}'), coalesce(array_agg(coalesce(l.token, 0)), '{}')
+        FROM pgleases.locks AS l
+        WHERE l.session = $1
+        INTO found_names, found_nonces, tokens;
+    ELSE
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.nonce), '{}'), coalesce(array_agg(coalesce(l.token, 0)), '{}')
+        FROM unnest($2) AS a (nonce)
+        CROSS JOIN LATERAL (
+            SELECT l.name, l.nonce, l.token FROM pgleases.locks AS l
+            WHERE l.session = $1 AND l.nonce = a.nonce
+            OFFSET 0) AS l
+        INTO found_names, found_nonces, tokens;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_look(bigint, bigint[], boolean, int, boolean) IS 'What has become of a session''s acquisitions. See locklook.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_sweep(most int, lock_ms int, notify boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    dead bigint[];
+    n text;
+BEGIN
+    PERFORM pgleases.lock_committed();
+    PERFORM pgleases.settings(true, $2);
+    dead := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
+        WITH RECURSIVE sessions AS (
+            SELECT (SELECT l.session FROM pgleases.locks AS l ORDER BY l.session LIMIT 1) AS session
+            UNION ALL
+            SELECT (SELECT l.session FROM pgleases.locks AS l WHERE l.session > s.session ORDER BY l.session LIMIT 1)
+            FROM sessions AS s WHERE s.session IS NOT NULL
+        )
+        SELECT s.session FROM sessions AS s
+        WHERE s.session IS NOT NULL
+          AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = s.session) IS NULL);
+    IF cardinality(dead) = 0 THEN
+        RETURN true;
+    END IF;
+    FOR n IN
+        SELECT DISTINCT d.name
+        FROM (SELECT l.name FROM pgleases.locks AS l WHERE l.session = ANY (dead) LIMIT $1) AS d
+        ORDER BY d.name
+    LOOP
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(pgleases.lock_mutex(n)); -- a later sweep
+        DELETE FROM pgleases.locks AS l
+        WHERE l.name = n AND l.ticket = ANY (ARRAY(
+            SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (dead) FOR UPDATE SKIP LOCKED));
+        PERFORM FROM pgleases.locks AS l WHERE l.name = n LIMIT 1;
+        IF FOUND THEN
+            PERFORM pgleases.lock_turn(n, $3);
+        END IF;
+    END LOOP;
+    RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (dead));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_sweep(int, int, boolean) IS 'Removes what the dead hold or await. See locksweep.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_list(
+    prefix pg_catalog.text, after pg_catalog.text, most int,
+    OUT name pg_catalog.text, OUT shared boolean, OUT waiting int,
+    OUT ids pg_catalog.text[], OUT hosts pg_catalog.text[], OUT pids int[], OUT tokens bigint[], OUT since bigint[],
+    OUT silent bigint[], OUT lives bigint[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE names AS ( -- from each name to the next by the index, as thousands may await one
+        SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name >= $1 AND l.name > $2 ORDER BY l.name LIMIT 1) AS name, 1 AS n
+        UNION ALL
+        SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name > s.name ORDER BY l.name LIMIT 1), s.n + 1
+        FROM names AS s WHERE starts_with(s.name, $1) AND s.n < $3
+    )
+    SELECT n.name, h.shared, (SELECT count(*)::int FROM pgleases.locks AS l WHERE l.name = n.name AND l.token IS NULL),
+           h.ids, h.hosts, h.pids, h.tokens, h.since, h.silent, h.lives
+    FROM names AS n
+    CROSS JOIN LATERAL (
+        SELECT coalesce(bool_or(l.shared), false) AS shared, coalesce(array_agg(coalesce(c.id, '') ORDER BY l.ticket), '{}') AS ids,
+               coalesce(array_agg(coalesce(c.host, '') ORDER BY l.ticket), '{}') AS hosts,
+               coalesce(array_agg(coalesce(c.pid, 0) ORDER BY l.ticket), '{}') AS pids,
+               coalesce(array_agg(l.token ORDER BY l.ticket), '{}') AS tokens,
+               coalesce(array_agg((extract(epoch FROM l.since) * 1000000)::bigint ORDER BY l.ticket), '{}') AS since,
+               coalesce(array_agg(coalesce((extract(epoch FROM now - (c.expires_at - c.ttl)) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS silent,
+               coalesce(array_agg(coalesce((extract(epoch FROM c.expires_at - now) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS lives
+        FROM pgleases.locks AS l
+        LEFT JOIN pgleases.clients AS c ON c.session = l.session
+        WHERE l.name = n.name AND l.token IS NOT NULL
+    ) AS h
+    WHERE starts_with(n.name, $1)
+    ORDER BY n.name;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_list(pg_catalog.text, pg_catalog.text, int) IS 'The locks that somebody holds or awaits. See locklist.sql.';
+
+-- As guard does for a partition.
+CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.locks AS l
+    WHERE l.name = $1 AND l.token = $2
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = l.session)
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
+            USING ERRCODE = 'PL001',
+                  HINT = 'It was released, or its holder was declared dead. Roll back and leave the work to whoever holds it now.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, nobody else is given the lock until the transaction ends.';
 
 -- Version 1 named a server by the number of its timeline alone.
 DO $pgleases_body$

@@ -3,7 +3,8 @@
 -- run the file as the owner. Open clients of such a role with WithoutMigration.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
 GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks TO pgleases_app;
+GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
 GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
@@ -16,6 +17,11 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
     pgleases.plan(pg_catalog.text[], boolean),
     pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text),
     pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
+    pgleases.lock_mutex(pg_catalog.text), pgleases.lock_committed(), pgleases.lock_same_run(bigint, bigint, bigint), pgleases.lock_turn(pg_catalog.text, boolean),
+    pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean),
+    pgleases.lock_release(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean),
+    pgleases.lock_look(bigint, bigint[], boolean, int, boolean), pgleases.lock_sweep(int, int, boolean),
+    pgleases.lock_list(pg_catalog.text, pg_catalog.text, int), pgleases.guard_lock(pg_catalog.text, bigint),
     pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1
 
 -- A role that only writes under a guard, and runs no clients. UPDATE of one column gives it the right to lock rows:

@@ -172,6 +172,56 @@ BEGIN
 END
 $pgleases_body$;
 
+-- Version 2. The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
+-- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.
+CREATE TABLE IF NOT EXISTS pgleases.locks (
+    name    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    ticket  bigint NOT NULL,
+    session bigint NOT NULL,
+    nonce   bigint NOT NULL,
+    shared  boolean NOT NULL,
+    token   bigint,
+    since   pg_catalog.timestamptz NOT NULL,
+    PRIMARY KEY (name, ticket)
+) WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0);
+CREATE INDEX IF NOT EXISTS locks_session ON pgleases.locks (session, nonce);
+COMMENT ON TABLE pgleases.locks IS 'The named locks: one row for each session that holds or awaits one. A name without a row is free.';
+COMMENT ON COLUMN pgleases.locks.name IS 'The lock''s name.';
+COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Who holds the lock comes before who waits.';
+COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits it; dead once it has no row in clients.';
+COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, drawn by the client.';
+COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, together with other sessions that share it.';
+COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
+COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
+
+CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
+COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the era is the high part.';
+
+-- In a migration from version 1, roles that run clients get the rights that grants.sql would give them.
+DO $pgleases_body$
+DECLARE
+    statement pg_catalog.text;
+BEGIN
+    FOR statement IN
+        SELECT pg_catalog.format('GRANT %s ON %s TO %s', CASE WHEN new.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'USAGE' ELSE acl.privilege_type END,
+                                 new.oid::pg_catalog.regclass,
+                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
+        FROM pgleases.server_check AS k
+        JOIN pg_catalog.pg_class AS known ON known.oid OPERATOR(pg_catalog.=) k.tableoid
+        JOIN pg_catalog.pg_class AS clients ON clients.relnamespace OPERATOR(pg_catalog.=) known.relnamespace
+                                           AND clients.relname OPERATOR(pg_catalog.=) 'clients'::pg_catalog.name
+        JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) known.relnamespace
+                                       AND new.relname OPERATOR(pg_catalog.=) ANY (ARRAY['locks'::pg_catalog.name, 'lock_tokens'::pg_catalog.name])
+                                       AND new.relacl IS NULL -- else somebody has granted rights on it
+        CROSS JOIN LATERAL pg_catalog.aclexplode(clients.relacl) AS acl
+        WHERE new.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$pgleases_body$;
+
 -- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
 -- no flush. A crash of one backend changes neither the server's start time nor its timeline.
 CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.server_mark (

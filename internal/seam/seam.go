@@ -1,4 +1,5 @@
-// Package seam lets this module open clients of the root package on a database of its own making, and nobody else.
+// Package seam is what the packages of this module, and nobody else, have of the root package: seam.go opens clients on a database of the
+// module's own making, locks.go is a client's session as package lock uses it.
 package seam
 
 import (

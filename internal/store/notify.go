@@ -28,12 +28,22 @@ type notices struct {
 	probe   string    // the private channel that Listen waits for; empty: none, or it was heard
 	readAt  time.Time // zero: nothing was heard that concerns the session
 	paid    time.Time // the reads until now would end here, one in readEvery
+
+	locks   string  // the channel of locks that the session awaits; empty: it listens to none
+	granted []int64 // nonces that were heard there, at most grantsAtOnce
 }
+
+// grantsAtOnce is the most nonces that are kept until they are fetched: what else is granted at once, the next heartbeat finds.
+const grantsAtOnce = 1000
 
 func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
 	switch {
 	case note.Channel == n.probe:
 		n.probe = ""
+	case note.Channel == n.locks:
+		if nonce, err := strconv.ParseInt(note.Payload, 10, 64); err == nil && len(n.granted) < grantsAtOnce {
+			n.granted = append(n.granted, nonce)
+		}
 	case note.Channel != n.channel:
 	case note.Payload == "all":
 		if n.readAt.IsZero() {
@@ -78,24 +88,30 @@ func (n *notices) told() {
 func (n *notices) concerns(session int64) { n.session = strconv.FormatInt(session, 10) }
 
 // Wait waits until a notification has named the session that was last registered or renewed on this connection, and nil tells
-// that. The connection is still good when ctx has ended, and nothing that was heard is forgotten then.
+// that; or one has come for GrantedLocks, and nil tells that first. The connection is still good when ctx has ended, and nothing that
+// was heard is forgotten then.
 func (c *Conn) Wait(ctx context.Context) error {
 	ctx = context.WithValue(ctx, waiting{}, true)
 	n := c.notices
-	for n.readAt.IsZero() {
+	for n.readAt.IsZero() && len(n.granted) == 0 {
 		if err := c.conn.PgConn().WaitForNotification(ctx); err != nil {
 			return err
 		}
 	}
 	// What else arrives until it is time is taken too: left alone, it would fill the server's queue, and delay the next heartbeat.
+	if len(n.granted) > 0 {
+		return nil
+	}
 	soon, cancel := context.WithDeadline(ctx, n.readAt)
 	defer cancel()
-	for n.readAt.After(time.Now()) {
+	for n.readAt.After(time.Now()) && len(n.granted) == 0 {
 		if err := c.conn.PgConn().WaitForNotification(soon); err != nil && (ctx.Err() != nil || soon.Err() == nil || c.Closed()) {
 			return err
 		}
 	}
-	n.told()
+	if len(n.granted) == 0 {
+		n.told()
+	}
 	return nil
 }
 

@@ -87,6 +87,7 @@ func protocol(f *fixture) {
 	claimed, err := b.Claim(f.ctx, []string{"l"})
 	f.ok(err)
 	expect(f.TB, len(claimed), 1, "claimed")
+	protocolOfLocks(f, a)
 	a.end(true)
 	expect(f.TB, b.beat().Alive, true, "alive")
 	f.expire(b)
@@ -99,6 +100,35 @@ func protocol(f *fixture) {
 	f.ok(err)
 	_, err = a.Listen(f.ctx, random())
 	f.ok(err)
+}
+
+// protocolOfLocks runs every statement of the locks on a client's connection, those of the application's too.
+func protocolOfLocks(f *fixture, c *client) {
+	f.Helper()
+	locks, app, run := Locks{StatementsFor(f.schema), 5000}, c.pg().Raw(), c.run()
+	for nonce, outcome := range []LockOutcome{LockGranted, LockWaits} {
+		answer, err := locks.Acquire(f.ctx, app, LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run})
+		f.ok(err)
+		expect(f.TB, answer.Outcome, outcome, "acquired")
+	}
+	rows, err := locks.List(f.ctx, app, "", "", 10)
+	f.ok(err)
+	expect(f.TB, len(rows), 1, "listed")
+	_, err = app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000))
+	f.ok(err)
+	f.ok(c.pg().ListenToLocks(f.ctx, c.session))
+	answer, err := locks.Release(f.ctx, app, c.session, []LockRelease{{Name: "x", Nonce: 1}}, run)
+	f.ok(err)
+	expect(f.TB, len(answer.Released), 1, "released")
+	found, _, err := c.pg().LookAtLocks(f.ctx, c.session, []int64{2}, false)
+	f.ok(err)
+	expect(f.TB, found[0].Token > 0, true, "granted")
+	answer, err = c.pg().ReleaseLocks(f.ctx, c.session, []LockRelease{{Name: "x", Nonce: 2}}, run)
+	f.ok(err)
+	expect(f.TB, len(answer.Released), 1, "released")
+	done, err := c.pg().SweepLocks(f.ctx)
+	f.ok(err)
+	expect(f.TB, done, true, "swept")
 }
 
 // guard is the fence as the library calls it, for a client with a second of trust.

@@ -17,14 +17,16 @@ type Statements struct {
 	Join, Weight, Read, Release, Announce, Fence                   string
 	Evict, Claim, Plan, Apply                                      string
 	Guard                                                          string
+
+	LockAcquire, LockRelease, LockLook, LockSweep, LockList, LockGuard string
 }
 
 // StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
-// else, and "pgleases" alone once, where the schema is created.
+// else, and "pgleases" alone once, where the schema is created. A name that stands in a string begins it.
 func StatementsFor(schema string) Statements {
 	quoted := pgx.Identifier{schema}.Sanitize()
 	tag := bodyTag(schema)
-	replacer := strings.NewReplacer("pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
+	replacer := strings.NewReplacer("'pgleases.", "'"+strings.ReplaceAll(quoted, "'", "''")+".", "pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
 		"CREATE SCHEMA IF NOT EXISTS "+quoted+";", "$pgleases_body$", tag)
 	text := func(name string) string {
 		b, err := sql.Files.ReadFile(name + ".sql")
@@ -40,7 +42,9 @@ func StatementsFor(schema string) Statements {
 		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"), Announce: text("announce"),
 		Fence: text("fence"),
 		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
-		Guard: text("guard"),
+		Guard:       text("guard"),
+		LockAcquire: text("lockacquire"), LockRelease: text("lockrelease"), LockLook: text("locklook"), LockSweep: text("locksweep"),
+		LockList: text("locklist"), LockGuard: text("lockguard"),
 	}
 }
 

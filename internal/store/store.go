@@ -3,7 +3,7 @@
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
 //   - connect.go: a client's own connection. store.go: how a statement is sent on it. notify.go: notifications.
-//   - session.go, lease.go, plan.go: the methods, with the types that they take and return. arrays.go: how large answers are read.
+//   - session.go, lease.go, plan.go, lock.go: the methods, with the types that they take and return. arrays.go: how large answers are read.
 //   - migrate.go: the schema's version. errors.go: what an error of the server means.
 package store
 
@@ -129,11 +129,19 @@ func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
 // statement again without one: notifications only make things faster.
 func notifying[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
 	got, err := one[T](ctx, c, statement, append(slices.Clone(args), c.channel)...)
-	switch Code(err) {
-	case "54000", "22023", "55000": // the queue is full, the payload is too long, the server has no notifications
+	if unnotified(err) {
 		return one[T](ctx, c, statement, append(args, "")...)
 	}
 	return got, err
+}
+
+// unnotified reports whether a statement failed because it could not notify.
+func unnotified(err error) bool {
+	switch Code(err) {
+	case "54000", "22023", "55000": // the queue is full, the payload is too long, the server has no notifications
+		return true
+	}
+	return false
 }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }

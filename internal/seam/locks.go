@@ -1,0 +1,58 @@
+package seam
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// LocksOf returns what a client, a *pgleases.Client, offers to package lock. Package pgleases sets it.
+var LocksOf func(client any) Locks
+
+// Locks is what package lock has of a client. Its methods are safe for concurrent use. Where they return an error that is none of ctx, the
+// client has ended, or has lost its trust, and the error wraps the root package's that says so.
+type Locks interface {
+	// Statements are those for connections of the application's.
+	Statements() store.Locks
+	// Log is the client's.
+	Log() *slog.Logger
+
+	// Begin begins an acquisition. It ends with one of Hold, Forget and Abandon.
+	Begin(ctx context.Context, name string) (*Acquisition, error)
+	// Beat waits until the next heartbeat was answered; atOnce: it is sent now.
+	Beat(ctx context.Context, atOnce bool) error
+	// Await waits until the acquisition, which has a place in the queue, was granted, and returns the token. 0: the place is lost,
+	// with the session that had it. It renews what the acquisition says of session and trust.
+	Await(ctx context.Context, a *Acquisition) (int64, error)
+	// Hold has the client answer for what was granted. It calls end once when the client begins to close, and the lock is not lost, and
+	// once when the lock is lost; end must not wait. An error tells that the grant does not count: then the client gives the lock back.
+	Hold(a *Acquisition, end func(cause error, lost bool)) error
+	// Forget notes that nothing was granted, nor will be; or that what was held is released.
+	Forget(a *Acquisition)
+	// Abandon has the client give back what the acquisition has, or may still get.
+	Abandon(a *Acquisition)
+	// Release has the client give up a lock on its own connection, and waits for that. It reports whether the database had the lock. It goes
+	// on where ctx ends.
+	Release(ctx context.Context, a *Acquisition) (bool, error)
+}
+
+// An Acquisition is one attempt to take a lock, and what it has got.
+type Acquisition struct {
+	Name    string
+	Nonce   int64
+	Session int64
+	Run     store.Run            // of the server, at the last heartbeat
+	Latest  int64                // by the database's clock, microseconds since 1970: it may be carried out until then
+	Left    func() time.Duration // how long the client trusts itself, without a break since the acquisition began; 0 or less: not any more
+}
+
+// A LockConn is a connection on which the client can look after its locks; *store.Conn is one.
+type LockConn interface {
+	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error)
+	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LockReleased, error)
+	SweepLocks(ctx context.Context) (bool, error)
+	ListenToLocks(ctx context.Context, session int64) error
+	GrantedLocks() []int64
+}

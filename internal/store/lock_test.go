@@ -1,0 +1,631 @@
+package store_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// A locker is a client with a connection of its application's.
+type locker struct {
+	*client
+	app    *pgx.Conn
+	locks  Locks
+	known  Run
+	nonces map[string]int64 // of the last acquisition, by name
+}
+
+func (f *fixture) locker(id string) *locker {
+	f.Helper()
+	c := f.client(id)
+	return &locker{c, f.session(), Locks{StatementsFor(f.schema), 20_000}, c.run(), make(map[string]int64)}
+}
+
+// tomorrow is a last instant that no test reaches.
+func tomorrow() int64 { return time.Now().Add(24 * time.Hour).UnixMicro() }
+
+func (l *locker) request(name string, shared, waits bool) LockRequest {
+	return LockRequest{Name: name, Session: l.session, Nonce: random(), Shared: shared, Waits: waits, Latest: tomorrow(), Run: l.known}
+}
+
+func (l *locker) send(r LockRequest) LockAnswer {
+	l.f.Helper()
+	answer, err := l.locks.Acquire(l.f.ctx, l.app, r)
+	l.f.ok(err)
+	return answer
+}
+
+func (l *locker) acquire(name string, shared, waits bool) LockAnswer {
+	l.f.Helper()
+	r := l.request(name, shared, waits)
+	answer := l.send(r)
+	if answer.Outcome == LockGranted || answer.Outcome == LockWaits {
+		l.nonces[name] = r.Nonce
+	}
+	return answer
+}
+
+// says is the outcome of an acquisition.
+func (l *locker) says(what string, want LockOutcome, name string, shared, waits bool) LockAnswer {
+	l.f.Helper()
+	answer := l.acquire(name, shared, waits)
+	expect(l.f.TB, answer.Outcome, want, what)
+	return answer
+}
+
+const (
+	exclusive, shared = false, true
+	try, wait         = false, true
+)
+
+// give gives the last acquisition of a name up, on the application's connection, and reports what became of it.
+func (l *locker) give(name string) string {
+	l.f.Helper()
+	answer, err := l.locks.Release(l.f.ctx, l.app, l.session, []LockRelease{{Name: name, Nonce: l.nonces[name]}}, l.known)
+	l.f.ok(err)
+	return became(answer)
+}
+
+func became(r LockReleased) string {
+	switch {
+	case !r.SameRun:
+		return "elsewhere"
+	case len(r.Released) > 0:
+		return "released"
+	case len(r.Absent) > 0:
+		return "absent"
+	}
+	return "busy"
+}
+
+// token looks at the last acquisition of a name: 0: it waits; -1: there is none.
+func (l *locker) token(name string) int64 {
+	l.f.Helper()
+	found, run, err := l.pg().LookAtLocks(l.f.ctx, l.session, []int64{l.nonces[name]}, false)
+	l.f.ok(err)
+	expect(l.f.TB, run, Run{Timeline: l.known.Timeline, Started: l.known.Started}, "run")
+	if len(found) == 0 {
+		return -1
+	}
+	return found[0].Token
+}
+
+// queue is all that hold and await a lock: h for held, w for waits, s for shared.
+func (f *fixture) queue(name string) string {
+	f.Helper()
+	return strings.ReplaceAll(f.text(`SELECT coalesce(c.id, '-') || CASE WHEN l.token IS NULL THEN 'w' ELSE 'h' END || CASE WHEN l.shared THEN 's' ELSE '' END
+		FROM locks AS l LEFT JOIN clients AS c ON c.session = l.session WHERE l.name = $1 ORDER BY l.ticket`, name), "\n", " ")
+}
+
+// guardLock opens a transaction that is guarded by a lock.
+func (f *fixture) guardLock(name string, token int64) (end func(), err error) {
+	f.Helper()
+	tx, err := f.session().Begin(f.ctx)
+	f.ok(err)
+	_, err = tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, name, token, int64(60_000))
+	return func() { f.ok(tx.Rollback(f.ctx)) }, err
+}
+
+func TestALockHasOneHolderOrManyReadersAndNoneIsPassed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+	first := a.says("free", LockGranted, "x", exclusive, try)
+	answer := b.says("held", LockHeld, "x", exclusive, try)
+	expect(t, answer.Holder, "a", "holder")
+	expect(t, answer.Host, "host", "host")
+	expect(t, answer.PID, 4711, "pid")
+	expect(t, answer.LivesUntil.After(answer.Since), true, fmt.Sprint("lives until ", answer.LivesUntil, ", holds since ", answer.Since))
+	a.says("held by itself", LockHeld, "x", exclusive, try)
+	b.says("held by a writer", LockHeld, "x", shared, try)
+	a.says("another name", LockGranted, "y", exclusive, try)
+	b.says("it waits", LockWaits, "x", exclusive, wait)
+	c.says("behind it", LockWaits, "x", shared, wait)
+	expect(t, f.queue("x"), "ah bw cws", "queue")
+	a.nonces["x"] = value[int64](f, "SELECT nonce FROM locks WHERE name = 'x' AND token IS NOT NULL")
+	expect(t, a.give("x"), "released", "release")
+	expect(t, f.queue("x"), "bh cws", "queue")
+	second := b.token("x")
+	expect(t, second > first.Token, true, "the token rises")
+	expect(t, b.give("x"), "released", "release")
+	a.says("with a reader", LockGranted, "x", shared, try)
+	b.says("a writer waits", LockWaits, "x", exclusive, wait)
+	d := f.locker("d")
+	d.says("no reader passes it", LockHeld, "x", shared, try)
+	d.says("it waits behind it", LockWaits, "x", shared, wait)
+	expect(t, f.queue("x"), "chs ahs bw dws", "queue")
+	expect(t, c.give("x"), "released", "release")
+	expect(t, f.queue("x"), "ahs bw dws", "queue")
+	expect(t, a.give("x"), "released", "release")
+	expect(t, f.queue("x"), "bh dws", "queue")
+	expect(t, b.give("x"), "released", "release")
+	expect(t, d.give("x"), "released", "release")
+	expect(t, value[int](f, "SELECT count(*) FROM locks WHERE name = 'x'"), 0, "rows of a free lock")
+}
+
+func TestReadersThatStandTogetherGetTheLockTogether(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
+	a.says("a", LockGranted, "x", exclusive, try)
+	b.says("b", LockWaits, "x", shared, wait)
+	c.says("c", LockWaits, "x", shared, wait)
+	d.says("d", LockWaits, "x", exclusive, wait)
+	a.give("x")
+	expect(t, f.queue("x"), "bhs chs dw", "queue")
+}
+
+func TestWhoGivesUpLeavesTheQueue(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+	a.says("a", LockGranted, "x", shared, try)
+	b.says("b", LockWaits, "x", exclusive, wait)
+	c.says("c", LockWaits, "x", shared, wait)
+	expect(t, b.give("x"), "released", "release of a place")
+	expect(t, f.queue("x"), "ahs chs", "queue")
+}
+
+// Only an eviction tells that a session is dead: one that is late may be renewed before it comes to that.
+func TestALockIsTakenFromNobodyWhoWasNotEvicted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	first := a.says("a", LockGranted, "x", exclusive, try)
+	f.expire(a.client)
+	b.says("expired", LockHeld, "x", exclusive, try)
+	b.says("expired", LockWaits, "x", exclusive, wait)
+	expect(t, b.token("x"), 0, "token of who waits")
+	expect(t, len(b.evict().IDs), 1, "evicted")
+	if token := b.token("x"); token <= first.Token {
+		t.Errorf("token %d after %d", token, first.Token)
+	}
+}
+
+// What was committed while a statement waited is not in the snapshot that it began with.
+func TestWhoWaitedForTheMutexSeesWhatWasDoneUnderIt(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	f.exec("INSERT INTO locks VALUES ('x', 1, 1, 1, false, 1, clock_timestamp())") // of a dead session
+	release := f.lock(`SELECT pg_advisory_xact_lock(lock_mutex('x'));
+		DELETE FROM locks;
+		INSERT INTO clients SELECT 77, 'new', 1, now() + interval '1 hour', '1 hour', 'host', 1, now();
+		INSERT INTO locks VALUES ('x', 2, 77, 5, false, 9, clock_timestamp())`)
+	asking := later(func() string {
+		answer, err := a.locks.Acquire(f.ctx, a.app, a.request("x", exclusive, try))
+		return fmt.Sprint(answer.Outcome, err)
+	})
+	f.blocked(a.app.PgConn().PID())
+	release()
+	expect(t, asking(), "held<nil>", "outcome")
+	expect(t, f.queue("x"), "newh", "queue")
+}
+
+func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	token := a.says("a", LockGranted, "x", exclusive, try).Token
+	end, err := f.guardLock("x", token)
+	f.ok(err)
+	a.locks.LockWait, b.locks.LockWait = 100, 100 // whoever waits for the guard fails
+	expect(t, a.give("x"), "busy", "release")
+	f.exec("DELETE FROM clients WHERE id = 'a'")
+	b.says("of a dead holder", LockHeld, "x", exclusive, try)
+	b.says("of a dead holder", LockWaits, "x", exclusive, wait)
+	expect(t, b.token("x"), 0, "token of who waits")
+	done, err := b.pg().SweepLocks(f.ctx)
+	f.ok(err)
+	expect(t, done, false, "all is swept")
+	if end, err := f.guardLock("x", token); Code(err) != CodeNotOwner {
+		t.Errorf("guard of a dead session: %v", err)
+	} else {
+		end()
+	}
+	end()
+	done, err = b.pg().SweepLocks(f.ctx)
+	f.ok(err)
+	expect(t, done, true, "all is swept")
+	expect(t, f.queue("x"), "bh", "queue")
+}
+
+func TestAGuardPassesForExactlyTheTokenOfWhoHoldsTheLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	token := a.says("a", LockGranted, "x", exclusive, try).Token
+	b.says("b", LockWaits, "x", exclusive, wait)
+	for _, c := range []struct {
+		name   string
+		token  int64
+		passes bool
+	}{{"x", token, true}, {"x", token - 1, false}, {"x", token + 1, false}, {"x", 0, false}, {"y", token, false}} {
+		end, err := f.guardLock(c.name, c.token)
+		if (err == nil) != c.passes || err != nil && Code(err) != CodeNotOwner {
+			t.Errorf("%+v: %v", c, err)
+		}
+		end()
+	}
+	a.give("x")
+	if _, err := f.guardLock("x", token); Code(err) != CodeNotOwner {
+		t.Errorf("after the release: %v", err)
+	}
+}
+
+func TestAGuardThatArrivesDuringAReleaseOfALockIsRefused(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	token := a.says("a", LockGranted, "x", exclusive, try).Token
+	commit := f.lock("DELETE FROM locks")
+	late := f.session()
+	guarding := later(func() error { return failure(late.Exec(f.ctx, "SELECT guard_lock('x', $1)", token)) })
+	f.blocked(late.PgConn().PID())
+	commit()
+	if err := guarding(); Code(err) != CodeNotOwner {
+		t.Error(err)
+	}
+}
+
+// Had a token been drawn before the mutex, who waited for it would have a lower one than who came first.
+func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`CREATE TABLE public.journal (n serial, name text, token bigint);
+		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+			INSERT INTO public.journal (name, token) VALUES (NEW.name, NEW.token); RETURN NULL; END $$;
+		CREATE TRIGGER note AFTER INSERT OR UPDATE ON locks FOR EACH ROW WHEN (NEW.token IS NOT NULL) EXECUTE FUNCTION public.note()`)
+	lockers := make([]func() error, 6)
+	for i := range lockers {
+		l := f.locker(fmt.Sprint("client ", i))
+		lockers[i] = later(func() error {
+			for n := range 60 {
+				answer, err := l.locks.Acquire(f.ctx, l.app, l.request("x", exclusive, try))
+				if err != nil {
+					return err
+				}
+				if answer.Outcome == LockGranted {
+					_, err = l.app.Exec(f.ctx, "DELETE FROM locks WHERE session = $1", l.session)
+				}
+				if err != nil {
+					return fmt.Errorf("pair %d: %w", n, err)
+				}
+			}
+			return nil
+		})
+	}
+	for _, ended := range lockers {
+		f.ok(ended())
+	}
+	expect(t, value[int](f, "SELECT count(*) FROM public.journal") > 20, true, "there were many")
+	expect(t, f.text("SELECT n FROM (SELECT n, token, lag(token) OVER (ORDER BY n) AS before FROM public.journal) AS j WHERE token <= before"), "", "acquisitions whose token is not higher")
+	a := f.locker("a")
+	before := a.says("a", LockGranted, "y", exclusive, try).Token
+	a.give("y")
+	f.exec("UPDATE server SET era = 7; SELECT setval('lock_tokens', 1)")
+	after := a.says("a", LockGranted, "y", exclusive, try).Token
+	expect(t, EraOf(after), 7, "era of a token")
+	expect(t, after > before, true, "a token of a later era is higher")
+	b := f.locker("b")
+	b.says("b", LockWaits, "y", exclusive, wait)
+	a.give("y")
+	expect(t, EraOf(b.token("y")), 7, "era of a token of who waited")
+}
+
+func TestOnlyReadCommittedChangesLocks(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	for _, level := range []string{"repeatable read", "serializable"} {
+		_, err := a.app.Exec(f.ctx, "SET default_transaction_isolation = '"+level+"'")
+		f.ok(err)
+		a.says(level+" is the default", LockGranted, "x", exclusive, try)
+		expect(t, a.give("x"), "released", "release")
+		for _, call := range []string{
+			"lock_acquire('x', 1, 1, false, false, 1, 1, 1, 1, 1, false)", "lock_release(1, '{x}', '{1}', '{0}', 1, 1, 1, 1, false)",
+			"lock_look(1, '{1}', false, 1, false)", "lock_sweep(1, 1, false)",
+		} {
+			if _, err := a.app.Exec(f.ctx, "SELECT "+call); Code(err) != CodeIsolation {
+				t.Errorf("%s, %s: %v", level, call, err)
+			}
+		}
+	}
+}
+
+// The application's pool may lead to a clone, or to an old primary.
+func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	for _, other := range []Run{
+		{a.known.Timeline + 1, a.known.Started, a.known.Mark}, {a.known.Timeline, a.known.Started - 1, a.known.Mark},
+		{a.known.Timeline, a.known.Started, a.known.Mark + 1}, {a.known.Timeline, a.known.Started, 0},
+	} {
+		r := a.request("x", exclusive, wait)
+		r.Run = other
+		answer := a.send(r)
+		expect(t, answer.Outcome, LockElsewhere, fmt.Sprint("in ", other))
+		expect(t, answer.Run, Run{Timeline: a.known.Timeline, Started: a.known.Started}, "the run of who answered")
+	}
+	expect(t, f.queue("x"), "", "queue")
+	a.says("a", LockGranted, "x", exclusive, try)
+	run := a.known
+	a.known.Started--
+	expect(t, a.give("x"), "elsewhere", "release")
+	answer, err := a.pg().ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known)
+	f.ok(err)
+	expect(t, became(answer), "elsewhere", "release on the client's connection")
+	a.known = run
+	expect(t, f.queue("x"), "ah", "queue")
+
+	b := f.locker("b")
+	b.says("b", LockWaits, "x", exclusive, wait)
+	f.exec("SELECT new_era()")
+	b.says("while it is not settled", LockUnsettled, "y", exclusive, try)
+	expect(t, a.give("x"), "released", "release while it is not settled")
+	expect(t, b.token("x"), 0, "token of who waits while it is not settled")
+	settled(a.client)
+	f.exec("UPDATE server SET timeline = timeline()") // which the test set to another, to be settled at once
+	expect(t, b.token("x") > 0, true, "granted by the next look")
+}
+
+func TestARepeatedAcquisitionReturnsWhatTheFirstGot(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	r := a.request("x", exclusive, try)
+	first := a.send(r)
+	expect(t, a.send(r), first, "the second answer")
+	waits := b.request("x", exclusive, wait)
+	expect(t, b.send(waits).Outcome, LockWaits, "outcome")
+	expect(t, b.send(waits).Outcome, LockWaits, "outcome of the second")
+	expect(t, f.queue("x"), "ah bw", "queue")
+	a.nonces["x"] = r.Nonce
+	a.give("x")
+	expect(t, b.send(waits).Outcome, LockGranted, "outcome of the third")
+}
+
+// A message may be held back for long. After the release of what its answer was lost of, it must not take the lock for nobody.
+func TestAnAcquisitionThatArrivesLateTakesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	r := a.request("x", exclusive, wait)
+	answer, err := a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{r.Name, r.Nonce, r.Latest}}, a.known)
+	f.ok(err)
+	expect(t, became(answer), "busy", "release of what may still arrive")
+	r.Latest = value[int64](f, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+	answer, err = a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{r.Name, r.Nonce, r.Latest}}, a.known)
+	f.ok(err)
+	expect(t, became(answer), "absent", "release of what cannot arrive any more")
+	expect(t, a.send(r).Outcome, LockLate, "outcome")
+	expect(t, f.queue("x"), "", "queue")
+}
+
+func TestAReleaseFreesNobodyElses(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	a.says("a", LockGranted, "x", exclusive, try)
+	b.nonces["x"] = a.nonces["x"]
+	expect(t, b.give("x"), "absent", "release by another session")
+	a.nonces["y"], a.nonces["x"] = a.nonces["x"], a.nonces["x"]+1
+	expect(t, a.give("x"), "absent", "release under another nonce")
+	expect(t, a.give("y"), "busy", "release under another name")
+	expect(t, f.queue("x"), "ah", "queue")
+}
+
+func TestWhoIsEvictedOrSupersededTakesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	f.exec("DELETE FROM clients WHERE id = 'a'")
+	a.says("evicted", LockGone, "x", exclusive, wait)
+	f.locker("b")
+	b.says("superseded", LockGone, "x", exclusive, wait)
+	expect(t, f.queue("x"), "", "queue")
+}
+
+func TestASessionThatHoldsALockIsNotEnded(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	a.says("a", LockGranted, "x", exclusive, try)
+	b.says("b", LockWaits, "x", exclusive, wait)
+	a.end(false)
+	b.end(false)
+	a.give("x")
+	b.give("x")
+	a.end(true)
+	b.end(true)
+}
+
+// A lock on the row of the session would have heartbeats and evictions wait, and cost a multixact for each acquisition.
+func TestAnAcquisitionLocksNoSession(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	_, err := a.app.Exec(f.ctx, "BEGIN")
+	f.ok(err)
+	a.says("a", LockGranted, "x", exclusive, try)
+	f.exec("BEGIN; SELECT FROM clients FOR UPDATE NOWAIT; ROLLBACK")
+	_, err = a.app.Exec(f.ctx, "ROLLBACK")
+	f.ok(err)
+}
+
+// A connection keeps the plans that it made when there was no lock.
+func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	all := func() {
+		t.Helper()
+		held := a.request("x", exclusive, try)
+		token := a.send(held).Token
+		a.says("again", LockHeld, "x", exclusive, try)
+		_, err := a.app.Exec(f.ctx, StatementsFor("pgleases").LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000))
+		f.ok(err)
+		_, err = a.app.Exec(f.ctx, StatementsFor("pgleases").LockSweep, pgx.QueryExecModeSimpleProtocol, 1000, 5000, true)
+		f.ok(err)
+		a.says("behind", LockWaits, "x", exclusive, wait)
+		_, err = a.app.Exec(f.ctx, StatementsFor("pgleases").LockLook, pgx.QueryExecModeSimpleProtocol, a.session, []int64{a.nonces["x"]}, false, 5000, true)
+		f.ok(err)
+		_, err = a.locks.List(f.ctx, a.app, "x", "", 10)
+		f.ok(err)
+		_, err = a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{Name: "x", Nonce: held.Nonce}}, a.known)
+		f.ok(err)
+		expect(t, a.give("x"), "released", "release")
+	}
+	for range 8 {
+		all()
+	}
+	f.exec("INSERT INTO locks SELECT 'name ' || n, 1, $1, n, false, n, now() FROM generate_series(1, 50000) AS n", a.session)
+	_, err := a.app.Exec(f.ctx, "BEGIN", pgx.QueryExecModeSimpleProtocol)
+	f.ok(err)
+	all()
+	if n := valueOn[int64](f, a.app, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgleases.locks'::regclass"); n > 1000 {
+		t.Errorf("they read %d rows", n)
+	}
+	expect(t, f.text(`SELECT proname FROM pg_proc WHERE proname ~ '^lock_(turn|acquire|release|look|sweep|list)$' AND pronamespace = 'pgleases'::regnamespace
+		AND NOT coalesce('jit=off' = ANY (proconfig), false)`), "", "functions that may be compiled")
+}
+
+func TestNobodyIsNotifiedButWhoWaitedAndWasGrantedTheLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+	ear := f.session()
+	for _, l := range []*locker{a, b, c} {
+		_, err := ear.Exec(f.ctx, "LISTEN "+LockChannel(l.session))
+		f.ok(err)
+	}
+	a.says("a", LockGranted, "x", exclusive, try)
+	a.says("held", LockHeld, "x", exclusive, try)
+	b.says("b", LockWaits, "x", exclusive, wait)
+	c.says("c", LockWaits, "x", exclusive, wait)
+	a.give("x")
+	b.give("x")
+	c.give("x")
+	_, err := ear.Exec(f.ctx, "NOTIFY "+LockChannel(a.session)+", 'last'")
+	f.ok(err)
+	var heard []string
+	for !slices.Contains(heard, LockChannel(a.session)+" last") {
+		n, err := ear.WaitForNotification(f.ctx)
+		f.ok(err)
+		heard = append(heard, n.Channel+" "+n.Payload)
+	}
+	expect(t, strings.Join(heard, ", "), fmt.Sprintf("%s %d, %s %d, %s last", LockChannel(b.session), b.nonces["x"], LockChannel(c.session), c.nonces["x"],
+		LockChannel(a.session)), "heard")
+}
+
+func TestASweepGivesWhatTheDeadHeldToWhoseTurnItIs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
+	a.says("a", LockGranted, "x", exclusive, try)
+	b.says("b", LockWaits, "x", exclusive, wait)
+	c.says("c", LockWaits, "x", exclusive, wait)
+	d.says("d", LockGranted, "y", exclusive, try)
+	b.says("b", LockWaits, "y", exclusive, wait)
+	c.says("c", LockWaits, "y", exclusive, wait)
+	a.says("a", LockGranted, "z", exclusive, try)
+	f.exec("DELETE FROM clients WHERE id IN ('a', 'b')")
+	done, err := d.pg().SweepLocks(f.ctx)
+	f.ok(err)
+	expect(t, done, true, "all is swept")
+	expect(t, f.queue("x"), "ch", "queue")
+	expect(t, f.queue("y"), "dh cw", "queue")
+	expect(t, f.queue("z"), "", "queue")
+
+	// Somebody has the mutex: it waits for nobody.
+	f.exec("DELETE FROM clients WHERE id = 'c'")
+	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
+	done, err = d.pg().SweepLocks(f.ctx)
+	f.ok(err)
+	expect(t, done, false, "all is swept")
+	expect(t, f.queue("x"), "-h", "queue")
+	expect(t, f.queue("y"), "dh", "queue")
+	release()
+	done, err = d.pg().SweepLocks(f.ctx)
+	f.ok(err)
+	expect(t, done, true, "all is swept")
+}
+
+// Also where the sweep is lost with the client that evicted.
+func TestWhoWaitsGetsTheLockWithoutASweep(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
+	a.says("a", LockGranted, "x", shared, try)
+	b.says("b", LockWaits, "x", exclusive, wait)
+	c.says("c", LockWaits, "x", shared, wait)
+	f.exec("DELETE FROM clients WHERE id = 'b'")
+	expect(t, c.token("x") > 0, true, "a reader whose writer died is granted the lock")
+	d.says("d", LockWaits, "x", exclusive, wait)
+	f.exec("DELETE FROM clients WHERE id IN ('a', 'c')")
+	expect(t, d.token("x") > 0, true, "a writer whose readers died is granted the lock")
+	expect(t, f.queue("x"), "dh", "queue")
+	f.exec("DELETE FROM clients WHERE id = 'd'")
+	e := f.locker("e")
+	e.says("the dead go at the next acquisition", LockGranted, "x", exclusive, try)
+	expect(t, f.queue("x"), "eh", "queue")
+}
+
+func TestAllOfASessionIsToldThatTheDatabaseHas(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	a.says("a", LockGranted, "x", exclusive, try)
+	b.says("b", LockGranted, "y", exclusive, try)
+	a.says("a", LockWaits, "y", exclusive, wait)
+	found, _, err := a.pg().LookAtLocks(f.ctx, a.session, nil, true)
+	f.ok(err)
+	names := make(map[string]bool)
+	for _, l := range found {
+		names[l.Name] = l.Token > 0 && l.Nonce == a.nonces[l.Name] || l.Token == 0
+	}
+	expect(t, fmt.Sprint(names), "map[x:true y:true]", "all")
+	found, _, err = a.pg().LookAtLocks(f.ctx, a.session, []int64{a.nonces["x"]}, false)
+	f.ok(err)
+	expect(t, len(found), 1, "found of one")
+}
+
+func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	for _, name := range []string{"p", "p/1", "p/2", `p/"{,}\`, "q", "o"} {
+		a.says("a", LockGranted, name, shared, try)
+	}
+	b.says("b", LockGranted, "p/1", shared, try)
+	b.says("b", LockWaits, "p/2", exclusive, wait)
+	list := func(prefix, after string, most int) string {
+		rows, err := a.locks.List(f.ctx, a.app, prefix, after, most)
+		f.ok(err)
+		words := make([]string, len(rows))
+		for i, r := range rows {
+			words[i] = fmt.Sprintf("%s %v %v %d", r.Name, r.Shared, r.IDs, r.Waiting)
+			for j := range r.IDs {
+				if r.Hosts[j] != "host" || r.PIDs[j] != 4711 || r.Tokens[j] == 0 || r.Since[j] == 0 || r.Silent[j] <= 0 || r.Lives[j] <= 0 || r.Lives[j] > usualTTL.Microseconds() {
+					t.Errorf("%+v", r)
+				}
+			}
+		}
+		return strings.Join(words, ", ")
+	}
+	expect(t, list("p/", "", 10), `p/"{,}\ true [a] 0, p/1 true [a b] 0, p/2 true [a] 1`, "with a prefix")
+	expect(t, list("p/", `p/"{,}\`, 1), "p/1 true [a b] 0", "after a name")
+	expect(t, list("", "", 2), "o true [a] 0, p true [a] 0", "all")
+	expect(t, list("p", "p/2", 10), "", "after the last")
+	expect(t, list("none", "", 10), "", "none")
+	answer, err := a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known)
+	f.ok(err)
+	expect(t, len(answer.Released), 2, "released")
+}

@@ -1,0 +1,229 @@
+package lock
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Held is a lock that was acquired. All methods are safe for concurrent use.
+type Held struct {
+	locks       *Locks
+	acquisition *seam.Acquisition
+	shared      bool
+	token       int64
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	releasing chan struct{} // of capacity one: has an element while a Release is under way
+
+	mu       sync.Mutex // guards what follows
+	lost     error      // why; nil: it is not lost
+	begun    bool       // a Release has begun
+	released bool       // one has succeeded
+}
+
+func newHeld(ctx context.Context, l *Locks, a *seam.Acquisition, shared bool, token int64) *Held {
+	h := &Held{locks: l, acquisition: a, shared: shared, token: token, releasing: make(chan struct{}, 1)}
+	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	return h
+}
+
+// end is called by the client: it closes, and the lock stays, or the lock is lost.
+func (h *Held) end(cause error, lost bool) {
+	if lost {
+		cause = fmt.Errorf("%w: %w", ErrLost, cause)
+		h.mu.Lock()
+		h.lost = cause
+		h.mu.Unlock()
+	}
+	h.cancel(cause)
+}
+
+// Name returns the lock's name.
+func (h *Held) Name() string { return h.acquisition.Name }
+
+// Shared reports whether the lock is held together with others that share it.
+func (h *Held) Shared() bool { return h.shared }
+
+// Token returns the fencing token of this acquisition. It is higher than that of every acquisition of the name before: over crashes, rows
+// that are gone, and failovers to a standby.
+func (h *Held) Token() int64 { return h.token }
+
+// Context returns a context that ends when the lock is not to be worked under any more: when it is lost (the cause wraps ErrLost, and
+// pgleases.ErrTrustLost), released, or when the client begins to close (pgleases.ErrClosed, ErrSuperseded): then the lock stays until it is released, and
+// Close waits for that. It has the values of the context of the acquisition, and does not end with that. It reads the clock:
+// past the trust deadline it has ended, whatever the process slept through.
+func (h *Held) Context() context.Context {
+	_ = h.trusted()
+	return h.ctx
+}
+
+// trusted returns the trust that is left, or why there is none.
+func (h *Held) trusted() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.lost != nil:
+	case h.begun:
+		return fmt.Errorf("%w: it was released", ErrLost)
+	case h.acquisition.Left() <= 0:
+		h.lost = fmt.Errorf("%w: %w", ErrLost, pgleases.ErrTrustLost)
+		h.cancel(h.lost)
+	}
+	return h.lost
+}
+
+// Guard fences a transaction: it passes only while the lock is held, and from then on nobody else is given the lock until the transaction ends.
+// Call it before the writes, in the same transaction, and commit: the writes are then ordered before everything that the next
+// holder does under its own Guard. ErrLost tells that the lock is not held any more; roll back.
+//
+// The fence lasts as long as the transaction or savepoint in which Guard was called; it needs a read-write transaction. Guard lowers
+// idle_in_transaction_session_timeout, for this transaction only, to the trust that is left, so that a process that froze inside it gives the
+// lock free. It costs one round trip on the transaction's own connection, which ctx covers. In SQL it is the function guard_lock(name, token), which raises
+// SQLSTATE PL001.
+func (h *Held) Guard(ctx context.Context, tx pgx.Tx) error {
+	return h.guard(func(trust int64) error {
+		if tx == nil {
+			return errNoTransaction
+		}
+		_, err := tx.Exec(ctx, h.locks.statements.Statements.LockGuard, h.Name(), h.token, trust)
+		return err
+	})
+}
+
+// GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
+func (h *Held) GuardSQL(ctx context.Context, tx *sql.Tx) error {
+	return h.guard(func(trust int64) error {
+		if tx == nil {
+			return errNoTransaction
+		}
+		_, err := tx.ExecContext(ctx, h.locks.statements.Statements.LockGuard, h.Name(), h.token, trust)
+		return err
+	})
+}
+
+var errNoTransaction = errors.New("transaction is nil")
+
+func (h *Held) guard(query func(trust int64) error) error {
+	err := h.trusted()
+	if err == nil {
+		err = query(max(1, h.acquisition.Left().Milliseconds()))
+	}
+	// Drivers agree on this method, and on nothing else.
+	var coded interface{ SQLState() string }
+	if errors.As(err, &coded) && coded.SQLState() == store.CodeNotOwner {
+		err = ErrLost
+	}
+	if err != nil {
+		return fmt.Errorf("pgleases: guard lock %q under token %d: %w", h.Name(), h.token, err)
+	}
+	return nil
+}
+
+// poolWait is how long a release waits for a connection of the pool. Those that have all of them may wait for this very lock.
+const poolWait = 100 * time.Millisecond
+
+// Release gives the lock up, and ends Context. Whose turn it is has the lock when Release returns nil. A lock that was lost is given up too, as its row
+// may still keep others from it, and Release returns ErrLost then.
+//
+// It takes one round trip on a connection of the pool, or goes over the client's own connection where the pool has none for 100 ms, or the
+// answer is lost. It waits for guarded transactions under the lock that are open. ctx covers the wait only: where it ends,
+// Release returns its cause, and the client goes on to release the lock. It is idempotent: once it returned nil, it does so again.
+func (h *Held) Release(ctx context.Context) error {
+	err := h.release(ctx)
+	if err != nil {
+		return fmt.Errorf("pgleases: release lock %q: %w", h.Name(), err)
+	}
+	return nil
+}
+
+func (h *Held) release(ctx context.Context) error {
+	_ = h.trusted() // the first look past the deadline is the end
+	h.mu.Lock()
+	h.begun = true
+	h.mu.Unlock()
+	h.cancel(errReleased)
+	select {
+	case h.releasing <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-h.releasing }()
+	h.mu.Lock()
+	lost, released := h.lost, h.released
+	h.mu.Unlock()
+	if released {
+		return nil
+	}
+
+	found, over, repeated := false, false, false
+	if lost == nil { // else the row may be that of a copy of this process, which the client knows
+		found, over, repeated = h.releaseOnPool(ctx)
+	}
+	if !over {
+		var err error
+		if found, err = h.locks.session.Release(ctx, h.acquisition); err != nil {
+			return err
+		}
+	} else {
+		h.locks.session.Forget(h.acquisition)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.lost != nil:
+		return h.lost
+	case !found && !(repeated && h.acquisition.Left() > 0):
+		h.lost = fmt.Errorf("%w: the database has it no more", ErrLost)
+		return h.lost
+	}
+	h.released = true
+	return nil
+}
+
+// releaseOnPool reports whether the database had the lock; whether that is the last word; and, where it is not, whether the database may have
+// carried out the release all the same.
+func (h *Held) releaseOnPool(ctx context.Context) (found, over, repeated bool) {
+	soon, cancel := context.WithTimeout(ctx, poolWait)
+	defer cancel()
+	conn, err := h.locks.pool.Acquire(soon)
+	if err != nil {
+		return false, false, false
+	}
+	defer conn.Release()
+	a := h.acquisition
+	answer, err := h.locks.statements.Release(ctx, conn.Conn(), a.Session, []store.LockRelease{{Name: a.Name, Nonce: a.Nonce}}, a.Run)
+	if err != nil {
+		return false, false, true
+	}
+	found = len(answer.Released) > 0
+	return found, found || len(answer.Absent) > 0, false
+}
+
+// releaseGrace is how long Do and TryDo wait for the release.
+const releaseGrace = 2 * time.Second
+
+// run runs fn under the lock, and releases it.
+func (h *Held) run(ctx context.Context, fn func(context.Context) error) (err error) {
+	under, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(h.Context(), func() { cancel(context.Cause(h.ctx)) })
+	defer func() {
+		stop()
+		cancel(nil)
+		bounded, done := context.WithTimeout(context.WithoutCancel(ctx), releaseGrace)
+		defer done()
+		err = errors.Join(err, h.Release(bounded))
+	}()
+	return fn(under)
+}

@@ -1,0 +1,224 @@
+package lock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// maxNameBytes is the most that a name has.
+const maxNameBytes = 255
+
+// Locks takes locks for a client. All methods are safe for concurrent use.
+type Locks struct {
+	session    seam.Locks
+	statements store.Locks
+	pool       *pgxpool.Pool
+	misuse     error // what New was given; nil: it is of use
+}
+
+// New returns the locks of a client, which are taken and released on connections of the pool. It borrows both, and closes neither. The pool
+// has to lead to the client's database, and may do so through a connection pooler. Where one of them is nil, every call is an error.
+//
+// Client.Close asks for the end of all work under locks, and waits for the releases until its ctx ends; what is not released then is free
+// when the session expires.
+func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
+	switch {
+	case client == nil:
+		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
+	case pool == nil:
+		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
+	}
+	session := seam.LocksOf(client)
+	return &Locks{session: session, statements: session.Statements(), pool: pool}
+}
+
+// TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it returns ErrHeld.
+//
+// The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, waiting for a connection of the pool included; the
+// lock is held until Held.Release, which the caller has to call. An answer that was lost is asked for once more. The other errors:
+// pgleases.ErrClosed and ErrSuperseded once the client ends, pgleases.ErrTrustLost where it has no trust in its session, the cause of
+// ctx, the pool's, the database's. Where a call fails, the client sees to it that nothing is left that nobody knows of.
+func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
+	return l.acquire(ctx, mode{}, name)
+}
+
+// TryAcquireShared is TryAcquire for a lock that others may share: it takes it also where all that hold it share it.
+func (l *Locks) TryAcquireShared(ctx context.Context, name string) (*Held, error) {
+	return l.acquire(ctx, mode{shared: true}, name)
+}
+
+// Acquire takes a lock, and waits for its turn until ctx ends. Otherwise it is TryAcquire, without ErrHeld. While the client has no trust, or the
+// server was promoted and is not settled, it waits too. Where the session is evicted meanwhile, it queues up anew.
+func (l *Locks) Acquire(ctx context.Context, name string) (*Held, error) {
+	return l.acquire(ctx, mode{waits: true}, name)
+}
+
+// AcquireShared is Acquire for a lock that others may share. It does not pass a writer that has waited for longer.
+func (l *Locks) AcquireShared(ctx context.Context, name string) (*Held, error) {
+	return l.acquire(ctx, mode{shared: true, waits: true}, name)
+}
+
+// Do takes a lock as Acquire does, runs fn, and releases the lock, also where fn panics. The context that fn gets ends with ctx, and with
+// Held.Context. It returns the error of acquiring, with which fn was not run, or that of fn, joined with that of the release: ErrLost
+// tells that fn was not alone to its end.
+func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
+	h, err := l.Acquire(ctx, name)
+	if err != nil {
+		return err
+	}
+	return h.run(ctx, fn)
+}
+
+// TryDo takes a lock as TryAcquire does, and runs fn as Do does. Where the lock is held, it returns false and no error.
+func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
+	h, err := l.TryAcquire(ctx, name)
+	switch {
+	case errors.Is(err, ErrHeld):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	return true, h.run(ctx, fn)
+}
+
+// mode is how a lock is asked for.
+type mode struct{ shared, waits bool }
+
+func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error) {
+	if err := cmp.Or(l.misuse, checkName(name)); err != nil {
+		return nil, err
+	}
+	for first := true; ; first = false {
+		h, again, err := l.attempt(ctx, m, name)
+		switch {
+		case err == nil:
+			return h, nil
+		case again == never, again == once && !first, again == whileWaiting && !m.waits:
+			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
+		}
+		// After a heartbeat the client knows where it is. One comes at once, but only one.
+		if beat := l.session.Beat(ctx, first); beat != nil {
+			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, beat)
+		}
+	}
+}
+
+// repetition is when what has failed may be tried again, after a heartbeat.
+type repetition int
+
+const (
+	never        repetition = iota
+	once                    // what the client knew of the server was old
+	whileWaiting            // it takes time: by who has it
+)
+
+// attempt takes a lock, or a place in its queue which it then waits in.
+func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repetition, error) {
+	a, err := l.session.Begin(ctx, name)
+	switch {
+	case errors.Is(err, pgleases.ErrTrustLost):
+		return nil, whileWaiting, err
+	case err != nil:
+		return nil, never, err
+	}
+	answer, sent, err := l.send(ctx, m, a)
+	if err != nil && sent && store.Code(err) == "" && ctx.Err() == nil { // the answer was lost: under its nonce it can be asked for
+		answer, _, err = l.send(ctx, m, a)
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		l.session.Abandon(a)
+		return nil, never, context.Cause(ctx)
+	case err != nil:
+		l.session.Abandon(a)
+		if store.LockTimeout(err) { // so many come and go
+			return nil, whileWaiting, err
+		}
+		return nil, never, err
+	}
+	switch answer.Outcome {
+	case store.LockGranted:
+	case store.LockWaits:
+		if answer.Token, err = l.session.Await(ctx, a); err != nil {
+			l.session.Abandon(a)
+			return nil, never, err
+		}
+		if answer.Token == 0 {
+			return nil, whileWaiting, errors.New("the place in the queue was lost with the session")
+		}
+	default:
+		l.session.Forget(a)
+		again, err := refusal(a, answer)
+		return nil, again, err
+	}
+	h := newHeld(ctx, l, a, m.shared, answer.Token)
+	if err := l.session.Hold(a, h.end); errors.Is(err, pgleases.ErrTrustLost) {
+		return nil, whileWaiting, err
+	} else if err != nil {
+		return nil, never, err
+	}
+	return h, never, nil
+}
+
+// send asks for a lock on a connection of the pool. It reports whether the database may have been asked.
+func (l *Locks) send(ctx context.Context, m mode, a *seam.Acquisition) (answer store.LockAnswer, sent bool, err error) {
+	conn, err := l.pool.Acquire(ctx)
+	if err != nil {
+		return answer, false, err
+	}
+	defer conn.Release()
+	answer, err = l.statements.Acquire(ctx, conn.Conn(), store.LockRequest{
+		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits, Latest: a.Latest, Run: a.Run,
+	})
+	return answer, true, err
+}
+
+// refusal is why the database has granted nothing.
+func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
+	switch answer.Outcome {
+	case store.LockHeld:
+		if answer.Holder == "" {
+			return never, fmt.Errorf("%w: by a client that was evicted, under a guarded transaction that is open", ErrHeld)
+		}
+		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; if it falls silent, until %s", ErrHeld, answer.Holder, answer.Host,
+			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
+	case store.LockElsewhere:
+		return once, fmt.Errorf("the pool leads to another server than the client's connection: to timeline %d, started %s, and not to timeline %d, started %s",
+			answer.Run.Timeline, startOf(answer.Run), a.Run.Timeline, startOf(a.Run))
+	case store.LockUnsettled:
+		return whileWaiting, errors.New("the server was promoted, and is not settled yet: that takes a TTL")
+	case store.LockLate:
+		return once, errors.New("it reached the database after the trust deadline of when it was sent")
+	case store.LockGone:
+		return whileWaiting, fmt.Errorf("%w: the session was evicted, or a newer process has the client ID", pgleases.ErrTrustLost)
+	}
+	return never, fmt.Errorf("the database answered %q", answer.Outcome)
+}
+
+func startOf(run store.Run) string { return time.UnixMicro(run.Started).Format(time.RFC3339Nano) }
+
+// checkName refuses what is no name of a lock.
+func checkName(name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf(`pgleases: lock name "" is empty: 1 to %d bytes`, maxNameBytes)
+	case len(name) > maxNameBytes:
+		return fmt.Errorf("pgleases: lock name %.20q... has %d bytes: 1 to %d", name, len(name), maxNameBytes)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("pgleases: lock name %q is not valid UTF-8", name)
+	case strings.ContainsRune(name, 0):
+		return fmt.Errorf("pgleases: lock name %q contains a NUL", name)
+	}
+	return nil
+}

@@ -1,0 +1,555 @@
+package lock_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/lock"
+)
+
+const rows = "SELECT count(*) FROM pgleases.locks"
+
+func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a, b := newWorker(t, url, pgleases.WithClientID("the holder")), newWorker(t, url)
+	db := newPool(t, url)
+	h := a.held(a.TryAcquire, "x")
+	expect(t, h.Name(), "x", "name")
+	expect(t, h.Shared(), false, "shared")
+	_, err := b.TryAcquire(t.Context(), "x")
+	wraps(t, "held", err, lock.ErrHeld)
+	for _, text := range []string{`"x"`, "the holder", "since 20", "until 20", "pid"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("the error does not tell %s: %v", text, err)
+		}
+	}
+	_, err = a.TryAcquire(t.Context(), "x")
+	wraps(t, "not re-entrant", err, lock.ErrHeld)
+	_, err = b.TryAcquireShared(t.Context(), "x")
+	wraps(t, "held by a writer", err, lock.ErrHeld)
+	ok(t, h.Context().Err())
+	release(t, h)
+	release(t, h) // idempotent
+	expect(t, errors.Is(context.Cause(h.Context()), lock.ErrLost), false, "a lock that was released was lost")
+	expect(t, h.Context().Err(), context.Canceled, "context after the release")
+	expect(t, count(t, db, rows), 0, "rows")
+	second := b.held(b.TryAcquire, "x")
+	expect(t, second.Token() > h.Token(), true, "the token rises")
+	release(t, second)
+}
+
+func TestWhoWaitsGetsTheLockInOrder(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url)
+	h := a.held(a.Acquire, "x")
+	var queue []<-chan *lock.Held
+	for range 4 {
+		w := newWorker(t, url)
+		queue = append(queue, w.waits(db, w.Acquire, "x"))
+	}
+	for i, place := range queue {
+		release(t, h)
+		next := receive(t, fmt.Sprint("waiter ", i, " has the lock"), place)
+		expect(t, next.Token() > h.Token(), true, "the token rises")
+		for _, later := range queue[i+1:] {
+			select {
+			case <-later:
+				t.Fatalf("a later one has the lock beside waiter %d", i)
+			default:
+			}
+		}
+		h = next
+	}
+	release(t, h)
+	expect(t, count(t, db, rows), 0, "rows")
+}
+
+// Where no notification arrives, a heartbeat tells.
+func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithPolling())
+	h := a.held(a.Acquire, "x")
+	place := b.waits(db, b.Acquire, "x")
+	release(t, h)
+	release(t, receive(t, "it has the lock", place))
+}
+
+// No heartbeat comes meanwhile that would tell it.
+func TestWhoWaitsIsToldByANotification(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	slow := []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(5 * time.Minute)}
+	a, b := newWorker(t, url), newWorker(t, url, slow...)
+	until(t, "it listens", func() bool { return b.client.Stats().Listening })
+	h := a.held(a.Acquire, "x")
+	place := b.waits(db, b.Acquire, "x")
+	release(t, h)
+	release(t, receive(t, "it has the lock", place))
+}
+
+func TestReadersShareAndDoNotPassAWriter(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a, b, c := newWorker(t, url), newWorker(t, url), newWorker(t, url)
+	first, second := a.held(a.AcquireShared, "x"), b.held(b.TryAcquireShared, "x")
+	expect(t, first.Shared() && second.Shared(), true, "shared")
+	writer := c.waits(db, c.Acquire, "x")
+	_, err := a.TryAcquireShared(t.Context(), "x")
+	wraps(t, "a writer waits", err, lock.ErrHeld)
+	reader := a.waits(db, a.AcquireShared, "x")
+	another := b.waits(db, b.AcquireShared, "x")
+	release(t, first)
+	select {
+	case <-writer:
+		t.Fatal("a writer beside a reader")
+	case <-reader:
+		t.Fatal("a reader has passed a writer")
+	default:
+	}
+	release(t, second)
+	h := receive(t, "the writer has the lock", writer)
+	release(t, h)
+	one, other := receive(t, "a reader has the lock", reader), receive(t, "the other has the lock", another)
+	release(t, one)
+	release(t, other)
+	expect(t, count(t, db, rows), 0, "rows")
+}
+
+func TestWhoStopsWaitingLeavesTheQueue(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a, b, c := newWorker(t, url), newWorker(t, url), newWorker(t, url)
+	h := a.held(a.AcquireShared, "x")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gaveUp := errors.New("gave up")
+	ended := make(chan error, 1)
+	go func() { _, err := b.Acquire(ctx, "x"); ended <- err }()
+	until(t, "it waits", func() bool { return count(t, db, rows+" WHERE token IS NULL") == 1 })
+	place := c.waits(db, c.AcquireShared, "x")
+	cancel(gaveUp)
+	wraps(t, "it gave up", receive(t, "it returns", ended), gaveUp)
+	release(t, receive(t, "who came after it has the lock", place))
+	expect(t, count(t, db, rows), 1, "rows")
+	release(t, h)
+}
+
+func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a, b := newWorker(t, url), newWorker(t, url)
+	failed := errors.New("failed")
+	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
+		ok(t, ctx.Err())
+		ran, err := b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil })
+		ok(t, err)
+		expect(t, ran, false, "it ran")
+		return failed
+	})
+	wraps(t, "Do", err, failed)
+	expect(t, errors.Is(err, lock.ErrLost), false, "the lock was lost")
+	ran, err := b.TryDo(t.Context(), "x", func(context.Context) error { return nil })
+	ok(t, err)
+	expect(t, ran, true, "it ran")
+	ran, err = b.TryDo(t.Context(), "x", func(context.Context) error { return failed })
+	expect(t, ran, true, "it ran")
+	wraps(t, "TryDo", err, failed)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	wraps(t, "its ctx ended", a.Do(ctx, "x", func(ctx context.Context) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}), context.Canceled)
+	func() {
+		defer func() { expect(t, fmt.Sprint(recover()), "it panics", "recovered") }()
+		_ = a.Do(t.Context(), "x", func(context.Context) error { panic("it panics") })
+	}()
+	expect(t, count(t, db, rows), 0, "rows")
+}
+
+func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a, b := newWorker(t, url), newWorker(t, url)
+	db := newPool(t, url)
+	h := a.held(a.TryAcquire, "x")
+	tx, err := db.Begin(t.Context())
+	ok(t, err)
+	ok(t, h.Guard(t.Context(), tx))
+	released := make(chan error, 1)
+	go func() { released <- h.Release(context.Background()) }()
+	until(t, "the release is tried", func() bool { return h.Context().Err() != nil })
+	_, err = b.TryAcquire(t.Context(), "x")
+	wraps(t, "while the transaction is open", err, lock.ErrHeld)
+	select {
+	case err := <-released:
+		t.Fatalf("it was released under an open guard: %v", err)
+	default:
+	}
+	ok(t, tx.Commit(t.Context()))
+	ok(t, receive(t, "it is released", released))
+	tx, err = db.Begin(t.Context())
+	ok(t, err)
+	wraps(t, "guard after the release", h.Guard(t.Context(), tx), lock.ErrLost)
+	ok(t, tx.Rollback(t.Context()))
+
+	h = a.held(a.TryAcquire, "x")
+	standard := stdlib.OpenDBFromPool(db)
+	defer standard.Close()
+	std, err := standard.BeginTx(t.Context(), &sql.TxOptions{})
+	ok(t, err)
+	ok(t, h.GuardSQL(t.Context(), std))
+	ok(t, std.Rollback())
+	execute(t, newPool(t, pgtest.OwnerURL(url)), "DELETE FROM pgleases.locks")
+	std, err = standard.BeginTx(t.Context(), &sql.TxOptions{})
+	ok(t, err)
+	wraps(t, "guard of what the database has no more", h.GuardSQL(t.Context(), std), lock.ErrLost)
+	ok(t, std.Rollback())
+	wraps(t, "release of what the database has no more", h.Release(t.Context()), lock.ErrLost)
+	if h.Guard(t.Context(), nil) == nil || h.GuardSQL(t.Context(), nil) == nil {
+		t.Error("a guard without a transaction passed")
+	}
+}
+
+func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	short := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100 * time.Millisecond)}
+	a, b := newWorker(t, url, short...), newWorker(t, url, pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	h := a.held(a.TryAcquire, "x")
+	still := a.held(a.TryAcquire, "y")
+	place := b.waits(db, b.Acquire, "x")
+	tx, err := db.Begin(t.Context())
+	ok(t, err)
+	a.own.setCut(true)
+	next := receive(t, "another has the lock", place)
+	if h.Context().Err() == nil {
+		t.Fatal("two had the lock")
+	}
+	wraps(t, "cause", context.Cause(h.Context()), lock.ErrLost, pgleases.ErrTrustLost)
+	wraps(t, "guard", h.Guard(t.Context(), tx), lock.ErrLost)
+	_, err = tx.Exec(t.Context(), "SELECT pgleases.guard_lock('x', $1)", h.Token())
+	expect(t, err != nil, true, "a guard of the database refuses the token of before")
+	ok(t, tx.Rollback(t.Context()))
+	_, err = a.TryAcquire(t.Context(), "z")
+	wraps(t, "acquisition without trust", err, pgleases.ErrTrustLost)
+	until(t, "nothing is left of the dead", func() bool { return count(t, db, rows) == 1 })
+	a.own.setCut(false)
+	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrTrustLost)
+	wraps(t, "release once more", h.Release(t.Context()), lock.ErrLost)
+	wraps(t, "release", still.Release(t.Context()), lock.ErrLost)
+	ok(t, next.Context().Err())
+	expect(t, count(t, db, rows), 1, "rows after the release of what was lost")
+	waiting := a.waits(db, a.Acquire, "x")
+	release(t, next)
+	release(t, receive(t, "it has the lock again", waiting))
+}
+
+// Nobody evicts it: the session lives on, and what it held is lost all the same.
+func TestALockThatWasLostNeverComesBack(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	h := a.held(a.TryAcquire, "x")
+	a.own.setCut(true)
+	receive(t, "it is lost", h.Context().Done())
+	a.own.setCut(false)
+	until(t, "there is trust again", func() bool {
+		other, err := a.TryAcquire(t.Context(), "y")
+		if err == nil {
+			release(t, other)
+		}
+		return err == nil
+	})
+	_, err := a.TryAcquire(t.Context(), "x")
+	wraps(t, "its row keeps others out", err, lock.ErrHeld)
+	wraps(t, "release", h.Release(t.Context()), lock.ErrLost)
+	expect(t, count(t, db, rows), 0, "rows")
+}
+
+func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url)
+	for _, after := range []bool{false, true} {
+		a.app.lose(1, "lock_acquire", after)
+		h := a.held(a.TryAcquire, "x")
+		expect(t, a.app.toLose(), 0, "messages to lose")
+		expect(t, count(t, db, rows), 1, "rows")
+		a.app.lose(1, "lock_release", after)
+		release(t, h)
+		expect(t, a.app.toLose(), 0, "messages to lose")
+		expect(t, count(t, db, rows), 0, "rows")
+
+		a.app.lose(2, "lock_acquire", after)
+		if h, err := a.TryAcquire(t.Context(), "x"); err == nil {
+			t.Errorf("both answers were lost, and it has %v", h)
+		}
+		expect(t, a.app.toLose(), 0, "messages to lose")
+		until(t, "no row is left", func() bool { return count(t, db, rows) == 0 })
+	}
+	h := a.held(a.Acquire, "x")
+	b := newWorker(t, url)
+	b.app.lose(1, "lock_acquire", true)
+	place := b.waits(db, b.Acquire, "x")
+	expect(t, count(t, db, rows), 2, "rows")
+	release(t, h)
+	release(t, receive(t, "it has the lock", place))
+	ok(t, b.client.Close(t.Context()))
+}
+
+// Those that have all connections of the pool may wait for this very lock.
+func TestAPoolThatIsExhaustedCostsNoLock(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url)
+	h := a.held(a.TryAcquire, "x")
+	for range a.pool.Config().MaxConns {
+		conn, err := a.pool.Acquire(t.Context())
+		ok(t, err)
+		defer conn.Release()
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err := a.Acquire(ctx, "y")
+	wraps(t, "acquisition", err, context.DeadlineExceeded)
+	beats(t, a.client, 2)
+	ok(t, h.Context().Err())
+	release(t, h)
+	expect(t, count(t, db, rows), 0, "rows")
+}
+
+// beats waits until that many more heartbeats succeeded.
+func beats(t testing.TB, c *pgleases.Client, n int) {
+	t.Helper()
+	last := time.Now()
+	until(t, "heartbeats succeed", func() bool {
+		if sent := time.Now().Add(-c.Stats().HeartbeatAge); sent.After(last.Add(time.Millisecond)) {
+			last = sent
+			n--
+		}
+		return n <= 0
+	})
+}
+
+func TestAPoolThatLeadsElsewhereTakesNothing(t *testing.T) {
+	t.Parallel()
+	url, other := newDatabase(t), newDatabase(t)
+	a := newWorker(t, url)
+	stray := newPool(t, other)
+	execute(t, newPool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.server_mark SELECT 1; UPDATE pgleases.server SET timeline = pgleases.timeline()")
+	_, err := lock.New(a.client, stray).TryAcquire(t.Context(), "x")
+	if err == nil || !strings.Contains(err.Error(), "another server") {
+		t.Errorf("it leads elsewhere: %v", err)
+	}
+	expect(t, count(t, stray, rows), 0, "rows")
+
+	// What the client knows of the server is old: a heartbeat tells it.
+	execute(t, newPool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.server_mark SET mark = mark + 1")
+	release(t, a.held(a.TryAcquire, "x"))
+}
+
+// A failover may lose what was acknowledged.
+func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, pgtest.OwnerURL(url))
+	a := newWorker(t, url)
+	kept, lost := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost")
+	execute(t, db, `
+		BEGIN;
+		DELETE FROM pgleases.server_mark; -- as a promotion does
+		DELETE FROM pgleases.locks WHERE name = 'lost';
+		INSERT INTO pgleases.locks SELECT 'released', 1, session, 42, false, 1, now() FROM pgleases.clients;
+		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
+		COMMIT`)
+	receive(t, "it is lost", lost.Context().Done())
+	wraps(t, "cause", context.Cause(lost.Context()), lock.ErrLost, pgleases.ErrTrustLost)
+	until(t, "what was released is released here too", func() bool { return count(t, db, rows+" WHERE name = 'released'") == 0 })
+	ok(t, kept.Context().Err())
+	_, err := a.TryAcquire(t.Context(), "new")
+	expect(t, err != nil && strings.Contains(err.Error(), "not settled"), true, fmt.Sprint("acquisition before the server is settled: ", err))
+	execute(t, db, "UPDATE pgleases.server SET timeline = 7, era = era + 1")
+	h := a.held(a.Acquire, "new")
+	expect(t, h.Token() > lost.Token(), true, "the token rises")
+	release(t, kept)
+	release(t, h)
+	wraps(t, "release", lost.Release(t.Context()), lock.ErrLost)
+}
+
+func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, pgtest.OwnerURL(url))
+	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithClientID("evicted"))
+	h := a.held(a.TryAcquire, "x")
+	own := b.held(b.TryAcquire, "own")
+	place := b.waits(db, b.Acquire, "x")
+	execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
+	receive(t, "what it held is lost", own.Context().Done())
+	until(t, "it waits under its new session", func() bool {
+		return count(t, db, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'") == 1
+	})
+	release(t, h)
+	release(t, receive(t, "it has the lock", place))
+}
+
+func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a, b := newWorker(t, url), newWorker(t, url)
+	h := a.held(a.TryAcquire, "x")
+	other := b.held(b.TryAcquire, "y")
+	waiting := make(chan error, 1)
+	go func() { _, err := a.Acquire(context.Background(), "y"); waiting <- err }()
+	until(t, "it waits", func() bool { return count(t, db, rows+" WHERE token IS NULL") == 1 })
+	closed := make(chan error, 1)
+	go func() { closed <- a.client.Close(context.Background()) }()
+	receive(t, "it is asked to end", h.Context().Done())
+	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
+	wraps(t, "who waits", receive(t, "it stops waiting", waiting), pgleases.ErrClosed)
+	tx, err := db.Begin(t.Context())
+	ok(t, err)
+	ok(t, h.Guard(t.Context(), tx)) // the work in hand may be finished
+	ok(t, tx.Commit(t.Context()))
+	_, err = b.TryAcquire(t.Context(), "x")
+	wraps(t, "while it closes", err, lock.ErrHeld)
+	_, err = a.TryAcquire(t.Context(), "z")
+	wraps(t, "acquisition while it closes", err, pgleases.ErrClosed)
+	select {
+	case err := <-closed:
+		t.Fatalf("Close did not wait: %v", err)
+	default:
+	}
+	release(t, h)
+	ok(t, receive(t, "Close returns", closed))
+	_, err = a.TryAcquire(t.Context(), "x")
+	wraps(t, "after Close", err, pgleases.ErrClosed)
+	release(t, other)
+	expect(t, count(t, db, "SELECT count(*) FROM pgleases.clients"), 1, "sessions")
+
+	h = b.held(b.TryAcquire, "left behind")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err = b.client.Close(ctx)
+	wraps(t, "Close with work that goes on", err, context.Canceled)
+	expect(t, strings.Contains(err.Error(), `"left behind"`), true, fmt.Sprint("the lock is named: ", err))
+	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
+	tx, err = db.Begin(t.Context())
+	ok(t, err)
+	wraps(t, "guard after Close", h.Guard(t.Context(), tx), lock.ErrLost)
+	ok(t, tx.Rollback(t.Context()))
+}
+
+func TestLocksAreListed(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a, b := newWorker(t, url, pgleases.WithClientID("a")), newWorker(t, url, pgleases.WithClientID("b"))
+	one, two, three := a.held(a.AcquireShared, "p/1"), b.held(b.AcquireShared, "p/1"), a.held(a.Acquire, "p/2")
+	place := b.waits(db, b.Acquire, "p/2")
+	far := b.held(b.Acquire, "q")
+	var found []string
+	for info, err := range a.List(t.Context(), "p/") {
+		ok(t, err)
+		line := fmt.Sprint(info.Name, " ", info.Shared, " ", info.Waiting)
+		for _, h := range info.Holders {
+			line += " " + h.Client
+			if h.Host == "" || h.PID == 0 || h.Token == 0 || h.Since.IsZero() || h.HeartbeatAge <= 0 || h.TimeLeft <= 0 || h.TimeLeft > calmTTL {
+				t.Errorf("%+v", h)
+			}
+		}
+		found = append(found, line)
+	}
+	expect(t, strings.Join(found, ", "), "p/1 true 0 a b, p/2 false 1 a", "listed")
+	info, err := b.Get(t.Context(), "p/2")
+	ok(t, err)
+	expect(t, info.Waiting, 1, "waiting")
+	expect(t, info.Holders[0].Token, three.Token(), "token")
+	info, err = b.Get(t.Context(), "p/")
+	ok(t, err)
+	expect(t, fmt.Sprintf("%+v", info), fmt.Sprintf("%+v", lock.Info{Name: "p/"}), "a lock that is free")
+	release(t, one)
+	release(t, two)
+	release(t, three)
+	release(t, receive(t, "it has the lock", place))
+	release(t, far)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	failed := 0
+	for _, err := range a.List(ctx, "") {
+		wraps(t, "list", err, context.Canceled)
+		failed++
+	}
+	expect(t, failed, 1, "errors")
+}
+
+func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a := newWorker(t, url)
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
+		pool := newPool(t, url, func(c *pgxpool.Config) {
+			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+			c.ConnConfig.DefaultQueryExecMode = mode
+		})
+		locks := lock.New(a.client, pool)
+		h, err := locks.Acquire(t.Context(), "x")
+		ok(t, err)
+		for info, err := range locks.List(t.Context(), "") {
+			ok(t, err)
+			expect(t, info.Name, "x", "listed")
+		}
+		tx, err := pool.Begin(t.Context())
+		ok(t, err)
+		ok(t, h.Guard(t.Context(), tx))
+		ok(t, tx.Commit(t.Context()))
+		release(t, h)
+	}
+}
+
+func TestWhatIsNoNameIsRefused(t *testing.T) {
+	t.Parallel()
+	a := newWorker(t, newDatabase(t))
+	for _, name := range []string{"", strings.Repeat("x", 256), "\xff", "a\x00b"} {
+		if _, err := a.TryAcquire(t.Context(), name); err == nil || !strings.Contains(err.Error(), "lock name") {
+			t.Errorf("%q: %v", name, err)
+		}
+		if _, err := a.Get(t.Context(), name); err == nil || !strings.Contains(err.Error(), "lock name") {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	for _, name := range []string{strings.Repeat("x", 255), `'"\{},$1`, "naïve", " "} {
+		release(t, a.held(a.Acquire, name))
+	}
+	for _, locks := range []*lock.Locks{lock.New(nil, a.pool), lock.New(a.client, nil)} {
+		if _, err := locks.Acquire(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), "nil") {
+			t.Errorf("without a client or a pool: %v", err)
+		}
+	}
+}

@@ -1,0 +1,290 @@
+package lock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/lock"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "after all tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// patience bounds what a test waits for. It is reached only where that never comes.
+const patience = time.Minute
+
+const (
+	// calmTTL is that of clients which no test expects to die.
+	calmTTL = time.Minute
+	// calmHeartbeat is short all the same, so that what is seen at a heartbeat is seen soon.
+	calmHeartbeat = 200 * time.Millisecond
+)
+
+// A worker is a process that takes locks: a client, and a pool of its application's.
+type worker struct {
+	*lock.Locks
+	t      testing.TB
+	client *pgleases.Client
+	pool   *pgxpool.Pool
+	own    *wire // of the client's own connection
+	app    *wire // of the pool's
+}
+
+// newDatabase is one with the tables, past any pooler.
+func newDatabase(t testing.TB) string {
+	t.Helper()
+	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	return url
+}
+
+func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
+	t.Helper()
+	w := &worker{t: t, own: newWire(), app: newWire()}
+	w.pool = newPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = w.app.dial; c.MaxConns = 4 })
+	own, err := pgx.ParseConfig(url)
+	ok(t, err)
+	own.DialFunc = w.own.dial
+	w.client, err = pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
+		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))), pgleases.WithConnConfig(own),
+		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
+	}, opts...)...)
+	ok(t, err)
+	w.Locks = lock.New(w.client, w.pool)
+	t.Cleanup(func() {
+		if w.client.Err() == nil {
+			ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+			defer cancel()
+			_ = w.client.Close(ctx) // what a test left held is told here
+		}
+	})
+	return w
+}
+
+func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	ok(t, err)
+	for _, f := range configure {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	ok(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func expect[T comparable](t testing.TB, got, want T, what string) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// wraps fails the test unless err wraps all that it should.
+func wraps(t testing.TB, what string, err error, wanted ...error) {
+	t.Helper()
+	for _, want := range wanted {
+		if !errors.Is(err, want) {
+			t.Fatalf("%s: %v, not %q", what, err, want)
+		}
+	}
+	if testing.Verbose() {
+		t.Logf("%s: %v", what, err)
+	}
+}
+
+// held is a lock that must be free, or is waited for.
+func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error), name string) *lock.Held {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	h, err := acquire(ctx, name)
+	ok(w.t, err)
+	return h
+}
+
+// waits has a worker wait for a lock; the rest is delivered when it gets it.
+func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (*lock.Held, error), name string) <-chan *lock.Held {
+	w.t.Helper()
+	before := count(w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
+	got := make(chan *lock.Held, 1)
+	go func() {
+		h, err := acquire(w.t.Context(), name)
+		if err != nil {
+			w.t.Errorf("%s waits for %q: %v", w.client.ID(), name, err)
+		}
+		got <- h
+	}()
+	until(w.t, "it waits", func() bool { return count(w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL") > before })
+	return got
+}
+
+func release(t testing.TB, h *lock.Held) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	ok(t, h.Release(ctx))
+}
+
+func count(t testing.TB, db *pgxpool.Pool, query string, args ...any) int {
+	t.Helper()
+	var n int
+	ok(t, db.QueryRow(context.Background(), query, args...).Scan(&n))
+	return n
+}
+
+func execute(t testing.TB, db *pgxpool.Pool, statements string) {
+	t.Helper()
+	_, err := db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol)
+	ok(t, err)
+}
+
+func until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for late := time.After(patience); !holds(); {
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("not so within %v: %s", patience, what)
+		}
+	}
+}
+
+func receive[T any](t testing.TB, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("not so within %v: %s", patience, what)
+		panic("unreachable")
+	}
+}
+
+// A wire is what connections go over. It can be cut, and lose single messages.
+type wire struct {
+	mu    sync.Mutex // guards what follows
+	cut   bool
+	open  map[*wired]struct{}
+	loses string // messages with this text; empty: none
+	after bool   // the message arrives, and the answer is lost
+	times int    // how many
+}
+
+func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
+
+var errCut = errors.New("the wire is cut")
+
+func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	w.mu.Lock()
+	cut := w.cut
+	w.mu.Unlock()
+	if cut {
+		return nil, errCut
+	}
+	c, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	conn := &wired{Conn: c, wire: w}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open[conn] = struct{}{}
+	return conn, nil
+}
+
+// setCut cuts all connections, and lets no new one be made, or mends the wire.
+func (w *wire) setCut(cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cut = cut; cut {
+		for c := range w.open {
+			_ = c.Conn.Close()
+		}
+		clear(w.open)
+	}
+}
+
+// lose has the next messages with that text be lost, each with its connection; after: not they, but the answers.
+func (w *wire) lose(times int, text string, after bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.times, w.loses, w.after = times, text, after
+}
+
+// lost is how many messages are still to be lost.
+func (w *wire) toLose() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.times
+}
+
+type wired struct {
+	net.Conn
+	wire *wire
+	mu   sync.Mutex // guards deaf
+	deaf bool       // the next answer is lost
+}
+
+func (c *wired) Write(b []byte) (int, error) {
+	c.wire.mu.Lock()
+	hit := c.wire.times > 0 && bytes.Contains(b, []byte(c.wire.loses))
+	if hit {
+		c.wire.times--
+	}
+	after := c.wire.after
+	c.wire.mu.Unlock()
+	if hit && !after {
+		_ = c.Conn.Close()
+		return len(b), nil
+	}
+	if hit {
+		c.mu.Lock()
+		c.deaf = true
+		c.mu.Unlock()
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *wired) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deaf { // the server has done it
+		_ = c.Conn.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}

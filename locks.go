@@ -1,0 +1,562 @@
+package pgleases
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// What the client's session does for package lock: it knows every acquisition by its nonce, ends those that are held when they are lost,
+// looks after those that wait, gives back what nobody holds, and has the dead swept away. Locks are taken and released
+// on the application's pool, by package lock itself.
+
+// locks is what the client's session holds and awaits.
+type locks struct {
+	of    map[int64]*lockState // by nonce: all that the database may have
+	beats []chan<- struct{}    // answers who waits for a heartbeat
+
+	listened  int64     // the session to whose channel this connection listens; 0: to none
+	lookAt    time.Time // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
+	toConfirm bool      // another run of the server: it has to confirm what is held, before trust goes on
+	sweepAt   time.Time // when to sweep after the dead; never: nobody has died
+	batch     int       // the most locks that one statement releases: one, where the last met somebody's mutex
+}
+
+// A lockState is an acquisition's, from its beginning until the database has nothing of it.
+type lockState struct {
+	*seam.Acquisition
+	term  *term // in which it began, or was granted
+	stage lockStage
+	lost  bool // it was held, and does not count any more; its row stays until it is released, or the session is gone
+
+	end     func(cause error, lost bool) // of what is held
+	granted chan<- lockGrant             // answers who waits
+	noticed bool                         // a notification named it since the last heartbeat
+
+	released []chan<- bool // answer whose release waits
+	tryAt    time.Time     // the release
+}
+
+// A lockGrant is what becomes of a place in the queue: a token, or an error; neither: the place is lost, with the session that had it.
+type lockGrant struct {
+	token int64
+	err   error
+}
+
+type lockStage int
+
+const (
+	lockSent     lockStage = iota // package lock awaits the answer, or decides about it
+	lockWaits                     // it has a place in the queue
+	lockHeld                      // it is held, or was until it was lost
+	lockReleases                  // it is to be given back
+)
+
+const maxLockBatch = 500
+
+var errNoServer = errors.New("the client runs on no server: there are no locks")
+
+func init() {
+	seam.LocksOf = func(client any) seam.Locks { return (*lockSession)(client.(*Client)) }
+}
+
+// lockSession is a Client as package lock sees it.
+type lockSession Client
+
+func (s *lockSession) client() *Client { return (*Client)(s) }
+
+func (s *lockSession) Log() *slog.Logger { return s.log }
+
+func (s *lockSession) Statements() store.Locks {
+	return store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
+}
+
+func (s *lockSession) Begin(ctx context.Context, name string) (a *seam.Acquisition, err error) {
+	if s.options.database != nil {
+		return nil, errNoServer
+	}
+	done := make(chan error, 1)
+	if failed := s.client().request(ctx, done, func(e *engine) {
+		a, err = e.beginLock(name)
+		done <- err
+	}); failed != nil {
+		return nil, failed // which may come before the answer: nothing was sent yet
+	}
+	return a, nil
+}
+
+func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
+	heard := make(chan struct{}, 1)
+	if err := s.client().request(ctx, nil, func(e *engine) {
+		e.locks.beats = append(e.locks.beats, heard)
+		if atOnce {
+			e.session.nextBeat = time.Now()
+		}
+	}); err != nil {
+		return err
+	}
+	select {
+	case <-heard:
+		return nil
+	case <-s.done:
+		return s.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (s *lockSession) Await(ctx context.Context, a *seam.Acquisition) (int64, error) {
+	granted := make(chan lockGrant, 1)
+	if err := s.client().request(ctx, nil, func(e *engine) { e.awaitLock(a, granted) }); err != nil {
+		return 0, err
+	}
+	select {
+	case g := <-granted:
+		return g.token, g.err
+	case <-s.done:
+		return 0, s.err
+	case <-ctx.Done():
+		return 0, context.Cause(ctx) // and where it was granted at that moment, it is given back
+	}
+}
+
+func (s *lockSession) Hold(a *seam.Acquisition, end func(error, bool)) error {
+	done := make(chan error, 1)
+	return s.client().request(context.Background(), done, func(e *engine) { done <- e.holdLock(a, end) })
+}
+
+func (s *lockSession) Forget(a *seam.Acquisition) {
+	_ = s.client().request(context.Background(), nil, func(e *engine) { delete(e.locks.of, a.Nonce) }) // an error tells that it ended
+}
+
+func (s *lockSession) Abandon(a *seam.Acquisition) {
+	_ = s.client().request(context.Background(), nil, func(e *engine) { e.releaseLock(a, nil) }) // an error tells that it ended
+}
+
+func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, error) {
+	released := make(chan bool, 1)
+	if err := s.client().request(context.WithoutCancel(ctx), nil, func(e *engine) { e.releaseLock(a, released) }); err != nil {
+		return false, err
+	}
+	select {
+	case found := <-released:
+		return found, nil
+	case <-s.done:
+		return false, s.err
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	}
+}
+
+func newLocks() locks {
+	return locks{of: make(map[int64]*lockState), lookAt: never, sweepAt: never, batch: maxLockBatch}
+}
+
+// beginLock begins an acquisition.
+func (e *engine) beginLock(name string) (*seam.Acquisition, error) {
+	switch {
+	case e.ending.reason != nil:
+		return nil, e.ending.reason
+	case e.session.term == nil || !e.session.term.trusted():
+		return nil, ErrTrustLost
+	}
+	s := &lockState{Acquisition: &seam.Acquisition{Name: name, Nonce: randomID()}}
+	e.renewLock(s)
+	e.locks.of[s.Nonce] = s
+	return s.Acquisition, nil
+}
+
+// renewLock notes under which session, run and term an acquisition goes on. The last instant is the end of the trust by the database's
+// clock: what arrives later finds that this client does not count on it any more.
+func (e *engine) renewLock(s *lockState) {
+	s.term = e.session.term
+	s.Session, s.Run, s.Left = e.session.number, e.check.watch.run, s.term.remaining
+	s.Latest = e.session.renewal.Clock + (time.Since(e.session.sent) + s.term.remaining()).Microseconds()
+}
+
+// awaitLock has the client look after an acquisition that has a place in the queue.
+func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
+	switch s := e.locks.of[a.Nonce]; {
+	case e.ending.reason != nil:
+		granted <- lockGrant{err: e.ending.reason}
+	case s == nil: // the session is gone
+		granted <- lockGrant{}
+	default:
+		s.stage, s.granted = lockWaits, granted
+		e.locks.lookAt = atOnce // it may have been granted since the answer
+	}
+}
+
+// holdLock counts a grant, or gives it back: what was granted under another session, before a break of the trust, or by another run of the
+// server may be another's by now.
+func (e *engine) holdLock(a *seam.Acquisition, end func(error, bool)) error {
+	s := e.locks.of[a.Nonce]
+	var err error
+	switch {
+	case e.ending.reason != nil:
+		err = e.ending.reason
+	case s == nil || s.Session != e.session.number:
+		return fmt.Errorf("%w: the session was evicted", ErrTrustLost)
+	case s.term != e.session.term || !s.term.trusted():
+		err = ErrTrustLost
+	case unmarked(s.Run) != e.session.confirmed || e.locks.toConfirm:
+		err = fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)
+	default:
+		s.stage, s.end = lockHeld, end
+		return nil
+	}
+	e.releaseLock(a, nil)
+	return err
+}
+
+// releaseLock has a lock given up.
+func (e *engine) releaseLock(a *seam.Acquisition, released chan<- bool) {
+	s := e.locks.of[a.Nonce]
+	if s == nil { // it was given up, or the session is gone
+		if released != nil {
+			released <- false
+		}
+		return
+	}
+	if s.stage == lockHeld || s.stage == lockWaits {
+		s.Latest = 0 // its answer came
+	}
+	s.stage, s.tryAt = lockReleases, atOnce
+	if released != nil {
+		s.released = append(s.released, released)
+	}
+}
+
+// struckLock strikes out an acquisition of which the database has nothing any more.
+func (e *engine) struckLock(s *lockState, found bool) {
+	delete(e.locks.of, s.Nonce)
+	for _, released := range s.released {
+		released <- found
+	}
+}
+
+// loseLocks ends what is held. Nothing else is done: whoever holds it may be at work still, and the row keeps others from it until it is
+// released, or the session is evicted.
+func (e *engine) loseLocks(cause error, which func(*lockState) bool) {
+	var names []string
+	for _, s := range e.locks.of {
+		if s.stage == lockHeld && !s.lost && which(s) {
+			s.lost = true
+			s.end(cause, true)
+			names = append(names, s.Name)
+		}
+	}
+	if len(names) > 0 {
+		slices.Sort(names)
+		e.client.log.Warn("pgleases: locks lost", slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Any("cause", cause))
+	}
+}
+
+func everyLock(*lockState) bool { return true }
+
+// loseLockSession takes the news that the session is gone, and all that the database had of it.
+func (e *engine) loseLockSession() {
+	for _, s := range e.locks.of {
+		if s.stage == lockWaits {
+			s.granted <- lockGrant{}
+		}
+		e.struckLock(s, false)
+	}
+	e.locks.toConfirm = false
+}
+
+// askForLocks asks for the end of the work under locks, as the client ends. They stay until they are released.
+func (e *engine) askForLocks(reason error) {
+	for _, s := range e.locks.of {
+		switch {
+		case s.stage == lockHeld && !s.lost:
+			s.end(reason, false)
+		case s.stage == lockWaits:
+			s.granted <- lockGrant{err: reason}
+			e.releaseLock(s.Acquisition, nil)
+		}
+	}
+}
+
+// finishLocks ends what is held still, and returns the names.
+func (e *engine) finishLocks(reason error) []string {
+	var names []string
+	for _, s := range e.locks.of {
+		if s.stage == lockHeld {
+			names = append(names, s.Name)
+			if !s.lost {
+				s.lost = true
+				s.end(reason, true)
+			}
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// holdsLocks reports whether any lock is held.
+func (e *engine) holdsLocks() bool {
+	for _, s := range e.locks.of {
+		if s.stage == lockHeld && !s.lost {
+			return true
+		}
+	}
+	return false
+}
+
+// locksToRelease counts what is to be given back.
+func (e *engine) locksToRelease() (n int) {
+	for _, s := range e.locks.of {
+		if s.stage == lockReleases {
+			n++
+		}
+	}
+	return n
+}
+
+// locksRemain reports whether the session holds or awaits locks in the database, as far as is known. What was sent and not answered
+// finds the session gone, or is a row of a dead session.
+func (e *engine) locksRemain() bool {
+	for _, s := range e.locks.of {
+		if s.stage != lockSent {
+			return true
+		}
+	}
+	return false
+}
+
+// heardLocks takes a heartbeat that was answered.
+func (e *engine) heardLocks() {
+	for _, heard := range e.locks.beats {
+		heard <- struct{}{}
+	}
+	e.locks.beats = nil
+	e.locks.lookAt = atOnce
+	for _, s := range e.locks.of {
+		s.noticed = false
+	}
+}
+
+// heardGrants takes the notifications of locks that have come, and reports whether any has. They are hints: anybody can send one. So
+// each makes the client look at most once between two heartbeats.
+func (e *engine) heardGrants(c conn) bool {
+	lc, ok := c.(seam.LockConn)
+	if !ok {
+		return false
+	}
+	nonces := lc.GrantedLocks()
+	for _, nonce := range nonces {
+		if s := e.locks.of[nonce]; s != nil && s.stage == lockWaits && !s.noticed {
+			s.noticed = true
+			e.locks.lookAt = atOnce
+		}
+	}
+	return len(nonces) > 0
+}
+
+func (e *engine) awaitsLocks() bool {
+	for _, s := range e.locks.of {
+		if s.stage == lockWaits {
+			return true
+		}
+	}
+	return false
+}
+
+func (e *engine) listenToLocksDue(time.Time) time.Time {
+	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && e.awaitsLocks())
+}
+
+func (e *engine) beginListenToLocks(time.Time) *operation {
+	session := e.session.number
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.(seam.LockConn).ListenToLocks(ctx, session)
+		return func(error) error {
+			if err == nil {
+				e.locks.listened = session
+				e.locks.lookAt = atOnce // what was granted before it listened
+			}
+			return err
+		}
+	}}
+}
+
+func (e *engine) lookAtLocksDue(time.Time) time.Time {
+	if e.session.term == nil || !e.locks.toConfirm && !e.awaitsLocks() {
+		return never
+	}
+	return e.locks.lookAt
+}
+
+// beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
+func (e *engine) beginLookAtLocks(time.Time) *operation {
+	var nonces []int64
+	asked := make(map[int64]*lockState)
+	confirm := e.locks.toConfirm
+	for nonce, s := range e.locks.of {
+		if s.stage == lockWaits || confirm && s.stage == lockHeld {
+			nonces, asked[nonce] = append(nonces, nonce), s
+		}
+	}
+	e.locks.lookAt = never
+	session, run := e.session.number, unmarked(e.check.watch.run)
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		found, answered, err := c.(seam.LockConn).LookAtLocks(ctx, session, nonces, confirm)
+		return func(error) error {
+			e.checkTrust(time.Now())
+			switch {
+			case err != nil:
+				e.locks.lookAt = atOnce // after a pause
+				return err
+			case answered != run || run != unmarked(e.check.watch.run):
+				e.session.nextBeat = time.Now() // after which it looks again
+				return nil
+			case session != e.session.number || e.session.term == nil:
+				return nil
+			}
+			tokens := make(map[int64]int64, len(found))
+			for _, f := range found {
+				tokens[f.Nonce] = f.Token
+			}
+			if confirm {
+				e.confirmLocks(found, asked, tokens)
+			}
+			for nonce, s := range asked {
+				if token, exists := tokens[nonce]; e.locks.of[nonce] == s && s.stage == lockWaits && (!exists || token > 0) {
+					e.grantLock(s, token)
+				}
+			}
+			return nil
+		}
+	}}
+}
+
+// grantLock answers who waits. From there on it is as if the answer to an acquisition had come at once.
+func (e *engine) grantLock(s *lockState, token int64) {
+	if token == 0 { // somebody has deleted the row
+		delete(e.locks.of, s.Nonce)
+	} else {
+		e.renewLock(s)
+	}
+	s.stage, s.Latest = lockSent, 0
+	s.granted <- lockGrant{token: token}
+}
+
+// confirmLocks takes all that another run of the server has of the session. What it does not have is lost, and what nobody here knows of was
+// released where it was not kept.
+func (e *engine) confirmLocks(found []store.FoundLock, asked map[int64]*lockState, tokens map[int64]int64) {
+	e.loseLocks(fmt.Errorf("%w: the server does not confirm it", ErrTrustLost), func(s *lockState) bool {
+		_, confirmed := tokens[s.Nonce]
+		return asked[s.Nonce] == s && !confirmed
+	})
+	for _, f := range found {
+		if e.locks.of[f.Nonce] == nil {
+			a := &seam.Acquisition{Name: f.Name, Nonce: f.Nonce, Session: e.session.number}
+			e.locks.of[f.Nonce] = &lockState{Acquisition: a, stage: lockReleases}
+		}
+	}
+	e.locks.toConfirm = false
+	for _, m := range e.leases.byName {
+		if m.joined && m.toRead {
+			return
+		}
+	}
+	if run := unmarked(e.check.watch.run); e.session.confirmed != run {
+		e.session.confirmed = run
+		e.trust(e.session.sent)
+	}
+}
+
+func (e *engine) releaseLocksDue(time.Time) time.Time {
+	at := never
+	for _, s := range e.locks.of {
+		if s.stage == lockReleases {
+			at = earlier(at, s.tryAt)
+		}
+	}
+	return at
+}
+
+// beginReleaseLocks gives back what nobody holds, those first that have waited longest.
+func (e *engine) beginReleaseLocks(now time.Time) *operation {
+	var due []*lockState
+	for _, s := range e.locks.of {
+		if s.stage == lockReleases && !s.tryAt.After(now) {
+			due = append(due, s)
+		}
+	}
+	slices.SortFunc(due, func(a, b *lockState) int { return cmp.Or(a.tryAt.Compare(b.tryAt), cmp.Compare(a.Nonce, b.Nonce)) })
+	due = due[:min(len(due), e.locks.batch)]
+	releases := make([]store.LockRelease, len(due))
+	for i, s := range due {
+		releases[i] = store.LockRelease{Name: s.Name, Nonce: s.Nonce, Latest: s.Latest}
+		if e.ending.reason != nil {
+			releases[i].Latest = 0 // the session ends, and what arrives late finds it gone
+		}
+	}
+	session, run := e.session.number, e.check.watch.run
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		answer, err := c.(seam.LockConn).ReleaseLocks(ctx, session, releases, run)
+		return func(error) error {
+			now := time.Now()
+			for _, s := range due {
+				s.tryAt = now.Add(busyRetry)
+				if s.Latest > 0 {
+					s.tryAt = now.Add(max(busyRetry, e.options.heartbeat/4))
+				}
+			}
+			if err != nil {
+				if store.LockTimeout(err) {
+					e.locks.batch = 1
+				}
+				return err
+			}
+			e.locks.batch = maxLockBatch
+			if !answer.SameRun {
+				e.session.nextBeat = now
+				return nil
+			}
+			for _, s := range due {
+				if found := slices.Contains(answer.Released, s.Nonce); e.locks.of[s.Nonce] == s && (found || slices.Contains(answer.Absent, s.Nonce)) {
+					e.struckLock(s, found)
+				}
+			}
+			return nil
+		}
+	}}
+}
+
+func (e *engine) sweepLocksDue(time.Time) time.Time {
+	if !e.session.settled || e.ending.reason != nil {
+		return never
+	}
+	return e.locks.sweepAt
+}
+
+// beginSweepLocks removes what evicted sessions held and awaited.
+func (e *engine) beginSweepLocks(time.Time) *operation {
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		lc, ok := c.(seam.LockConn)
+		if !ok {
+			return func(error) error { e.locks.sweepAt = never; return nil }
+		}
+		done, err := lc.SweepLocks(ctx)
+		return func(error) error {
+			switch {
+			case err != nil:
+			case done:
+				e.locks.sweepAt = never
+			default: // a guarded transaction is open, or somebody has the mutex
+				e.locks.sweepAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
+			}
+			return err
+		}
+	}}
+}
