@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -19,11 +20,14 @@ import (
 
 // locks is what the client's session holds and awaits.
 type locks struct {
-	of    map[int64]*lockState // by nonce: all that the database may have
-	beats []chan<- struct{}    // answers who waits for a heartbeat
+	of       map[int64]*lockState // by nonce: all that the database may have
+	waits    map[int64]*lockState // of these, what waits, and what is to be given back: there may be a thousand others
+	releases map[int64]*lockState
+	beats    []chan<- struct{} // answers who waits for a heartbeat
 
 	listened  int64     // the session to whose channel this connection listens; 0: to none
 	lookAt    time.Time // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
+	used      bool      // an acquisition was begun under this session
 	toConfirm bool      // another run of the server: it has to confirm what is held, before trust goes on
 	sweepAt   time.Time // when to sweep after the dead; never: nobody has died
 	batch     int       // the most locks that one statement releases: one, where the last met somebody's mutex
@@ -133,7 +137,11 @@ func (s *lockSession) Hold(a *seam.Acquisition, end func(error, bool)) error {
 }
 
 func (s *lockSession) Forget(a *seam.Acquisition) {
-	_ = s.client().request(context.Background(), nil, func(e *engine) { delete(e.locks.of, a.Nonce) }) // an error tells that it ended
+	_ = s.client().request(context.Background(), nil, func(e *engine) {
+		if s := e.locks.of[a.Nonce]; s != nil {
+			e.locks.remove(s)
+		}
+	}) // an error tells that it ended
 }
 
 func (s *lockSession) Abandon(a *seam.Acquisition) {
@@ -156,7 +164,29 @@ func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, e
 }
 
 func newLocks() locks {
-	return locks{of: make(map[int64]*lockState), lookAt: never, sweepAt: never, batch: maxLockBatch}
+	return locks{
+		of: make(map[int64]*lockState), waits: make(map[int64]*lockState), releases: make(map[int64]*lockState),
+		lookAt: never, sweepAt: never, batch: maxLockBatch,
+	}
+}
+
+// put notes an acquisition in its stage.
+func (ls *locks) put(s *lockState, stage lockStage) {
+	ls.remove(s)
+	s.stage, ls.of[s.Nonce] = stage, s
+	switch stage {
+	case lockWaits:
+		ls.waits[s.Nonce] = s
+	case lockReleases:
+		ls.releases[s.Nonce] = s
+	}
+}
+
+// remove forgets an acquisition.
+func (ls *locks) remove(s *lockState) {
+	delete(ls.of, s.Nonce)
+	delete(ls.waits, s.Nonce)
+	delete(ls.releases, s.Nonce)
 }
 
 // beginLock begins an acquisition.
@@ -169,7 +199,8 @@ func (e *engine) beginLock(name string) (*seam.Acquisition, error) {
 	}
 	s := &lockState{Acquisition: &seam.Acquisition{Name: name, Nonce: randomID()}}
 	e.renewLock(s)
-	e.locks.of[s.Nonce] = s
+	e.locks.put(s, lockSent)
+	e.locks.used = true
 	return s.Acquisition, nil
 }
 
@@ -189,7 +220,8 @@ func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
 	case s == nil: // the session is gone
 		granted <- lockGrant{}
 	default:
-		s.stage, s.granted = lockWaits, granted
+		s.granted = granted
+		e.locks.put(s, lockWaits)
 		e.locks.lookAt = atOnce // it may have been granted since the answer
 	}
 }
@@ -209,7 +241,8 @@ func (e *engine) holdLock(a *seam.Acquisition, end func(error, bool)) error {
 	case unmarked(s.Run) != e.session.confirmed || e.locks.toConfirm:
 		err = fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)
 	default:
-		s.stage, s.end = lockHeld, end
+		s.end = end
+		e.locks.put(s, lockHeld)
 		return nil
 	}
 	e.releaseLock(a, nil)
@@ -228,7 +261,8 @@ func (e *engine) releaseLock(a *seam.Acquisition, released chan<- bool) {
 	if s.stage == lockHeld || s.stage == lockWaits {
 		s.Latest = 0 // its answer came
 	}
-	s.stage, s.tryAt = lockReleases, atOnce
+	s.tryAt = atOnce
+	e.locks.put(s, lockReleases)
 	if released != nil {
 		s.released = append(s.released, released)
 	}
@@ -236,7 +270,7 @@ func (e *engine) releaseLock(a *seam.Acquisition, released chan<- bool) {
 
 // struckLock strikes out an acquisition of which the database has nothing any more.
 func (e *engine) struckLock(s *lockState, found bool) {
-	delete(e.locks.of, s.Nonce)
+	e.locks.remove(s)
 	for _, released := range s.released {
 		released <- found
 	}
@@ -269,7 +303,7 @@ func (e *engine) loseLockSession() {
 		}
 		e.struckLock(s, false)
 	}
-	e.locks.toConfirm = false
+	e.locks.used, e.locks.toConfirm = false, false
 }
 
 // askForLocks asks for the end of the work under locks, as the client ends. They stay until they are released.
@@ -311,16 +345,6 @@ func (e *engine) holdsLocks() bool {
 	return false
 }
 
-// locksToRelease counts what is to be given back.
-func (e *engine) locksToRelease() (n int) {
-	for _, s := range e.locks.of {
-		if s.stage == lockReleases {
-			n++
-		}
-	}
-	return n
-}
-
 // locksRemain reports whether the session holds or awaits locks in the database, as far as is known. What was sent and not answered
 // finds the session gone, or is a row of a dead session.
 func (e *engine) locksRemain() bool {
@@ -334,12 +358,14 @@ func (e *engine) locksRemain() bool {
 
 // heardLocks takes a heartbeat that was answered.
 func (e *engine) heardLocks() {
-	for _, heard := range e.locks.beats {
-		heard <- struct{}{}
+	if e.check.watch.run.Mark != 0 { // else the next heartbeat tells another run
+		for _, heard := range e.locks.beats {
+			heard <- struct{}{}
+		}
+		e.locks.beats = nil
 	}
-	e.locks.beats = nil
 	e.locks.lookAt = atOnce
-	for _, s := range e.locks.of {
+	for _, s := range e.locks.waits {
 		s.noticed = false
 	}
 }
@@ -353,7 +379,7 @@ func (e *engine) heardGrants(c conn) bool {
 	}
 	nonces := lc.GrantedLocks()
 	for _, nonce := range nonces {
-		if s := e.locks.of[nonce]; s != nil && s.stage == lockWaits && !s.noticed {
+		if s := e.locks.waits[nonce]; s != nil && !s.noticed {
 			s.noticed = true
 			e.locks.lookAt = atOnce
 		}
@@ -361,17 +387,8 @@ func (e *engine) heardGrants(c conn) bool {
 	return len(nonces) > 0
 }
 
-func (e *engine) awaitsLocks() bool {
-	for _, s := range e.locks.of {
-		if s.stage == lockWaits {
-			return true
-		}
-	}
-	return false
-}
-
 func (e *engine) listenToLocksDue(time.Time) time.Time {
-	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && e.awaitsLocks())
+	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && len(e.locks.waits) > 0)
 }
 
 func (e *engine) beginListenToLocks(time.Time) *operation {
@@ -389,7 +406,7 @@ func (e *engine) beginListenToLocks(time.Time) *operation {
 }
 
 func (e *engine) lookAtLocksDue(time.Time) time.Time {
-	if e.session.term == nil || !e.locks.toConfirm && !e.awaitsLocks() {
+	if e.session.term == nil || !e.locks.toConfirm && len(e.locks.waits) == 0 {
 		return never
 	}
 	return e.locks.lookAt
@@ -400,10 +417,11 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 	var nonces []int64
 	asked := make(map[int64]*lockState)
 	confirm := e.locks.toConfirm
-	for nonce, s := range e.locks.of {
-		if s.stage == lockWaits || confirm && s.stage == lockHeld {
-			nonces, asked[nonce] = append(nonces, nonce), s
-		}
+	for nonce, s := range e.locks.waits {
+		nonces, asked[nonce] = append(nonces, nonce), s
+	}
+	if confirm { // it is told all of the session's
+		maps.Copy(asked, e.locks.of)
 	}
 	e.locks.lookAt = never
 	session, run := e.session.number, unmarked(e.check.watch.run)
@@ -441,11 +459,12 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 // grantLock answers who waits. From there on it is as if the answer to an acquisition had come at once.
 func (e *engine) grantLock(s *lockState, token int64) {
 	if token == 0 { // somebody has deleted the row
-		delete(e.locks.of, s.Nonce)
+		e.locks.remove(s)
 	} else {
 		e.renewLock(s)
+		s.Latest = 0
+		e.locks.put(s, lockSent)
 	}
-	s.stage, s.Latest = lockSent, 0
 	s.granted <- lockGrant{token: token}
 }
 
@@ -459,7 +478,7 @@ func (e *engine) confirmLocks(found []store.FoundLock, asked map[int64]*lockStat
 	for _, f := range found {
 		if e.locks.of[f.Nonce] == nil {
 			a := &seam.Acquisition{Name: f.Name, Nonce: f.Nonce, Session: e.session.number}
-			e.locks.of[f.Nonce] = &lockState{Acquisition: a, stage: lockReleases}
+			e.locks.put(&lockState{Acquisition: a}, lockReleases)
 		}
 	}
 	e.locks.toConfirm = false
@@ -476,10 +495,8 @@ func (e *engine) confirmLocks(found []store.FoundLock, asked map[int64]*lockStat
 
 func (e *engine) releaseLocksDue(time.Time) time.Time {
 	at := never
-	for _, s := range e.locks.of {
-		if s.stage == lockReleases {
-			at = earlier(at, s.tryAt)
-		}
+	for _, s := range e.locks.releases {
+		at = earlier(at, s.tryAt)
 	}
 	return at
 }
@@ -487,8 +504,8 @@ func (e *engine) releaseLocksDue(time.Time) time.Time {
 // beginReleaseLocks gives back what nobody holds, those first that have waited longest.
 func (e *engine) beginReleaseLocks(now time.Time) *operation {
 	var due []*lockState
-	for _, s := range e.locks.of {
-		if s.stage == lockReleases && !s.tryAt.After(now) {
+	for _, s := range e.locks.releases {
+		if !s.tryAt.After(now) {
 			due = append(due, s)
 		}
 	}

@@ -223,7 +223,7 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 		return
 	}
 	e.readAll()
-	e.locks.toConfirm = true
+	e.locks.toConfirm = e.locks.used
 }
 
 // unmarked is a run as a read tells it. A mark comes and goes while the server runs, with nothing lost that matters here.

@@ -133,18 +133,23 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, never, err
 	}
 	answer, sent, err := l.send(ctx, m, a)
-	if err != nil && sent && store.Code(err) == "" && ctx.Err() == nil { // the answer was lost: under its nonce it can be asked for
+	lost := err != nil && sent && store.Code(err) == "" // the answer; the message may still arrive
+	if lost && ctx.Err() == nil {                       // under its nonce it can be asked for
 		answer, _, err = l.send(ctx, m, a)
+	}
+	giveUp := l.session.Forget
+	if lost || err != nil && sent && !store.LockTimeout(err) {
+		giveUp = l.session.Abandon
+	}
+	if err != nil {
+		giveUp(a)
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
-		l.session.Abandon(a)
 		return nil, never, context.Cause(ctx)
+	case store.LockTimeout(err): // so many come and go
+		return nil, whileWaiting, err
 	case err != nil:
-		l.session.Abandon(a)
-		if store.LockTimeout(err) { // so many come and go
-			return nil, whileWaiting, err
-		}
 		return nil, never, err
 	}
 	switch answer.Outcome {
@@ -158,7 +163,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 			return nil, whileWaiting, errors.New("the place in the queue was lost with the session")
 		}
 	default:
-		l.session.Forget(a)
+		giveUp(a)
 		again, err := refusal(a, answer)
 		return nil, again, err
 	}
@@ -194,8 +199,8 @@ func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
 		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; if it falls silent, until %s", ErrHeld, answer.Holder, answer.Host,
 			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
 	case store.LockElsewhere:
-		return once, fmt.Errorf("the pool leads to another server than the client's connection: to timeline %d, started %s, and not to timeline %d, started %s",
-			answer.Run.Timeline, startOf(answer.Run), a.Run.Timeline, startOf(a.Run))
+		return once, fmt.Errorf("the pool leads to another server, or another database, than the client's connection: to %s, not to %s",
+			described(answer.Run), described(a.Run))
 	case store.LockUnsettled:
 		return whileWaiting, errors.New("the server was promoted, and is not settled yet: that takes a TTL")
 	case store.LockLate:
@@ -206,7 +211,10 @@ func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
 	return never, fmt.Errorf("the database answered %q", answer.Outcome)
 }
 
-func startOf(run store.Run) string { return time.UnixMicro(run.Started).Format(time.RFC3339Nano) }
+// described names a run of a server.
+func described(run store.Run) string {
+	return fmt.Sprintf("timeline %d, started %s, mark %d", run.Timeline, time.UnixMicro(run.Started).Format(time.RFC3339Nano), run.Mark)
+}
 
 // checkName refuses what is no name of a lock.
 func checkName(name string) error {

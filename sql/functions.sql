@@ -860,8 +860,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock(pgleases.lock_mutex($1));
     IF NOT pgleases.lock_same_run($7, $8, $9) THEN
         outcome := 'elsewhere';
-        SELECT r.timeline, r.started INTO since, lives_until
-        FROM (SELECT pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint) AS r (timeline, started);
+        since := pgleases.timeline();
+        lives_until := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+        token := coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0);
         RETURN;
     END IF;
     SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $7;

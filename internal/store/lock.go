@@ -56,7 +56,7 @@ type LockAnswer struct {
 	PID        int       // of that process
 	Since      time.Time // it holds the lock
 	LivesUntil time.Time // if it falls silent
-	Run        Run       // of the server that answered, without the mark, where that is not the one of the request
+	Run        Run       // of the server that answered, where that is not the one of the request
 }
 
 // A LockRelease is a lock, or a place in its queue, to be given up.
@@ -195,7 +195,7 @@ func (l Locks) Acquire(ctx context.Context, conn *pgx.Conn, r LockRequest) (Lock
 	err = errors.Join(number(row[1], &answer.Token), number(row[4], &pid), number(row[5], &since), number(row[6], &until))
 	answer.PID = int(pid)
 	if answer.Outcome == LockElsewhere {
-		answer.Run = Run{Timeline: since, Started: until}
+		answer.Run, answer.Token = Run{Timeline: since, Started: until, Mark: answer.Token}, 0
 	} else {
 		answer.Since, answer.LivesUntil = time.UnixMicro(since), time.UnixMicro(until)
 	}

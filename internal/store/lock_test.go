@@ -352,7 +352,7 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 		r.Run = other
 		answer := a.send(r)
 		expect(t, answer.Outcome, LockElsewhere, fmt.Sprint("in ", other))
-		expect(t, answer.Run, Run{Timeline: a.known.Timeline, Started: a.known.Started}, "the run of who answered")
+		expect(t, answer.Run, a.known, "the run of who answered")
 	}
 	expect(t, f.queue("x"), "", "queue")
 	a.says("a", LockGranted, "x", exclusive, try)
