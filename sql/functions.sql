@@ -1098,7 +1098,7 @@ BEGIN
     PERFORM FROM pgleases.locks AS l
     WHERE l.name = $1 AND l.token = $2
       AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = l.session)
-    FOR KEY SHARE;
+    FOR KEY SHARE OF l;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
             USING ERRCODE = 'PL001',
