@@ -289,6 +289,35 @@ func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	expect(t, count(t, db, rows), 0, "rows")
 }
 
+// In between somebody else may have had the lock.
+func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	before := a.held(a.TryAcquire, "before")
+	deliver := a.app.delay("lock_acquire")
+	defer deliver()
+	type answer struct {
+		held *lock.Held
+		err  error
+	}
+	got := make(chan answer, 1)
+	go func() {
+		h, err := a.TryAcquire(context.Background(), "x")
+		got <- answer{h, err}
+	}()
+	until(t, "it is granted", func() bool { return count(t, db, rows+" WHERE name = 'x'") == 1 })
+	a.own.setCut(true)
+	receive(t, "trust is lost", before.Context().Done())
+	a.own.setCut(false)
+	until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
+	deliver()
+	late := receive(t, "it returns", got)
+	wraps(t, "a grant of before", late.err, pgleases.ErrTrustLost)
+	until(t, "it is given back", func() bool { return count(t, db, rows+" WHERE name = 'x'") == 0 })
+}
+
 func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)

@@ -198,9 +198,10 @@ type wire struct {
 	mu    sync.Mutex // guards what follows
 	cut   bool
 	open  map[*wired]struct{}
-	loses string // messages with this text; empty: none
-	after bool   // the message arrives, and the answer is lost
-	times int    // how many
+	loses string        // messages with this text; empty: none
+	after bool          // the message arrives, and the answer is lost
+	times int           // how many
+	late  chan struct{} // instead, the answer comes when this is closed; nil: it is lost
 }
 
 func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
@@ -244,7 +245,21 @@ func (w *wire) lose(times int, text string, after bool) {
 	w.times, w.loses, w.after = times, text, after
 }
 
-// lost is how many messages are still to be lost.
+// delay has the answer to the next message with that text come when the returned function is called.
+func (w *wire) delay(text string) (deliver func()) {
+	w.lose(1, text, true)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.late = make(chan struct{})
+	return sync.OnceFunc(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		close(w.late)
+		w.late = nil
+	})
+}
+
+// toLose is how many messages are still to be lost.
 func (w *wire) toLose() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -256,6 +271,7 @@ type wired struct {
 	wire *wire
 	mu   sync.Mutex // guards deaf
 	deaf bool       // the next answer is lost
+	late <-chan struct{}
 }
 
 func (c *wired) Write(b []byte) (int, error) {
@@ -264,7 +280,7 @@ func (c *wired) Write(b []byte) (int, error) {
 	if hit {
 		c.wire.times--
 	}
-	after := c.wire.after
+	after, late := c.wire.after, c.wire.late
 	c.wire.mu.Unlock()
 	if hit && !after {
 		_ = c.Conn.Close()
@@ -272,7 +288,7 @@ func (c *wired) Write(b []byte) (int, error) {
 	}
 	if hit {
 		c.mu.Lock()
-		c.deaf = true
+		c.deaf, c.late = late == nil, late
 		c.mu.Unlock()
 	}
 	return c.Conn.Write(b)
@@ -280,6 +296,13 @@ func (c *wired) Write(b []byte) (int, error) {
 
 func (c *wired) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	c.mu.Lock()
+	late := c.late
+	c.late = nil
+	c.mu.Unlock()
+	if late != nil {
+		<-late
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deaf { // the server has done it
