@@ -86,6 +86,7 @@ func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithPolling())
 	h := a.held(a.Acquire, "x")
 	place := b.waits(db, b.Acquire, "x")
+	b.looked(db)
 	release(t, h)
 	release(t, receive(t, "it has the lock", place))
 }
@@ -100,6 +101,7 @@ func TestWhoWaitsIsToldByANotification(t *testing.T) {
 	until(t, "it listens", func() bool { return b.client.Stats().Listening })
 	h := a.held(a.Acquire, "x")
 	place := b.waits(db, b.Acquire, "x")
+	b.looked(db)
 	release(t, h)
 	release(t, receive(t, "it has the lock", place))
 }

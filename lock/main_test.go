@@ -3,6 +3,7 @@ package lock_test
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -67,7 +68,10 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 	own, err := pgx.ParseConfig(url)
 	ok(t, err)
 	own.DialFunc = w.own.dial
+	id := "worker " + rand.Text()
+	own.RuntimeParams["application_name"] = id
 	w.client, err = pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
+		pgleases.WithClientID(id),
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))), pgleases.WithConnConfig(own),
 		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
 	}, opts...)...)
@@ -147,6 +151,15 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 	}()
 	until(w.t, "it waits", func() bool { return count(w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL") > before })
 	return got
+}
+
+// looked waits until a client that waits for a lock has looked whether it was granted: from then on something has to tell it.
+func (w *worker) looked(db *pgxpool.Pool) {
+	w.t.Helper()
+	until(w.t, "it has looked at what waits", func() bool {
+		return count(w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle' AND query LIKE '%lock_look%'",
+			w.client.ID()) == 1
+	})
 }
 
 func release(t testing.TB, h *lock.Held) {
