@@ -1,5 +1,5 @@
-// Package model checks the protocol of pgleases exhaustively: lease.pml is a model of it in Promela, and the test has Spin
-// visit every state that the model can reach. Other tests try orders of events that somebody thought of, or that chance
+// Package model checks the protocol of pgleases exhaustively: lease.pml is a model of it in Promela, lock.pml one of its named locks, and the
+// tests have Spin visit every state that the models can reach. Other tests try orders of events that somebody thought of, or that chance
 // brought; this one tries all, in a small world.
 //
 // # What is modelled
@@ -17,6 +17,11 @@
 // an older epoch after one under a newer, and nothing is shown while one is open that was guarded under an older; no session is evicted whose client trusts itself. With -DCOMPLETENESS, clients do
 // what they have a reason to do, faults end at some point, time goes on when nobody has anything left to do, and then
 // every partition is shown by its owner within three TTL.
+//
+// Of named locks: two processes that take one lock, alone or shared, wait, look, give up and release; messages that arrive late, or whose
+// answers are lost; heartbeats and trust as above; evictions, guards, a crash and a promotion. The promises: no two hold it at
+// once, unless they share it; tokens rise; writes under guards are in the order of the tokens; and nothing takes the lock of which its
+// client knows nothing any more.
 //
 // # What is left out, and why that is sound
 //
@@ -40,11 +45,13 @@
 //     margin is shorter than a tick; with TTL=3 it is one. With TTL=1 all that expires does so at one instant, and with
 //     OPERATIONS=2 two answers are under way at a time: only so could three processes, two partitions and a promotion be searched
 //     to the end.
+//   - Of locks: a process has one acquisition at a time, so a bit tells those of before by their nonce. The application's pool, other names, and
+//     the order of more than two that wait are left out; so are notifications, which are hints.
 //   - With SYMMETRIC, states that differ only in which process, or which partition, is which are visited once.
 //
 // # How to run it
 //
-// It needs spin and gcc. go test visits the smallest configuration and three mutants, go test -visit=most all but the
+// It needs spin and gcc. go test visits the smallest configuration of each and five mutants, go test -visit=most all but the
 // largest, in some minutes, and -visit=all those too. A mutant is the model with one rule of the protocol broken, by -D and its
 // name, and must violate the promise that the rule is for. By hand:
 //

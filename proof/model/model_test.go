@@ -18,6 +18,9 @@ import (
 //go:embed lease.pml
 var lease string
 
+//go:embed lock.pml
+var lock string
+
 // small is what most configurations share: two processes, one partition, and a margin shorter than a tick. The states
 // that this leaves out are those of clocks that read more values, not of other orders of events.
 const small = "N=2 P=1 TTL=2 TRUST=2 REREGISTERS=0 MAXEPOCH=2 "
@@ -28,11 +31,13 @@ const large = "N=3 P=2 TTL=1 TRUST=1 REREGISTERS=0 MAXEPOCH=1 PROMOTIONS=1 SYMME
 
 var visit = flag.String("visit", "few", "which configurations: few, most, or all")
 
-// The configurations that hold.
-var configurations = []struct {
+type configuration struct {
 	name, defines string
 	short, long   bool
-}{
+}
+
+// The configurations that hold.
+var configurations = []configuration{
 	{name: "hand-overs and evictions", defines: small + "SAME_ID", short: true},
 	{name: "margin of a tick", defines: "N=2 P=1 TTL=3 REREGISTERS=0 MAXEPOCH=2"},
 	{name: "new sessions", defines: small + "REREGISTERS=1"},
@@ -65,11 +70,13 @@ const (
 	complete  = `bounds\|\|`                                                     // World
 )
 
-// The mutants, each with the promise that it must break.
-var mutants = []struct {
+type mutant struct {
 	name, defines, breaks string
 	short                 bool
-}{
+}
+
+// The mutants, each with the promise that it must break.
+var mutants = []mutant{
 	{"NO_TRUST_DEADLINE", small, wrongful, true},
 	{"TRUST_AT_ANSWER", small, wrongful, true},
 	{"EVICT_WITHOUT_WATCH", small + "RESTARTS=1", wrongful, false},
@@ -99,28 +106,66 @@ var mutants = []struct {
 	{"GAIN_UNSETTLED", large + "N=2 P=1 MAXEPOCH=2", exclusive, false},
 }
 
-func TestProtocolHolds(t *testing.T) {
+// oneLock is what the configurations of locks share.
+const oneLock = "MAXTOKEN=2 REREGISTERS=0 "
+
+// Those of named locks.
+var lockConfigurations = []configuration{
+	{name: "locks", defines: oneLock, short: true},
+	{name: "locks, new sessions", defines: "MAXTOKEN=1"},
+	{name: "locks that are shared", defines: oneLock + "MAXTOKEN=3 SHARED"},
+	{name: "guards of locks", defines: oneLock + "GUARDS"},
+	{name: "locks, database crash", defines: oneLock + "RESTARTS=1"},
+	{name: "locks, promotion", defines: oneLock + "MAXTOKEN=1 PROMOTIONS=1"},
+}
+
+const (
+	onlyOne = `^assertion violated \(\( !\(\(\(pr\[me\]\.stage==` // hold
+	rises   = `token>highest`                                     // draw
+	inOrder = `workToken>=`                                       // commit
+	known   = `stage!=\d+\)\|\| !\(db\.alive`                     // acquire
+)
+
+var lockMutants = []mutant{
+	{"NO_TRUST_DEADLINE", oneLock, onlyOne, true},
+	{"ARRIVES_AT_ANY_TIME", oneLock, known, true},
+	{"RELEASE_BY_NAME", oneLock, onlyOne, false},
+	{"DEAD_BY_EXPIRY", oneLock + "RESTARTS=1", onlyOne, false},
+	{"GUARD_WITHOUT_LOCK", oneLock + "GUARDS", inOrder, false},
+	{"TOKEN_WITHOUT_ERA", oneLock + "PROMOTIONS=1", rises, false},
+	{"GRANT_UNSETTLED", oneLock + "MAXTOKEN=1 PROMOTIONS=1", rises, false},
+	{"TRUST_BEFORE_CONFIRMED", oneLock + "MAXTOKEN=1 PROMOTIONS=1", onlyOne, false},
+	{"GRANT_OF_BEFORE", oneLock + "MAXTOKEN=1 PROMOTIONS=1", onlyOne, false},
+}
+
+func TestProtocolHolds(t *testing.T)        { hold(t, lease, configurations) }
+func TestProtocolOfLocksHolds(t *testing.T) { hold(t, lock, lockConfigurations) }
+
+func hold(t *testing.T, model string, configurations []configuration) {
 	need(t)
 	for _, c := range configurations {
 		t.Run(c.name, func(t *testing.T) {
 			if !c.short && *visit == "few" || c.long && *visit != "all" {
 				t.Skip("a larger configuration")
 			}
-			if r := explore(t, c.defines); r.errors != 0 {
+			if r := explore(t, model, c.defines); r.errors != 0 {
 				t.Errorf("%s is violated: %s", c.defines, r.violation)
 			}
 		})
 	}
 }
 
-func TestMutantsAreCaught(t *testing.T) {
+func TestMutantsAreCaught(t *testing.T)        { catch(t, lease, mutants) }
+func TestMutantsOfLocksAreCaught(t *testing.T) { catch(t, lock, lockMutants) }
+
+func catch(t *testing.T, model string, mutants []mutant) {
 	need(t)
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
 			if !m.short && *visit == "few" {
 				t.Skip("a larger configuration")
 			}
-			r := explore(t, m.defines+" "+m.name)
+			r := explore(t, model, m.defines+" "+m.name)
 			if r.errors == 0 {
 				t.Fatal("it breaks nothing")
 			}
@@ -158,9 +203,9 @@ var (
 
 // explore visits every state of the model with these definitions, of which a later one of a name counts, up to the first
 // violation.
-func explore(t *testing.T, defines string) result {
+func explore(t *testing.T, model, defines string) result {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "lease.pml"), []byte(lease), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "model.pml"), []byte(model), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	values := make(map[string]string)
@@ -177,7 +222,7 @@ func explore(t *testing.T, defines string) result {
 			args = append(args, d)
 		}
 	}
-	command(t, dir, "spin", append(args, "lease.pml")...)
+	command(t, dir, "spin", append(args, "model.pml")...)
 	command(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DNOFAIR", store, "-DMEMLIM=8000", "-o", "pan", "pan.c")
 	begun := time.Now()
 	out := command(t, dir, "./pan", "-E", "-m100000", "-w24")

@@ -1,0 +1,143 @@
+//go:build unix
+
+package faults
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/lock"
+	"github.com/pgleases/pgleases/proof/oracle"
+)
+
+// Locks that workers take.
+const (
+	// LocksName is the name under which their guarded writes stand in the table of Effects.
+	LocksName = "locks"
+	// LocksSuffix is what the oracle's logs of a worker's locks end with.
+	LocksSuffix = ".locks"
+
+	lockers      = 3 // goroutines of a worker that take locks
+	lockersConns = 2 // the pool is exhausted at times
+)
+
+// LockName is the name of a lock, by number.
+func LockName(number int) string { return "lock-" + strconv.Itoa(number) }
+
+// A locker is a goroutine that takes locks.
+type locker struct {
+	locks   *lock.Locks
+	names   int // how many there are
+	ttl     time.Duration
+	keeper  *oracle.Keeper
+	effects *Effects // nil: it does not write
+	writer  string
+	seen    map[int]int64 // tokens of before, by number
+}
+
+// run takes locks at random, in every way, holds each for a while, and releases it, until ctx ends. Who holds one alone may write under it.
+// Now and then it writes as a zombie: under a token seen earlier, with the guard in SQL, which does not know what the client knows.
+func (l *locker) run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if err := l.once(ctx, rand.N(l.names)); err != nil {
+			return err
+		}
+		pause(ctx, rand.N(l.ttl/10))
+		if l.effects != nil && rand.N(4) == 0 {
+			l.haunt(ctx)
+		}
+	}
+	return nil
+}
+
+// once takes a lock; the error is the log's.
+func (l *locker) once(ctx context.Context, number int) error {
+	patient, impatient := context.WithTimeout(ctx, rand.N(l.ttl))
+	defer impatient()
+	acquire := []func(context.Context, string) (*lock.Held, error){
+		l.locks.Acquire, l.locks.AcquireShared, l.locks.TryAcquire, l.locks.TryAcquireShared,
+	}[rand.N(4)]
+	held, err := acquire(patient, LockName(number))
+	if err != nil {
+		if !errors.Is(err, lock.ErrHeld) && ctx.Err() == nil {
+			pause(ctx, 20*time.Millisecond) // the server or the connection to it is down
+		}
+		return nil
+	}
+	if l.effects != nil && !held.Shared() {
+		for rand.N(2) == 0 {
+			l.effects.write(held.Context(), number, held.Token(), l.writer, held.Guard)
+		}
+		l.seen[number] = held.Token()
+	}
+	enough, done := context.WithTimeout(ctx, rand.N(l.ttl/5))
+	defer done()
+	err = l.keeper.Keep(enough, number, held.Token(), held.Shared(), func() bool { return held.Context().Err() == nil })
+	soon, late := context.WithTimeout(context.WithoutCancel(ctx), rand.N(l.ttl))
+	defer late()
+	_ = held.Release(soon) // it was lost; or that takes longer, and goes on
+	return err
+}
+
+// takeLocks has goroutines take locks of a client until ctx ends. What it returns waits for the end of that.
+func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (func() error, error) {
+	if config.Locks == 0 {
+		return func() error { return nil }, nil
+	}
+	taking, err := pgxpool.ParseConfig(cmp.Or(config.LocksURL, config.URL))
+	if err != nil {
+		return nil, err
+	}
+	taking.MaxConns = lockersConns
+	pool, err := pgxpool.NewWithConfig(ctx, taking)
+	if err != nil {
+		return nil, err
+	}
+	effects, shut, err := openEffects(ctx, config, config.Log+LocksSuffix, LocksName, lockers)
+	if err != nil {
+		return nil, err
+	}
+	locks := lock.New(client, pool)
+	errs := make([]error, lockers)
+	var wait sync.WaitGroup
+	for i := range lockers {
+		keeper, err := oracle.CreateKeeper(fmt.Sprintf("%s-%d%s", strings.TrimSuffix(config.Log, ".log"), i, LocksSuffix))
+		if err != nil {
+			return nil, err
+		}
+		l := &locker{locks, config.Locks, config.TTL, keeper, effects, config.ID, make(map[int]int64)}
+		wait.Go(func() { errs[i] = errors.Join(l.run(ctx), keeper.Close()) })
+	}
+	return func() error {
+		wait.Wait()
+		shut()
+		pool.Close()
+		return errors.Join(errs...)
+	}, nil
+}
+
+// haunt writes under a token of before.
+func (l *locker) haunt(ctx context.Context) {
+	for number, token := range l.seen { // in random order
+		refused := l.effects.write(ctx, number, token, l.writer, func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SELECT pgleases.guard_lock($1, $2)", LockName(number), token)
+			return err
+		})
+		if refused {
+			l.effects.Zombies.Add(1)
+			delete(l.seen, number)
+		}
+		return
+	}
+}
