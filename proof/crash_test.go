@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -89,6 +90,12 @@ var crashCases = []crashCase{
 		c.bystand()
 		c.await(nil)
 	}, goesOn},
+	{"lockacquire", "it takes locks", underLocks(atBalance("lockacquire", nil)), goesOn},
+	{"lockrelease", "it gives locks back", underLocks(atBalance("lockrelease", nil)), goesOn},
+	{"lockrelease", "it is closed", underLocks(atBalance("lockrelease", (*crash).close)), endsClosed},
+	{"locklook", "it waits for locks", underLocks(atBalance("locklook", nil)), goesOn},
+	{"locksweep", "another has died", underLocks(atDeath("locksweep")), goesOn},
+	{"lockguard", "it works under locks", underLocks(atBalance("lockguard", nil)), goesOn},
 	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
 	{"evict", "another has died", atDeath("evict"), goesOn},
 	{"settle", "the server was promoted", func(c *crash) {
@@ -145,6 +152,7 @@ var crashCases = []crashCase{
 var notCrashed = map[string]string{
 	"functions": "sent with schema.sql, as one message",
 	"grants":    "an administrator's script, which no client sends",
+	"locklist":  "it only reads",
 }
 
 // Promise 5: wherever in the protocol a client crashes or loses its connection, and whether the statement was applied or
@@ -246,6 +254,7 @@ type crash struct {
 	logs      func() []oracle.Log
 	twins     []func() // close other clients under the victim's ID
 	effects   func()   // checks the writes under Guard; nil: there are none
+	locks     func()   // checks the locks; nil: none were taken
 }
 
 func newCrash(t testing.TB, kind faults.Breach, url string) *crash {
@@ -289,6 +298,46 @@ func (c *crash) bystand() {
 	c.lease = joined(c.t, c.bystander, "l", crashPartitions, pgleases.WithHandoffDelay(0))
 	c.logs = watched(c.t, map[string]*pgleases.Lease{"bystander": c.lease})
 	c.since = time.Now()
+}
+
+// underLocks has the victim, and all others, take locks and write under them too. Wherever it ends, each can be taken.
+func underLocks(run func(*crash)) func(*crash) {
+	return func(c *crash) {
+		const names = 2
+		effects := faults.NewEffects(c.pool, faults.LocksName)
+		if err := effects.Create(c.t.Context(), names); err != nil {
+			c.t.Fatal(err)
+		}
+		c.config.Locks, c.config.Effects = names, true
+		if err := faults.NewEffects(c.pool, "l").Create(c.t.Context(), crashPartitions); err != nil {
+			c.t.Fatal(err)
+		}
+		run(c)
+		locks := lock.New(c.bystander, c.pool)
+		c.locks = func() {
+			c.within("each lock can be taken", func() bool {
+				for n := range names {
+					ran, err := locks.TryDo(c.t.Context(), faults.LockName(n), func(context.Context) error { return nil })
+					if err != nil {
+						c.lostTrust("lock %d cannot be taken: %v", n, err)
+					}
+					if !ran {
+						return false
+					}
+				}
+				return true
+			})
+			n, zombies, err := effects.Check(c.t.Context())
+			if err != nil || len(zombies) > 0 {
+				c.t.Errorf("of %d writes under locks, these came late: %v; %v", n, zombies, err)
+			}
+			logs, err := oracle.ReadAll(c.dir + "/*" + faults.LocksSuffix)
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			verify(c.t, logs)
+		}
+	}
 }
 
 // alone starts a victim that owns all.
@@ -396,7 +445,9 @@ func atEviction(statement string) func(*crash) {
 func atDeath(statement string) func(*crash) {
 	return func(c *crash) {
 		c.start()
-		third := startWorker(c.t, worker(c.url, "l", crashPartitions, c.dir, "third", 1))
+		config := worker(c.url, "l", crashPartitions, c.dir, "third", 1)
+		config.Locks, config.Effects = c.config.Locks, c.config.Effects
+		third := startWorker(c.t, config)
 		hasJoined(c.t, c.victim)
 		hasJoined(c.t, third)
 		c.waitFor("both own half", func() bool {
@@ -553,6 +604,7 @@ func (c *crash) left(id string) bool {
 	return value[bool](c.t, c.pool, `WITH others AS (SELECT session FROM pgleases.clients WHERE id <> $1)
 		SELECT EXISTS (SELECT FROM pgleases.clients WHERE session NOT IN (SELECT session FROM others))
 			OR EXISTS (SELECT FROM pgleases.members WHERE session NOT IN (SELECT session FROM others))
+			OR EXISTS (SELECT FROM pgleases.locks WHERE session NOT IN (SELECT session FROM others))
 			OR EXISTS (SELECT FROM pgleases.partitions WHERE owner IS NOT NULL AND owner NOT IN (SELECT session FROM others))`, id)
 }
 
@@ -561,6 +613,9 @@ func (c *crash) finish() {
 	c.t.Helper()
 	if c.effects != nil {
 		c.effects()
+	}
+	if c.locks != nil {
+		c.locks()
 	}
 	if err := c.bystander.Err(); err != nil {
 		c.t.Errorf("the bystander ended: %v", err)

@@ -5,11 +5,14 @@ package proof_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
@@ -62,6 +65,8 @@ type episode struct {
 	Reads      int64
 	Overlaps   int
 	Writes     int                // committed under Guard
+	Locks      int                // intervals during which a lock was held
+	LockWrites int                // committed under a lock's Guard
 	Refused    int64              // guards of zombies
 	Worst      map[string]float64 // milliseconds that a partition had no owner, by kind of the fault
 	Violations []string           // of any promise
@@ -70,7 +75,7 @@ type episode struct {
 // attack has faults befall a fleet for so long. A nil database is left alone.
 func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
 	t.Helper()
-	const partitions, ttl = 16, time.Second
+	const partitions, locks, ttl = 16, 6, time.Second
 	e := episode{began: time.Now(), Seed: seed, Worst: make(map[string]float64)}
 	t.Logf("seed %d", seed)
 	direct, pooled := pgserver.DirectURL(url)
@@ -78,13 +83,16 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 		direct, pooled = database.URL, database.Bouncer != nil
 	}
 	e.Pooled = pooled
-	effects := faults.NewEffects(newPool(t, direct, size(4)), "orders")
-	if err := effects.Create(t.Context(), partitions); err != nil {
+	pool := newPool(t, direct, size(4))
+	effects, locked := faults.NewEffects(pool, "orders"), faults.NewEffects(pool, faults.LocksName)
+	if err := errors.Join(effects.Create(t.Context(), partitions), locked.Create(t.Context(), locks)); err != nil {
 		t.Fatal(err)
 	}
-	config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience, ProbeURL: probeURL(t)}
+	config := faults.Config{
+		URL: url, Lease: "orders", Partitions: partitions, Locks: locks, TTL: ttl, Effects: true, Patience: patience, ProbeURL: probeURL(t),
+	}
 	if pooled { // pgx's pools cancel statements, at which PgBouncer 1.18 ends
-		config.DirectURL = direct
+		config.DirectURL, config.LocksURL = direct, direct
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -124,20 +132,30 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 	e.Seconds = time.Since(began).Seconds()
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	began = time.Now()
-	err = fleet.Settled(ctx)
-	settled := time.Since(began)
-	if errors.Is(err, context.DeadlineExceeded) {
-		now := oracle.Now()
-		fleet.Overdue = append(fleet.Overdue, faults.Overdue{From: now - oracle.Instant(settled), To: now, Within: patience, Text: err.Error()})
-	} else {
-		violate(err)
+	var settled time.Duration
+	for _, wait := range []func(context.Context) error{fleet.Settled, fleet.LocksTaken, func(ctx context.Context) error { return locksOfNobody(ctx, pool) }} {
+		began = time.Now()
+		err := wait(ctx)
+		took := time.Since(began)
+		settled += took
+		if errors.Is(err, context.DeadlineExceeded) {
+			now := oracle.Now()
+			fleet.Overdue = append(fleet.Overdue, faults.Overdue{From: now - oracle.Instant(took), To: now, Within: patience, Text: err.Error()})
+		} else {
+			violate(err)
+		}
 	}
 	report, err := fleet.Report()
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Violations = append(e.Violations, report.Violations...)
+	lockLogs, err := fleet.Locks()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lockReport := oracle.Check(lockLogs)
+	e.Violations = append(append(e.Violations, report.Violations...), lockReport.Violations...)
+	e.Locks = lockReport.Intervals
 	e.Faults, e.Clients, e.Intervals, e.Reads, e.Overlaps = fleet.Counts, report.Clients, report.Intervals, report.Reads, report.Overlaps
 	worst, late := faults.Recoveries(report.Gaps, fleet.Incidents, ttl)
 	for kind, d := range worst {
@@ -146,19 +164,22 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 	if database != nil { // else others use it, as much as they like
 		fleet.Overdue = append(fleet.Overdue, late...)
 	}
-	_, zombies, err := effects.Check(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	written := func(effects *faults.Effects) int {
+		_, zombies, err := effects.Check(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, z := range zombies {
+			e.Violations = append(e.Violations, "zombie: "+z)
+		}
+		history, err := effects.History(t.Context(), fleet.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		violate(faults.Linearizable(history, patience))
+		return len(history)
 	}
-	for _, z := range zombies {
-		e.Violations = append(e.Violations, "zombie: "+z)
-	}
-	history, err := effects.History(t.Context(), fleet.Dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.Writes = len(history)
-	violate(faults.Linearizable(history, patience))
+	e.Writes, e.LockWrites = written(effects), written(locked)
 	var excused []faults.Overdue
 	for _, o := range fleet.Overdue {
 		if t.Excused(o.From, o.To, o.Within) {
@@ -172,7 +193,25 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 	}
 	t.Logf("%v; settled after %v; %d guarded writes; faults: %v; longest without an owner, in ms: %v", report, settled.Round(time.Millisecond),
 		e.Writes, e.Faults, e.Worst)
+	t.Logf("locks: %v; %d guarded writes", lockReport, e.LockWrites)
 	return e
+}
+
+// locksOfNobody waits until no row of a lock is left whose session is gone.
+func locksOfNobody(ctx context.Context, pool *pgxpool.Pool) error {
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	for ; ; <-look.C {
+		var orphans []string
+		err := pool.QueryRow(ctx, `SELECT coalesce(array_agg(name || ' ' || ticket || CASE WHEN token IS NULL THEN ' waits' ELSE '' END), '{}') FROM pgleases.locks
+			WHERE session NOT IN (SELECT session FROM pgleases.clients)`).Scan(&orphans)
+		if ctx.Err() != nil {
+			return fmt.Errorf("these locks are nobody's: %v: %w", orphans, context.Cause(ctx))
+		}
+		if err != nil || len(orphans) == 0 {
+			return err
+		}
+	}
 }
 
 // check fails the test where a promise was broken, or where fewer faults befell than that, in all or of a kind.
@@ -188,6 +227,9 @@ func check(t *punctual.Try, e episode, total, each int) {
 	}
 	if n := sum(e.Faults); n < total {
 		t.Missed(e.began, time.Since(e.began), "%d faults, not at least %d: the test proves too little", n, total)
+	}
+	if e.Locks < 100 || e.LockWrites < 20 {
+		t.Missed(e.began, time.Since(e.began), "locks were held %d times, and %d guarded writes: the test proves too little", e.Locks, e.LockWrites)
 	}
 	if e.Writes < 100 || e.Reads < 100_000 {
 		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test proves too little", e.Writes, e.Reads)

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
@@ -24,7 +25,7 @@ const pooled = pgx.QueryExecModeExec
 
 // Effects is a table of writes under Guard: one row each, with the epoch that Guard let pass and its place in the
 // partition's order of commits, which a counter tells that every writer has to lock. Whoever writes after a newer
-// epoch has written is a zombie.
+// epoch has written is a zombie. The same goes for locks, by number, and their tokens.
 type Effects struct {
 	// Returns gets a line when a write is known to be committed: its name and the time. See History. Nil: none.
 	Returns io.Writer
@@ -71,30 +72,17 @@ func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer strin
 			}
 			continue
 		}
-		guard := lease.Guard
+		guard := func(ctx context.Context, tx pgx.Tx) error { return lease.Guard(ctx, tx, p) }
 		if zombie {
-			guard = e.guardSQL
+			guard = func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", e.lease, p.Number, p.Epoch)
+				return err
+			}
 			pause(ctx, rand.N(100*time.Millisecond)) // one without rest would keep its partition locked
 		}
-		var linger time.Duration
-		switch rand.N(3) {
-		case 0:
-			linger = rand.N(300 * time.Millisecond)
-		case 1:
-			linger = rand.N(20 * time.Millisecond)
-		}
-		err := e.write(ctx, p, writer, guard, linger)
-		switch {
-		case err == nil:
-			e.Written.Add(1)
-		case Refused(err):
-			e.Refused.Add(1)
-			if zombie {
-				e.Zombies.Add(1)
-				delete(seen, p.Number)
-			}
-		default: // the server or the connection to it is down
-			pause(ctx, 50*time.Millisecond)
+		if refused := e.write(ctx, p.Number, p.Epoch, writer, guard); refused && zombie {
+			e.Zombies.Add(1)
+			delete(seen, p.Number)
 		}
 	}
 }
@@ -123,11 +111,6 @@ func choose(lease *pgleases.Lease, seen map[int]pgleases.Partition) (p pgleases.
 	return p, false, found
 }
 
-func (e *Effects) guardSQL(ctx context.Context, tx pgx.Tx, p pgleases.Partition) error {
-	_, err := tx.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", e.lease, p.Number, p.Epoch)
-	return err
-}
-
 // pause reports whether ctx goes on after it.
 func pause(ctx context.Context, d time.Duration) bool {
 	select {
@@ -140,15 +123,22 @@ func pause(ctx context.Context, d time.Duration) bool {
 // Refused reports whether a guard refused, be it the client's or the database's.
 func Refused(err error) bool {
 	var refused *pgconn.PgError
-	return errors.Is(err, pgleases.ErrNotOwner) || errors.As(err, &refused) && refused.Code == "PL001"
+	return errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, lock.ErrLost) || errors.As(err, &refused) && refused.Code == "PL001"
 }
 
-func (e *Effects) write(ctx context.Context, p pgleases.Partition, writer string,
-	guard func(context.Context, pgx.Tx, pgleases.Partition) error, linger time.Duration) error {
+// write writes under a guard, perhaps a while after it, and reports whether the guard refused.
+func (e *Effects) write(ctx context.Context, number int, epoch int64, writer string, guard func(context.Context, pgx.Tx) error) (refused bool) {
 	name, called := crand.Text(), oracle.Now()
 	err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
-		if err := guard(ctx, tx, p); err != nil {
+		if err := guard(ctx, tx); err != nil {
 			return err
+		}
+		var linger time.Duration
+		switch rand.N(3) {
+		case 0:
+			linger = rand.N(300 * time.Millisecond)
+		case 1:
+			linger = rand.N(20 * time.Millisecond)
 		}
 		if linger > 0 && !pause(ctx, linger) {
 			return ctx.Err()
@@ -157,13 +147,22 @@ func (e *Effects) write(ctx context.Context, p pgleases.Partition, writer string
     UPDATE effect_counters SET n = n + 1 WHERE lease = $1 AND partition = $2 RETURNING n
 )
 INSERT INTO effects (lease, partition, n, epoch, writer, name, called) SELECT $1, $2, n, $3, $4, $5, $6 FROM counter`,
-			e.lease, p.Number, p.Epoch, writer, name, int64(called))
+			e.lease, number, epoch, writer, name, int64(called))
 		return err
 	})
 	if err == nil && e.Returns != nil {
 		_, err = fmt.Fprintln(e.Returns, name, int64(oracle.Now()))
 	}
-	return err
+	switch {
+	case err == nil:
+		e.Written.Add(1)
+	case Refused(err):
+		e.Refused.Add(1)
+		return true
+	default: // the server or the connection to it is down
+		pause(ctx, 50*time.Millisecond)
+	}
+	return false
 }
 
 // Check returns how many writes were committed, and each that was committed after one of a newer epoch.

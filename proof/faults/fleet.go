@@ -59,7 +59,7 @@ func network(name string, weight int, do func(*Proxy) error) Fault {
 // A Fleet is a number of worker processes that share one lease, each behind a proxy of its own. Its methods are for one
 // goroutine, unless they say otherwise.
 type Fleet struct {
-	Config    Config // of every worker; ID, URL and Log are set for each
+	Config    Config // of every worker; ID, URL and Log are set for each, and LocksURL where it is empty
 	Dir       string // for the logs
 	Min, Max  int    // how many workers Run keeps
 	Faults    []Fault
@@ -161,6 +161,7 @@ func (f *Fleet) start(id string) (*member, error) {
 	f.made++
 	config := f.Config
 	config.ID, config.URL, config.DirectURL = id, proxy.URL(), cmp.Or(f.Config.DirectURL, f.Config.URL)
+	config.LocksURL = cmp.Or(f.Config.LocksURL, config.URL)
 	config.Log = filepath.Join(f.Dir, fmt.Sprintf("%s.%d.log", id, f.made))
 	process, err := Start(config)
 	if err != nil {
@@ -572,6 +573,35 @@ func (f *Fleet) Settled(ctx context.Context) error {
 	}
 }
 
+// LocksTaken waits until each lock was taken anew: none is left that nobody knows of.
+func (f *Fleet) LocksTaken(ctx context.Context) error {
+	began := oracle.Now()
+	look := time.NewTicker(20 * time.Millisecond)
+	defer look.Stop()
+	for {
+		logs, err := f.Locks()
+		if err != nil {
+			return err
+		}
+		taken := make(map[int]bool)
+		for _, log := range logs {
+			for _, i := range log.Intervals {
+				if i.First > began {
+					taken[i.Partition] = true
+				}
+			}
+		}
+		if len(taken) == f.Config.Locks {
+			return nil
+		}
+		select {
+		case <-look.C:
+		case <-ctx.Done():
+			return fmt.Errorf("faults: of %d locks only %d were taken after the faults: %w", f.Config.Locks, len(taken), context.Cause(ctx))
+		}
+	}
+}
+
 // Close has all workers close, or kills them where that fails, and ends the proxies.
 func (f *Fleet) Close(ctx context.Context) error {
 	if f.proxies == nil {
@@ -599,10 +629,15 @@ func (f *Fleet) Close(ctx context.Context) error {
 	return errors.Join(all...)
 }
 
-// Report compares what all workers, also the dead ones, have seen.
+// Report compares what all workers, also the dead ones, have seen of the lease.
 func (f *Fleet) Report() (oracle.Report, error) {
 	logs, err := oracle.ReadAll(filepath.Join(f.Dir, "*.log"))
 	return oracle.Check(logs), err
+}
+
+// Locks returns what they have seen of their locks.
+func (f *Fleet) Locks() ([]oracle.Log, error) {
+	return oracle.ReadAll(filepath.Join(f.Dir, "*"+LocksSuffix))
 }
 
 // Output returns what the clients logged, by log file.

@@ -41,6 +41,8 @@ type Config struct {
 	TTL        time.Duration
 	Handoff    time.Duration // the hand-off delay; 0 is none, not the default
 	Clients    int           // 0 is one
+	Locks      int           // take so many locks too, of the first client; Log is not empty then
+	LocksURL   string        // of the pool with which they are taken; empty: URL
 	Effects    bool          // write under Guard
 	DirectURL  string        // for the writes of Effects; empty: URL
 	Env        []string      // added to the worker's environment
@@ -138,6 +140,10 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err != nil {
 		return err
 	}
+	locked, err := takeLocks(ctx, config, clients[0])
+	if err != nil {
+		return err
+	}
 	if err := tell(Event{Kind: "joined"}); err != nil {
 		return err
 	}
@@ -154,7 +160,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	}
 	// Until here: what Values shows while the client closes is watched too.
 	cancel()
-	if err := watched(); err != nil {
+	if err := errors.Join(watched(), locked()); err != nil {
 		return err
 	}
 	ended := Event{
@@ -178,37 +184,43 @@ func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() er
 		return nil, err
 	}
 	wg.Go(func() { watched = errors.Join(recorder.Watch(ctx, lease), recorder.Close()) })
-	if config.Effects {
-		pool, err := effectsPool(ctx, cmp.Or(config.DirectURL, config.URL), config.TTL)
-		if err != nil {
-			return nil, err
-		}
-		returns, err := os.OpenFile(config.Log+returnsSuffix, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-		if err != nil {
-			return nil, err
-		}
-		effects := NewEffects(pool, config.Lease)
-		effects.Returns = returns
-		var writers sync.WaitGroup
-		for range effectsWriters {
-			writers.Go(func() { effects.Write(ctx, lease, config.ID) })
-		}
-		wg.Go(func() { writers.Wait(); pool.Close(); _ = returns.Close() })
+	effects, shut, err := openEffects(ctx, config, config.Log, config.Lease, effectsWriters)
+	if err != nil {
+		return nil, err
 	}
-	return func() error { wg.Wait(); return watched }, nil
+	if effects != nil {
+		for range effectsWriters {
+			wg.Go(func() { effects.Write(ctx, lease, config.ID) })
+		}
+	}
+	return func() error { wg.Wait(); shut(); return watched }, nil
 }
 
 const effectsWriters = 2
 
-// effectsPool returns a small pool. The server ends its transactions that idle for longer than that: the guard in SQL, which
+// openEffects opens the writes of a lease, by so many writers, and a file beside the log for when they return. They are nil where the
+// worker does not write. The server ends transactions that idle for longer than a TTL: the guard in SQL, which
 // zombies use, does not limit them, and those of a worker that is paused would keep their partitions.
-func effectsPool(ctx context.Context, url string, idle time.Duration) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return nil, err
+func openEffects(ctx context.Context, config Config, log, lease string, writers int32) (effects *Effects, shut func(), err error) {
+	if !config.Effects {
+		return nil, func() {}, nil
 	}
-	config.MaxConns = effectsWriters
-	config.ConnConfig.DefaultQueryExecMode = pooled
-	config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(idle.Milliseconds())
-	return pgxpool.NewWithConfig(ctx, config)
+	writing, err := pgxpool.ParseConfig(cmp.Or(config.DirectURL, config.URL))
+	if err != nil {
+		return nil, nil, err
+	}
+	writing.MaxConns = writers
+	writing.ConnConfig.DefaultQueryExecMode = pooled
+	writing.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = fmt.Sprint(config.TTL.Milliseconds())
+	pool, err := pgxpool.NewWithConfig(ctx, writing)
+	if err != nil {
+		return nil, nil, err
+	}
+	returns, err := os.OpenFile(log+returnsSuffix, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, nil, err
+	}
+	effects = NewEffects(pool, lease)
+	effects.Returns = returns
+	return effects, func() { pool.Close(); _ = returns.Close() }, nil
 }

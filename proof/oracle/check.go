@@ -59,7 +59,7 @@ func (r Report) String() string {
 	return text
 }
 
-// Check compares the logs of all clients of one lease.
+// Check compares the logs of all clients of one lease, or of all that took the same locks.
 func Check(logs []Log) Report {
 	r := Report{Clients: len(logs)}
 	var began, last Instant
@@ -98,14 +98,14 @@ func (r *Report) violate(format string, args ...any) {
 	r.Violations = append(r.Violations, fmt.Sprintf(format, args...))
 }
 
-// overlaps finds the pairs of intervals of one partition that certainly overlap.
+// overlaps finds the pairs of intervals of one partition that certainly overlap, and may not.
 func (r *Report) overlaps(intervals []Interval) {
 	slices.SortFunc(intervals, func(a, b Interval) int { return cmp.Compare(a.First, b.First) })
 	var before []Interval // those that may reach into what follows
 	for _, i := range intervals {
 		before = slices.DeleteFunc(before, func(b Interval) bool { return b.Last < i.First })
 		for _, b := range before {
-			if b.Client != i.Client && i.Last >= b.First {
+			if b.Client != i.Client && i.Last >= b.First && !(b.Shared && i.Shared) {
 				r.Overlaps++
 				r.violate("overlap of %v: %v; %v, %v after the other began",
 					min(b.Last, i.Last).Sub(i.First), b, i, i.First.Sub(b.First))
@@ -116,11 +116,11 @@ func (r *Report) overlaps(intervals []Interval) {
 }
 
 // epochs finds what certainly contradicts that every ownership of a partition has an epoch of its own, higher than all
-// before.
+// before. Of those that share a lock, the one that got it first may see it last.
 func (r *Report) epochs(intervals []Interval) {
 	byEpoch := slices.DeleteFunc(slices.Clone(intervals), func(i Interval) bool { return i.Epoch == 0 })
 	slices.SortStableFunc(byEpoch, func(a, b Interval) int { return cmp.Compare(b.Epoch, a.Epoch) })
-	var higher *Interval // of the higher epochs, the one that was held first
+	var higher [2]*Interval // of the higher epochs, the one that was held first: not shared, and shared
 	for n := 0; n < len(byEpoch); {
 		group := n
 		for ; n < len(byEpoch) && byEpoch[n].Epoch == byEpoch[group].Epoch; n++ {
@@ -128,13 +128,20 @@ func (r *Report) epochs(intervals []Interval) {
 			if n > group {
 				r.violate("epoch repeats: %v; %v, %v after the other", byEpoch[n-1], i, i.First.Sub(byEpoch[n-1].Last))
 			}
-			if higher != nil && higher.First <= i.Last {
-				r.violate("epoch falls: %v; then %v", *higher, i)
+			for _, h := range higher {
+				if h != nil && h.First <= i.Last && !(h.Shared && i.Shared) {
+					r.violate("epoch falls: %v; then %v", *h, i)
+				}
 			}
 		}
 		for i := range byEpoch[group:n] {
-			if i := &byEpoch[group+i]; higher == nil || i.First < higher.First {
-				higher = i
+			i := &byEpoch[group+i]
+			h := &higher[0]
+			if i.Shared {
+				h = &higher[1]
+			}
+			if *h == nil || i.First < (*h).First {
+				*h = i
 			}
 		}
 	}

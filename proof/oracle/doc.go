@@ -9,6 +9,8 @@
 // in which they do not, and nothing is reported. This holds too for an interval of a single read, whose first lies
 // after its last. Hence no false alarm, however noisy the machine; what goes unseen is shorter than two reads.
 //
+// A [Keeper] writes in the same way which locks of package lock were held, of which those that share one may overlap.
+//
 // The same goes for the epochs: that an older one was held after a newer one is reported only where it is certain.
 //
 // The file survives a kill -9, which loses no more than the last burst of reads, less than 100 µs on an idle machine.

@@ -36,6 +36,12 @@ func TestCheckReportsWhatIsCertain(t *testing.T) {
 		{"epoch falls after a while", []Interval{held("a", 2, 10, 20), held("b", 3, 21, 30), held("c", 1, 31, 40)}, "epoch falls"},
 		{"an old epoch read late, by one read that was stopped", []Interval{held("a", 1, 40, 5), held("b", 2, 20, 30)}, ""},
 		{"epochs not known", []Interval{held("a", 0, 10, 20), held("b", 0, 21, 30)}, ""},
+		{"two that share", []Interval{shared("a", 1, 10, 20), shared("b", 2, 15, 30)}, ""},
+		{"two that share, of which the first one saw it last", []Interval{shared("a", 1, 16, 20), shared("b", 2, 15, 30)}, ""},
+		{"one that shares, and one that does not", []Interval{shared("a", 1, 10, 20), held("b", 2, 15, 30)}, "epoch falls, overlap"},
+		{"one that does not share behind two that do", []Interval{shared("a", 1, 10, 20), shared("b", 2, 12, 18), held("c", 3, 19, 30)}, "epoch falls, overlap"},
+		{"epoch falls below one that is shared", []Interval{shared("a", 2, 10, 20), held("b", 1, 21, 30)}, "epoch falls"},
+		{"epoch of a share falls", []Interval{held("a", 2, 10, 20), shared("b", 3, 21, 30), shared("c", 1, 31, 40)}, "epoch falls"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var logs []Log
@@ -62,10 +68,66 @@ func held(client string, epoch int64, first, last Instant) Interval {
 	return Interval{Client: client, Partition: 7, Epoch: epoch, First: first, Last: last}
 }
 
+func shared(client string, token int64, first, last Instant) Interval {
+	i := held(client, token, first, last)
+	i.Shared = true
+	return i
+}
+
+// What is written lies within the truth: nothing of before the first answer that it is held, or of after the last question that had it.
+func TestAKeeperWritesHowLongALockWasHeld(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a.locks")
+	keeper, err := CreateKeeper(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := 0
+	var began, ended, over Instant
+	for _, err := range []error{
+		keeper.Keep(ctx, 3, 7, true, func() bool { // ends by itself
+			switch asked++; asked {
+			case 1:
+				began = Now()
+			case 5:
+				ended = Now()
+			}
+			return asked < 6
+		}),
+		keeper.Keep(ctx, 4, 8, false, func() bool { // ends when the holder wants to
+			if over = Now(); asked == 10 {
+				cancel()
+			}
+			asked++
+			return true
+		}),
+		keeper.Keep(t.Context(), 5, 9, false, func() bool { return false }), // was never held
+		keeper.Close(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	log, err := Read(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(log.Intervals) != 2 || log.Client != "a" {
+		t.Fatalf("%+v", log)
+	}
+	first, second := log.Intervals[0], log.Intervals[1]
+	if first.Partition != 3 || first.Epoch != 7 || !first.Shared || first.First < began || first.Last > ended || first.Last < first.First || first.Open {
+		t.Errorf("%+v, asked from %d to %d", first, began, ended)
+	}
+	if second.Partition != 4 || second.Epoch != 8 || second.Shared || second.First < ended || second.Last > over || second.Open {
+		t.Errorf("%+v, asked until %d", second, over)
+	}
+}
+
 func TestCheckFindsTheLongestGap(t *testing.T) {
 	report := Check([]Log{
 		{Intervals: []Interval{held("a", 1, 10, 100), held("a", 3, 130, 200)}},
-		{Intervals: []Interval{held("b", 2, 105, 110), {"b", 8, 1, 10, 20, false}, {"b", 8, 2, 25, 30, false}}},
+		{Intervals: []Interval{held("b", 2, 105, 110), {"b", 8, 1, false, 10, 20, false}, {"b", 8, 2, false, 25, 30, false}}},
 	})
 	gap := report.LongestGap()
 	if gap.Length() != 20 || gap.Before.Epoch != 2 || gap.After.Epoch != 3 || len(report.Gaps) != 3 || report.Gaps[2].Length() != 5 {

@@ -17,11 +17,12 @@ type Instant int64
 // Sub returns i - j.
 func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
 
-// An Interval is a time through which a client held a partition under one epoch, at the least.
+// An Interval is a time through which a client held a partition under one epoch, at the least; or a lock under one token.
 type Interval struct {
 	Client    string
-	Partition int
-	Epoch     int64   // 0: gone before it could be asked for
+	Partition int     // or the lock's number
+	Epoch     int64   // or the token; 0: gone before it could be asked for
+	Shared    bool    // a lock that others may share
 	First     Instant // when the first read that showed it returned
 	Last      Instant // when the last read that showed it began; before First if there was only one
 	Open      bool    // shown by the last read of all
@@ -57,9 +58,9 @@ func (l Log) Held() []int {
 // The file: a header, then one record for each interval. All are little-endian words, written in one piece each, so that
 // a process that is killed in between leaves words that go together.
 const (
-	magic      = 0x70676c6f67303200
+	magic      = 0x70676c6f67303300
 	headerSize = 6 * 8 // magic, began, last, reads, stale, untold
-	recordSize = 4 * 8 // partition, epoch, first, last; the last is 0 while the interval is open
+	recordSize = 5 * 8 // partition, epoch, shared, first, last; the last is 0 while the interval is open
 )
 
 // A file is the log on its way to disk.
@@ -78,15 +79,19 @@ func (f *file) header(began, last Instant, reads, stale, untold int64) error {
 }
 
 // open appends an interval and returns its number.
-func (f *file) open(partition int, epoch int64, first Instant) (int64, error) {
+func (f *file) open(partition int, epoch int64, shared bool, first Instant) (int64, error) {
 	n := f.records
 	f.records++
-	return n, f.write(headerSize+n*recordSize, int64(partition), epoch, int64(first), 0)
+	var one int64
+	if shared {
+		one = 1
+	}
+	return n, f.write(headerSize+n*recordSize, int64(partition), epoch, one, int64(first), 0)
 }
 
 // close ends an interval.
 func (f *file) close(n int64, last Instant) error {
-	return f.write(headerSize+n*recordSize+3*8, int64(last))
+	return f.write(headerSize+n*recordSize+4*8, int64(last))
 }
 
 func (f *file) write(offset int64, words ...int64) error {
@@ -116,7 +121,7 @@ func Read(path string) (Log, error) {
 	log.Began, log.Last, log.Reads, log.Stale, log.Untold = Instant(word(1)), Instant(word(2)), word(3), word(4), word(5)
 	for at := headerSize; at+recordSize <= len(text); at += recordSize {
 		i := at / 8
-		interval := Interval{log.Client, int(word(i)), word(i + 1), Instant(word(i + 2)), Instant(word(i + 3)), false}
+		interval := Interval{log.Client, int(word(i)), word(i + 1), word(i+2) != 0, Instant(word(i + 3)), Instant(word(i + 4)), false}
 		if interval.Last == 0 {
 			interval.Last, interval.Open = log.Last, true
 		}

@@ -173,7 +173,7 @@ func (r *Recorder) note(lease Lease, values []int) error {
 		}
 		o := shown[n]
 		var err error
-		if o.record, err = r.file.open(n, o.epoch, first); err != nil {
+		if o.record, err = r.file.open(n, o.epoch, false, first); err != nil {
 			return err
 		}
 		r.open[n] = o
