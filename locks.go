@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -28,7 +27,7 @@ type locks struct {
 	listened  int64     // the session to whose channel this connection listens; 0: to none
 	lookAt    time.Time // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
 	used      bool      // an acquisition was begun under this session
-	toConfirm bool      // another run of the server: it has to confirm what is held, before trust goes on
+	toConfirm bool      // another run of the server: it has to confirm what is held, before trust goes on, and may have more
 	sweepAt   time.Time // when to sweep after the dead; never: nobody has died
 	batch     int       // the most locks that one statement releases: one, where the last met somebody's mutex
 }
@@ -38,7 +37,8 @@ type lockState struct {
 	*seam.Acquisition
 	term  *term // in which it began, or was granted
 	stage lockStage
-	lost  bool // it was held, and does not count any more; its row stays until it is released, or the session is gone
+	token int64 // of what is held
+	lost  bool  // it was held, and does not count any more; its row stays until it is released, or the session is gone
 
 	end     func(cause error, lost bool) // of what is held
 	granted chan<- lockGrant             // answers who waits
@@ -131,9 +131,9 @@ func (s *lockSession) Await(ctx context.Context, a *seam.Acquisition) (int64, er
 	}
 }
 
-func (s *lockSession) Hold(a *seam.Acquisition, end func(error, bool)) error {
+func (s *lockSession) Hold(a *seam.Acquisition, token int64, end func(error, bool)) error {
 	done := make(chan error, 1)
-	return s.client().request(context.Background(), done, func(e *engine) { done <- e.holdLock(a, end) })
+	return s.client().request(context.Background(), done, func(e *engine) { done <- e.holdLock(a, token, end) })
 }
 
 func (s *lockSession) Forget(a *seam.Acquisition) {
@@ -228,7 +228,7 @@ func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
 
 // holdLock counts a grant, or gives it back: what was granted under another session, before a break of the trust, or by another run of the
 // server may be another's by now.
-func (e *engine) holdLock(a *seam.Acquisition, end func(error, bool)) error {
+func (e *engine) holdLock(a *seam.Acquisition, token int64, end func(error, bool)) error {
 	s := e.locks.of[a.Nonce]
 	var err error
 	switch {
@@ -238,10 +238,10 @@ func (e *engine) holdLock(a *seam.Acquisition, end func(error, bool)) error {
 		return fmt.Errorf("%w: the session was evicted", ErrTrustLost)
 	case s.term != e.session.term || !s.term.trusted():
 		err = ErrTrustLost
-	case unmarked(s.Run) != e.session.confirmed || e.locks.toConfirm:
+	case unmarked(s.Run) != e.session.confirmed:
 		err = fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)
 	default:
-		s.end = end
+		s.token, s.end = token, end
 		e.locks.put(s, lockHeld)
 		return nil
 	}
@@ -416,12 +416,14 @@ func (e *engine) lookAtLocksDue(time.Time) time.Time {
 func (e *engine) beginLookAtLocks(time.Time) *operation {
 	var nonces []int64
 	asked := make(map[int64]*lockState)
-	confirm := e.locks.toConfirm
 	for nonce, s := range e.locks.waits {
 		nonces, asked[nonce] = append(nonces, nonce), s
 	}
-	if confirm { // it is told all of the session's
-		maps.Copy(asked, e.locks.of)
+	confirm, held := e.locks.toConfirm, make(map[int64]*lockState) // to confirm, it is told all of the session's
+	for nonce, s := range e.locks.of {
+		if confirm && s.stage == lockHeld {
+			held[nonce] = s
+		}
 	}
 	e.locks.lookAt = never
 	session, run := e.session.number, unmarked(e.check.watch.run)
@@ -444,7 +446,7 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 				tokens[f.Nonce] = f.Token
 			}
 			if confirm {
-				e.confirmLocks(found, asked, tokens)
+				e.confirmLocks(found, held, tokens)
 			}
 			for nonce, s := range asked {
 				if token, exists := tokens[nonce]; e.locks.of[nonce] == s && s.stage == lockWaits && (!exists || token > 0) {
@@ -470,10 +472,9 @@ func (e *engine) grantLock(s *lockState, token int64) {
 
 // confirmLocks takes all that another run of the server has of the session. What it does not have is lost, and what nobody here knows of was
 // released where it was not kept.
-func (e *engine) confirmLocks(found []store.FoundLock, asked map[int64]*lockState, tokens map[int64]int64) {
+func (e *engine) confirmLocks(found []store.FoundLock, held map[int64]*lockState, tokens map[int64]int64) {
 	e.loseLocks(fmt.Errorf("%w: the server does not confirm it", ErrTrustLost), func(s *lockState) bool {
-		_, confirmed := tokens[s.Nonce]
-		return asked[s.Nonce] == s && !confirmed
+		return held[s.Nonce] == s && tokens[s.Nonce] != s.token
 	})
 	for _, f := range found {
 		if e.locks.of[f.Nonce] == nil {

@@ -217,13 +217,16 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 		e.session.settled = settled
 		e.readAll()
 	}
-	if run := unmarked(beat.Run); e.session.confirmed == run || !e.holdsAnything() && !e.holdsLocks() {
+	run := unmarked(beat.Run)
+	if e.session.confirmed != run {
+		e.locks.toConfirm = e.locks.used // also where none is held: what was released may be back
+		if e.holdsAnything() || e.holdsLocks() {
+			e.readAll()
+			return
+		}
 		e.session.confirmed = run
-		e.trust(sent)
-		return
 	}
-	e.readAll()
-	e.locks.toConfirm = e.locks.used
+	e.trust(sent)
 }
 
 // unmarked is a run as a read tells it. A mark comes and goes while the server runs, with nothing lost that matters here.

@@ -168,7 +168,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, again, err
 	}
 	h := newHeld(ctx, l, a, m.shared, answer.Token)
-	if err := l.session.Hold(a, h.end); errors.Is(err, pgleases.ErrTrustLost) {
+	if err := l.session.Hold(a, h.token, h.end); errors.Is(err, pgleases.ErrTrustLost) {
 		return nil, whileWaiting, err
 	} else if err != nil {
 		return nil, never, err

@@ -410,16 +410,19 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	url := newDatabase(t)
 	db := newPool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
-	kept, lost := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost")
+	kept, lost, ungranted := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost"), a.held(a.TryAcquire, "ungranted")
 	execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.server_mark; -- as a promotion does
 		DELETE FROM pgleases.locks WHERE name = 'lost';
+		UPDATE pgleases.locks SET token = NULL WHERE name = 'ungranted';
 		INSERT INTO pgleases.locks SELECT 'released', 1, session, 42, false, 1, now() FROM pgleases.clients;
 		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
 		COMMIT`)
-	receive(t, "it is lost", lost.Context().Done())
-	wraps(t, "cause", context.Cause(lost.Context()), lock.ErrLost, pgleases.ErrTrustLost)
+	for _, h := range []*lock.Held{lost, ungranted} {
+		receive(t, h.Name()+" is lost", h.Context().Done())
+		wraps(t, "cause", context.Cause(h.Context()), lock.ErrLost, pgleases.ErrTrustLost)
+	}
 	until(t, "what was released is released here too", func() bool { return count(t, db, rows+" WHERE name = 'released'") == 0 })
 	ok(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
@@ -430,6 +433,26 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	release(t, kept)
 	release(t, h)
 	wraps(t, "release", lost.Release(t.Context()), lock.ErrLost)
+	wraps(t, "release", ungranted.Release(t.Context()), lock.ErrLost)
+}
+
+// A standby may have missed the release, and the client holds nothing that the server would have to confirm.
+func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, pgtest.OwnerURL(url))
+	a, b := newWorker(t, url), newWorker(t, url)
+	h := a.held(a.TryAcquire, "x")
+	execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
+	release(t, h)
+	execute(t, db, `
+		BEGIN;
+		DELETE FROM pgleases.server_mark; -- as a promotion does
+		INSERT INTO pgleases.locks SELECT * FROM missed;
+		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
+		UPDATE pgleases.server SET timeline = 7, era = era + 1;
+		COMMIT`)
+	release(t, b.held(b.Acquire, "x"))
 }
 
 func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {

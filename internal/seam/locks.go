@@ -28,7 +28,7 @@ type Locks interface {
 	Await(ctx context.Context, a *Acquisition) (int64, error)
 	// Hold has the client answer for what was granted. It calls end once when the client begins to close, and the lock is not lost, and
 	// once when the lock is lost; end must not wait. An error tells that the grant does not count: then the client gives the lock back.
-	Hold(a *Acquisition, end func(cause error, lost bool)) error
+	Hold(a *Acquisition, token int64, end func(cause error, lost bool)) error
 	// Forget notes that nothing was granted, nor will be; or that what was held is released.
 	Forget(a *Acquisition)
 	// Abandon has the client give back what the acquisition has, or may still get.
