@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -196,6 +197,97 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		if slices.Min(unseen) < partitions/4 || !excused && slices.Max(lateHeld) == 0 || moving.effects.Zombies.Load() == 0 {
 			missed(t, since, time.Since(since), "the test proves too little")
 		}
+	})
+}
+
+// The same for locks: a standby that missed the last acquisitions and releases gives none twice, and no token comes again.
+func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
+	t.Parallel()
+	punctual.Run(t, func(t *punctual.Try) {
+		const locks, ttl = 4, 2 * time.Second
+		began := time.Now()
+		c := newCluster(t, 2)
+		url, dir := c.url(t, c.doors...), t.TempDir()
+		effects := faults.NewEffects(newPool(t, c.servers[0].URL(), size(1)), faults.LocksName)
+		if err := effects.Create(t.Context(), locks); err != nil {
+			t.Fatal(err)
+		}
+		var workers []*faults.Process
+		for i := range 4 {
+			config := worker(url, "", 0, dir, fmt.Sprintf("worker-%d", i), 1)
+			config.TTL, config.Locks, config.Effects = ttl, locks, true
+			workers = append(workers, startWorker(t, config))
+		}
+		for _, w := range workers {
+			hasJoined(t, w)
+		}
+		taken := func(since oracle.Instant, times int) func() bool {
+			return func() bool {
+				logs, err := oracle.ReadAll(dir + "/*" + faults.LocksSuffix)
+				if err != nil {
+					t.Fatal(err)
+				}
+				of := make(map[int]int)
+				for _, log := range logs {
+					for _, i := range log.Intervals {
+						if i.First > since {
+							of[i.Partition]++
+						}
+					}
+				}
+				return len(of) == locks && slices.Min(slices.Collect(maps.Values(of))) >= times
+			}
+		}
+		waitFor(t, patience, "all locks come and go", taken(oracle.Now(), 3))
+		old, next := c.servers[0], c.servers[1]
+		caughtUp(t, old, next)
+		if err := c.pipes[0].Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, patience, "the standby has missed what became of each lock", taken(oracle.Now(), 3))
+		if rand.N(2) == 0 {
+			if err := old.Kill(); err != nil {
+				t.Fatal(err)
+			}
+		} else if err := c.doors[0].Freeze(); err != nil { // it lives on, and its clients cannot reach it
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		err := next.Promote(ctx)
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		promoted := oracle.Now()
+		waitFor(t, patience, "all locks come and go on the new primary", taken(promoted, 2))
+		if err := errors.Join(old.Kill(), c.doors[0].Thaw()); err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range workers {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ended, err := w.Close(ctx)
+			cancel()
+			if err != nil {
+				t.Error(err)
+			}
+			if ended.Left != "" {
+				missed(t, began, bears(ttl, ttl/3), "%s closed: %s", w.Config.ID, ended.Left)
+			}
+		}
+		logs, err := oracle.ReadAll(dir + "/*" + faults.LocksSuffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		effects = faults.NewEffects(newPool(t, next.URL(), size(1)), faults.LocksName)
+		writes, zombies, err := effects.Check(t.Context())
+		if err != nil || len(zombies) > 0 {
+			t.Errorf("of %d writes under locks, these came late: %v; %v", writes, zombies, err)
+		}
+		history, err := effects.History(t.Context(), dir)
+		if err := errors.Join(err, faults.Linearizable(history, patience)); err != nil {
+			t.Error(err)
+		}
+		t.Logf("%v; %d guarded writes", verify(t, logs), writes)
 	})
 }
 

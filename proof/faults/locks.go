@@ -129,6 +129,8 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 
 // haunt writes under a token of before.
 func (l *locker) haunt(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, l.ttl) // else it waits for a server that is away
+	defer cancel()
 	for number, token := range l.seen { // in random order
 		refused := l.effects.write(ctx, number, token, l.writer, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "SELECT pgleases.guard_lock($1, $2)", LockName(number), token)
