@@ -20,6 +20,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/lock"
 )
 
 // The pages in docs show lines of these examples word for word; TestPagesShowCompiledCode sees to that.
@@ -232,7 +233,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 			t.Errorf("%s tells %q, not %q", heading, got, want)
 		}
 	}
-	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions"}
+	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions", "Who holds which lock", "Locks awaited for long"}
 	for _, heading := range calm {
 		tells(heading)
 	}
@@ -243,6 +244,28 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	} else {
 		tells("After a failover", timeline+" "+timeline+" 0")
 	}
+
+	held, err := lock.New(one, clients).TryAcquire(t.Context(), "report")
+	if err != nil {
+		t.Fatal(err)
+	}
+	await, giveUp := context.WithCancel(t.Context())
+	waited := make(chan error, 1)
+	go func() {
+		_, err := lock.New(two, clients).AcquireShared(await, "report")
+		waited <- err
+	}()
+	holds, waits := fmt.Sprintf("report holds f 1 worker-1 %d", held.Token()), "report waits t 2 worker-2 "
+	until(t, "both are shown", func() bool { return slices.Equal(run("Who holds which lock"), []string{holds, waits}) })
+	tells("Locks awaited for long")
+	execute(t, pool, `UPDATE pgleases.locks SET since = since - interval '1 minute'`)
+	tells("Locks awaited for long", "report worker-2 2 worker-1")
+	giveUp()
+	wraps(t, "who waits gives up", receive(t, "who waits gives up", waited), context.Canceled)
+	if err := held.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	until(t, "nobody has a lock", func() bool { return len(run("Who holds which lock")) == 0 })
 
 	// One works on what is wanted elsewhere; one died, and nobody has watched for its TTL; one left a transaction open.
 	hold := a.Hold(t.Context())
@@ -402,7 +425,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	if err := b.Leave(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if n := value[int](t, app, "SELECT (SELECT count(*) FROM pgleases.status) * (SELECT count(*) FROM pgleases.members_status)"); n != 4 {
+	if n := value[int](t, app, "SELECT (SELECT count(*) FROM pgleases.status) * (SELECT count(*) FROM pgleases.members_status) + (SELECT count(*) FROM pgleases.locks_status)"); n != 4 {
 		t.Errorf("the app reads %d rows, not 4", n)
 	}
 	refuses := func(pool *pgxpool.Pool, who string, statements ...string) {

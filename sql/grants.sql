@@ -2,7 +2,7 @@
 -- nothing, and cannot drop, alter or empty a table. Write your role's name for pgleases_app, your schema's for pgleases, and
 -- run the file as the owner. Open clients of such a role with WithoutMigration.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
-GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status TO pgleases_app;
+GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status, pgleases.locks_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks TO pgleases_app;
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
@@ -29,6 +29,9 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
 --   GRANT SELECT, UPDATE (asked_at) ON pgleases.partitions TO worker;
 --   GRANT SELECT ON pgleases.clients, pgleases.server TO worker;
 --   GRANT EXECUTE ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) TO worker;
+-- and under a named lock:
+--   GRANT SELECT, UPDATE (since) ON pgleases.locks TO worker;
+--   GRANT EXECUTE ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) TO worker;
 -- A role that drops leases: the rights of pgleases_app, and
 --   GRANT DELETE ON pgleases.partitions TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text), pgleases.new_era() TO operator;

@@ -277,3 +277,32 @@ COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
+
+CREATE OR REPLACE VIEW pgleases.locks_status AS
+SELECT l.name,
+       c.id AS client,
+       CASE WHEN l.token IS NULL THEN 'waits' ELSE 'holds' END AS state,
+       l.shared,
+       pg_catalog.row_number() OVER (PARTITION BY l.name ORDER BY l.ticket) AS place,
+       l.token,
+       l.since,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
+       c.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS expires_in,
+       c.host,
+       c.pid,
+       l.session
+FROM pgleases.locks AS l
+LEFT JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) l.session;
+COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that somebody holds or awaits: a row for each of them.';
+COMMENT ON COLUMN pgleases.locks_status.name IS 'The lock''s name.';
+COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID; null: it was evicted, and the row goes soon, or when a guarded transaction ends.';
+COMMENT ON COLUMN pgleases.locks_status.state IS 'holds or waits.';
+COMMENT ON COLUMN pgleases.locks_status.shared IS 'Whether it holds it, or wants it, together with others that share it.';
+COMMENT ON COLUMN pgleases.locks_status.place IS 'Its place among all that hold or await this lock, from 1.';
+COMMENT ON COLUMN pgleases.locks_status.token IS 'The fencing token of this acquisition; null: it waits.';
+COMMENT ON COLUMN pgleases.locks_status.since IS 'Since when it holds the lock, or waits.';
+COMMENT ON COLUMN pgleases.locks_status.heartbeat_age IS 'Time since its client''s last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may be evicted, if no heartbeat comes.';
+COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';

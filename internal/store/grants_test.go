@@ -26,7 +26,7 @@ func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 	f.ok(f.conn().Fits(f.ctx))
 	protocol(f)
 	conn := f.as(role)
-	for _, relation := range []string{"status", "members_status"} {
+	for _, relation := range []string{"status", "members_status", "locks_status"} {
 		_, err := conn.Exec(f.ctx, "SELECT * FROM pgleases."+relation)
 		f.ok(err)
 	}
@@ -58,11 +58,21 @@ func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
 			granted++
 		}
 	}
-	expect(t, granted, 4, "grants")
+	expect(t, granted, 6, "grants")
 	f.schema = "pgleases"
 	tx, err := f.as(role).Begin(f.ctx)
 	f.ok(err)
 	f.ok(guard(f, tx, "l", 0, 1))
+	b := f.locker("b")
+	token := b.acquire("x", false, false).Token
+	_, err = tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000))
+	f.ok(err)
+	expect(t, b.give("x"), "busy", "release of a lock under which a transaction is guarded")
+	for _, forbidden := range []string{"UPDATE pgleases.locks SET token = 9", "DELETE FROM pgleases.locks", "INSERT INTO pgleases.locks SELECT * FROM pgleases.locks"} {
+		if _, err := f.as(role).Exec(f.ctx, forbidden); Code(err) != "42501" {
+			t.Errorf("%s: %v", forbidden, err)
+		}
+	}
 	if _, err := tx.Exec(f.ctx, "UPDATE pgleases.partitions SET epoch = 9", pgx.QueryExecModeSimpleProtocol); Code(err) != "42501" {
 		t.Errorf("it may write epochs: %v", err)
 	}

@@ -175,7 +175,7 @@ func protocolOfGuards(f *fixture, app *pgx.Conn) {
 	_, err = app.Exec(f.ctx, "INSERT INTO strange.jobs VALUES ('customer-42')")
 	f.ok(err)
 	expect(f.TB, valueOn[int](f, app, "SELECT partition FROM strange.jobs"), 53, "generated partition")
-	for _, view := range []string{"status", "members_status"} {
+	for _, view := range []string{"status", "members_status", "locks_status"} {
 		_, err := app.Exec(f.ctx, "SELECT * FROM pgleases."+view)
 		f.ok(err)
 	}
