@@ -140,7 +140,8 @@
 // to make them yourself, run [Migrate] or the DDL that [Schema] returns, and open clients [WithoutMigration]. A role that owns
 // nothing can run a client with the rights in sql/grants.sql. Each table and column has a comment.
 //
-// Two views are for people: pgleases.status has every partition with its owner, epoch and where it is going;
-// pgleases.members_status has every member with the age of its last heartbeat, what it owns and what it should own.
+// Three views are for people: pgleases.status has every partition with its owner, epoch and where it is going;
+// pgleases.members_status has every member with the age of its last heartbeat, what it owns and what it should own;
+// pgleases.locks_status has every named lock of package lock, with who holds it and who waits.
 // [Client.Stats] tells the same of one client, for metrics and health checks.
 package pgleases

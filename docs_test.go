@@ -62,7 +62,7 @@ func Example_changingN() {
 	ctx, pool := x.ctx, x.pool
 	client, before := x.client(), x.client()
 	old, err := before.Lease(ctx, "orders", 128)
-	x.check(err)
+	x.Check(err)
 	join := func() (*pgleases.Lease, error) {
 		for {
 			var old int
@@ -83,8 +83,8 @@ func Example_changingN() {
 	left := make(chan error, 1)
 	go func() { left <- old.Leave(ctx) }()
 	lease, err := join()
-	x.check(err)
-	x.check(<-left)
+	x.Check(err)
+	x.Check(<-left)
 	fmt.Println(lease.Name(), lease.Partitions())
 	// Output: orders-256 256
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -244,11 +243,11 @@ INSERT INTO orders (customer) SELECT 'customer-' || n FROM generate_series(1, 30
 // An example is what an Example runs with: a database with orders in it, a pool, and a context that stop ends. It is a
 // pgtest.TB, so that the examples share the server of the tests.
 type example struct {
-	ctx      context.Context
-	stop     context.CancelFunc
-	url      string
-	pool     *pgxpool.Pool
-	cleanups []func()
+	pgtest.Example
+	ctx  context.Context
+	stop context.CancelFunc
+	url  string
+	pool *pgxpool.Pool
 }
 
 func begin() *example {
@@ -257,18 +256,18 @@ func begin() *example {
 	x.url = pgtest.Database(x)
 	var err error
 	x.pool, err = pgxpool.New(x.ctx, x.url)
-	x.check(err)
+	x.Check(err)
 	x.Cleanup(x.pool.Close)
-	x.check(pgleases.Migrate(x.ctx, x.pool))
+	x.Check(pgleases.Migrate(x.ctx, x.pool))
 	_, err = x.pool.Exec(x.ctx, orders, pgx.QueryExecModeSimpleProtocol)
-	x.check(err)
+	x.Check(err)
 	return x
 }
 
 func (x *example) client() *pgleases.Client {
 	client, err := pgleases.NewClient(x.ctx, x.pool, pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat))
-	x.check(err)
-	x.Cleanup(func() { x.check(client.Close(context.WithoutCancel(x.ctx))) })
+	x.Check(err)
+	x.Cleanup(func() { x.Check(client.Close(context.WithoutCancel(x.ctx))) })
 	return client
 }
 
@@ -282,27 +281,11 @@ func (x *example) stopOnceShipped() {
 
 func (x *example) ordersLeft() (n int) {
 	err := x.pool.QueryRow(context.Background(), "SELECT count(*) FROM orders WHERE NOT shipped").Scan(&n)
-	x.check(err)
+	x.Check(err)
 	return n
 }
 
 func (x *example) end() {
 	x.stop()
-	for _, cleanup := range slices.Backward(x.cleanups) {
-		cleanup()
-	}
+	x.End()
 }
-
-func (x *example) check(err error) {
-	if err != nil {
-		panic(err)
-	}
-}
-
-func (x *example) Name() string                      { return "Example" }
-func (x *example) Helper()                           {}
-func (x *example) Cleanup(f func())                  { x.cleanups = append(x.cleanups, f) }
-func (x *example) Failed() bool                      { return false }
-func (x *example) Logf(format string, args ...any)   { log.Printf(format, args...) }
-func (x *example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
-func (x *example) Fatal(args ...any)                 { log.Fatal(args...) } // there is no server

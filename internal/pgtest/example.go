@@ -1,0 +1,32 @@
+package pgtest
+
+import (
+	"fmt"
+	"log"
+	"slices"
+)
+
+// An Example is the TB of an example, which has no test. The zero value is ready.
+type Example struct{ cleanups []func() }
+
+// End does what was given to Cleanup, the last first.
+func (x *Example) End() {
+	for _, cleanup := range slices.Backward(x.cleanups) {
+		cleanup()
+	}
+}
+
+func (x *Example) Name() string                      { return "Example" }
+func (x *Example) Helper()                           {}
+func (x *Example) Cleanup(f func())                  { x.cleanups = append(x.cleanups, f) }
+func (x *Example) Failed() bool                      { return false }
+func (x *Example) Logf(format string, args ...any)   { log.Printf(format, args...) }
+func (x *Example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+func (x *Example) Fatal(args ...any)                 { log.Fatal(args...) } // there is no server
+
+// Check panics where there is an error.
+func (x *Example) Check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
