@@ -94,7 +94,7 @@ func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 // No heartbeat comes meanwhile that would tell it.
 func TestWhoWaitsIsToldByANotification(t *testing.T) {
 	t.Parallel()
-	url := newDatabase(t)
+	url := direct(t)
 	db := newPool(t, url)
 	slow := []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(5 * time.Minute)}
 	a, b := newWorker(t, url), newWorker(t, url, slow...)
@@ -565,7 +565,7 @@ func TestLocksAreListed(t *testing.T) {
 
 func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 	t.Parallel()
-	url := newDatabase(t)
+	url := direct(t)
 	a := newWorker(t, url)
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
 		pool := newPool(t, url, func(c *pgxpool.Config) {

@@ -54,10 +54,16 @@ type worker struct {
 	app    *wire // of the pool's
 }
 
-// newDatabase is one with the tables, past any pooler.
+// newDatabase is one with the tables, through a pooler where there is one.
 func newDatabase(t testing.TB) string {
 	t.Helper()
-	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	return pgtest.MigratedDatabase(t)
+}
+
+// direct is one past any pooler: for a test of what a pooler hides.
+func direct(t testing.TB) string {
+	t.Helper()
+	url, _ := pgtest.DirectURL(newDatabase(t))
 	return url
 }
 
