@@ -387,6 +387,39 @@ func beats(t testing.TB, c *pgleases.Client, n int) {
 	})
 }
 
+// What waits for a connection of the pool has asked for nothing yet: the trust of that moment does not count.
+func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a := newWorker(t, url, pgleases.WithTTL(time.Second))
+	var all []*pgxpool.Conn
+	for range a.pool.Config().MaxConns {
+		conn, err := a.pool.Acquire(t.Context())
+		ok(t, err)
+		all = append(all, conn)
+	}
+	for _, acquire := range []func(context.Context, string) (*lock.Held, error){a.TryAcquire, a.Acquire} {
+		got := make(chan error, 1)
+		go func() {
+			h, err := acquire(t.Context(), "x")
+			if err == nil {
+				err = h.Release(t.Context())
+			}
+			got <- err
+		}()
+		since := time.Now()
+		until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
+		all[0].Release()
+		ok(t, receive(t, "it is done", got))
+		conn, err := a.pool.Acquire(t.Context())
+		ok(t, err)
+		all[0] = conn
+	}
+	for _, conn := range all {
+		conn.Release()
+	}
+}
+
 func TestAPoolThatLeadsElsewhereTakesNothing(t *testing.T) {
 	t.Parallel()
 	url, other := newDatabase(t), newDatabase(t)
