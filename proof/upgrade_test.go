@@ -58,7 +58,7 @@ func buildVersion1(t testing.TB) (program string) {
 	program, modules := filepath.Join(dir, "worker"), filepath.Join(dir, "go.mod")
 	for _, args := range [][]string{
 		{"mod", "edit", "-replace=github.com/pgleases/pgleases=" + library, modules},
-		{"build", "-modfile=" + modules, "-o", program, "./faults/worker"},
+		{"build", "-tags=version1", "-modfile=" + modules, "-o", program, "./faults/worker"},
 	} {
 		command := exec.Command("go", args...)
 		command.Env = append(os.Environ(), "GOWORK=off") // with which -modfile does not go together

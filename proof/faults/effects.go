@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
@@ -123,7 +122,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 // Refused reports whether a guard refused, be it the client's or the database's.
 func Refused(err error) bool {
 	var refused *pgconn.PgError
-	return errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, lock.ErrLost) || errors.As(err, &refused) && refused.Code == "PL001"
+	return errors.Is(err, pgleases.ErrNotOwner) || lostLock(err) || errors.As(err, &refused) && refused.Code == "PL001"
 }
 
 // write writes under a guard, perhaps a while after it, and reports whether the guard refused.

@@ -1,4 +1,4 @@
-//go:build unix
+//go:build unix && !version1
 
 package faults
 
@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,19 +20,13 @@ import (
 	"github.com/pgleases/pgleases/proof/oracle"
 )
 
-// Locks that workers take.
 const (
-	// LocksName is the name under which their guarded writes stand in the table of Effects.
-	LocksName = "locks"
-	// LocksSuffix is what the oracle's logs of a worker's locks end with.
-	LocksSuffix = ".locks"
-
 	lockers      = 3 // goroutines of a worker that take locks
 	lockersConns = 2 // the pool is exhausted at times
 )
 
-// LockName is the name of a lock, by number.
-func LockName(number int) string { return "lock-" + strconv.Itoa(number) }
+// lostLock reports whether an error tells that a lock is lost.
+func lostLock(err error) bool { return errors.Is(err, lock.ErrLost) }
 
 // A locker is a goroutine that takes locks.
 type locker struct {

@@ -51,6 +51,16 @@ type Config struct {
 	ProbeURL   string        // of a database that nothing befalls, for the worker's probe; empty: that measures the process alone
 }
 
+const (
+	// LocksName is the name under which guarded writes under locks stand in the table of Effects.
+	LocksName = "locks"
+	// LocksSuffix is what the oracle's logs of a worker's locks end with.
+	LocksSuffix = ".locks"
+)
+
+// LockName is the name of a lock, by number.
+func LockName(number int) string { return fmt.Sprintf("lock-%d", number) }
+
 // An Event is what a worker tells about its clients.
 type Event struct {
 	Kind       string // "joined": all have; "ended": the first one has; "probe": how late the machine was

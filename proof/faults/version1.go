@@ -1,0 +1,21 @@
+//go:build unix && version1
+
+package faults
+
+import (
+	"context"
+	"errors"
+
+	"github.com/pgleases/pgleases"
+)
+
+// What a worker cannot do that is built with version 1 of the library. With the tag version1 this stands in for locks.go.
+
+func takeLocks(_ context.Context, config Config, _ *pgleases.Client) (func() error, error) {
+	if config.Locks > 0 {
+		return nil, errors.New("faults: version 1 has no locks")
+	}
+	return func() error { return nil }, nil
+}
+
+func lostLock(error) bool { return false }
