@@ -78,8 +78,8 @@ func (s *lockSession) client() *Client { return (*Client)(s) }
 
 func (s *lockSession) Log() *slog.Logger { return s.log }
 
-func (s *lockSession) Statements() store.Locks {
-	return store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
+func (s *lockSession) Statements() *store.Locks {
+	return &store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
 }
 
 func (s *lockSession) Begin(ctx context.Context, name string) (a *seam.Acquisition, err error) {

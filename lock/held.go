@@ -93,32 +93,32 @@ func (h *Held) trusted() error {
 // lock free. It costs one round trip on the transaction's own connection, which ctx covers. In SQL it is the function guard_lock(name, token), which raises
 // SQLSTATE PL001.
 func (h *Held) Guard(ctx context.Context, tx pgx.Tx) error {
-	return h.guard(func(trust int64) error {
+	return h.guard(ctx, func(statement string, args ...any) error {
 		if tx == nil {
 			return errNoTransaction
 		}
-		_, err := tx.Exec(ctx, h.locks.statements.Statements.LockGuard, h.Name(), h.token, trust)
+		_, err := tx.Exec(ctx, statement, args...)
 		return err
 	})
 }
 
 // GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
 func (h *Held) GuardSQL(ctx context.Context, tx *sql.Tx) error {
-	return h.guard(func(trust int64) error {
+	return h.guard(ctx, func(statement string, args ...any) error {
 		if tx == nil {
 			return errNoTransaction
 		}
-		_, err := tx.ExecContext(ctx, h.locks.statements.Statements.LockGuard, h.Name(), h.token, trust)
+		_, err := tx.ExecContext(ctx, statement, args...)
 		return err
 	})
 }
 
 var errNoTransaction = errors.New("transaction is nil")
 
-func (h *Held) guard(query func(trust int64) error) error {
+func (h *Held) guard(ctx context.Context, query func(statement string, args ...any) error) error {
 	err := h.trusted()
 	if err == nil {
-		err = query(max(1, h.acquisition.Left().Milliseconds()))
+		err = h.locks.table.Guard(ctx, query, h.Name(), h.token, max(1, h.acquisition.Left().Milliseconds()))
 	}
 	// Drivers agree on this method, and on nothing else.
 	var coded interface{ SQLState() string }
@@ -195,20 +195,12 @@ func (h *Held) release(ctx context.Context) error {
 // releaseOnPool reports whether the database had the lock; whether that is the last word; and, where it is not, whether the database may have
 // carried out the release all the same.
 func (h *Held) releaseOnPool(ctx context.Context) (found, over, repeated bool) {
-	soon, cancel := context.WithTimeout(ctx, poolWait)
-	defer cancel()
-	conn, err := h.locks.pool.Acquire(soon)
-	if err != nil {
-		return false, false, false
-	}
-	defer conn.Release()
 	a := h.acquisition
-	answer, err := h.locks.statements.Release(ctx, conn.Conn(), a.Session, []store.LockRelease{{Name: a.Name, Nonce: a.Nonce}}, a.Run)
+	became, sent, err := h.locks.table.Release(ctx, poolWait, a.Session, store.LockRelease{Name: a.Name, Nonce: a.Nonce}, a.Run)
 	if err != nil {
-		return false, false, true
+		return false, false, sent
 	}
-	found = len(answer.Released) > 0
-	return found, found || len(answer.Absent) > 0, false
+	return became == store.LockReleased, became == store.LockReleased || became == store.LockAbsent, false
 }
 
 // releaseGrace is how long Do and TryDo wait for the release.

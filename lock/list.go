@@ -7,8 +7,6 @@ import (
 	"iter"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -43,7 +41,7 @@ func (l *Locks) List(ctx context.Context, prefix string) iter.Seq2[Info, error] 
 			return
 		}
 		for after := ""; ; {
-			page, err := l.page(ctx, prefix, after, pageNames)
+			page, err := l.table.List(ctx, prefix, after, pageNames)
 			if err != nil {
 				yield(Info{}, fmt.Errorf("pgleases: list locks with prefix %q: %w", prefix, err))
 				return
@@ -66,7 +64,7 @@ func (l *Locks) Get(ctx context.Context, name string) (Info, error) {
 	if err := cmp.Or(l.misuse, checkName(name)); err != nil {
 		return Info{}, err
 	}
-	page, err := l.page(ctx, name, "", 1) // of all names with this prefix, it is the first
+	page, err := l.table.List(ctx, name, "", 1) // of all names with this prefix, it is the first
 	if err != nil {
 		return Info{}, fmt.Errorf("pgleases: get lock %q: %w", name, err)
 	}
@@ -74,14 +72,6 @@ func (l *Locks) Get(ctx context.Context, name string) (Info, error) {
 		return Info{Name: name}, nil
 	}
 	return infoOf(page[0]), nil
-}
-
-func (l *Locks) page(ctx context.Context, prefix, after string, most int) (rows []store.LockRow, err error) {
-	err = l.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		rows, err = l.statements.List(ctx, conn.Conn(), prefix, after, most)
-		return err
-	})
-	return rows, err
 }
 
 func infoOf(row store.LockRow) Info {

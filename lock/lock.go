@@ -21,10 +21,9 @@ const maxNameBytes = 255
 
 // Locks takes locks for a client. All methods are safe for concurrent use.
 type Locks struct {
-	session    seam.Locks
-	statements store.Locks
-	pool       *pgxpool.Pool
-	misuse     error // what New was given; nil: it is of use
+	session seam.Locks
+	table   seam.LockTable
+	misuse  error // what New was given; nil: it is of use
 }
 
 // New returns the locks of a client, which are taken and released on connections of the pool. It borrows both, and closes neither. The pool
@@ -40,7 +39,7 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
 	}
 	session := seam.LocksOf(client)
-	return &Locks{session: session, statements: session.Statements(), pool: pool}
+	return &Locks{session: session, table: pooled{pool, session.Statements()}}
 }
 
 // TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it returns ErrHeld.
@@ -176,17 +175,11 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	return h, never, nil
 }
 
-// send asks for a lock on a connection of the pool. It reports whether the database may have been asked.
+// send asks for a lock. It reports whether the database may have been asked.
 func (l *Locks) send(ctx context.Context, m mode, a *seam.Acquisition) (answer store.LockAnswer, sent bool, err error) {
-	conn, err := l.pool.Acquire(ctx)
-	if err != nil {
-		return answer, false, err
-	}
-	defer conn.Release()
-	answer, err = l.statements.Acquire(ctx, conn.Conn(), store.LockRequest{
+	return l.table.Acquire(ctx, store.LockRequest{
 		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits, Latest: a.Latest, Run: a.Run,
 	})
-	return answer, true, err
 }
 
 // refusal is why the database has granted nothing.

@@ -70,7 +70,10 @@ func direct(t testing.TB) string {
 func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 	t.Helper()
 	w := &worker{t: t, own: newWire(), app: newWire()}
-	w.pool = newPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = w.app.dial; c.MaxConns = 4 })
+	w.pool = newPool(t, url, func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc, c.MaxConns = w.app.dial, 4
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the wire knows a message by the statement's text
+	})
 	own, err := pgx.ParseConfig(url)
 	ok(t, err)
 	own.DialFunc = w.own.dial

@@ -775,39 +775,43 @@ COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump,
 --
 -- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort). What that makes
 -- expensive to the planner's eye must not be compiled (jit).
+--
+-- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
+-- set as little as they can, as each setting costs as much as two lookups by an index. All that is rarer is left to lock_queue and lock_turn.
 
+-- Each schema has its own. Plain SQL becomes a part of the plans that call it.
 CREATE OR REPLACE FUNCTION pgleases.lock_mutex(name pg_catalog.text) RETURNS bigint
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN hashtextextended($1, (SELECT s.tableoid FROM pgleases.server AS s)::bigint); -- each schema has its own
-END
+LANGUAGE sql STABLE AS $pgleases_body$
+    SELECT pg_catalog.hashtextextended($1, 'pgleases.server'::pg_catalog.regclass::bigint)
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock under which the rows of a lock''s name are changed. Two names may have one: they then wait for each other''s commits.';
 
-CREATE OR REPLACE FUNCTION pgleases.lock_committed() RETURNS void
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+CREATE OR REPLACE FUNCTION pgleases.lock_settings(lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         RAISE EXCEPTION 'a transaction that is % cannot change locks', upper(current_setting('transaction_isolation'))
             USING ERRCODE = 'PL003', HINT = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
     END IF;
+    RETURN pgleases.settings(true, $1);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_committed() IS 'Raises PL003 in a transaction in which a statement would not see what was committed before it.';
+COMMENT ON FUNCTION pgleases.lock_settings(int) IS 'Settings of a statement that changes locks: durable, and how many milliseconds it waits for a lock. Raises PL003 in a transaction in which a statement would not see what was committed before it.';
 
+-- A start and a mark are of one run on one timeline: a promotion empties server_mark. The timeline is compared all the same, where it costs nothing.
 CREATE OR REPLACE FUNCTION pgleases.lock_same_run(timeline bigint, started bigint, mark bigint) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     RETURN pgleases.timeline() = $1
-       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $2
-       AND coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0) = $3;
+       AND pg_postmaster_start_time() = to_timestamp($2::double precision / 1000000)
+       AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark = $3);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_same_run(bigint, bigint, bigint) IS 'Whether this is the run of the server that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
 
 -- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops the dead that it meets, and goes on until the first
 -- that may not follow: so its cost does not depend on how many wait. Where the server is not settled, nothing is granted.
-CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, notify boolean) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, timeline bigint, notify boolean) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
@@ -816,7 +820,7 @@ DECLARE
     held boolean := false;
     r record;
 BEGIN
-    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline();
+    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $2;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -832,7 +836,7 @@ BEGIN
             UPDATE pgleases.locks AS l
             SET token = (present << 32) + nextval('pgleases.lock_tokens'), since = clock_timestamp()
             WHERE l.name = $1 AND l.ticket = r.ticket;
-            IF $2 THEN
+            IF $3 THEN
                 PERFORM pg_notify('pgleases_lock_' || r.session, r.nonce::text);
             END IF;
         END IF;
@@ -841,123 +845,165 @@ BEGIN
     END LOOP;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, boolean) IS 'Gives a lock to those who may have it now, in the order in which they came.';
+COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, bigint, boolean) IS 'Gives a lock to those who may have it now, in the order in which they came.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_acquire(
     name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
-    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean,
-    OUT outcome pg_catalog.text, OUT token bigint, OUT holder pg_catalog.text, OUT host pg_catalog.text, OUT pid int,
-    OUT since bigint, OUT lives_until bigint)
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
+RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    token bigint;
+    unused boolean;
+BEGIN
+    IF pg_catalog.set_config('lock_timeout', $10::pg_catalog.text, true) IS NULL -- it is not
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+        unused := pgleases.lock_settings($10);
+    END IF;
+    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    INSERT INTO pgleases.locks AS n (name, ticket, session, nonce, shared, token, since)
+    SELECT $1, 1, $2, $3, $4, (s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
+           pg_catalog.clock_timestamp()
+    FROM pgleases.server AS s
+    WHERE s.timeline OPERATOR(pg_catalog.=) $7
+      AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($8::double precision OPERATOR(pg_catalog./) 1000000)
+      AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $9)
+      AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
+      AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.name OPERATOR(pg_catalog.=) $1)
+      AND EXISTS (SELECT FROM pgleases.clients AS c
+                  WHERE c.session OPERATOR(pg_catalog.=) $2
+                    AND NOT EXISTS (SELECT FROM pgleases.identities AS i
+                                    WHERE i.id OPERATOR(pg_catalog.=) c.id AND i.incarnation OPERATOR(pg_catalog.>) c.incarnation))
+    RETURNING n.token INTO token;
+    IF token IS NULL THEN
+        RETURN pgleases.lock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9, $11);
+    END IF;
+    RETURN ARRAY['granted'::pg_catalog.text, token::pg_catalog.text];
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean) IS 'Takes a lock, or a place in its queue. See lockacquire.sql.';
+
+-- What is no acquisition of a lock that is free. The caller has the mutex.
+CREATE OR REPLACE FUNCTION pgleases.lock_queue(
+    name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
+    timeline bigint, started bigint, mark bigint, notify boolean)
+RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
 DECLARE
     present bigint; -- the era
-    place bigint := 1;
+    place bigint;
+    token bigint;
 BEGIN
-    PERFORM pgleases.lock_committed();
-    PERFORM pgleases.settings(true, $10);
-    PERFORM pg_advisory_xact_lock(pgleases.lock_mutex($1));
     IF NOT pgleases.lock_same_run($7, $8, $9) THEN
-        outcome := 'elsewhere';
-        since := pgleases.timeline();
-        lives_until := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
-        token := coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0);
-        RETURN;
+        RETURN ARRAY['elsewhere', pgleases.timeline()::text, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text,
+                     coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0)::text];
     END IF;
     SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $7;
     IF NOT FOUND THEN
-        outcome := 'unsettled';
-        RETURN;
+        RETURN '{unsettled}';
     END IF;
-    IF clock_timestamp() > timestamptz 'epoch' + $6 * interval '1 microsecond' THEN
-        outcome := 'late';
-        RETURN;
+    IF clock_timestamp() > to_timestamp($6::double precision / 1000000) THEN
+        RETURN '{late}';
     END IF;
     PERFORM FROM pgleases.clients AS c
     WHERE c.session = $2
       AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = c.id AND i.incarnation > c.incarnation);
     IF NOT FOUND THEN
-        outcome := 'gone';
-        RETURN;
+        RETURN '{gone}';
     END IF;
-    outcome := 'granted';
-    -- Where somebody has or awaits it, the dead go first, and whose turn it is gets it.
-    PERFORM FROM pgleases.locks AS l WHERE l.name = $1 LIMIT 1;
+    -- The dead go first, and whose turn it is gets it.
+    PERFORM pgleases.lock_turn($1, $7, $10);
+    SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
+    WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
     IF FOUND THEN
-        PERFORM pgleases.lock_turn($1, $11);
-        SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
-        WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
-        IF FOUND THEN
-            IF token IS NULL THEN
-                outcome := 'waits';
-            END IF;
-            RETURN;
-        END IF;
-        SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
-        PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
-        IF FOUND AND NOT $5 THEN
-            outcome := 'held';
-            SELECT c.id, c.host, c.pid, (extract(epoch FROM l.since) * 1000000)::bigint, (extract(epoch FROM c.expires_at) * 1000000)::bigint
-            INTO holder, host, pid, since, lives_until
-            FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
-            LEFT JOIN pgleases.clients AS c ON c.session = l.session;
-            RETURN;
-        ELSIF FOUND THEN
-            outcome := 'waits';
-        END IF;
+        RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
     END IF;
-    IF outcome = 'granted' THEN
+    SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
+    PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
+    IF FOUND AND NOT $5 THEN
+        RETURN coalesce((SELECT ARRAY['held', c.id, c.host, c.pid::text,
+                                      (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text]
+                         FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
+                         JOIN pgleases.clients AS c ON c.session = l.session),
+                        '{held,"","",0,0,0}');
+    END IF;
+    IF NOT FOUND THEN
         token := (present << 32) + nextval('pgleases.lock_tokens');
     END IF;
     INSERT INTO pgleases.locks (name, ticket, session, nonce, shared, token, since)
     VALUES ($1, place, $2, $3, $4, token, clock_timestamp());
+    RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean) IS 'Takes a lock, or a place in its queue. See lockacquire.sql.';
+COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire: where somebody has or awaits the lock, or it cannot be taken.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_release(
+    name pg_catalog.text, session bigint, nonce bigint, latest bigint,
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
+RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    others boolean; -- hold or await it; null: nothing was deleted
+    unused boolean;
+BEGIN
+    IF pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true) IS NULL -- it is not
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+        unused := pgleases.lock_settings($8);
+    END IF;
+    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    DELETE FROM pgleases.locks AS l
+    WHERE l.ctid OPERATOR(pg_catalog.=) ANY (ARRAY(
+            SELECT d.ctid FROM pgleases.locks AS d
+            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1
+            FOR UPDATE SKIP LOCKED)) -- a guarded transaction has the others
+      AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
+      AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $7)
+    RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) $1 AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
+    INTO others;
+    IF others THEN
+        PERFORM pgleases.lock_turn($1, $5, $9);
+    ELSIF others IS NULL AND NOT pgleases.lock_same_run($5, $6, $7) THEN
+        RETURN 'elsewhere';
+    ELSIF others IS NULL THEN
+        PERFORM FROM pgleases.locks AS l WHERE l.session OPERATOR(pg_catalog.=) $2 AND l.nonce OPERATOR(pg_catalog.=) $3;
+        IF FOUND OR pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($4::double precision OPERATOR(pg_catalog./) 1000000) THEN
+            RETURN 'busy';
+        END IF;
+        RETURN 'absent';
+    END IF;
+    RETURN 'released';
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_release(pg_catalog.text, bigint, bigint, bigint, bigint, bigint, bigint, int, boolean) IS 'Gives up a lock, or a place in its queue. See lockrelease.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_releases(
     session bigint, names pg_catalog.text[], nonces bigint[], latest bigint[],
     timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean,
     OUT same_run boolean, OUT released bigint[], OUT absent bigint[])
-LANGUAGE plpgsql VOLATILE
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
-AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     r record;
 BEGIN
-    PERFORM pgleases.lock_committed();
-    PERFORM pgleases.settings(true, $8);
-    same_run := pgleases.lock_same_run($5, $6, $7);
+    same_run := true;
     released := '{}';
     absent := '{}';
-    IF NOT same_run THEN
-        RETURN;
-    END IF;
     -- In one order, so that two that release several names do not wait for each other.
     FOR r IN SELECT g.name, g.nonce, g.latest FROM unnest($2, $3, $4) AS g (name, nonce, latest)
              ORDER BY pgleases.lock_mutex(g.name), g.name, g.nonce LOOP
-        PERFORM pg_advisory_xact_lock(pgleases.lock_mutex(r.name));
-        DELETE FROM pgleases.locks AS l
-        WHERE l.name = r.name AND l.ticket = ANY (ARRAY(
-            SELECT d.ticket FROM pgleases.locks AS d
-            WHERE d.session = $1 AND d.nonce = r.nonce AND d.name = r.name FOR UPDATE SKIP LOCKED)); -- a guarded transaction has the others
-        IF FOUND THEN
-            released := released || r.nonce;
-            PERFORM FROM pgleases.locks AS l WHERE l.name = r.name LIMIT 1;
-            IF FOUND THEN
-                PERFORM pgleases.lock_turn(r.name, $9);
-            END IF;
-            CONTINUE;
-        END IF;
-        PERFORM FROM pgleases.locks AS l WHERE l.session = $1 AND l.nonce = r.nonce;
-        IF NOT FOUND AND clock_timestamp() > timestamptz 'epoch' + r.latest * interval '1 microsecond' THEN
-            absent := absent || r.nonce;
-        END IF;
+        CASE pgleases.lock_release(r.name, $1, r.nonce, r.latest, $5, $6, $7, $8, $9)
+            WHEN 'released' THEN released := released || r.nonce;
+            WHEN 'absent' THEN absent := absent || r.nonce;
+            WHEN 'elsewhere' THEN same_run := false;
+            ELSE -- busy
+        END CASE;
     END LOOP;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_release(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean) IS 'Gives up locks, and places in their queues. See lockrelease.sql.';
+COMMENT ON FUNCTION pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean) IS 'Gives up locks, and places in their queues. See lockreleases.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_look(
     session bigint, nonces bigint[], everything boolean, lock_ms int, notify boolean,
@@ -968,8 +1014,7 @@ AS $pgleases_body$
 DECLARE
     n text;
 BEGIN
-    PERFORM pgleases.lock_committed();
-    PERFORM pgleases.settings(true, $4);
+    PERFORM pgleases.lock_settings($4);
     timeline := pgleases.timeline();
     started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
     -- Names of which nobody holds the lock, or in whose queue somebody before it has died. Usually a release or a sweep has seen to it. Who has
@@ -988,7 +1033,7 @@ BEGIN
         ORDER BY w.name
     LOOP
         IF pg_try_advisory_xact_lock(pgleases.lock_mutex(n)) THEN
-            PERFORM pgleases.lock_turn(n, $5);
+            PERFORM pgleases.lock_turn(n, timeline, $5);
         END IF;
     END LOOP;
     IF $3 THEN
@@ -1017,8 +1062,7 @@ DECLARE
     dead bigint[];
     n text;
 BEGIN
-    PERFORM pgleases.lock_committed();
-    PERFORM pgleases.settings(true, $2);
+    PERFORM pgleases.lock_settings($2);
     dead := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
         WITH RECURSIVE sessions AS (
             SELECT (SELECT l.session FROM pgleases.locks AS l ORDER BY l.session LIMIT 1) AS session
@@ -1043,7 +1087,7 @@ BEGIN
             SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (dead) FOR UPDATE SKIP LOCKED));
         PERFORM FROM pgleases.locks AS l WHERE l.name = n LIMIT 1;
         IF FOUND THEN
-            PERFORM pgleases.lock_turn(n, $3);
+            PERFORM pgleases.lock_turn(n, pgleases.timeline(), $3);
         END IF;
     END LOOP;
     RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (dead));

@@ -17,9 +17,11 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
     pgleases.plan(pg_catalog.text[], boolean),
     pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text),
     pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
-    pgleases.lock_mutex(pg_catalog.text), pgleases.lock_committed(), pgleases.lock_same_run(bigint, bigint, bigint), pgleases.lock_turn(pg_catalog.text, boolean),
+    pgleases.lock_mutex(pg_catalog.text), pgleases.lock_settings(int), pgleases.lock_same_run(bigint, bigint, bigint), pgleases.lock_turn(pg_catalog.text, bigint, boolean),
     pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean),
-    pgleases.lock_release(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean),
+    pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean),
+    pgleases.lock_release(pg_catalog.text, bigint, bigint, bigint, bigint, bigint, bigint, int, boolean),
+    pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean),
     pgleases.lock_look(bigint, bigint[], boolean, int, boolean), pgleases.lock_sweep(int, int, boolean),
     pgleases.lock_list(pg_catalog.text, pg_catalog.text, int), pgleases.guard_lock(pg_catalog.text, bigint),
     pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1

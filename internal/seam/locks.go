@@ -15,7 +15,7 @@ var LocksOf func(client any) Locks
 // client has ended, or has lost its trust, and the error wraps the root package's that says so.
 type Locks interface {
 	// Statements are those for connections of the application's.
-	Statements() store.Locks
+	Statements() *store.Locks
 	// Log is the client's.
 	Log() *slog.Logger
 
@@ -48,10 +48,21 @@ type Acquisition struct {
 	Left    func() time.Duration // how long the client trusts itself, without a break since the acquisition began; 0 or less: not any more
 }
 
+// A LockTable is where package lock takes and releases locks, outside of the client's own connection. Sent tells whether the database may have
+// been asked.
+type LockTable interface {
+	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
+	// Release waits for a connection so long at most.
+	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Run) (became store.LockOutcome, sent bool, err error)
+	List(ctx context.Context, prefix, after string, most int) ([]store.LockRow, error)
+	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most.
+	Guard(ctx context.Context, query func(statement string, args ...any) error, name string, token, trust int64) error
+}
+
 // A LockConn is a connection on which the client can look after its locks; *store.Conn is one.
 type LockConn interface {
 	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error)
-	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LockReleased, error)
+	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LocksReleased, error)
 	SweepLocks(ctx context.Context) (bool, error)
 	ListenToLocks(ctx context.Context, session int64) error
 	GrantedLocks() []int64

@@ -1,16 +1,14 @@
 package store
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Named locks. They are taken and released on connections of the application's; what has to be done for all of a client's locks is done
@@ -22,18 +20,23 @@ const CodeIsolation = "PL003"
 // LockChannel is the channel of notifications for a session that waits for locks. Each names the nonce of what was granted.
 func LockChannel(session int64) string { return fmt.Sprintf("pgleases_lock_%d", session) }
 
-// A LockOutcome is what has become of an acquisition, as lockacquire.sql names it.
+// A LockOutcome is what has become of an acquisition, or of a release, as lockacquire.sql and lockrelease.sql name it.
 type LockOutcome string
 
-// The outcomes.
+// The outcomes of acquisitions, and of releases.
 const (
 	LockGranted   LockOutcome = "granted"
 	LockWaits     LockOutcome = "waits"
 	LockHeld      LockOutcome = "held"
-	LockElsewhere LockOutcome = "elsewhere"
 	LockUnsettled LockOutcome = "unsettled"
 	LockLate      LockOutcome = "late"
 	LockGone      LockOutcome = "gone"
+
+	LockElsewhere LockOutcome = "elsewhere" // of both
+
+	LockReleased LockOutcome = "released"
+	LockAbsent   LockOutcome = "absent"
+	LockBusy     LockOutcome = "busy"
 )
 
 // A LockRequest is an acquisition.
@@ -66,9 +69,9 @@ type LockRelease struct {
 	Latest int64 // until when the acquisition may still arrive, as in the request; 0: it was answered
 }
 
-// A LockReleased is the answer to a release. Nonces that are in neither are held by a guarded transaction that is open, or may still
+// A LocksReleased is the answer to several releases. Nonces that are in neither are held by a guarded transaction that is open, or may still
 // arrive.
-type LockReleased struct {
+type LocksReleased struct {
 	SameRun  bool
 	Released []int64 // there was a row
 	Absent   []int64 // there is none, and there will be none
@@ -116,17 +119,20 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 	return found, Run{Timeline: got.Timeline, Started: got.Started}, nil
 }
 
-// ReleaseLocks gives up locks of a session on the client's own connection. See lockrelease.sql.
-func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockRelease, run Run) (LockReleased, error) {
+// ReleaseLocks gives up locks of a session on the client's own connection. See lockreleases.sql.
+func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockRelease, run Run) (LocksReleased, error) {
 	type row struct {
 		SameRun          bool
 		Released, Absent numbers
 	}
-	names, nonces, latest := lockColumns(releases)
+	names, nonces, latest := make([]string, len(releases)), make([]int64, len(releases)), make([]int64, len(releases))
+	for i, r := range releases {
+		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
+	}
 	got, err := tolerant(func(notify bool) (row, error) {
-		return one[row](ctx, c, c.statements.LockRelease, session, names, nonces, latest, run.Timeline, run.Started, run.Mark, c.lockWait, notify)
+		return one[row](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Mark, c.lockWait, notify)
 	})
-	return LockReleased{got.SameRun, got.Released, got.Absent}, err
+	return LocksReleased{got.SameRun, got.Released, got.Absent}, err
 }
 
 // sweepMost is the most rows of the dead that one sweep looks at.
@@ -158,14 +164,6 @@ func (c *Conn) GrantedLocks() []int64 {
 	return granted
 }
 
-func lockColumns(releases []LockRelease) (names []string, nonces, latest []int64) {
-	names, nonces, latest = make([]string, len(releases)), make([]int64, len(releases)), make([]int64, len(releases))
-	for i, r := range releases {
-		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
-	}
-	return names, nonces, latest
-}
-
 // tolerant runs a statement once more without notifications where those fail: they only make things faster.
 func tolerant[T any](statement func(notify bool) (T, error)) (T, error) {
 	got, err := statement(true)
@@ -175,120 +173,75 @@ func tolerant[T any](statement func(notify bool) (T, error)) (T, error) {
 	return got, err
 }
 
-// Locks are the statements on connections of the application's. LockWait is how long one waits for another's mutex, milliseconds.
+// Locks are the statements on connections of the application's. LockWait is how long one waits for another's mutex, milliseconds. It is not
+// copied after its first use.
 type Locks struct {
 	Statements Statements
 	LockWait   int
+
+	notCommitted atomic.Bool // the application's transactions are not READ COMMITTED, unless they say so
 }
 
 // Acquire takes a lock, or a place in its queue. See lockacquire.sql.
-func (l Locks) Acquire(ctx context.Context, conn *pgx.Conn, r LockRequest) (LockAnswer, error) {
-	row, err := tolerant(func(notify bool) ([]string, error) {
-		return ask(ctx, conn.PgConn(), l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
+func (l *Locks) Acquire(ctx context.Context, conn *pgx.Conn, r LockRequest) (LockAnswer, error) {
+	words, err := tolerant(func(notify bool) ([]string, error) {
+		return ask[[]string](ctx, l, conn, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
 			r.Run.Timeline, r.Run.Started, r.Run.Mark, l.LockWait, notify)
 	})
 	if err != nil {
 		return LockAnswer{}, err
 	}
-	answer := LockAnswer{Outcome: LockOutcome(row[0]), Holder: row[2], Host: row[3]}
-	var pid, since, until int64
-	err = errors.Join(number(row[1], &answer.Token), number(row[4], &pid), number(row[5], &since), number(row[6], &until))
-	answer.PID = int(pid)
-	if answer.Outcome == LockElsewhere {
-		answer.Run, answer.Token = Run{Timeline: since, Started: until, Mark: answer.Token}, 0
-	} else {
-		answer.Since, answer.LivesUntil = time.UnixMicro(since), time.UnixMicro(until)
+	answer := LockAnswer{Outcome: LockOutcome(words[0])}
+	n := func(i int) (n int64) {
+		if err == nil {
+			n, err = strconv.ParseInt(words[i], 10, 64)
+		}
+		return n
+	}
+	switch answer.Outcome {
+	case LockGranted:
+		answer.Token = n(1)
+	case LockHeld:
+		answer.Holder, answer.Host, answer.PID = words[1], words[2], int(n(3))
+		answer.Since, answer.LivesUntil = time.UnixMicro(n(4)), time.UnixMicro(n(5))
+	case LockElsewhere:
+		answer.Run = Run{Timeline: n(1), Started: n(2), Mark: n(3)}
 	}
 	return answer, err
 }
 
-// Release gives up locks of a session. See lockrelease.sql.
-func (l Locks) Release(ctx context.Context, conn *pgx.Conn, session int64, releases []LockRelease, run Run) (LockReleased, error) {
-	names, nonces, latest := lockColumns(releases)
-	row, err := tolerant(func(notify bool) ([]string, error) {
-		return ask(ctx, conn.PgConn(), l.Statements.LockRelease, session, names, nonces, latest, run.Timeline, run.Started, run.Mark, l.LockWait, notify)
+// Release gives up a lock of a session. See lockrelease.sql.
+func (l *Locks) Release(ctx context.Context, conn *pgx.Conn, session int64, r LockRelease, run Run) (LockOutcome, error) {
+	return tolerant(func(notify bool) (LockOutcome, error) {
+		return ask[LockOutcome](ctx, l, conn, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark, l.LockWait, notify)
 	})
-	if err != nil {
-		return LockReleased{}, err
-	}
-	var released, absent numbers
-	err = errors.Join(released.Scan(row[1]), absent.Scan(row[2]))
-	return LockReleased{row[0] == "t", released, absent}, err
 }
 
 // List returns the locks whose names have a prefix, from the name after one, at most that many. See locklist.sql.
-func (l Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, most int) ([]LockRow, error) {
-	rows, _ := conn.Query(ctx, l.Statements.LockList, pgx.QueryExecModeSimpleProtocol, prefix, after, most) // CollectRows returns its error
+func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, most int) ([]LockRow, error) {
+	rows, _ := conn.Query(ctx, l.Statements.LockList, prefix, after, most) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[LockRow])
 }
 
-// ask sends a statement that returns one row, on a connection whose default protocol and isolation may be any: one message of the simple
-// protocol, which is one transaction. pgx has that only for all that a connection sends.
-func ask(ctx context.Context, conn *pgconn.PgConn, statement string, args ...any) ([]string, error) {
-	text, err := inserted(conn, statement, args)
-	if err != nil {
-		return nil, err
-	}
-	results, err := conn.Exec(ctx, readCommitted+"; "+text).ReadAll()
-	if err != nil {
-		return nil, err
-	}
-	last := results[len(results)-1]
-	if len(last.Rows) != 1 {
-		return nil, fmt.Errorf("statement returned %d rows, not 1", len(last.Rows))
-	}
-	row := make([]string, len(last.Rows[0]))
-	for i, value := range last.Rows[0] {
-		row[i] = string(value)
-	}
-	return row, nil
-}
-
-// parameter is one, or a quoted identifier, which may look like one: the schema's name.
-var parameter = regexp.MustCompile(`"[^"]*"|\$[0-9]+`)
-
-// inserted puts the values of parameters into a statement.
-func inserted(conn *pgconn.PgConn, statement string, args []any) (text string, err error) {
-	literals := make([]string, len(args))
-	for i, arg := range args {
-		var value string
-		switch arg := arg.(type) {
-		case string:
-			value = arg
-		case []string:
-			value = "{" + strings.Join(quotedElements(arg), ",") + "}"
-		case []int64:
-			value = strings.NewReplacer("[", "{", "]", "}", " ", ",").Replace(fmt.Sprint(arg))
-		default: // numbers and booleans
-			value = fmt.Sprint(arg)
+// ask sends a statement that returns one value, in the protocol that is the connection's default: the application knows what its pooler takes.
+// It is one message, and one transaction, in each of them. Where the default of transactions is not READ COMMITTED, the server refuses
+// it, and the message begins with that from then on.
+func ask[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string, args ...any) (value T, err error) {
+	if !l.notCommitted.Load() {
+		rows, _ := conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
+		value, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+		if Code(err) != CodeIsolation {
+			return value, err
 		}
-		if value, err = conn.EscapeString(value); err != nil {
-			return "", err
-		}
-		literals[i] = "'" + value + "'"
+		l.notCommitted.Store(true)
 	}
-	return parameter.ReplaceAllStringFunc(statement, func(name string) string {
-		n, err := strconv.Atoi(name[1:])
-		if err != nil {
-			return name
-		}
-		return literals[n-1]
-	}), nil
-}
-
-// quotedElements are the elements of an array of text.
-func quotedElements(words []string) []string {
-	quoted := make([]string, len(words))
-	for i, word := range words {
-		quoted[i] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(word) + `"`
+	batch := new(pgx.Batch)
+	batch.Queue(readCommitted)
+	batch.Queue(statement, args...)
+	results := conn.SendBatch(ctx, batch)
+	if _, err = results.Exec(); err == nil {
+		rows, _ := results.Query()
+		value, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
 	}
-	return quoted
-}
-
-// number reads a number; a null is 0.
-func number(text string, into *int64) (err error) {
-	if text != "" {
-		*into, err = strconv.ParseInt(text, 10, 64)
-	}
-	return err
+	return value, cmp.Or(err, results.Close())
 }

@@ -16,7 +16,7 @@ import (
 type locker struct {
 	*client
 	app    *pgx.Conn
-	locks  Locks
+	locks  *Locks
 	known  Run
 	nonces map[string]int64 // of the last acquisition, by name
 }
@@ -24,7 +24,7 @@ type locker struct {
 func (f *fixture) locker(id string) *locker {
 	f.Helper()
 	c := f.client(id)
-	return &locker{c, f.session(), Locks{StatementsFor(f.schema), 20_000}, c.run(), make(map[string]int64)}
+	return &locker{c, f.session(), &Locks{Statements: StatementsFor(f.schema), LockWait: 20_000}, c.run(), make(map[string]int64)}
 }
 
 // tomorrow is a last instant that no test reaches.
@@ -65,23 +65,16 @@ const (
 )
 
 // give gives the last acquisition of a name up, on the application's connection, and reports what became of it.
-func (l *locker) give(name string) string {
+func (l *locker) give(name string) LockOutcome {
 	l.f.Helper()
-	answer, err := l.locks.Release(l.f.ctx, l.app, l.session, []LockRelease{{Name: name, Nonce: l.nonces[name]}}, l.known)
-	l.f.ok(err)
-	return became(answer)
+	return l.release(LockRelease{Name: name, Nonce: l.nonces[name]})
 }
 
-func became(r LockReleased) string {
-	switch {
-	case !r.SameRun:
-		return "elsewhere"
-	case len(r.Released) > 0:
-		return "released"
-	case len(r.Absent) > 0:
-		return "absent"
-	}
-	return "busy"
+func (l *locker) release(r LockRelease) LockOutcome {
+	l.f.Helper()
+	became, err := l.locks.Release(l.f.ctx, l.app, l.session, r, l.known)
+	l.f.ok(err)
+	return became
 }
 
 // token looks at the last acquisition of a name: 0: it waits; -1: there is none.
@@ -129,23 +122,23 @@ func TestALockHasOneHolderOrManyReadersAndNoneIsPassed(t *testing.T) {
 	c.says("behind it", LockWaits, "x", shared, wait)
 	expect(t, f.queue("x"), "ah bw cws", "queue")
 	a.nonces["x"] = value[int64](f, "SELECT nonce FROM locks WHERE name = 'x' AND token IS NOT NULL")
-	expect(t, a.give("x"), "released", "release")
+	expect(t, a.give("x"), LockReleased, "release")
 	expect(t, f.queue("x"), "bh cws", "queue")
 	second := b.token("x")
 	expect(t, second > first.Token, true, "the token rises")
-	expect(t, b.give("x"), "released", "release")
+	expect(t, b.give("x"), LockReleased, "release")
 	a.says("with a reader", LockGranted, "x", shared, try)
 	b.says("a writer waits", LockWaits, "x", exclusive, wait)
 	d := f.locker("d")
 	d.says("no reader passes it", LockHeld, "x", shared, try)
 	d.says("it waits behind it", LockWaits, "x", shared, wait)
 	expect(t, f.queue("x"), "chs ahs bw dws", "queue")
-	expect(t, c.give("x"), "released", "release")
+	expect(t, c.give("x"), LockReleased, "release")
 	expect(t, f.queue("x"), "ahs bw dws", "queue")
-	expect(t, a.give("x"), "released", "release")
+	expect(t, a.give("x"), LockReleased, "release")
 	expect(t, f.queue("x"), "bh dws", "queue")
-	expect(t, b.give("x"), "released", "release")
-	expect(t, d.give("x"), "released", "release")
+	expect(t, b.give("x"), LockReleased, "release")
+	expect(t, d.give("x"), LockReleased, "release")
 	expect(t, value[int](f, "SELECT count(*) FROM locks WHERE name = 'x'"), 0, "rows of a free lock")
 }
 
@@ -168,7 +161,7 @@ func TestWhoGivesUpLeavesTheQueue(t *testing.T) {
 	a.says("a", LockGranted, "x", shared, try)
 	b.says("b", LockWaits, "x", exclusive, wait)
 	c.says("c", LockWaits, "x", shared, wait)
-	expect(t, b.give("x"), "released", "release of a place")
+	expect(t, b.give("x"), LockReleased, "release of a place")
 	expect(t, f.queue("x"), "ahs chs", "queue")
 }
 
@@ -216,7 +209,7 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 	end, err := f.guardLock("x", token)
 	f.ok(err)
 	a.locks.LockWait, b.locks.LockWait = 100, 100 // whoever waits for the guard fails
-	expect(t, a.give("x"), "busy", "release")
+	expect(t, a.give("x"), LockBusy, "release")
 	f.exec("DELETE FROM clients WHERE id = 'a'")
 	b.says("of a dead holder", LockHeld, "x", exclusive, try)
 	b.says("of a dead holder", LockWaits, "x", exclusive, wait)
@@ -327,9 +320,9 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 		_, err := a.app.Exec(f.ctx, "SET default_transaction_isolation = '"+level+"'")
 		f.ok(err)
 		a.says(level+" is the default", LockGranted, "x", exclusive, try)
-		expect(t, a.give("x"), "released", "release")
+		expect(t, a.give("x"), LockReleased, "release")
 		for _, call := range []string{
-			"lock_acquire('x', 1, 1, false, false, 1, 1, 1, 1, 1, false)", "lock_release(1, '{x}', '{1}', '{0}', 1, 1, 1, 1, false)",
+			"lock_acquire('x', 1, 1, false, false, 1, 1, 1, 1, 1, false)", "lock_release('x', 1, 1, 0, 1, 1, 1, 1, false)", "lock_releases(1, '{x}', '{1}', '{0}', 1, 1, 1, 1, false)",
 			"lock_look(1, '{1}', false, 1, false)", "lock_sweep(1, 1, false)",
 		} {
 			if _, err := a.app.Exec(f.ctx, "SELECT "+call); Code(err) != CodeIsolation {
@@ -358,10 +351,10 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	a.says("a", LockGranted, "x", exclusive, try)
 	run := a.known
 	a.known.Started--
-	expect(t, a.give("x"), "elsewhere", "release")
+	expect(t, a.give("x"), LockElsewhere, "release")
 	answer, err := a.pg().ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known)
 	f.ok(err)
-	expect(t, became(answer), "elsewhere", "release on the client's connection")
+	expect(t, answer.SameRun, false, "release on the client's connection")
 	a.known = run
 	expect(t, f.queue("x"), "ah", "queue")
 
@@ -369,7 +362,7 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	b.says("b", LockWaits, "x", exclusive, wait)
 	f.exec("SELECT new_era()")
 	b.says("while it is not settled", LockUnsettled, "y", exclusive, try)
-	expect(t, a.give("x"), "released", "release while it is not settled")
+	expect(t, a.give("x"), LockReleased, "release while it is not settled")
 	expect(t, b.token("x"), 0, "token of who waits while it is not settled")
 	settled(a.client)
 	f.exec("UPDATE server SET timeline = timeline()") // which the test set to another, to be settled at once
@@ -398,13 +391,9 @@ func TestAnAcquisitionThatArrivesLateTakesNothing(t *testing.T) {
 	f := newFixture(t)
 	a := f.locker("a")
 	r := a.request("x", exclusive, wait)
-	answer, err := a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{r.Name, r.Nonce, r.Latest}}, a.known)
-	f.ok(err)
-	expect(t, became(answer), "busy", "release of what may still arrive")
+	expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockBusy, "release of what may still arrive")
 	r.Latest = value[int64](f, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-	answer, err = a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{r.Name, r.Nonce, r.Latest}}, a.known)
-	f.ok(err)
-	expect(t, became(answer), "absent", "release of what cannot arrive any more")
+	expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockAbsent, "release of what cannot arrive any more")
 	expect(t, a.send(r).Outcome, LockLate, "outcome")
 	expect(t, f.queue("x"), "", "queue")
 }
@@ -415,10 +404,10 @@ func TestAReleaseFreesNobodyElses(t *testing.T) {
 	a, b := f.locker("a"), f.locker("b")
 	a.says("a", LockGranted, "x", exclusive, try)
 	b.nonces["x"] = a.nonces["x"]
-	expect(t, b.give("x"), "absent", "release by another session")
+	expect(t, b.give("x"), LockAbsent, "release by another session")
 	a.nonces["y"], a.nonces["x"] = a.nonces["x"], a.nonces["x"]+1
-	expect(t, a.give("x"), "absent", "release under another nonce")
-	expect(t, a.give("y"), "busy", "release under another name")
+	expect(t, a.give("x"), LockAbsent, "release under another nonce")
+	expect(t, a.give("y"), LockBusy, "release under another name")
 	expect(t, f.queue("x"), "ah", "queue")
 }
 
@@ -479,9 +468,8 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 		f.ok(err)
 		_, err = a.locks.List(f.ctx, a.app, "x", "", 10)
 		f.ok(err)
-		_, err = a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{Name: "x", Nonce: held.Nonce}}, a.known)
-		f.ok(err)
-		expect(t, a.give("x"), "released", "release")
+		expect(t, a.release(LockRelease{Name: "x", Nonce: held.Nonce}), LockReleased, "release of who holds it")
+		expect(t, a.give("x"), LockReleased, "release")
 	}
 	for range 8 {
 		all()
@@ -493,7 +481,7 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 	if n := valueOn[int64](f, a.app, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = 'pgleases.locks'::regclass"); n > 1000 {
 		t.Errorf("they read %d rows", n)
 	}
-	expect(t, f.text(`SELECT proname FROM pg_proc WHERE proname ~ '^lock_(turn|acquire|release|look|sweep|list)$' AND pronamespace = 'pgleases'::regnamespace
+	expect(t, f.text(`SELECT proname FROM pg_proc WHERE proname ~ '^lock_(turn|acquire|queue|release|look|sweep|list)$' AND pronamespace = 'pgleases'::regnamespace
 		AND NOT coalesce('jit=off' = ANY (proconfig), false)`), "", "functions that may be compiled")
 }
 
@@ -625,7 +613,7 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 	expect(t, list("", "", 2), "o true [a] 0, p true [a] 0", "all")
 	expect(t, list("p", "p/2", 10), "", "after the last")
 	expect(t, list("none", "", 10), "", "none")
-	answer, err := a.locks.Release(f.ctx, a.app, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known)
+	answer, err := a.pg().ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known)
 	f.ok(err)
 	expect(t, len(answer.Released), 2, "released")
 }

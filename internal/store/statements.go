@@ -18,7 +18,7 @@ type Statements struct {
 	Evict, Claim, Plan, Apply                                      string
 	Guard                                                          string
 
-	LockAcquire, LockRelease, LockLook, LockSweep, LockList, LockGuard string
+	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string
 }
 
 // StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
@@ -43,7 +43,7 @@ func StatementsFor(schema string) Statements {
 		Fence: text("fence"),
 		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
 		Guard:       text("guard"),
-		LockAcquire: text("lockacquire"), LockRelease: text("lockrelease"), LockLook: text("locklook"), LockSweep: text("locksweep"),
+		LockAcquire: text("lockacquire"), LockRelease: text("lockrelease"), LockReleases: text("lockreleases"), LockLook: text("locklook"), LockSweep: text("locksweep"),
 		LockList: text("locklist"), LockGuard: text("lockguard"),
 	}
 }
