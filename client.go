@@ -26,6 +26,7 @@ type Client struct {
 	guardStatement string
 	requests       chan func(*engine)
 	wake           chan struct{} // of capacity one: wake-ups coalesce
+	locks          *locks
 	numbers        atomic.Pointer[numbers]
 
 	done     chan struct{}
@@ -116,6 +117,7 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 		}
 		return nil, openError(fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
 	}
+	e.publishStanding()
 	go e.loop()
 	return c, nil
 }

@@ -120,7 +120,7 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	}
 	tenures, leaving := e.releasable(now)
-	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced)+len(e.locks.releases) == 0 && !e.onlySessionRemains()
+	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced) == 0 && !e.locks.givesBack() && !e.onlySessionRemains()
 }
 
 // idle reports whether no duty is under way.

@@ -28,7 +28,7 @@ type engine struct {
 	agenda     agenda     // what is under way, and what waits after a failure
 	check      check      // when to look for the dead
 	leases     leases     // what was joined, drains, asks for a plan
-	locks      locks      // what package lock holds and awaits
+	locks      *locks     // what package lock holds and awaits
 	ending     ending     // the client's end
 
 	stats Stats // counts
@@ -58,6 +58,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 		locks:  newLocks(),
 		ending: ending{giveUpAt: never},
 	}
+	c.locks = e.locks
 	e.publishStats()
 	return e
 }
@@ -90,6 +91,7 @@ func (e *engine) loop() {
 		if e.finished(now) {
 			break
 		}
+		e.publishStanding()
 		wake := e.work(now)
 		e.publishStats()
 		timer.Reset(time.Until(wake))

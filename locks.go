@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/seam"
@@ -19,17 +21,35 @@ import (
 
 // locks is what the client's session holds and awaits.
 type locks struct {
+	// mu guards the next four. A lock that is free is taken, and released, without a turn of the client's goroutine, which would
+	// take a tenth of the time. No statement is sent under it.
+	mu       sync.Mutex
 	of       map[int64]*lockState // by nonce: all that the database may have
 	waits    map[int64]*lockState // of these, what waits, and what is to be given back: there may be a thousand others
 	releases map[int64]*lockState
-	beats    []chan<- struct{} // answers who waits for a heartbeat
+	standing standing
 
-	listened  int64     // the session to whose channel this connection listens; 0: to none
-	lookAt    time.Time // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
-	used      bool      // an acquisition was begun under this session
-	toConfirm bool      // another run of the server: it has to confirm what is held, before trust goes on, and may have more
-	sweepAt   time.Time // when to sweep after the dead; never: nobody has died
-	batch     int       // the most locks that one statement releases: one, where the last met somebody's mutex
+	used atomic.Bool // an acquisition was begun under this session
+
+	// The rest is the engine's alone.
+	beats     []chan<- struct{} // answers who waits for a heartbeat
+	listened  int64             // the session to whose channel this connection listens; 0: to none
+	lookAt    time.Time         // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
+	toConfirm bool              // another run of the server: it has to confirm what is held, before trust goes on, and may have more
+	sweepAt   time.Time         // when to sweep after the dead; never: nobody has died
+	batch     int               // the most locks that one statement releases: one, where the last met somebody's mutex
+}
+
+// A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out of date by what the engine has not acted on
+// yet. What ends all that is held ends the standing in the same moment: so nothing is held under one that has ended.
+type standing struct {
+	ending    error // why the client ends; nil: it does not
+	term      *term // nil: there is no trust
+	session   int64
+	run       store.Run // of the server, at the last heartbeat
+	confirmed store.Run // all that is held is, by that one, without the mark; none, where that has to be done
+	clock     int64     // of the database, when the last heartbeat was carried out, microseconds since 1970
+	sent      time.Time // that heartbeat
 }
 
 // A lockState is an acquisition's, from its beginning until the database has nothing of it.
@@ -82,18 +102,14 @@ func (s *lockSession) Statements() *store.Locks {
 	return &store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
 }
 
-func (s *lockSession) Begin(ctx context.Context, name string) (a *seam.Acquisition, err error) {
+func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition, error) {
 	if s.options.database != nil {
 		return nil, errNoServer
 	}
-	done := make(chan error, 1)
-	if failed := s.client().request(ctx, done, func(e *engine) {
-		a, err = e.beginLock(name)
-		done <- err
-	}); failed != nil {
-		return nil, failed // which may come before the answer: nothing was sent yet
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
 	}
-	return a, nil
+	return s.locks.begin(name)
 }
 
 func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
@@ -132,16 +148,17 @@ func (s *lockSession) Await(ctx context.Context, a *seam.Acquisition) (int64, er
 }
 
 func (s *lockSession) Hold(a *seam.Acquisition, token int64, end func(error, bool)) error {
-	done := make(chan error, 1)
-	return s.client().request(context.Background(), done, func(e *engine) { done <- e.holdLock(a, token, end) })
+	err := s.locks.hold(a, token, end)
+	if err != nil {
+		s.Abandon(a)
+	}
+	return err
 }
 
 func (s *lockSession) Forget(a *seam.Acquisition) {
-	_ = s.client().request(context.Background(), nil, func(e *engine) {
-		if s := e.locks.of[a.Nonce]; s != nil {
-			e.locks.remove(s)
-		}
-	}) // an error tells that it ended
+	if s.locks.forget(a) {
+		s.client().wakeUp()
+	}
 }
 
 func (s *lockSession) Abandon(a *seam.Acquisition) {
@@ -163,14 +180,14 @@ func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, e
 	}
 }
 
-func newLocks() locks {
-	return locks{
+func newLocks() *locks {
+	return &locks{
 		of: make(map[int64]*lockState), waits: make(map[int64]*lockState), releases: make(map[int64]*lockState),
 		lookAt: never, sweepAt: never, batch: maxLockBatch,
 	}
 }
 
-// put notes an acquisition in its stage.
+// put notes an acquisition in its stage. The caller has mu.
 func (ls *locks) put(s *lockState, stage lockStage) {
 	ls.remove(s)
 	s.stage, ls.of[s.Nonce] = stage, s
@@ -182,38 +199,91 @@ func (ls *locks) put(s *lockState, stage lockStage) {
 	}
 }
 
-// remove forgets an acquisition.
+// remove forgets an acquisition. The caller has mu.
 func (ls *locks) remove(s *lockState) {
 	delete(ls.of, s.Nonce)
 	delete(ls.waits, s.Nonce)
 	delete(ls.releases, s.Nonce)
 }
 
-// beginLock begins an acquisition.
-func (e *engine) beginLock(name string) (*seam.Acquisition, error) {
-	switch {
-	case e.ending.reason != nil:
-		return nil, e.ending.reason
-	case e.session.term == nil || !e.session.term.trusted():
+// begin begins an acquisition.
+func (ls *locks) begin(name string) (*seam.Acquisition, error) {
+	s := &lockState{Acquisition: &seam.Acquisition{Name: name, Nonce: randomID()}}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	switch now := &ls.standing; {
+	case now.ending != nil:
+		return nil, now.ending
+	case now.term == nil || !now.term.trusted():
 		return nil, ErrTrustLost
 	}
-	s := &lockState{Acquisition: &seam.Acquisition{Name: name, Nonce: randomID()}}
-	e.renewLock(s)
-	e.locks.put(s, lockSent)
-	e.locks.used = true
+	ls.renew(s)
+	ls.put(s, lockSent)
+	ls.used.Store(true)
 	return s.Acquisition, nil
 }
 
-// renewLock notes under which session, run and term an acquisition goes on. The last instant is the end of the trust by the database's
-// clock: what arrives later finds that this client does not count on it any more.
-func (e *engine) renewLock(s *lockState) {
-	s.term = e.session.term
-	s.Session, s.Run, s.Left = e.session.number, e.check.watch.run, s.term.remaining
-	s.Latest = e.session.renewal.Clock + (time.Since(e.session.sent) + s.term.remaining()).Microseconds()
+// renew notes under which session, run and term an acquisition goes on. The last instant is the end of the trust by the database's
+// clock: what arrives later finds that this client does not count on it any more. The caller has mu, and there is a term.
+func (ls *locks) renew(s *lockState) {
+	now := &ls.standing
+	s.term = now.term
+	s.Session, s.Run, s.Left = now.session, now.run, now.term.remaining
+	s.Latest = now.clock + (time.Since(now.sent) + now.term.remaining()).Microseconds()
+}
+
+// hold counts a grant. What was granted under another session, before a break of the trust, or by another run of the server may be
+// another's by now: that is an error, and to be given back.
+func (ls *locks) hold(a *seam.Acquisition, token int64, end func(error, bool)) error {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	s := ls.of[a.Nonce]
+	switch now := &ls.standing; {
+	case now.ending != nil:
+		return now.ending
+	case s == nil || s.Session != now.session:
+		return fmt.Errorf("%w: the session was evicted", ErrTrustLost)
+	case s.term != now.term || !s.term.trusted():
+		return ErrTrustLost
+	case unmarked(s.Run) != now.confirmed:
+		return fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)
+	}
+	s.token, s.end = token, end
+	ls.put(s, lockHeld)
+	return nil
+}
+
+// forget strikes out an acquisition of which the database has nothing, and reports whether the client's end waits for that.
+func (ls *locks) forget(a *seam.Acquisition) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	if s := ls.of[a.Nonce]; s != nil {
+		ls.remove(s)
+	}
+	return ls.standing.ending != nil
+}
+
+// publishStanding tells acquisitions how the engine stands.
+func (e *engine) publishStanding() {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()
+}
+
+// stand is publishStanding for a caller that has mu.
+func (e *engine) stand() {
+	now := standing{ending: e.ending.reason, term: e.session.term, session: e.session.number, run: e.check.watch.run,
+		clock: e.session.renewal.Clock, sent: e.session.sent}
+	if run := unmarked(now.run); e.session.confirmed == run {
+		now.confirmed = run
+	}
+	e.locks.standing = now
 }
 
 // awaitLock has the client look after an acquisition that has a place in the queue.
 func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	switch s := e.locks.of[a.Nonce]; {
 	case e.ending.reason != nil:
 		granted <- lockGrant{err: e.ending.reason}
@@ -226,32 +296,16 @@ func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
 	}
 }
 
-// holdLock counts a grant, or gives it back: what was granted under another session, before a break of the trust, or by another run of the
-// server may be another's by now.
-func (e *engine) holdLock(a *seam.Acquisition, token int64, end func(error, bool)) error {
-	s := e.locks.of[a.Nonce]
-	var err error
-	switch {
-	case e.ending.reason != nil:
-		err = e.ending.reason
-	case s == nil || s.Session != e.session.number:
-		return fmt.Errorf("%w: the session was evicted", ErrTrustLost)
-	case s.term != e.session.term || !s.term.trusted():
-		err = ErrTrustLost
-	case unmarked(s.Run) != e.session.confirmed:
-		err = fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)
-	default:
-		s.token, s.end = token, end
-		e.locks.put(s, lockHeld)
-		return nil
-	}
-	e.releaseLock(a, nil)
-	return err
-}
-
 // releaseLock has a lock given up.
 func (e *engine) releaseLock(a *seam.Acquisition, released chan<- bool) {
-	s := e.locks.of[a.Nonce]
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.locks.release(a, released)
+}
+
+// release is releaseLock for a caller that has mu.
+func (ls *locks) release(a *seam.Acquisition, released chan<- bool) {
+	s := ls.of[a.Nonce]
 	if s == nil { // it was given up, or the session is gone
 		if released != nil {
 			released <- false
@@ -262,15 +316,15 @@ func (e *engine) releaseLock(a *seam.Acquisition, released chan<- bool) {
 		s.Latest = 0 // its answer came
 	}
 	s.tryAt = atOnce
-	e.locks.put(s, lockReleases)
+	ls.put(s, lockReleases)
 	if released != nil {
 		s.released = append(s.released, released)
 	}
 }
 
-// struckLock strikes out an acquisition of which the database has nothing any more.
-func (e *engine) struckLock(s *lockState, found bool) {
-	e.locks.remove(s)
+// struck strikes out an acquisition of which the database has nothing any more. The caller has mu.
+func (ls *locks) struck(s *lockState, found bool) {
+	ls.remove(s)
 	for _, released := range s.released {
 		released <- found
 	}
@@ -279,6 +333,14 @@ func (e *engine) struckLock(s *lockState, found bool) {
 // loseLocks ends what is held. Nothing else is done: whoever holds it may be at work still, and the row keeps others from it until it is
 // released, or the session is evicted.
 func (e *engine) loseLocks(cause error, which func(*lockState) bool) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()
+	e.endHeld(cause, which)
+}
+
+// endHeld is loseLocks for a caller that has mu.
+func (e *engine) endHeld(cause error, which func(*lockState) bool) {
 	var names []string
 	for _, s := range e.locks.of {
 		if s.stage == lockHeld && !s.lost && which(s) {
@@ -297,30 +359,39 @@ func everyLock(*lockState) bool { return true }
 
 // loseLockSession takes the news that the session is gone, and all that the database had of it.
 func (e *engine) loseLockSession() {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, s := range e.locks.of {
 		if s.stage == lockWaits {
 			s.granted <- lockGrant{}
 		}
-		e.struckLock(s, false)
+		e.locks.struck(s, false)
 	}
-	e.locks.used, e.locks.toConfirm = false, false
+	e.locks.used.Store(false)
+	e.locks.toConfirm = false
+	e.stand()
 }
 
 // askForLocks asks for the end of the work under locks, as the client ends. They stay until they are released.
 func (e *engine) askForLocks(reason error) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()
 	for _, s := range e.locks.of {
 		switch {
 		case s.stage == lockHeld && !s.lost:
 			s.end(reason, false)
 		case s.stage == lockWaits:
 			s.granted <- lockGrant{err: reason}
-			e.releaseLock(s.Acquisition, nil)
+			e.locks.release(s.Acquisition, nil)
 		}
 	}
 }
 
 // finishLocks ends what is held still, and returns the names.
 func (e *engine) finishLocks(reason error) []string {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	var names []string
 	for _, s := range e.locks.of {
 		if s.stage == lockHeld {
@@ -337,6 +408,8 @@ func (e *engine) finishLocks(reason error) []string {
 
 // holdsLocks reports whether any lock is held.
 func (e *engine) holdsLocks() bool {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, s := range e.locks.of {
 		if s.stage == lockHeld && !s.lost {
 			return true
@@ -348,6 +421,8 @@ func (e *engine) holdsLocks() bool {
 // locksRemain reports whether the session holds or awaits locks in the database, as far as is known. What was sent and not answered
 // finds the session gone, or is a row of a dead session.
 func (e *engine) locksRemain() bool {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, s := range e.locks.of {
 		if s.stage != lockSent {
 			return true
@@ -365,6 +440,8 @@ func (e *engine) heardLocks() {
 		e.locks.beats = nil
 	}
 	e.locks.lookAt = atOnce
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, s := range e.locks.waits {
 		s.noticed = false
 	}
@@ -378,6 +455,8 @@ func (e *engine) heardGrants(c conn) bool {
 		return false
 	}
 	nonces := lc.GrantedLocks()
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, nonce := range nonces {
 		if s := e.locks.waits[nonce]; s != nil && !s.noticed {
 			s.noticed = true
@@ -387,8 +466,22 @@ func (e *engine) heardGrants(c conn) bool {
 	return len(nonces) > 0
 }
 
+// awaits reports whether anything waits.
+func (ls *locks) awaits() bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return len(ls.waits) > 0
+}
+
+// givesBack reports whether anything is to be given back.
+func (ls *locks) givesBack() bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return len(ls.releases) > 0
+}
+
 func (e *engine) listenToLocksDue(time.Time) time.Time {
-	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && len(e.locks.waits) > 0)
+	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && e.locks.awaits())
 }
 
 func (e *engine) beginListenToLocks(time.Time) *operation {
@@ -406,7 +499,7 @@ func (e *engine) beginListenToLocks(time.Time) *operation {
 }
 
 func (e *engine) lookAtLocksDue(time.Time) time.Time {
-	if e.session.term == nil || !e.locks.toConfirm && len(e.locks.waits) == 0 {
+	if e.session.term == nil || !e.locks.toConfirm && !e.locks.awaits() {
 		return never
 	}
 	return e.locks.lookAt
@@ -414,6 +507,8 @@ func (e *engine) lookAtLocksDue(time.Time) time.Time {
 
 // beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
 func (e *engine) beginLookAtLocks(time.Time) *operation {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	var nonces []int64
 	asked := make(map[int64]*lockState)
 	for nonce, s := range e.locks.waits {
@@ -441,47 +536,55 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 			case session != e.session.number || e.session.term == nil:
 				return nil
 			}
-			tokens := make(map[int64]int64, len(found))
-			for _, f := range found {
-				tokens[f.Nonce] = f.Token
-			}
+			e.foundLocks(found, asked, held, confirm)
 			if confirm {
-				e.confirmLocks(found, held, tokens)
-			}
-			for nonce, s := range asked {
-				if token, exists := tokens[nonce]; e.locks.of[nonce] == s && s.stage == lockWaits && (!exists || token > 0) {
-					e.grantLock(s, token)
-				}
+				e.confirmLocks()
 			}
 			return nil
 		}
 	}}
 }
 
-// grantLock answers who waits. From there on it is as if the answer to an acquisition had come at once.
-func (e *engine) grantLock(s *lockState, token int64) {
-	if token == 0 { // somebody has deleted the row
-		e.locks.remove(s)
-	} else {
-		e.renewLock(s)
-		s.Latest = 0
-		e.locks.put(s, lockSent)
-	}
-	s.granted <- lockGrant{token: token}
-}
-
-// confirmLocks takes all that another run of the server has of the session. What it does not have is lost, and what nobody here knows of was
-// released where it was not kept.
-func (e *engine) confirmLocks(found []store.FoundLock, held map[int64]*lockState, tokens map[int64]int64) {
-	e.loseLocks(fmt.Errorf("%w: the server does not confirm it", ErrTrustLost), func(s *lockState) bool {
-		return held[s.Nonce] == s && tokens[s.Nonce] != s.token
-	})
+// foundLocks takes what the database has of the acquisitions that it was asked for. Another run of the server was asked for all of the session's:
+// what it does not have is lost, and what nobody here knows of was released where it was not kept.
+func (e *engine) foundLocks(found []store.FoundLock, asked, held map[int64]*lockState, confirm bool) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	tokens := make(map[int64]int64, len(found))
 	for _, f := range found {
-		if e.locks.of[f.Nonce] == nil {
+		tokens[f.Nonce] = f.Token
+		if confirm && e.locks.of[f.Nonce] == nil {
 			a := &seam.Acquisition{Name: f.Name, Nonce: f.Nonce, Session: e.session.number}
 			e.locks.put(&lockState{Acquisition: a}, lockReleases)
 		}
 	}
+	if confirm {
+		e.endHeld(fmt.Errorf("%w: the server does not confirm it", ErrTrustLost), func(s *lockState) bool {
+			return held[s.Nonce] == s && tokens[s.Nonce] != s.token
+		})
+	}
+	e.stand()
+	for nonce, s := range asked {
+		if token, exists := tokens[nonce]; e.locks.of[nonce] == s && s.stage == lockWaits && (!exists || token > 0) {
+			e.locks.grant(s, token)
+		}
+	}
+}
+
+// grant answers who waits. From there on it is as if the answer to an acquisition had come at once. The caller has mu.
+func (ls *locks) grant(s *lockState, token int64) {
+	if token == 0 { // somebody has deleted the row
+		ls.remove(s)
+	} else {
+		ls.renew(s)
+		s.Latest = 0
+		ls.put(s, lockSent)
+	}
+	s.granted <- lockGrant{token: token}
+}
+
+// confirmLocks has trust go on, where nothing else is to be confirmed by another run of the server.
+func (e *engine) confirmLocks() {
 	e.locks.toConfirm = false
 	for _, m := range e.leases.byName {
 		if m.joined && m.toRead {
@@ -495,6 +598,8 @@ func (e *engine) confirmLocks(found []store.FoundLock, held map[int64]*lockState
 }
 
 func (e *engine) releaseLocksDue(time.Time) time.Time {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	at := never
 	for _, s := range e.locks.releases {
 		at = earlier(at, s.tryAt)
@@ -504,6 +609,8 @@ func (e *engine) releaseLocksDue(time.Time) time.Time {
 
 // beginReleaseLocks gives back what nobody holds, those first that have waited longest.
 func (e *engine) beginReleaseLocks(now time.Time) *operation {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	var due []*lockState
 	for _, s := range e.locks.releases {
 		if !s.tryAt.After(now) {
@@ -523,6 +630,8 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		answer, err := c.(seam.LockConn).ReleaseLocks(ctx, session, releases, run)
 		return func(error) error {
+			e.locks.mu.Lock()
+			defer e.locks.mu.Unlock()
 			now := time.Now()
 			for _, s := range due {
 				s.tryAt = now.Add(busyRetry)
@@ -543,7 +652,7 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 			}
 			for _, s := range due {
 				if found := slices.Contains(answer.Released, s.Nonce); e.locks.of[s.Nonce] == s && (found || slices.Contains(answer.Absent, s.Nonce)) {
-					e.struckLock(s, found)
+					e.locks.struck(s, found)
 				}
 			}
 			return nil

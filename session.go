@@ -219,7 +219,7 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 	}
 	run := unmarked(beat.Run)
 	if e.session.confirmed != run {
-		e.locks.toConfirm = e.locks.used // also where none is held: what was released may be back
+		e.locks.toConfirm = e.locks.used.Load() // also where none is held: what was released may be back
 		if e.holdsAnything() || e.holdsLocks() {
 			e.readAll()
 			return
