@@ -773,8 +773,8 @@ COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump,
 -- A session is dead when it has no row in clients, and by nothing else: only an eviction decides that. Rows of the dead are locked
 -- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
 --
--- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort). What that makes
--- expensive to the planner's eye must not be compiled (jit).
+-- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort), nor all of
+-- clients or identities in a join (a subquery for each row, or OFFSET 0). What that makes expensive to the planner's eye must not be compiled (jit).
 --
 -- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
 -- set as little as they can, as each setting costs as much as two lookups by an index. All that is rarer is left to lock_queue and lock_turn.
@@ -863,7 +863,7 @@ BEGIN
     END IF;
     unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
     INSERT INTO pgleases.locks AS n (name, ticket, session, nonce, shared, token, since)
-    SELECT $1, 1, $2, $3, $4, (s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
+    SELECT $1, 1::bigint, $2, $3, $4, (s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
            pg_catalog.clock_timestamp()
     FROM pgleases.server AS s
     WHERE s.timeline OPERATOR(pg_catalog.=) $7
@@ -873,8 +873,8 @@ BEGIN
       AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.name OPERATOR(pg_catalog.=) $1)
       AND EXISTS (SELECT FROM pgleases.clients AS c
                   WHERE c.session OPERATOR(pg_catalog.=) $2
-                    AND NOT EXISTS (SELECT FROM pgleases.identities AS i
-                                    WHERE i.id OPERATOR(pg_catalog.=) c.id AND i.incarnation OPERATOR(pg_catalog.>) c.incarnation))
+                    AND coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0)
+                        OPERATOR(pg_catalog.<=) c.incarnation)
     RETURNING n.token INTO token;
     IF token IS NULL THEN
         RETURN pgleases.lock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9, $11);
@@ -910,7 +910,7 @@ BEGIN
     END IF;
     PERFORM FROM pgleases.clients AS c
     WHERE c.session = $2
-      AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = c.id AND i.incarnation > c.incarnation);
+      AND coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), 0) <= c.incarnation;
     IF NOT FOUND THEN
         RETURN '{gone}';
     END IF;
@@ -927,7 +927,7 @@ BEGIN
         RETURN coalesce((SELECT ARRAY['held', c.id, c.host, c.pid::text,
                                       (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text]
                          FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
-                         JOIN pgleases.clients AS c ON c.session = l.session),
+                         CROSS JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c),
                         '{held,"","",0,0,0}');
     END IF;
     IF NOT FOUND THEN
@@ -1126,7 +1126,7 @@ BEGIN
                coalesce(array_agg(coalesce((extract(epoch FROM now - (c.expires_at - c.ttl)) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS silent,
                coalesce(array_agg(coalesce((extract(epoch FROM c.expires_at - now) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS lives
         FROM pgleases.locks AS l
-        LEFT JOIN pgleases.clients AS c ON c.session = l.session
+        LEFT JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c ON true
         WHERE l.name = n.name AND l.token IS NOT NULL
     ) AS h
     WHERE starts_with(n.name, $1)
@@ -1137,11 +1137,11 @@ COMMENT ON FUNCTION pgleases.lock_list(pg_catalog.text, pg_catalog.text, int) IS
 
 -- As guard does for a partition.
 CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.locks AS l
     WHERE l.name = $1 AND l.token = $2
-      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = l.session)
+      AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = l.session) IS NOT NULL
     FOR KEY SHARE OF l;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2

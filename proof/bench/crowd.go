@@ -68,16 +68,14 @@ func measureCrowd(ctx context.Context, l *lab, out *part) error {
 
 // A crowd is many clients in two processes, and what was seen of it.
 type crowd struct {
+	gauge
 	size  crowdSize
 	url   string
 	ttl   time.Duration
-	pool  *pgxpool.Pool
 	drop  func()
 	news  *newsroom
 	alive []*worker
 
-	counts       bool // statements are counted
-	postmaster   int
 	trips        time.Duration // a SELECT 1 for each client, one after the other
 	joined       time.Duration // from the first to the last
 	balanced     time.Duration // after the last join
@@ -89,6 +87,13 @@ type crowd struct {
 	deaths       usage         // until the survivors share
 	covered      time.Duration // from the last expiry of a victim until all is owned
 	balancedLast time.Duration // and shared evenly again
+}
+
+// A gauge tells what a database uses.
+type gauge struct {
+	pool       *pgxpool.Pool
+	postmaster int
+	counts     bool // statements are counted
 }
 
 // A usage is what was used in a while.
@@ -134,14 +139,14 @@ func newCrowd(ctx context.Context, l *lab, bouncer *pgserver.Bouncer, size crowd
 }
 
 // countStatements has the server count the statements of sessions that begin from now on.
-func (c *crowd) countStatements(ctx context.Context) error {
-	_, err := c.pool.Exec(ctx, `CREATE EXTENSION pg_stat_statements;
+func (g *gauge) countStatements(ctx context.Context) error {
+	_, err := g.pool.Exec(ctx, `CREATE EXTENSION pg_stat_statements;
 DO $$
 BEGIN
     EXECUTE format('ALTER DATABASE %I SET pg_stat_statements.track = top', current_database());
     EXECUTE format('ALTER DATABASE %I SET compute_query_id = on', current_database());
 END $$`)
-	c.counts = err == nil
+	g.counts = err == nil
 	return err
 }
 
@@ -276,25 +281,25 @@ func (c *crowd) die(ctx context.Context) error {
 }
 
 // meter begins to measure what is used; what it returns tells.
-func (c *crowd) meter(ctx context.Context) (func(context.Context) (usage, error), error) {
+func (g *gauge) meter(ctx context.Context) (func(context.Context) (usage, error), error) {
 	began := time.Now()
-	before, err := c.used(ctx)
+	before, err := g.used(ctx)
 	return func(ctx context.Context) (usage, error) {
-		after, err := c.used(ctx)
+		after, err := g.used(ctx)
 		return usage{time.Since(began), since(before.statements, after.statements),
 			after.server - before.server, after.bouncer - before.bouncer, after.logged - before.logged}, err
 	}, err
 }
 
 // used is what was used until now; 0 for what is not known.
-func (c *crowd) used(ctx context.Context) (u usage, err error) {
-	u.server, _ = serverTime(c.postmaster)
+func (g *gauge) used(ctx context.Context) (u usage, err error) {
+	u.server, _ = serverTime(g.postmaster)
 	u.bouncer, _ = namedTime("pgbouncer")
-	if u.logged, err = one[float64](ctx, c.pool, walPosition); err != nil {
+	if u.logged, err = one[float64](ctx, g.pool, walPosition); err != nil {
 		return u, err
 	}
-	if c.counts {
-		u.statements, err = tallies(ctx, c.pool)
+	if g.counts {
+		u.statements, err = tallies(ctx, g.pool)
 	}
 	return u, err
 }

@@ -8,7 +8,8 @@
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
 // One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, plan.go, large.go,
-// latency.go, crowd.go, multitude.go. The last, multitude, is measured only where -run names it: it takes minutes.
+// latency.go, crowd.go, locks.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
+// take minutes.
 package main
 
 import (
@@ -44,7 +45,9 @@ var parts = []struct {
 	{"listen", "How fast, with notifications", measureListening, false},
 	{"poll", "How fast, polling through PgBouncer", measurePolling, false},
 	{"crowd", "A crowd of clients", measureCrowd, false},
+	{"locks", "Named locks", measureLocks, false},
 	{"multitude", "Ten thousand clients", measureMultitude, true},
+	{"names", "A million names of locks", measureNames, true},
 }
 
 func main() {

@@ -16,7 +16,8 @@ import (
 var marks = []struct{ name, text string }{
 	{"heartbeat", `.heartbeat(`}, {"register", `identity AS (`}, {"join", `created_generation`}, {"read", `.read(`},
 	{"claim", `AS locked`}, {"plan", `.plan(`}, {"apply", `.apply(`}, {"release", `.release(`}, {"announce", `.announce(`}, {"evict", `.evict(`},
-	{"mark", `server_mark (mark)`}, {"connect", `pg_is_in_recovery`}, {"check the schema", `min_code`},
+	{"acquire", `.lock_acquire(`}, {"release a lock", `.lock_release(`}, {"release locks", `.lock_releases(`}, {"look at locks", `.lock_look(`},
+	{"sweep locks", `.lock_sweep(`}, {"mark", `server_mark (mark)`}, {"connect", `pg_is_in_recovery`}, {"check the schema", `min_code`},
 }
 
 // A tally is how often a statement was run, and how long the server took over it in all.
