@@ -93,6 +93,7 @@ var crashCases = []crashCase{
 	{"lockacquire", "it takes locks", underLocks(atBalance("lockacquire", nil)), goesOn},
 	{"lockrelease", "it gives locks back", underLocks(atBalance("lockrelease", nil)), goesOn},
 	{"lockrelease", "it is closed", underLocks(atBalance("lockrelease", (*crash).close)), endsClosed},
+	{"lockreleases", "it gives up places in queues", underLocks(atBalance("lockreleases", nil)), goesOn},
 	{"locklook", "it waits for locks", underLocks(atBalance("locklook", nil)), goesOn},
 	{"locksweep", "another has died", underLocks(atDeath("locksweep")), goesOn},
 	{"lockguard", "it works under locks", underLocks(atBalance("lockguard", nil)), goesOn},

@@ -93,6 +93,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 		return nil, err
 	}
 	taking.MaxConns = lockersConns
+	taking.ConnConfig.DefaultQueryExecMode = pooled
 	pool, err := pgxpool.NewWithConfig(ctx, taking)
 	if err != nil {
 		return nil, err
