@@ -3,7 +3,6 @@ package pgleases
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -85,8 +84,6 @@ const (
 
 const maxLockBatch = 500
 
-var errNoServer = errors.New("the client runs on no server: there are no locks")
-
 func init() {
 	seam.LocksOf = func(client any) seam.Locks { return (*lockSession)(client.(*Client)) }
 }
@@ -102,10 +99,14 @@ func (s *lockSession) Statements() *store.Locks {
 	return &store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
 }
 
-func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition, error) {
-	if s.options.database != nil {
-		return nil, errNoServer
+func (s *lockSession) Double() seam.LockTable {
+	if s.options.database == nil {
+		return nil
 	}
+	return s.options.database.Locks
+}
+
+func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -450,11 +451,7 @@ func (e *engine) heardLocks() {
 // heardGrants takes the notifications of locks that have come, and reports whether any has. They are hints: anybody can send one. So
 // each makes the client look at most once between two heartbeats.
 func (e *engine) heardGrants(c conn) bool {
-	lc, ok := c.(seam.LockConn)
-	if !ok {
-		return false
-	}
-	nonces := lc.GrantedLocks()
+	nonces := c.GrantedLocks()
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	for _, nonce := range nonces {
@@ -487,7 +484,7 @@ func (e *engine) listenToLocksDue(time.Time) time.Time {
 func (e *engine) beginListenToLocks(time.Time) *operation {
 	session := e.session.number
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.(seam.LockConn).ListenToLocks(ctx, session)
+		err := c.ListenToLocks(ctx, session)
 		return func(error) error {
 			if err == nil {
 				e.locks.listened = session
@@ -523,7 +520,7 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 	e.locks.lookAt = never
 	session, run := e.session.number, unmarked(e.check.watch.run)
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		found, answered, err := c.(seam.LockConn).LookAtLocks(ctx, session, nonces, confirm)
+		found, answered, err := c.LookAtLocks(ctx, session, nonces, confirm)
 		return func(error) error {
 			e.checkTrust(time.Now())
 			switch {
@@ -628,7 +625,7 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 	}
 	session, run := e.session.number, e.check.watch.run
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		answer, err := c.(seam.LockConn).ReleaseLocks(ctx, session, releases, run)
+		answer, err := c.ReleaseLocks(ctx, session, releases, run)
 		return func(error) error {
 			e.locks.mu.Lock()
 			defer e.locks.mu.Unlock()
@@ -670,11 +667,7 @@ func (e *engine) sweepLocksDue(time.Time) time.Time {
 // beginSweepLocks removes what evicted sessions held and awaited.
 func (e *engine) beginSweepLocks(time.Time) *operation {
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		lc, ok := c.(seam.LockConn)
-		if !ok {
-			return func(error) error { e.locks.sweepAt = never; return nil }
-		}
-		done, err := lc.SweepLocks(ctx)
+		done, err := c.SweepLocks(ctx)
 		return func(error) error {
 			switch {
 			case err != nil:

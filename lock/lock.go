@@ -27,18 +27,22 @@ type Locks struct {
 }
 
 // New returns the locks of a client, which are taken and released on connections of the pool. It borrows both, and closes neither. The pool
-// has to lead to the client's database, and may do so through a connection pooler. Where one of them is nil, every call is an error.
+// has to lead to the client's database, and may do so through a connection pooler. Where one of them is nil, every call is an error. The
+// client of a test's double, of package pgleasestest, needs no pool: it may be nil, and is not used.
 //
 // Client.Close asks for the end of all work under locks, and waits for the releases until its ctx ends; what is not released then is free
 // when the session expires.
 func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
-	switch {
-	case client == nil:
+	if client == nil {
 		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
+	}
+	session := seam.LocksOf(client)
+	switch double := session.Double(); {
+	case double != nil:
+		return &Locks{session: session, table: double}
 	case pool == nil:
 		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
 	}
-	session := seam.LocksOf(client)
 	return &Locks{session: session, table: pooled{pool, session.Statements()}}
 }
 

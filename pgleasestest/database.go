@@ -22,6 +22,7 @@ type database struct {
 	session int64                      // that joined the lease last
 	pending map[int]bool               // partitions that the client gets when it joins
 	noted   map[int]pgleases.Partition // ownerships that may still go on
+	renewed chan struct{}              // closed when the client registers after the last expire; nil: it has
 }
 
 func newDatabase(lease string) *database {
@@ -81,8 +82,8 @@ func (db *database) decide(change func(t *fakestore.Tables, rows []fakestore.Par
 }
 
 // expire ends the session, as if it had been evicted while the connection was cut, and returns the ownerships that end
-// with it.
-func (db *database) expire() []pgleases.Partition {
+// with it, and what is closed when the client registers anew: by then it knows of the end.
+func (db *database) expire() ([]pgleases.Partition, <-chan struct{}) {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	ownerships := slices.Collect(maps.Values(db.noted))
@@ -93,7 +94,10 @@ func (db *database) expire() []pgleases.Partition {
 		clear(t.Members)
 	})
 	db.conn.Close()
-	return ownerships
+	if db.renewed == nil {
+		db.renewed = make(chan struct{})
+	}
+	return ownerships, db.renewed
 }
 
 // note remembers ownerships, to wait for their end.
@@ -134,6 +138,18 @@ func (db *database) guard(ctx context.Context, lease string, partition int, epoc
 type conn struct {
 	*fakestore.Conn
 	db *database
+}
+
+// Register begins a session.
+func (c *conn) Register(ctx context.Context, r store.Registration) (int64, *store.Process, error) {
+	incarnation, newer, err := c.Conn.Register(ctx, r)
+	c.db.mu.Lock()
+	defer c.db.mu.Unlock()
+	if err == nil && c.db.renewed != nil {
+		close(c.db.renewed)
+		c.db.renewed = nil
+	}
+	return incarnation, newer, err
 }
 
 // Join joins a lease, and gives what was waiting for that.

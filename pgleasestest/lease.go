@@ -1,4 +1,4 @@
-// Package pgleasestest provides leases without a database, for tests of what an application does with them.
+// Package pgleasestest provides leases, and named locks, without a database, for tests of what an application does with them.
 //
 // A test says what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things that happen to partitions
 // in production. All else is the real client: Values, Changed, Hold, Run, Close and the others do what they always do, with
@@ -41,7 +41,7 @@ type Lease struct {
 func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease {
 	ctx := context.Background()
 	l := &Lease{db: newDatabase(name)}
-	on := &seam.Database{Connect: l.db.connect, Guard: l.db.guard}
+	on := &seam.Database{Connect: l.db.connect, Guard: l.db.guard, Locks: l.db.LockTable()}
 	var err error
 	l.client, err = pgleases.Open(ctx, "", on, pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
 	if err != nil {
@@ -57,6 +57,10 @@ func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease 
 
 // Client returns the client that joined the lease, for what is tested and needs one. Asked for the lease again, by its name
 // and with the same options, it returns the same one; of other leases it never owns anything.
+//
+// It takes named locks, in memory: give it to lock.New, with whatever pool what is tested has, which is not used and may be nil. The locks
+// are those of package lock, with the same rules. No other client takes them; a lock that another has is one that the test has taken with the same
+// client. Guard and GuardSQL of a lock make no use of the transaction either, except that nobody waits for its end.
 func (l *Lease) Client() *pgleases.Client { return l.client }
 
 // Close ends the client without waiting for work: what is still owned ends with pgleases.ErrClosed. To see how work ends
@@ -94,10 +98,17 @@ func (l *Lease) Lose(partitions ...int) <-chan struct{} {
 	return lost
 }
 
-// Expire ends everything that is owned or drains, at once and whatever is in work, with pgleases.ErrTrustLost: as in a
-// client that was cut off for longer than its TTL, and comes back. It returns when all contexts have ended. From then on nothing
+// Expire ends everything that is owned or drains, and all locks of the client, at once and whatever is in work, with pgleases.ErrTrustLost: as in
+// a client that was cut off for longer than its TTL, and comes back. It returns when all contexts have ended. From then on nothing
 // is owned until Gain.
-func (l *Lease) Expire() { l.wait(l.db.expire()) }
+func (l *Lease) Expire() {
+	ownerships, renewed := l.db.expire()
+	select {
+	case <-renewed:
+	case <-l.client.Done():
+	}
+	l.wait(ownerships)
+}
 
 // wait waits for the end of ownerships, and of the contexts of holds that contain them, which comes a little later.
 func (l *Lease) wait(ownerships []pgleases.Partition) {

@@ -17,8 +17,10 @@ type Conn struct {
 	ended chan struct{} // closed when the connection is
 	once  sync.Once
 
-	listen  bool  // guarded by db.mu, as what follows
-	session int64 // the last that was registered or renewed here
+	listen  bool    // guarded by db.mu, as what follows
+	session int64   // the last that was registered or renewed here
+	locks   int64   // the session whose grants are told here; 0: none
+	granted []int64 // the nonces of those that were not read yet
 }
 
 // Connect opens a connection.
@@ -115,10 +117,15 @@ func (db *Database) Notify(sessions ...int64) {
 func (db *Database) notify(sessions map[int64]bool) {
 	for c := range db.conns {
 		if c.listen && (sessions[c.session] || len(sessions) > 100) { // so many are told as "all"
-			select {
-			case c.notes <- struct{}{}:
-			default: // it is told already
-			}
+			c.wake()
 		}
+	}
+}
+
+// wake ends a Wait.
+func (c *Conn) wake() {
+	select {
+	case c.notes <- struct{}{}:
+	default: // it is told already
 	}
 }

@@ -38,6 +38,7 @@ type Database struct {
 	conns   map[*Conn]struct{}
 	guards  map[place]map[*guard]struct{} // open
 	history []state                       // the newest is the present
+	tokens  int64                         // that were drawn for locks
 }
 
 // Tables are what survives a restart. Instants are microseconds since 1970 of the server's clock.
@@ -47,6 +48,7 @@ type Tables struct {
 	Leases     map[string]Lease
 	Members    map[Member]Membership
 	Partitions map[string][]Partition
+	Locks      map[string][]Lock // nil: there was none yet
 	Server     Server
 }
 
@@ -126,6 +128,10 @@ func (t Tables) Clone() Tables {
 	t.Members, t.Partitions = maps.Clone(t.Members), maps.Clone(t.Partitions)
 	for name, rows := range t.Partitions {
 		t.Partitions[name] = slices.Clone(rows)
+	}
+	t.Locks = maps.Clone(t.Locks)
+	for name, rows := range t.Locks {
+		t.Locks[name] = slices.Clone(rows)
 	}
 	return t
 }

@@ -195,6 +195,9 @@ func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
 				return !alive, false
 			}
 		}
+		if t.holdsLocks(session) {
+			return !alive, false
+		}
 		if alive {
 			delete(t.Clients, session)
 			t.used(row.ID, clock)

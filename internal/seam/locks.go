@@ -16,6 +16,8 @@ var LocksOf func(client any) Locks
 type Locks interface {
 	// Statements are those for connections of the application's.
 	Statements() *store.Locks
+	// Double is where a client takes locks that runs on no server; nil: it runs on one.
+	Double() LockTable
 	// Log is the client's.
 	Log() *slog.Logger
 
@@ -59,7 +61,7 @@ type LockTable interface {
 	Guard(ctx context.Context, query func(statement string, args ...any) error, name string, token, trust int64) error
 }
 
-// A LockConn is a connection on which the client can look after its locks; *store.Conn is one.
+// A LockConn is what a client needs of a connection to look after its locks.
 type LockConn interface {
 	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error)
 	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LocksReleased, error)

@@ -21,6 +21,8 @@ type Database struct {
 	Connect func(context.Context) (Conn, error)
 	// Guard stands in for the SQL function guard: nil where the partition is owned under the epoch.
 	Guard func(ctx context.Context, lease string, partition int, epoch int64) error
+	// Locks is where package lock takes locks.
+	Locks LockTable
 	// Turn waits until the client's goroutine has done what it was about, or ended. Open sets it.
 	Turn func()
 }
@@ -30,6 +32,7 @@ func (*Database) Option(Only) {}
 
 // A Conn is what a client needs of a connection; *store.Conn is one. Its methods are called by one goroutine at a time.
 type Conn interface {
+	LockConn
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)
 	Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error)

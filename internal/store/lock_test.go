@@ -1,6 +1,8 @@
 package store_test
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,13 +11,19 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
 )
 
 // A locker is a client with a connection of its application's.
 type locker struct {
 	*client
-	app    *pgx.Conn
+	table interface {
+		Acquire(context.Context, LockRequest) (LockAnswer, bool, error)
+		Release(context.Context, time.Duration, int64, LockRelease, Run) (LockOutcome, bool, error)
+		List(ctx context.Context, prefix, after string, most int) ([]LockRow, error)
+	}
+	app    *pgx.Conn // on a server, as what follows
 	locks  *Locks
 	known  Run
 	nonces map[string]int64 // of the last acquisition, by name
@@ -24,7 +32,34 @@ type locker struct {
 func (f *fixture) locker(id string) *locker {
 	f.Helper()
 	c := f.client(id)
-	return &locker{c, f.session(), &Locks{Statements: StatementsFor(f.schema), LockWait: 20_000}, c.run(), make(map[string]int64)}
+	l := &locker{client: c, known: c.run(), nonces: make(map[string]int64)}
+	if f.double != nil {
+		l.table = f.double.LockTable()
+		return l
+	}
+	l.app, l.locks = f.session(), &Locks{Statements: StatementsFor(f.schema), LockWait: 20_000}
+	l.table = onServer{l.locks, l.app}
+	return l
+}
+
+// onServer is a table of locks on one connection.
+type onServer struct {
+	locks *Locks
+	app   *pgx.Conn
+}
+
+func (s onServer) Acquire(ctx context.Context, r LockRequest) (LockAnswer, bool, error) {
+	answer, err := s.locks.Acquire(ctx, s.app, r)
+	return answer, true, err
+}
+
+func (s onServer) Release(ctx context.Context, _ time.Duration, session int64, r LockRelease, run Run) (LockOutcome, bool, error) {
+	became, err := s.locks.Release(ctx, s.app, session, r, run)
+	return became, true, err
+}
+
+func (s onServer) List(ctx context.Context, prefix, after string, most int) ([]LockRow, error) {
+	return s.locks.List(ctx, s.app, prefix, after, most)
 }
 
 // tomorrow is a last instant that no test reaches.
@@ -36,7 +71,7 @@ func (l *locker) request(name string, shared, waits bool) LockRequest {
 
 func (l *locker) send(r LockRequest) LockAnswer {
 	l.f.Helper()
-	answer, err := l.locks.Acquire(l.f.ctx, l.app, r)
+	answer, _, err := l.table.Acquire(l.f.ctx, r)
 	l.f.ok(err)
 	return answer
 }
@@ -72,7 +107,7 @@ func (l *locker) give(name string) LockOutcome {
 
 func (l *locker) release(r LockRelease) LockOutcome {
 	l.f.Helper()
-	became, err := l.locks.Release(l.f.ctx, l.app, l.session, r, l.known)
+	became, _, err := l.table.Release(l.f.ctx, time.Minute, l.session, r, l.known)
 	l.f.ok(err)
 	return became
 }
@@ -80,7 +115,7 @@ func (l *locker) release(r LockRelease) LockOutcome {
 // token looks at the last acquisition of a name: 0: it waits; -1: there is none.
 func (l *locker) token(name string) int64 {
 	l.f.Helper()
-	found, run, err := l.pg().LookAtLocks(l.f.ctx, l.session, []int64{l.nonces[name]}, false)
+	found, run, err := l.LookAtLocks(l.f.ctx, l.session, []int64{l.nonces[name]}, false)
 	l.f.ok(err)
 	expect(l.f.TB, run, Run{Timeline: l.known.Timeline, Started: l.known.Started}, "run")
 	if len(found) == 0 {
@@ -92,6 +127,22 @@ func (l *locker) token(name string) int64 {
 // queue is all that hold and await a lock: h for held, w for waits, s for shared.
 func (f *fixture) queue(name string) string {
 	f.Helper()
+	if f.double != nil {
+		var words []string
+		f.double.Look(func(t *fakestore.Tables, _ int64) {
+			for _, l := range t.Locks[name] {
+				word := cmp.Or(t.Clients[l.Session].ID, "-") + "h"
+				if l.Token == 0 {
+					word = word[:len(word)-1] + "w"
+				}
+				if l.Shared {
+					word += "s"
+				}
+				words = append(words, word)
+			}
+		})
+		return strings.Join(words, " ")
+	}
 	return strings.ReplaceAll(f.text(`SELECT coalesce(c.id, '-') || CASE WHEN l.token IS NULL THEN 'w' ELSE 'h' END || CASE WHEN l.shared THEN 's' ELSE '' END
 		FROM locks AS l LEFT JOIN clients AS c ON c.session = l.session WHERE l.name = $1 ORDER BY l.ticket`, name), "\n", " ")
 }
@@ -106,79 +157,78 @@ func (f *fixture) guardLock(name string, token int64) (end func(), err error) {
 }
 
 func TestALockHasOneHolderOrManyReadersAndNoneIsPassed(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
-	first := a.says("free", LockGranted, "x", exclusive, try)
-	answer := b.says("held", LockHeld, "x", exclusive, try)
-	expect(t, answer.Holder, "a", "holder")
-	expect(t, answer.Host, "host", "host")
-	expect(t, answer.PID, 4711, "pid")
-	expect(t, answer.LivesUntil.After(answer.Since), true, fmt.Sprint("lives until ", answer.LivesUntil, ", holds since ", answer.Since))
-	a.says("held by itself", LockHeld, "x", exclusive, try)
-	b.says("held by a writer", LockHeld, "x", shared, try)
-	a.says("another name", LockGranted, "y", exclusive, try)
-	b.says("it waits", LockWaits, "x", exclusive, wait)
-	c.says("behind it", LockWaits, "x", shared, wait)
-	expect(t, f.queue("x"), "ah bw cws", "queue")
-	a.nonces["x"] = value[int64](f, "SELECT nonce FROM locks WHERE name = 'x' AND token IS NOT NULL")
-	expect(t, a.give("x"), LockReleased, "release")
-	expect(t, f.queue("x"), "bh cws", "queue")
-	second := b.token("x")
-	expect(t, second > first.Token, true, "the token rises")
-	expect(t, b.give("x"), LockReleased, "release")
-	a.says("with a reader", LockGranted, "x", shared, try)
-	b.says("a writer waits", LockWaits, "x", exclusive, wait)
-	d := f.locker("d")
-	d.says("no reader passes it", LockHeld, "x", shared, try)
-	d.says("it waits behind it", LockWaits, "x", shared, wait)
-	expect(t, f.queue("x"), "chs ahs bw dws", "queue")
-	expect(t, c.give("x"), LockReleased, "release")
-	expect(t, f.queue("x"), "ahs bw dws", "queue")
-	expect(t, a.give("x"), LockReleased, "release")
-	expect(t, f.queue("x"), "bh dws", "queue")
-	expect(t, b.give("x"), LockReleased, "release")
-	expect(t, d.give("x"), LockReleased, "release")
-	expect(t, value[int](f, "SELECT count(*) FROM locks WHERE name = 'x'"), 0, "rows of a free lock")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+		first := a.says("free", LockGranted, "x", exclusive, try)
+		answer := b.says("held", LockHeld, "x", exclusive, try)
+		expect(t, answer.Holder, "a", "holder")
+		expect(t, answer.Host, "host", "host")
+		expect(t, answer.PID, 4711, "pid")
+		expect(t, answer.LivesUntil.After(answer.Since), true, fmt.Sprint("lives until ", answer.LivesUntil, ", holds since ", answer.Since))
+		a.says("held by itself", LockHeld, "x", exclusive, try)
+		b.says("held by a writer", LockHeld, "x", shared, try)
+		a.says("another name", LockGranted, "y", exclusive, try)
+		b.says("it waits", LockWaits, "x", exclusive, wait)
+		c.says("behind it", LockWaits, "x", shared, wait)
+		expect(t, f.queue("x"), "ah bw cws", "queue")
+		expect(t, a.give("x"), LockReleased, "release")
+		expect(t, f.queue("x"), "bh cws", "queue")
+		second := b.token("x")
+		expect(t, second > first.Token, true, "the token rises")
+		expect(t, b.give("x"), LockReleased, "release")
+		a.says("with a reader", LockGranted, "x", shared, try)
+		b.says("a writer waits", LockWaits, "x", exclusive, wait)
+		d := f.locker("d")
+		d.says("no reader passes it", LockHeld, "x", shared, try)
+		d.says("it waits behind it", LockWaits, "x", shared, wait)
+		expect(t, f.queue("x"), "chs ahs bw dws", "queue")
+		expect(t, c.give("x"), LockReleased, "release")
+		expect(t, f.queue("x"), "ahs bw dws", "queue")
+		expect(t, a.give("x"), LockReleased, "release")
+		expect(t, f.queue("x"), "bh dws", "queue")
+		expect(t, b.give("x"), LockReleased, "release")
+		expect(t, d.give("x"), LockReleased, "release")
+		expect(t, f.queue("x"), "", "rows of a free lock")
+	})
 }
 
 func TestReadersThatStandTogetherGetTheLockTogether(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
-	a.says("a", LockGranted, "x", exclusive, try)
-	b.says("b", LockWaits, "x", shared, wait)
-	c.says("c", LockWaits, "x", shared, wait)
-	d.says("d", LockWaits, "x", exclusive, wait)
-	a.give("x")
-	expect(t, f.queue("x"), "bhs chs dw", "queue")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
+		a.says("a", LockGranted, "x", exclusive, try)
+		b.says("b", LockWaits, "x", shared, wait)
+		c.says("c", LockWaits, "x", shared, wait)
+		d.says("d", LockWaits, "x", exclusive, wait)
+		a.give("x")
+		expect(t, f.queue("x"), "bhs chs dw", "queue")
+	})
 }
 
 func TestWhoGivesUpLeavesTheQueue(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
-	a.says("a", LockGranted, "x", shared, try)
-	b.says("b", LockWaits, "x", exclusive, wait)
-	c.says("c", LockWaits, "x", shared, wait)
-	expect(t, b.give("x"), LockReleased, "release of a place")
-	expect(t, f.queue("x"), "ahs chs", "queue")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+		a.says("a", LockGranted, "x", shared, try)
+		b.says("b", LockWaits, "x", exclusive, wait)
+		c.says("c", LockWaits, "x", shared, wait)
+		expect(t, b.give("x"), LockReleased, "release of a place")
+		expect(t, f.queue("x"), "ahs chs", "queue")
+	})
 }
 
 // Only an eviction tells that a session is dead: one that is late may be renewed before it comes to that.
 func TestALockIsTakenFromNobodyWhoWasNotEvicted(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	first := a.says("a", LockGranted, "x", exclusive, try)
-	f.expire(a.client)
-	b.says("expired", LockHeld, "x", exclusive, try)
-	b.says("expired", LockWaits, "x", exclusive, wait)
-	expect(t, b.token("x"), 0, "token of who waits")
-	expect(t, len(b.evict().IDs), 1, "evicted")
-	if token := b.token("x"); token <= first.Token {
-		t.Errorf("token %d after %d", token, first.Token)
-	}
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		first := a.says("a", LockGranted, "x", exclusive, try)
+		f.expire(a.client)
+		b.says("expired", LockHeld, "x", exclusive, try)
+		b.says("expired", LockWaits, "x", exclusive, wait)
+		expect(t, b.token("x"), 0, "token of who waits")
+		expect(t, len(b.evict().IDs), 1, "evicted")
+		if token := b.token("x"); token <= first.Token {
+			t.Errorf("token %d after %d", token, first.Token)
+		}
+	})
 }
 
 // What was committed while a statement waited is not in the snapshot that it began with.
@@ -214,7 +264,7 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 	b.says("of a dead holder", LockHeld, "x", exclusive, try)
 	b.says("of a dead holder", LockWaits, "x", exclusive, wait)
 	expect(t, b.token("x"), 0, "token of who waits")
-	done, err := b.pg().SweepLocks(f.ctx)
+	done, err := b.SweepLocks(f.ctx)
 	f.ok(err)
 	expect(t, done, false, "all is swept")
 	if end, err := f.guardLock("x", token); Code(err) != CodeNotOwner {
@@ -223,7 +273,7 @@ func TestAnOpenGuardKeepsTheLockAndNobodyWaiting(t *testing.T) {
 		end()
 	}
 	end()
-	done, err = b.pg().SweepLocks(f.ctx)
+	done, err = b.SweepLocks(f.ctx)
 	f.ok(err)
 	expect(t, done, true, "all is swept")
 	expect(t, f.queue("x"), "bh", "queue")
@@ -352,7 +402,7 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	run := a.known
 	a.known.Started--
 	expect(t, a.give("x"), LockElsewhere, "release")
-	answer, err := a.pg().ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known)
+	answer, err := a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known)
 	f.ok(err)
 	expect(t, answer.SameRun, false, "release on the client's connection")
 	a.known = run
@@ -370,70 +420,72 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 }
 
 func TestARepeatedAcquisitionReturnsWhatTheFirstGot(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	r := a.request("x", exclusive, try)
-	first := a.send(r)
-	expect(t, a.send(r), first, "the second answer")
-	waits := b.request("x", exclusive, wait)
-	expect(t, b.send(waits).Outcome, LockWaits, "outcome")
-	expect(t, b.send(waits).Outcome, LockWaits, "outcome of the second")
-	expect(t, f.queue("x"), "ah bw", "queue")
-	a.nonces["x"] = r.Nonce
-	a.give("x")
-	expect(t, b.send(waits).Outcome, LockGranted, "outcome of the third")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		r := a.request("x", exclusive, try)
+		first := a.send(r)
+		expect(t, a.send(r), first, "the second answer")
+		waits := b.request("x", exclusive, wait)
+		expect(t, b.send(waits).Outcome, LockWaits, "outcome")
+		expect(t, b.send(waits).Outcome, LockWaits, "outcome of the second")
+		expect(t, f.queue("x"), "ah bw", "queue")
+		a.nonces["x"] = r.Nonce
+		a.give("x")
+		expect(t, b.send(waits).Outcome, LockGranted, "outcome of the third")
+	})
 }
 
 // A message may be held back for long. After the release of what its answer was lost of, it must not take the lock for nobody.
 func TestAnAcquisitionThatArrivesLateTakesNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.locker("a")
-	r := a.request("x", exclusive, wait)
-	expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockBusy, "release of what may still arrive")
-	r.Latest = value[int64](f, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
-	expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockAbsent, "release of what cannot arrive any more")
-	expect(t, a.send(r).Outcome, LockLate, "outcome")
-	expect(t, f.queue("x"), "", "queue")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.locker("a")
+		r := a.request("x", exclusive, wait)
+		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockBusy, "release of what may still arrive")
+		var now int64
+		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
+		r.Latest = now - 1
+		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockAbsent, "release of what cannot arrive any more")
+		expect(t, a.send(r).Outcome, LockLate, "outcome")
+		expect(t, f.queue("x"), "", "queue")
+	})
 }
 
 func TestAReleaseFreesNobodyElses(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	a.says("a", LockGranted, "x", exclusive, try)
-	b.nonces["x"] = a.nonces["x"]
-	expect(t, b.give("x"), LockAbsent, "release by another session")
-	a.nonces["y"], a.nonces["x"] = a.nonces["x"], a.nonces["x"]+1
-	expect(t, a.give("x"), LockAbsent, "release under another nonce")
-	expect(t, a.give("y"), LockBusy, "release under another name")
-	expect(t, f.queue("x"), "ah", "queue")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		a.says("a", LockGranted, "x", exclusive, try)
+		b.nonces["x"] = a.nonces["x"]
+		expect(t, b.give("x"), LockAbsent, "release by another session")
+		a.nonces["y"], a.nonces["x"] = a.nonces["x"], a.nonces["x"]+1
+		expect(t, a.give("x"), LockAbsent, "release under another nonce")
+		expect(t, a.give("y"), LockBusy, "release under another name")
+		expect(t, f.queue("x"), "ah", "queue")
+	})
 }
 
 func TestWhoIsEvictedOrSupersededTakesNothing(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	f.exec("DELETE FROM clients WHERE id = 'a'")
-	a.says("evicted", LockGone, "x", exclusive, wait)
-	f.locker("b")
-	b.says("superseded", LockGone, "x", exclusive, wait)
-	expect(t, f.queue("x"), "", "queue")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		f.kill("a")
+		a.says("evicted", LockGone, "x", exclusive, wait)
+		f.locker("b")
+		b.says("superseded", LockGone, "x", exclusive, wait)
+		expect(t, f.queue("x"), "", "queue")
+	})
 }
 
 func TestASessionThatHoldsALockIsNotEnded(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	a.says("a", LockGranted, "x", exclusive, try)
-	b.says("b", LockWaits, "x", exclusive, wait)
-	a.end(false)
-	b.end(false)
-	a.give("x")
-	b.give("x")
-	a.end(true)
-	b.end(true)
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		a.says("a", LockGranted, "x", exclusive, try)
+		b.says("b", LockWaits, "x", exclusive, wait)
+		a.end(false)
+		b.end(false)
+		a.give("x")
+		b.give("x")
+		a.end(true)
+		b.end(true)
+	})
 }
 
 // A lock on the row of the session would have heartbeats and evictions wait, and cost a multixact for each acquisition.
@@ -519,106 +571,116 @@ func TestNobodyIsNotifiedButWhoWaitedAndWasGrantedTheLock(t *testing.T) {
 }
 
 func TestASweepGivesWhatTheDeadHeldToWhoseTurnItIs(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
+		a.says("a", LockGranted, "x", exclusive, try)
+		b.says("b", LockWaits, "x", exclusive, wait)
+		c.says("c", LockWaits, "x", exclusive, wait)
+		d.says("d", LockGranted, "y", exclusive, try)
+		b.says("b", LockWaits, "y", exclusive, wait)
+		c.says("c", LockWaits, "y", exclusive, wait)
+		a.says("a", LockGranted, "z", exclusive, try)
+		f.kill("a", "b")
+		done, err := d.SweepLocks(f.ctx)
+		f.ok(err)
+		expect(t, done, true, "all is swept")
+		expect(t, f.queue("x"), "ch", "queue")
+		expect(t, f.queue("y"), "dh cw", "queue")
+		expect(t, f.queue("z"), "", "queue")
+	})
+}
+
+func TestASweepWaitsForNobody(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
-	a.says("a", LockGranted, "x", exclusive, try)
-	b.says("b", LockWaits, "x", exclusive, wait)
-	c.says("c", LockWaits, "x", exclusive, wait)
+	c, d := f.locker("c"), f.locker("d")
+	c.says("c", LockGranted, "x", exclusive, try)
 	d.says("d", LockGranted, "y", exclusive, try)
-	b.says("b", LockWaits, "y", exclusive, wait)
 	c.says("c", LockWaits, "y", exclusive, wait)
-	a.says("a", LockGranted, "z", exclusive, try)
-	f.exec("DELETE FROM clients WHERE id IN ('a', 'b')")
-	done, err := d.pg().SweepLocks(f.ctx)
-	f.ok(err)
-	expect(t, done, true, "all is swept")
-	expect(t, f.queue("x"), "ch", "queue")
-	expect(t, f.queue("y"), "dh cw", "queue")
-	expect(t, f.queue("z"), "", "queue")
-
-	// Somebody has the mutex: it waits for nobody.
 	f.exec("DELETE FROM clients WHERE id = 'c'")
 	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
-	done, err = d.pg().SweepLocks(f.ctx)
+	done, err := d.SweepLocks(f.ctx)
 	f.ok(err)
 	expect(t, done, false, "all is swept")
 	expect(t, f.queue("x"), "-h", "queue")
 	expect(t, f.queue("y"), "dh", "queue")
 	release()
-	done, err = d.pg().SweepLocks(f.ctx)
+	done, err = d.SweepLocks(f.ctx)
 	f.ok(err)
 	expect(t, done, true, "all is swept")
 }
 
 // Also where the sweep is lost with the client that evicted.
 func TestWhoWaitsGetsTheLockWithoutASweep(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
-	a.says("a", LockGranted, "x", shared, try)
-	b.says("b", LockWaits, "x", exclusive, wait)
-	c.says("c", LockWaits, "x", shared, wait)
-	f.exec("DELETE FROM clients WHERE id = 'b'")
-	expect(t, c.token("x") > 0, true, "a reader whose writer died is granted the lock")
-	d.says("d", LockWaits, "x", exclusive, wait)
-	f.exec("DELETE FROM clients WHERE id IN ('a', 'c')")
-	expect(t, d.token("x") > 0, true, "a writer whose readers died is granted the lock")
-	expect(t, f.queue("x"), "dh", "queue")
-	f.exec("DELETE FROM clients WHERE id = 'd'")
-	e := f.locker("e")
-	e.says("the dead go at the next acquisition", LockGranted, "x", exclusive, try)
-	expect(t, f.queue("x"), "eh", "queue")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c, d := f.locker("a"), f.locker("b"), f.locker("c"), f.locker("d")
+		a.says("a", LockGranted, "x", shared, try)
+		b.says("b", LockWaits, "x", exclusive, wait)
+		c.says("c", LockWaits, "x", shared, wait)
+		f.kill("b")
+		expect(t, c.token("x") > 0, true, "a reader whose writer died is granted the lock")
+		d.says("d", LockWaits, "x", exclusive, wait)
+		f.kill("a", "c")
+		expect(t, d.token("x") > 0, true, "a writer whose readers died is granted the lock")
+		expect(t, f.queue("x"), "dh", "queue")
+		f.kill("d")
+		e := f.locker("e")
+		e.says("the dead go at the next acquisition", LockGranted, "x", exclusive, try)
+		expect(t, f.queue("x"), "eh", "queue")
+	})
 }
 
 func TestAllOfASessionIsToldThatTheDatabaseHas(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	a.says("a", LockGranted, "x", exclusive, try)
-	b.says("b", LockGranted, "y", exclusive, try)
-	a.says("a", LockWaits, "y", exclusive, wait)
-	found, _, err := a.pg().LookAtLocks(f.ctx, a.session, nil, true)
-	f.ok(err)
-	names := make(map[string]bool)
-	for _, l := range found {
-		names[l.Name] = l.Token > 0 && l.Nonce == a.nonces[l.Name] || l.Token == 0
-	}
-	expect(t, fmt.Sprint(names), "map[x:true y:true]", "all")
-	found, _, err = a.pg().LookAtLocks(f.ctx, a.session, []int64{a.nonces["x"]}, false)
-	f.ok(err)
-	expect(t, len(found), 1, "found of one")
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		a.says("a", LockGranted, "x", exclusive, try)
+		b.says("b", LockGranted, "y", exclusive, try)
+		a.says("a", LockWaits, "y", exclusive, wait)
+		found, _, err := a.LookAtLocks(f.ctx, a.session, nil, true)
+		f.ok(err)
+		names := make(map[string]bool)
+		for _, l := range found {
+			names[l.Name] = l.Token > 0 && l.Nonce == a.nonces[l.Name] || l.Token == 0
+		}
+		expect(t, fmt.Sprint(names), "map[x:true y:true]", "all")
+		found, _, err = a.LookAtLocks(f.ctx, a.session, []int64{a.nonces["x"]}, false)
+		f.ok(err)
+		expect(t, len(found), 1, "found of one")
+	})
 }
 
 func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a, b := f.locker("a"), f.locker("b")
-	for _, name := range []string{"p", "p/1", "p/2", `p/"{,}\`, "q", "o"} {
-		a.says("a", LockGranted, name, shared, try)
-	}
-	b.says("b", LockGranted, "p/1", shared, try)
-	b.says("b", LockWaits, "p/2", exclusive, wait)
-	list := func(prefix, after string, most int) string {
-		rows, err := a.locks.List(f.ctx, a.app, prefix, after, most)
-		f.ok(err)
-		words := make([]string, len(rows))
-		for i, r := range rows {
-			words[i] = fmt.Sprintf("%s %v %v %d", r.Name, r.Shared, r.IDs, r.Waiting)
-			for j := range r.IDs {
-				if r.Hosts[j] != "host" || r.PIDs[j] != 4711 || r.Tokens[j] == 0 || r.Since[j] == 0 || r.Silent[j] <= 0 || r.Lives[j] <= 0 || r.Lives[j] > usualTTL.Microseconds() {
-					t.Errorf("%+v", r)
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.locker("a"), f.locker("b")
+		for _, name := range []string{"p", "p/1", "p/2", `p/"{,}\`, "q", "o"} {
+			a.says("a", LockGranted, name, shared, try)
+		}
+		b.says("b", LockGranted, "p/1", shared, try)
+		b.says("b", LockWaits, "p/2", exclusive, wait)
+		var now int64
+		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
+		f.setClock(time.UnixMicro(now).Add(time.Second))
+		list := func(prefix, after string, most int) string {
+			rows, err := a.table.List(f.ctx, prefix, after, most)
+			f.ok(err)
+			words := make([]string, len(rows))
+			for i, r := range rows {
+				words[i] = fmt.Sprintf("%s %v %v %d", r.Name, r.Shared, r.IDs, r.Waiting)
+				for j := range r.IDs {
+					if r.Hosts[j] != "host" || r.PIDs[j] != 4711 || r.Tokens[j] == 0 || r.Since[j] == 0 || r.Silent[j] != time.Second.Microseconds() || r.Lives[j] != (usualTTL-time.Second).Microseconds() {
+						t.Errorf("%+v", r)
+					}
 				}
 			}
+			return strings.Join(words, ", ")
 		}
-		return strings.Join(words, ", ")
-	}
-	expect(t, list("p/", "", 10), `p/"{,}\ true [a] 0, p/1 true [a b] 0, p/2 true [a] 1`, "with a prefix")
-	expect(t, list("p/", `p/"{,}\`, 1), "p/1 true [a b] 0", "after a name")
-	expect(t, list("", "", 2), "o true [a] 0, p true [a] 0", "all")
-	expect(t, list("p", "p/2", 10), "", "after the last")
-	expect(t, list("none", "", 10), "", "none")
-	answer, err := a.pg().ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known)
-	f.ok(err)
-	expect(t, len(answer.Released), 2, "released")
+		expect(t, list("p/", "", 10), `p/"{,}\ true [a] 0, p/1 true [a b] 0, p/2 true [a] 1`, "with a prefix")
+		expect(t, list("p/", `p/"{,}\`, 1), "p/1 true [a b] 0", "after a name")
+		expect(t, list("", "", 2), "o true [a] 0, p true [a] 0", "all")
+		expect(t, list("p", "p/2", 10), "", "after the last")
+		expect(t, list("none", "", 10), "", "none")
+		answer, err := a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known)
+		f.ok(err)
+		expect(t, len(answer.Released), 2, "released")
+	})
 }
