@@ -27,8 +27,9 @@ type Locks struct {
 }
 
 // New returns the locks of a client, which are taken and released on connections of the pool. It borrows both, and closes neither. The pool
-// has to lead to the client's database, and may do so through a connection pooler. Where one of them is nil, every call is an error. The
-// client of a test's double, of package pgleasestest, needs no pool: it may be nil, and is not used.
+// has to lead to the client's database, and may do so through a connection pooler: statements are sent in the mode that the pool has for all its
+// statements (pgx.QueryExecMode), each as one message. Where client or pool is nil, every call is an error. The client of a test's
+// double, of package pgleasestest, needs no pool: it may be nil, and is not used.
 //
 // Client.Close asks for the end of all work under locks, and waits for the releases until its ctx ends; what is not released then is free
 // when the session expires.
