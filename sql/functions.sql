@@ -777,7 +777,7 @@ COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump,
 -- clients or identities for a join or an EXISTS (a subquery of one value, or OFFSET 0). What that makes expensive to the planner's eye must not be compiled (jit).
 --
 -- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
--- set as little as they can: half of their time is that of getting ready. All that is rarer is left to lock_queue and lock_turn.
+-- set as little as they can. All that is rarer is left to lock_queue and lock_turn.
 
 -- Each schema has its own. Plain SQL becomes a part of the plans that call it.
 CREATE OR REPLACE FUNCTION pgleases.lock_mutex(name pg_catalog.text) RETURNS bigint
