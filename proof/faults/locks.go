@@ -36,20 +36,18 @@ type locker struct {
 	keeper  *oracle.Keeper
 	effects *Effects // nil: it does not write
 	writer  string
-	seen    map[int]int64 // tokens of before, by number
+	zombies sync.WaitGroup
 }
 
-// run takes locks at random, in every way, holds each for a while, and releases it, until ctx ends. Who holds one alone may write under it.
-// Now and then it writes as a zombie: under a token seen earlier, with the guard in SQL, which does not know what the client knows.
+// run takes locks at random, in every way, holds each for a while, and releases it, until ctx ends. Who holds one alone writes under it, and
+// as a zombie: some time later, whatever has become of the lock.
 func (l *locker) run(ctx context.Context) error {
+	defer l.zombies.Wait()
 	for ctx.Err() == nil {
 		if err := l.once(ctx, rand.N(l.names)); err != nil {
 			return err
 		}
 		pause(ctx, rand.N(l.ttl/10))
-		if l.effects != nil && rand.N(4) == 0 {
-			l.haunt(ctx)
-		}
 	}
 	return nil
 }
@@ -69,10 +67,10 @@ func (l *locker) once(ctx context.Context, number int) error {
 		return nil
 	}
 	if l.effects != nil && !held.Shared() {
+		l.zombies.Go(func() { l.haunt(ctx, number, held.Token()) })
 		for rand.N(2) == 0 {
 			l.effects.write(held.Context(), number, held.Token(), l.writer, held.Guard)
 		}
-		l.seen[number] = held.Token()
 	}
 	enough, done := context.WithTimeout(ctx, rand.N(l.ttl/5))
 	defer done()
@@ -98,7 +96,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	if err != nil {
 		return nil, err
 	}
-	effects, shut, err := openEffects(ctx, config, config.Log+LocksSuffix, LocksName, lockers)
+	effects, shut, err := openEffects(ctx, config, config.Log+LocksSuffix, LocksName, 2*lockers)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +108,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 		if err != nil {
 			return nil, err
 		}
-		l := &locker{locks, config.Locks, config.TTL, keeper, effects, config.ID, make(map[int]int64)}
+		l := &locker{locks: locks, names: config.Locks, ttl: config.TTL, keeper: keeper, effects: effects, writer: config.ID}
 		wait.Go(func() { errs[i] = errors.Join(l.run(ctx), keeper.Close()) })
 	}
 	return func() error {
@@ -121,19 +119,16 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	}, nil
 }
 
-// haunt writes under a token of before.
-func (l *locker) haunt(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, l.ttl) // else it waits for a server that is away
+// haunt writes under a token before its lock is released, meanwhile, or after, with the guard in SQL, which does not know what the client knows.
+func (l *locker) haunt(ctx context.Context, number int, token int64) {
+	ctx, cancel := context.WithTimeout(ctx, 2*l.ttl) // else it waits for a server that is away
 	defer cancel()
-	for number, token := range l.seen { // in random order
-		refused := l.effects.write(ctx, number, token, l.writer, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "SELECT pgleases.guard_lock($1, $2)", LockName(number), token)
-			return err
-		})
-		if refused {
-			l.effects.Zombies.Add(1)
-			delete(l.seen, number)
-		}
-		return
+	pause(ctx, rand.N(l.ttl/2))
+	refused := l.effects.write(ctx, number, token, l.writer, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "SELECT pgleases.guard_lock($1, $2)", LockName(number), token)
+		return err
+	})
+	if refused {
+		l.effects.Zombies.Add(1)
 	}
 }

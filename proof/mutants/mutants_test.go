@@ -79,6 +79,10 @@ var detectors = map[string]detector{
 	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
+	// What is known of the statements for locks, on a real server.
+	"lock statements": {"internal/store", func(int) []string { return []string{"-test.run=Lock|Tokens|Evicted"} }},
+	// Package lock on a real server.
+	"locks": {"lock", func(int) []string { return []string{"-test.run=Grant|CutOff"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
 }
@@ -191,6 +195,33 @@ var mutants = append(asleep(), []mutant{
 			cancels = append(cancels, o.cancel)
 		}
 `, "", 0},
+	}},
+	{"a lock without a trust deadline", "fleet", `overlap`, []edit{
+		{"lock/held.go", `case h.acquisition.Left() <= 0:`, `case false:`, 0},
+		{"session.go", `	e.loseLocks(cause, everyLock)`, ``, 0},
+	}},
+	{"a lock's guard without a row lock", "fleet", `zombie|linearizable`, []edit{
+		{"sql/functions.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
+	}},
+	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
+		{"sql/functions.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
+	}},
+	{"a release of whoever holds the lock", "fleet", `overlap`, []edit{
+		{"sql/functions.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
+			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) $1`, 0},
+	}},
+	{"a lock taken from who expired", "lock statements", `granted|waits`, []edit{
+		{"sql/functions.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,
+			`        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session AND c.expires_at > clock_timestamp()) THEN`, 0},
+	}},
+	{"tokens without an era", "lock statements", `token|era`, []edit{
+		{"sql/functions.sql", `(s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
+		{"sql/functions.sql", `(present << 32) + nextval(`, `nextval(`, 2},
+	}},
+	{"a grant of before a break of the trust", "locks", `trust`, []edit{
+		{"locks.go", `	case s.term != now.term || !s.term.trusted():
+		return ErrTrustLost
+	case unmarked(s.Run) != now.confirmed:`, `	case unmarked(s.Run) != now.confirmed:`, 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
@@ -336,7 +367,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 // says is a line of a test's; what an attack only notes, such as its seed, is none.
 var (
 	says = regexp.MustCompile(`_test\.go:\d+: (.*)`)
-	note = regexp.MustCompile(`^seed \d+$|^\d+ overlaps,|^the machine was late,`)
+	note = regexp.MustCompile(`^seed \d+$|^(locks: )?\d+ overlaps,|^the machine was late,`)
 )
 
 // reason returns the first thing that a test found wrong.
