@@ -80,7 +80,9 @@ var detectors = map[string]detector{
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
 	// What is known of the statements for locks, on a real server.
-	"lock statements": {"internal/store", func(int) []string { return []string{"-test.run=Lock|Tokens|Evicted"} }},
+	"lock statements": {"internal/store", func(int) []string {
+		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise"}
+	}},
 	// Package lock on a real server.
 	"locks": {"lock", func(int) []string { return []string{"-test.run=Grant|CutOff"} }},
 	// Each statement's flush of the log, on a real server.
@@ -200,7 +202,7 @@ var mutants = append(asleep(), []mutant{
 		{"lock/held.go", `case h.acquisition.Left() <= 0:`, `case false:`, 0},
 		{"session.go", `	e.loseLocks(cause, everyLock)`, ``, 0},
 	}},
-	{"a lock's guard without a row lock", "fleet", `zombie|linearizable`, []edit{
+	{"a lock's guard without a row lock", "lock statements", `got released, want busy`, []edit{
 		{"sql/functions.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
 	}},
 	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
