@@ -39,6 +39,7 @@ var duties = []*duty{
 	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect, true},
 	{"register", registering, (*engine).registerDue, (*engine).beginRegister, true},
 	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp, false},
+	{"hold the session's lock", beating, (*engine).attendDue, (*engine).beginAttend, false},
 	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat, true},
 	{"mark the server", working, (*engine).markDue, (*engine).beginMark, false},
 	{"unsettle an old server", working, (*engine).unsettleDue, (*engine).beginUnsettle, false},
@@ -52,6 +53,8 @@ var duties = []*duty{
 	{"listen to locks", working, (*engine).listenToLocksDue, (*engine).beginListenToLocks, false},
 	{"look at locks", working, (*engine).lookAtLocksDue, (*engine).beginLookAtLocks, false},
 	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, false},
+	{"look at sessions' locks", working, (*engine).lookOutDue, (*engine).beginLookOut, false},
+	{"evict the ended", working, (*engine).evictEndedDue, (*engine).beginEvictEnded, false},
 	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},
 	{"sweep locks", working, (*engine).sweepLocksDue, (*engine).beginSweepLocks, false},
 	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance, false},
@@ -182,7 +185,7 @@ func (e *engine) work(now time.Time) time.Time {
 	switch {
 	case running == nil && d != nil:
 		e.begin(d, now)
-	case running == nil && e.connection.listening:
+	case running == nil && (e.connection.listening || e.options.fastFailover && e.connection.conn != nil): // which notices the connection's end
 		if paused := e.agenda.pauses[waitForNotifications].until; paused.After(now) {
 			at = earlier(at, paused)
 		} else {
@@ -194,7 +197,7 @@ func (e *engine) work(now time.Time) time.Time {
 	if d != nil {
 		at = never // the end of what is under way wakes the engine
 	}
-	return earlier(at, earlier(e.trustEnds(), earlier(e.drainsDue(), e.ending.giveUpAt)))
+	return earlier(at, earlier(e.trustEnds(), earlier(earlier(e.drainsDue(), e.pulseDue()), e.ending.giveUpAt)))
 }
 
 func (e *engine) begin(d *duty, now time.Time) {

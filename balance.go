@@ -74,12 +74,19 @@ func (e *engine) beginEvict(now time.Time) *operation {
 			}
 			if len(evicted.IDs) > 0 {
 				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
-				e.locks.sweepAt = time.Now()
 			}
-			e.requestPlan(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
+			e.evictedOthers(evicted)
 			return nil
 		}
 	}}
+}
+
+// evictedOthers has given to others what evicted sessions had.
+func (e *engine) evictedOthers(evicted store.Evicted) {
+	if len(evicted.IDs) > 0 {
+		e.locks.sweepAt = time.Now()
+	}
+	e.requestPlan(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
 }
 
 // requestPlan notes leases that ask for a plan, to be made at that time.

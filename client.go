@@ -77,6 +77,9 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 		config = o.connConfig
 	}
 	connector := store.NewConnector(config.Copy(), beforeConnect, o.schema, o.heartbeat)
+	if o.fastFailover {
+		connector.FastFailover = o.ttl
+	}
 	first, err := connector.Connect(ctx, 5*time.Second) // nothing is lost yet: a slow start is better than none
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)

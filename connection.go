@@ -34,7 +34,8 @@ func (e *engine) beginConnect(time.Time) *operation {
 					e.connection.backOff(e.options)
 					return err
 				}
-				e.connection.conn, e.connection.known = c, false
+				e.connected(c)
+				e.connection.known = false
 				e.session.nextBeat = time.Now()
 				clear(e.agenda.pauses)
 				e.stats.Reconnects++
@@ -44,6 +45,7 @@ func (e *engine) beginConnect(time.Time) *operation {
 }
 
 func (e *engine) disconnect() {
+	e.endLifeline()
 	e.connection.conn.Close()
 	e.connection.conn, e.connection.probed, e.connection.listening, e.connection.prepareAt = nil, false, false, never
 	e.locks.listened = 0
@@ -114,6 +116,7 @@ func (e *engine) beginWait(time.Time) *operation {
 			case err == nil && e.heardGrants(c):
 			case err == nil:
 				e.readAll()
+				e.failover.lookAt = atOnce
 			case cancelled != nil && !c.Closed():
 				return nil
 			}

@@ -134,10 +134,6 @@ func (e *engine) finish() {
 		e.agenda.running.cancel()
 		(<-e.agenda.results)()
 	}
-	if e.connection.conn != nil {
-		e.connection.conn.Close()
-		e.connection.conn, e.connection.listening = nil, false
-	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(e.leases.byName)) {
 		m := e.leases.byName[name]
@@ -161,6 +157,10 @@ func (e *engine) finish() {
 		errs = append(errs, e.ending.hurried)
 	}
 	e.session.term = nil
+	if e.connection.conn != nil { // after the ends of all that is owned
+		e.connection.conn.Close()
+		e.connection.conn, e.connection.listening = nil, false
+	}
 	e.publishStats()
 	c := e.client
 	c.closeErr, c.err = errors.Join(errs...), e.ending.reason

@@ -29,6 +29,7 @@ type engine struct {
 	check      check      // when to look for the dead
 	leases     leases     // what was joined, drains, asks for a plan
 	locks      *locks     // what package lock holds and awaits
+	failover   failover   // with WithFastFailover: what it knows of its own connection's end, and of the others'
 	ending     ending     // the client's end
 
 	stats Stats // counts
@@ -38,7 +39,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 	now := time.Now()
 	e := &engine{
 		client: c, options: c.options,
-		connection: connection{connect: connect, conn: first, prepareAt: never},
+		connection: connection{connect: connect, prepareAt: never},
 		session: session{
 			number: randomID(), process: nextProcess(), startedAt: now,
 			nextBeat: now, sent: now, untrusted: &term{opened: now},
@@ -55,10 +56,12 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			planAt:      make(map[string]time.Time),
 			planBatch:   maxBatch,
 		},
-		locks:  newLocks(),
-		ending: ending{giveUpAt: never},
+		locks:    newLocks(),
+		failover: newFailover(now),
+		ending:   ending{giveUpAt: never},
 	}
 	c.locks = e.locks
+	e.connected(first)
 	e.publishStats()
 	return e
 }
@@ -86,6 +89,7 @@ func (e *engine) loop() {
 	defer timer.Stop()
 	for {
 		now := time.Now()
+		e.watchConnection(now)
 		e.checkTrust(now)
 		e.superviseDrains(now)
 		if e.finished(now) {

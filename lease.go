@@ -47,26 +47,62 @@ type snapshot struct {
 type term struct {
 	opened   time.Time
 	deadline atomic.Int64 // trust deadline, nanoseconds after opened; 0: over
+	trust    atomic.Int64 // with WithFastFailover: the trust deadline. Then deadline is sooner, see awake; else 0
 }
 
-func (t *term) trusted() bool { return t.remaining() > 0 }
+func (t *term) trusted() bool {
+	return time.Duration(t.deadline.Load()) > time.Since(t.opened) || t.remaining() > 0
+}
 
 // remaining is the trust that is left; 0 or less where there is none. The first look at it after its end ends it for all: a
 // heartbeat that was answered just then does not bring it back.
 func (t *term) remaining() time.Duration {
 	for {
 		deadline := t.deadline.Load()
-		left := time.Duration(deadline) - time.Since(t.opened)
+		passed := time.Since(t.opened)
+		left := time.Duration(deadline) - passed
+		if trust := time.Duration(t.trust.Load()); trust > passed && deadline != 0 {
+			if left > 0 {
+				return trust - passed
+			}
+			return left // readers wait for the server
+		}
 		if left > 0 || deadline == 0 || t.deadline.CompareAndSwap(deadline, 0) {
 			return left
 		}
 	}
 }
 
+// over reports whether the term has ended. Where readers wait for the server it has not.
+func (t *term) over() bool { return !t.trusted() && t.deadline.Load() == 0 }
+
+// ends is the trust deadline, after opened; 0: it is over.
+func (t *term) ends() time.Duration {
+	deadline := t.deadline.Load()
+	if deadline == 0 {
+		return 0
+	}
+	return time.Duration(max(deadline, t.trust.Load()))
+}
+
 // prolong moves the deadline, and reports whether it did: a term that is over stays so.
 func (t *term) prolong(deadline time.Time) bool {
 	old := t.deadline.Load()
+	if t.trust.Load() != 0 {
+		t.trust.Store(int64(deadline.Sub(t.opened)))
+		return old != 0
+	}
 	return old != 0 && t.deadline.CompareAndSwap(old, int64(deadline.Sub(t.opened)))
+}
+
+// awake lets readers read until then, no longer than the trust lasts.
+func (t *term) awake(until time.Time) {
+	for {
+		old, next := t.deadline.Load(), min(int64(until.Sub(t.opened)), t.trust.Load())
+		if old == 0 || next <= old || t.deadline.CompareAndSwap(old, next) {
+			return
+		}
+	}
 }
 
 // An ownership is one client's ownership of a partition under one epoch, as readers see it.
@@ -277,7 +313,7 @@ func (l *Lease) Wait(ctx context.Context) error {
 // to something outside; the zero time where nothing can be trusted now.
 func (l *Lease) TrustDeadline() time.Time {
 	t := l.snapshot.Load().term
-	deadline := time.Duration(t.deadline.Load())
+	deadline := t.ends()
 	if deadline == 0 || !t.trusted() {
 		return time.Time{}
 	}

@@ -244,17 +244,26 @@ func (m *membership) all() []*tenure {
 // publish shows what is served, if that changed. It stores the new snapshot first, and then looks whether the old one was read:
 // a reader that marks the old one after that look does not return it.
 func (e *engine) publish(m *membership) {
-	l := m.lease
-	old := l.snapshot.Load()
+	next, old := e.snapshotOf(m), m.lease.snapshot.Load()
+	if next.term != old.term || !slices.Equal(next.owned, old.owned) {
+		e.show(m, next)
+	}
+}
+
+// snapshotOf is what is served of a lease now.
+func (e *engine) snapshotOf(m *membership) *snapshot {
 	next := &snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})}
 	if e.session.term != nil {
 		for _, t := range m.serving() {
 			next.owned = append(next.owned, t.ownership)
 		}
 	}
-	if next.term == old.term && slices.Equal(next.owned, old.owned) {
-		return
-	}
+	return next
+}
+
+func (e *engine) show(m *membership, next *snapshot) {
+	l := m.lease
+	old := l.snapshot.Load()
 	if len(next.owned) > 0 {
 		next.values = make([]int, len(next.owned))
 		for i, o := range next.owned {

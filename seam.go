@@ -2,11 +2,15 @@ package pgleases
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
 // openOn opens a client on what stands in for a server.
 func openOn(ctx context.Context, o options) (*Client, error) {
+	if o.fastFailover {
+		return nil, errors.New("pgleases: open client: WithFastFailover needs a server, and there is none")
+	}
 	first, err := o.database.Connect(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)

@@ -89,9 +89,11 @@ func (e *engine) registerFirst(ctx context.Context) error {
 // registerOnce registers, on a new connection where the last one was lost.
 func (e *engine) registerOnce(ctx context.Context) (incarnation int64, newer *store.Process, err error) {
 	if e.connection.conn == nil {
-		if e.connection.conn, err = e.connection.connect(ctx); err != nil {
+		c, err := e.connection.connect(ctx)
+		if err != nil {
 			return 0, nil, err
 		}
+		e.connected(c)
 		e.stats.Reconnects++
 	}
 	return e.connection.conn.Register(ctx, e.registration())
@@ -130,6 +132,7 @@ func (e *engine) beginRegister(time.Time) *operation {
 func (e *engine) registered(sent time.Time, incarnation int64) {
 	e.session.registered, e.session.incarnation = true, incarnation
 	e.session.nextBeat = time.Now()
+	e.answered(sent)
 	e.trust(sent)
 }
 
@@ -143,6 +146,9 @@ func superseded(newer *store.Process) error {
 
 // heartbeatDue is early where a check for the dead is due: the heartbeat tells whether another client made it.
 func (e *engine) heartbeatDue(time.Time) time.Time {
+	if e.toAttend() {
+		return never
+	}
 	return earlier(e.session.nextBeat, e.check.lookAt)
 }
 
@@ -184,6 +190,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 		e.evicted(beat.Copied)
 		return
 	}
+	e.answered(sent)
 	e.renewed(received, store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark})
 	e.session.sent, e.session.roundTrip = sent, received.Sub(sent)
 	e.heardTimeline(sent, beat)
@@ -249,8 +256,8 @@ func (e *engine) trust(sent time.Time) {
 		}
 		e.loseTrust(time.Now(), ErrTrustLost) // a reader has seen its end
 	}
-	e.session.term = &term{opened: sent}
-	e.session.term.deadline.Store(int64(worth))
+	e.session.term = e.newTerm(sent, worth)
+	e.watchConnection(time.Now())
 	for _, m := range e.leases.byName {
 		m.toRead = true
 		e.publish(m)
@@ -270,20 +277,20 @@ func (e *engine) trustEnds() time.Time {
 	switch t := e.session.term; {
 	case t == nil:
 		return never
-	case !t.trusted():
+	case t.over():
 		return atOnce
 	default:
-		return t.opened.Add(time.Duration(t.deadline.Load()))
+		return t.opened.Add(t.ends())
 	}
 }
 
 // checkTrust ends the term whose deadline has passed.
 func (e *engine) checkTrust(now time.Time) {
 	t := e.session.term
-	if t == nil || t.trusted() && now.Round(0).Before(e.session.wallLimit) {
+	if t == nil || !t.over() && now.Round(0).Before(e.session.wallLimit) {
 		return
 	}
-	e.loseTrust(now, ErrTrustLost)
+	e.loseTrust(now, e.trustLost())
 }
 
 // loseTrust ends everything that is owned. What is still in work is not forgotten: it is given back when the work has ended.

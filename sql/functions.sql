@@ -349,6 +349,136 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
 
+-- From here to evict_ended: fast fail-over.
+
+-- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
+-- on this connection: else the end of an earlier connection could be taken for the client's.
+CREATE OR REPLACE FUNCTION pgleases.attend(session bigint, presence bigint, lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(true, $3);
+    IF NOT pg_try_advisory_lock($2) THEN
+        RETURN false;
+    END IF;
+    UPDATE pgleases.clients AS c SET presence = $2 WHERE c.session = $1;
+    RETURN true;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.attend(bigint, bigint, int) IS 'Has the connection hold the lock of its session''s presence. See attend.sql.';
+
+-- The counters come first: what ends a session between them and the locks is counted later, and seen as a change.
+CREATE OR REPLACE FUNCTION pgleases.look_out(
+    session bigint, known bigint,
+    OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
+    OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    here CONSTANT oid := (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+BEGIN
+    abandoned := 0;
+    killed := 0;
+    fatal := 0;
+    reset := 0;
+    digest := 0;
+    held := '{}';
+    pids := '{}';
+    free := '{}';
+    free_sessions := '{}';
+    free_expiries := '{}';
+    watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.clients AS c WHERE c.session < $1 AND c.presence < 0
+                                          ORDER BY c.session LIMIT 2) AS before);
+    IF NOT watches THEN
+        RETURN;
+    END IF;
+    SELECT s.abandoned, s.killed, s.fatal, s.reset FROM pgleases.session_ends() AS s INTO abandoned, killed, fatal, reset;
+    SELECT coalesce(bit_xor(c.presence) FILTER (WHERE l.pid IS NOT NULL), 0),
+           coalesce(array_agg(c.presence) FILTER (WHERE l.pid IS NOT NULL), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.pid IS NOT NULL), '{}'),
+           coalesce(array_agg(c.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
+           coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}')
+    FROM pgleases.clients AS c
+    LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid FROM pg_locks AS k
+               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here AND k.granted) AS l
+           ON l.presence = c.presence
+    WHERE c.presence < 0
+    INTO digest, held, pids, free, free_sessions, free_expiries;
+    IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
+        held := '{}';
+        pids := '{}';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.look_out(bigint, bigint) IS 'Which sessions'' locks are held, for two clients that watch them. See lookout.sql.';
+
+-- Functions, not the view pg_stat_database, which would read all of them.
+CREATE OR REPLACE FUNCTION pgleases.session_ends(OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    SELECT pg_stat_get_db_sessions_abandoned(d.oid), pg_stat_get_db_sessions_killed(d.oid), pg_stat_get_db_sessions_fatal(d.oid),
+           coalesce((extract(epoch FROM pg_stat_get_db_stat_reset_time(d.oid)) * 1000000)::bigint, 0)
+    FROM pg_database AS d WHERE d.datname = current_database()
+    INTO abandoned, killed, fatal, reset;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this database were abandoned by their clients, killed, and ended by a fatal error, since a reset.';
+
+-- A lock is free before its session's end is counted. Whoever is not among the server's processes any more has been counted. So the lock comes
+-- first, then the process, then the counters: as many sessions were abandoned as there are to be evicted, and none has
+-- ended in another way.
+--
+-- Who is dead is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
+-- notification has the next two clients look out.
+CREATE OR REPLACE FUNCTION pgleases.evict_ended(
+    sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
+    timeline bigint, started bigint, mark bigint, lock_ms int, channel pg_catalog.text,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    dead bigint[] := '{}';
+    r record;
+BEGIN
+    PERFORM pgleases.settings(true, $12);
+    evicted := '{}';
+    asked := '{}';
+    plan_due_in := 0;
+    PERFORM FROM pgleases.server AS s
+    WHERE s.timeline = $9 AND pgleases.timeline() = $9
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10
+      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $11
+    FOR UPDATE OF s SKIP LOCKED; -- another client evicts
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR r IN
+        SELECT c.session, c.presence, e.pid
+        FROM unnest($1, $2, $3, $4) AS e (session, presence, pid, expiry)
+        JOIN pgleases.clients AS c ON c.session = e.session
+        WHERE c.presence = e.presence AND (extract(epoch FROM c.expires_at) * 1000000)::bigint = e.expiry
+        ORDER BY c.session
+        FOR UPDATE OF c SKIP LOCKED -- a locked session renews itself
+    LOOP
+        IF pg_try_advisory_xact_lock(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
+            dead := dead || r.session;
+        END IF;
+    END LOOP;
+    PERFORM FROM pgleases.session_ends() AS s
+    WHERE s.abandoned - $5 >= cardinality(dead) AND s.killed = $6 AND s.fatal = $7 AND s.reset = $8;
+    IF NOT FOUND OR cardinality(dead) = 0 THEN
+        RETURN;
+    END IF;
+    UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (dead);
+    UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
+    SELECT e.evicted, e.asked, e.plan_due_in
+    FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, $9, $10, $11, $12) AS e
+    INTO evicted, asked, plan_due_in;
+    IF $13 <> '' THEN
+        PERFORM pg_notify($13, string_agg(n.session::text, ','))
+        FROM (SELECT c.session FROM pgleases.clients AS c WHERE c.presence < 0 ORDER BY c.session LIMIT 2) AS n
+        HAVING count(*) > 0;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text) IS 'Removes sessions whose connection their client has left behind, as a process does that dies. See evictended.sql.';
+
 -- From here to apply they are functions for their plans, which the server keeps for each connection: to plan them anew cost more
 -- than to carry out what is usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
 -- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what

@@ -11,6 +11,8 @@ GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
     pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
+    pgleases.attend(bigint, bigint, int), pgleases.look_out(bigint, bigint), pgleases.session_ends(),
+    pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text),
     pgleases.read(bigint, pg_catalog.text[]),
     pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int),
     pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text),

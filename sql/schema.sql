@@ -93,9 +93,11 @@ BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
     ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
+    ALTER TABLE pgleases.clients ADD COLUMN IF NOT EXISTS presence bigint NOT NULL DEFAULT 0;
     PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
 $pgleases_body$;
+COMMENT ON COLUMN pgleases.clients.presence IS 'Key of the advisory lock that the client''s connection holds, with fast fail-over: where nobody holds it, that connection has ended. 0: the client has no such lock.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';

@@ -1,5 +1,6 @@
 // Package seam is what the packages of this module, and nobody else, have of the root package: seam.go opens clients on a database of the
-// module's own making, locks.go is a client's session as package lock uses it.
+// module's own making, locks.go is a client's session as package lock uses it,
+// failover.go what fast fail-over needs of a connection.
 package seam
 
 import (

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -21,13 +22,14 @@ type Connector struct {
 	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may put a new token in; may be nil
 	Schema        string
 	Heartbeat     time.Duration // limits each wait, see Connect and Conn.lockWait
+	FastFailover  time.Duration // the TTL of a client with fast fail-over; 0: it has none
 	statements    Statements
 }
 
 // NewConnector returns a connector for a schema.
 func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error,
 	schema string, heartbeat time.Duration) *Connector {
-	return &Connector{config, beforeConnect, schema, heartbeat, StatementsFor(schema)}
+	return &Connector{Config: config, BeforeConnect: beforeConnect, Schema: schema, Heartbeat: heartbeat, statements: StatementsFor(schema)}
 }
 
 // settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
@@ -68,16 +70,26 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		line.direct.Store(direct)
 		return err
 	}
+	if cr.FastFailover > 0 {
+		line.listen(&config.Config)
+	}
 	config.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler { return newWatcher(conn, line) }
 	conn, err := pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config)
 	if err != nil {
 		line.close()
 		return nil, err
 	}
-	return &Conn{
+	c := &Conn{
 		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema, committed: committed,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
-	}, nil
+	}
+	if cr.FastFailover > 0 {
+		if err := c.prepareFailover(ctx, cr.FastFailover); err != nil {
+			c.Close()
+			return nil, err
+		}
+	}
+	return c, nil
 }
 
 // writable refuses a server that takes no writes. It reports whether the connection is direct, not through a pooler: a
@@ -144,6 +156,9 @@ type line struct {
 	mu     sync.Mutex
 	open   map[net.Conn]struct{}
 	closed bool
+	own    *dialed // the Conn's, the last one that was dialed for it
+	bidden bool    // the server has said that it ends the connection
+	onEnd  func()  // see Conn.OnEnd
 }
 
 // connecting marks the context of an attempt to connect. pgx dials with another context to send a cancel request, which it
@@ -172,7 +187,11 @@ func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, 
 		return nil, net.ErrClosed
 	}
 	l.open[conn] = struct{}{}
-	return &dialed{conn, l}, nil
+	d := &dialed{Conn: conn, line: l}
+	if ctx.Value(connecting{}) != nil {
+		l.own = d
+	}
+	return d, nil
 }
 
 func (l *line) close() {
@@ -187,10 +206,20 @@ func (l *line) close() {
 // A dialed connection is removed from its line when it is closed.
 type dialed struct {
 	net.Conn
-	line *line
+	line  *line
+	ended bool // guarded by line.mu: it was closed, or the other side ended it
+}
+
+func (d *dialed) Read(p []byte) (int, error) {
+	n, err := d.Conn.Read(p)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		d.line.ends(d)
+	}
+	return n, err
 }
 
 func (d *dialed) Close() error {
+	d.line.ends(d) // before it is so
 	d.line.mu.Lock()
 	delete(d.line.open, d.Conn)
 	d.line.mu.Unlock()

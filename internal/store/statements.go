@@ -17,6 +17,7 @@ type Statements struct {
 	Join, Weight, Read, Release, Announce, Fence                   string
 	Evict, Claim, Plan, Apply                                      string
 	Guard                                                          string
+	Attend, Lookout, EvictEnded                                    string
 
 	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string
 }
@@ -42,7 +43,8 @@ func StatementsFor(schema string) Statements {
 		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"), Announce: text("announce"),
 		Fence: text("fence"),
 		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
-		Guard:       text("guard"),
+		Guard:  text("guard"),
+		Attend: text("attend"), Lookout: text("lookout"), EvictEnded: text("evictended"),
 		LockAcquire: text("lockacquire"), LockRelease: text("lockrelease"), LockReleases: text("lockreleases"), LockLook: text("locklook"), LockSweep: text("locksweep"),
 		LockList: text("locklist"), LockGuard: text("lockguard"),
 	}

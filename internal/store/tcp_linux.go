@@ -13,3 +13,15 @@ func tcpUserTimeout(raw syscall.RawConn, timeout time.Duration) {
 		_ = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, optionUserTimeout, int(timeout.Milliseconds()))
 	})
 }
+
+const established = 1 // TCP_ESTABLISHED of the kernel, the first byte of what TCP_INFO tells
+
+// tcpSevered reports whether a connection that this side has not closed is not established any more.
+func tcpSevered(raw syscall.RawConn) bool {
+	severed := false
+	_ = raw.Control(func(fd uintptr) {
+		info, err := syscall.GetsockoptInet4Addr(int(fd), syscall.IPPROTO_TCP, syscall.TCP_INFO) // for its four bytes
+		severed = err == nil && info[0] != established
+	})
+	return severed
+}

@@ -9,3 +9,6 @@ import (
 
 // tcpUserTimeout does nothing where there is no such option.
 func tcpUserTimeout(syscall.RawConn, time.Duration) {}
+
+// tcpSevered cannot tell.
+func tcpSevered(syscall.RawConn) bool { return false }

@@ -1,0 +1,303 @@
+package pgleases
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Fast fail-over: each client's connection holds a lock in the database, and two of the clients watch all these locks. The end of a process
+// ends its connection, which frees the lock; they evict its session then, and need not wait for its TTL.
+//
+// It must never be a living client's. So a client drops its trust before it closes its connection, and as soon as the connection ends without
+// a word of the server; a client that could not notice that refuses its readers. And who watches waits for longer than that takes.
+
+const (
+	// stoppedFor is for how long a client may not have looked at its connection until its readers are refused.
+	stoppedFor = 250 * time.Millisecond
+	// pulseEvery is how often it looks.
+	pulseEvery = 50 * time.Millisecond
+	// lookEvery is how often locks are looked at by those who watch them.
+	lookEvery = 100 * time.Millisecond
+	// freeFor is for how long a lock has to be free until its session is evicted: a living client has dropped its trust by then, or its
+	// readers are refused.
+	freeFor = stoppedFor + 50*time.Millisecond
+	// evictTries is how often that is tried. What is in the way may pass: a row that is locked, a process of the server that is not gone yet.
+	evictTries = 5
+)
+
+// failover is the state of fast fail-over. All but woke and pulse is of the present connection.
+type failover struct {
+	lifeline *lifeline
+	attends  int64 // the session for which the connection holds a lock; 0: none
+
+	pulse time.Time // when the client last looked at its connection
+	woke  time.Time // since then it waits for an answer of the server, as it was stopped before; zero: it does not
+
+	lookAt time.Time
+	digest int64
+	ends   store.SessionEnds // at the last look
+	held   map[int64]int     // by key, what that look saw held: the server's process
+	absent map[int64]*absent // by key, what was seen held, and free since
+}
+
+// An absent session's lock is free.
+type absent struct {
+	store.Absence
+	since store.SessionEnds // when the lock was last seen held
+	dueAt time.Time         // to evict it
+	tries int
+}
+
+func newFailover(now time.Time) failover {
+	return failover{pulse: now, held: make(map[int64]int), absent: make(map[int64]*absent)}
+}
+
+// A lifeline ends the trust of a client with the connection.
+type lifeline struct {
+	wakeUp func()
+
+	// mu guards what follows.
+	mu    sync.Mutex
+	term  *term
+	ended bool
+}
+
+// carries says which term ends with the connection; nil: there is none.
+func (l *lifeline) carries(t *term) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.term = t
+	if l.ended && t != nil {
+		t.deadline.Store(0)
+	}
+}
+
+// end is called by whoever ends the connection, or notices its end.
+func (l *lifeline) end() {
+	l.mu.Lock()
+	l.ended = true
+	if l.term != nil {
+		l.term.deadline.Store(0)
+	}
+	l.mu.Unlock()
+	l.wakeUp()
+}
+
+// connected takes a new connection.
+func (e *engine) connected(c conn) {
+	e.connection.conn = c
+	if !e.options.fastFailover {
+		return
+	}
+	f := &e.failover
+	f.attends, f.lookAt, f.digest = 0, atOnce, 0
+	clear(f.held)
+	clear(f.absent)
+	f.lifeline = &lifeline{wakeUp: e.client.wakeUp}
+	f.lifeline.carries(e.session.term)
+	c.(seam.FailoverConn).OnEnd(f.lifeline.end)
+}
+
+// newTerm is a term from that moment on, which ends after so long.
+func (e *engine) newTerm(opened time.Time, worth time.Duration) *term {
+	t := &term{opened: opened}
+	if !e.options.fastFailover {
+		t.deadline.Store(int64(worth))
+		return t
+	}
+	t.trust.Store(int64(worth))
+	t.deadline.Store(1) // until the next pulse
+	e.failover.lifeline.carries(t)
+	return t
+}
+
+// watchConnection looks at the connection, and lets readers read for some more time; not where it has ended, and it was not read yet whether
+// the server had said so. Where the client has not looked for too long, the others may have noticed an end. Then readers
+// wait for an answer on this connection, which tells that there was none.
+func (e *engine) watchConnection(now time.Time) {
+	f := &e.failover
+	if !e.options.fastFailover {
+		return
+	}
+	stopped := max(now.Sub(f.pulse), now.Round(0).Sub(f.pulse.Round(0))) // the wall clock too, which runs while a machine sleeps
+	f.pulse = now
+	if stopped > stoppedFor {
+		f.woke, e.session.nextBeat = now, now
+		e.client.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
+	}
+	c := e.connection.conn
+	if e.session.term != nil && f.woke.IsZero() && (c == nil || !c.(seam.FailoverConn).Severed()) {
+		e.session.term.awake(now.Add(stoppedFor))
+	}
+}
+
+func (e *engine) pulseDue() time.Time {
+	if !e.options.fastFailover {
+		return never
+	}
+	return e.failover.pulse.Add(pulseEvery)
+}
+
+// answered takes an answer to a statement that was sent at that moment, which tells that the session lives. Readers that waited for one read
+// again, and are told.
+func (e *engine) answered(sent time.Time) {
+	f := &e.failover
+	f.pulse = later(f.pulse, sent)
+	switch {
+	case f.woke.IsZero():
+	case sent.Before(f.woke):
+		e.session.nextBeat = time.Now()
+	default:
+		f.woke = time.Time{}
+		e.watchConnection(time.Now())
+		for _, m := range e.leases.byName {
+			e.show(m, e.snapshotOf(m))
+		}
+	}
+}
+
+// attendDue is before the first heartbeat on a connection, and of a session.
+func (e *engine) attendDue(time.Time) time.Time { return atOnceIf(e.toAttend()) }
+
+// toAttend reports whether there is no lock yet for the session on this connection.
+func (e *engine) toAttend() bool {
+	return e.options.fastFailover && e.failover.attends != e.session.number
+}
+
+func (e *engine) beginAttend(time.Time) *operation {
+	session, presence := e.session.number, -randomID()
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		err := c.(seam.FailoverConn).Attend(ctx, session, presence)
+		return func(error) error {
+			if err == nil {
+				e.failover.attends, e.failover.lookAt = session, atOnce
+			}
+			return err
+		}
+	}}
+}
+
+func (e *engine) lookOutDue(time.Time) time.Time {
+	if !e.options.fastFailover || e.ending.reason != nil {
+		return never
+	}
+	return e.failover.lookAt
+}
+
+// beginLookOut looks at the locks, where this client is one of those that watch them. Whoever is not asks again at the next heartbeat, and
+// when a notification comes: who evicts notifies those that are next.
+func (e *engine) beginLookOut(time.Time) *operation {
+	session, digest := e.session.number, e.failover.digest
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		began := time.Now()
+		look, err := c.(seam.FailoverConn).LookOut(ctx, session, digest)
+		return func(error) error {
+			f := &e.failover
+			f.lookAt = began.Add(lookEvery)
+			if err != nil {
+				return err
+			}
+			if !look.Watches {
+				f.lookAt, f.digest = began.Add(e.options.heartbeat), 0
+				clear(f.held)
+				clear(f.absent)
+				return nil
+			}
+			e.lookedOut(look)
+			return nil
+		}
+	}}
+}
+
+// lookedOut takes what a look tells. A session counts whose lock was seen held and is free, until it has another lock or was renewed.
+func (e *engine) lookedOut(look store.Lookout) {
+	f := &e.failover
+	dueAt := time.Now().Add(freeFor)
+	free := make(map[int64]bool, len(look.Free))
+	for _, a := range look.Free {
+		free[a.Presence] = true
+		switch known := f.absent[a.Presence]; {
+		case known != nil && known.Expiry != a.Expiry:
+			delete(f.absent, a.Presence)
+		case known == nil && f.held[a.Presence] != 0:
+			a.PID = f.held[a.Presence]
+			f.absent[a.Presence] = &absent{Absence: a, since: f.ends, dueAt: dueAt}
+		}
+	}
+	maps.DeleteFunc(f.absent, func(key int64, _ *absent) bool { return !free[key] })
+	f.digest, f.ends = look.Digest, look.Ends
+	if look.Held != nil {
+		f.held = look.Held
+	}
+}
+
+func (e *engine) evictEndedDue(time.Time) time.Time {
+	at := never
+	if !e.session.settled || e.ending.reason != nil {
+		return at
+	}
+	for _, a := range e.failover.absent {
+		at = earlier(at, a.dueAt)
+	}
+	return at
+}
+
+// beginEvictEnded evicts those whose locks have been free for long enough, and were last seen held at the same look.
+func (e *engine) beginEvictEnded(now time.Time) *operation {
+	f := &e.failover
+	due := slices.DeleteFunc(slices.Collect(maps.Values(f.absent)), func(a *absent) bool { return a.dueAt.After(now) })
+	due = slices.DeleteFunc(due, func(a *absent) bool { return a.since != due[0].since })
+	ended := make([]store.Absence, len(due))
+	for i, a := range due {
+		ended[i] = a.Absence
+	}
+	since, run := due[0].since, e.check.watch.run
+	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
+		evicted, err := c.(seam.FailoverConn).EvictEnded(ctx, ended, since, run)
+		return func(error) error {
+			for _, a := range due { // who was evicted is not told by the next look
+				a.dueAt = time.Now().Add(lookEvery)
+				if a.tries++; a.tries == evictTries {
+					a.dueAt = never
+				}
+			}
+			if err != nil {
+				return err
+			}
+			if len(evicted.IDs) > 0 {
+				e.client.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
+			}
+			e.evictedOthers(evicted)
+			f.lookAt = atOnce
+			return nil
+		}
+	}}
+}
+
+// endLifeline drops the trust before this side ends the connection.
+func (e *engine) endLifeline() {
+	if e.failover.lifeline != nil && !e.connection.conn.Closed() {
+		e.failover.lifeline.end()
+	}
+	e.checkTrust(time.Now())
+}
+
+// trustLost is why the trust has ended.
+func (e *engine) trustLost() error {
+	if l := e.failover.lifeline; l != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.ended {
+			return fmt.Errorf("%w: the connection has ended", ErrTrustLost)
+		}
+	}
+	return ErrTrustLost
+}
