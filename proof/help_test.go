@@ -70,7 +70,9 @@ func lastLines(text string, n int) string {
 func opened(t testing.TB, url, id string, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
 	began := time.Now()
-	c, err := pgleases.Open(t.Context(), url, append([]pgleases.Option{pgleases.WithClientID(id)}, opts...)...)
+	c, err := faults.Opened(func(opts ...pgleases.Option) (*pgleases.Client, error) {
+		return pgleases.Open(t.Context(), url, opts...)
+	}, append([]pgleases.Option{pgleases.WithClientID(id)}, opts...)...)
 	if err != nil { // a statement may have waited too long for a lock
 		missed(t, began, time.Since(began), "%s was not opened: %v", id, err)
 	}

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/punctual"
 )
@@ -102,7 +103,9 @@ func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pglea
 	t.Helper()
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
 	began := time.Now()
-	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{pgleases.WithLogger(logger)}, opts...)...)
+	c, err := faults.Opened(func(opts ...pgleases.Option) (*pgleases.Client, error) {
+		return pgleases.NewClient(t.Context(), pool, opts...)
+	}, append([]pgleases.Option{pgleases.WithLogger(logger)}, opts...)...)
 	if err != nil {
 		missed(t, began, time.Since(began), "a client was not opened: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -48,6 +49,7 @@ type Config struct {
 	Env        []string      // added to the worker's environment
 	Program    string        // that is the worker; empty: this one
 	Patience   time.Duration // with a database that cannot be reached at the start
+	Fast       bool          // with fast fail-over
 	ProbeURL   string        // of a database that nothing befalls, for the worker's probe; empty: that measures the process alone
 }
 
@@ -70,6 +72,20 @@ type Event struct {
 
 	Until  oracle.Instant   // what a probe tells of
 	Spells []punctual.Spell // in which it was late
+}
+
+// Fast is the environment variable that gives all clients of the attacks fast fail-over, where their connections allow it.
+const Fast = "PGLEASES_PROOF_FAST"
+
+// Opened opens a client with these options, and with fast fail-over where Fast is set.
+func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgleases.Option) (*pgleases.Client, error) {
+	if os.Getenv(Fast) != "" {
+		c, err := open(append(opts[:len(opts):len(opts)], pgleases.WithFastFailover())...)
+		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") { // refused behind a pooler, and on PostgreSQL 14
+			return c, err
+		}
+	}
+	return open(opts...)
 }
 
 // Main makes this process a worker, or one of proxies, and does not return, if Start or StartProxies started it; else it
@@ -130,7 +146,13 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		}
 		var err error
 		for began := time.Now(); ; pause(ctx, 50*time.Millisecond) {
-			clients[i], err = pgleases.Open(ctx, config.URL, pgleases.WithClientID(id), pgleases.WithTTL(config.TTL), pgleases.WithLogger(log))
+			opts := []pgleases.Option{pgleases.WithClientID(id), pgleases.WithTTL(config.TTL), pgleases.WithLogger(log)}
+			if config.Fast {
+				opts = append(opts, pgleases.WithFastFailover())
+			}
+			clients[i], err = Opened(func(opts ...pgleases.Option) (*pgleases.Client, error) {
+				return pgleases.Open(ctx, config.URL, opts...)
+			}, opts...)
 			if err == nil || time.Since(began) >= config.Patience {
 				break
 			}

@@ -21,7 +21,7 @@ func (i Instant) Sub(j Instant) time.Duration { return time.Duration(i - j) }
 type Interval struct {
 	Client    string
 	Partition int     // or the lock's number
-	Epoch     int64   // or the token; 0: gone before it could be asked for
+	Epoch     int64   // or the token; 0: gone before it could be asked for, or of an ownership that was shown before
 	Shared    bool    // a lock that others may share
 	First     Instant // when the first read that showed it returned
 	Last      Instant // when the last read that showed it began; before First if there was only one

@@ -43,7 +43,8 @@ type Recorder struct {
 
 	values   []int // as the last read showed them
 	open     map[int]opened
-	deadline Instant // no trust is known beyond
+	refused  map[int]opened // what was open last, as its context has not ended: a client may refuse to show it for a while
+	deadline Instant        // no trust is known beyond
 }
 
 type opened struct {
@@ -64,7 +65,7 @@ func Create(path string) (*Recorder, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Recorder{Pause: defaultPause, file: f, open: make(map[int]opened)}, nil
+	return &Recorder{Pause: defaultPause, file: f, open: make(map[int]opened), refused: make(map[int]opened)}, nil
 }
 
 // Watch reads the lease until ctx ends, and returns what writing the log failed of, if it did. It may be called again.
@@ -161,6 +162,7 @@ func (r *Recorder) note(lease Lease, values []int) error {
 		}
 		if o.told != nil {
 			r.losses = append(r.losses, loss{o.told, told})
+			r.refused[n] = o
 		}
 		if err := r.file.close(o.record, r.last); err != nil {
 			return err
@@ -172,8 +174,13 @@ func (r *Recorder) note(lease Lease, values []int) error {
 			continue
 		}
 		o := shown[n]
+		epoch := o.epoch
+		if o.told != nil && r.refused[n].told == o.told { // the same ownership goes on, so its epoch does not come again
+			r.losses = slices.DeleteFunc(r.losses, func(l loss) bool { return l.told == o.told })
+			epoch = 0
+		}
 		var err error
-		if o.record, err = r.file.open(n, o.epoch, false, first); err != nil {
+		if o.record, err = r.file.open(n, epoch, false, first); err != nil {
 			return err
 		}
 		r.open[n] = o

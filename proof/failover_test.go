@@ -1,0 +1,330 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
+)
+
+// Fast fail-over, with a TTL at which nobody expires.
+
+const longTTL = 30 * time.Second
+
+var failoverKills = flag.Int("failover-kills", 10, "how many processes with fast fail-over are killed")
+
+// A troop is a number of worker processes with fast fail-over, which share one lease.
+type troop struct {
+	*punctual.Try
+	url, dir string
+	ttl      time.Duration
+	made     int
+	living   []*faults.Process
+}
+
+const troopPartitions = 20
+
+func newTroop(t *punctual.Try, url string, size int, ttl time.Duration) *troop {
+	tr := &troop{Try: t, url: url, dir: t.TempDir(), ttl: ttl}
+	for range size {
+		tr.start(url)
+	}
+	for _, p := range tr.living {
+		hasJoined(t, p)
+	}
+	tr.owned("at first")
+	return tr
+}
+
+func (tr *troop) start(url string) *faults.Process {
+	tr.Helper()
+	tr.made++
+	id := fmt.Sprintf("client-%d", tr.made)
+	p := startWorker(tr, faults.Config{
+		URL: url, DirectURL: tr.url, ID: id, Log: filepath.Join(tr.dir, id+".log"), Lease: "work", Partitions: troopPartitions, TTL: tr.ttl, Fast: true,
+	})
+	tr.living = append(tr.living, p)
+	return p
+}
+
+// owned waits until the living own all, and nobody else has to own any.
+func (tr *troop) owned(when string) {
+	tr.Helper()
+	waitFor(tr, patience, "the living own all "+when, func() bool {
+		var all []int
+		for _, p := range tr.living {
+			all = append(all, held(tr, p)...)
+		}
+		slices.Sort(all)
+		return len(all) == troopPartitions && len(slices.Compact(all)) == troopPartitions
+	})
+}
+
+// report ends the troop.
+func (tr *troop) report() oracle.Report {
+	tr.Helper()
+	for _, p := range tr.living {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		if _, err := p.Close(ctx); err != nil {
+			tr.Error(err)
+		}
+		cancel()
+	}
+	return verifyDir(tr, tr.dir)
+}
+
+func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
+	punctual.Run(t, func(t *punctual.Try) {
+		since := time.Now()
+		tr := newTroop(t, pgserver.Database(t), 5, longTTL)
+		type death struct {
+			client string
+			at     oracle.Instant
+		}
+		var deaths []death
+		for n := range *failoverKills {
+			<-time.After(time.Second + rand.N(200*time.Millisecond)) // so that those who watch have seen the newest, and at any moment
+			i := rand.N(len(tr.living))
+			victim := tr.living[i]
+			tr.living = slices.Delete(tr.living, i, i+1)
+			at := oracle.Now()
+			victim.Kill()
+			deaths = append(deaths, death{victim.Config.ID, at})
+			tr.owned(fmt.Sprintf("after death %d", n+1))
+			hasJoined(t, tr.start(tr.url))
+		}
+		tr.owned("at last")
+		tr.report()
+		logs, err := oracle.ReadAll(tr.dir + "/*.log")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var took []time.Duration
+		for _, d := range deaths {
+			var longest time.Duration
+			for _, log := range logs {
+				for _, lost := range log.Intervals {
+					if log.Client != d.client || !lost.Open {
+						continue
+					}
+					next := longTTL
+					for _, other := range logs {
+						for _, i := range other.Intervals {
+							if i.Partition == lost.Partition && i.First > d.at && other.Client != d.client {
+								next = min(next, i.First.Sub(d.at))
+							}
+						}
+					}
+					longest = max(longest, next)
+				}
+			}
+			if longest > 0 {
+				took = append(took, longest)
+			}
+		}
+		slices.Sort(took)
+		if len(took) < len(deaths)*9/10 {
+			t.Fatalf("only %d of %d deaths took something from somebody", len(took), len(deaths))
+		}
+		p95 := took[len(took)*95/100]
+		t.Logf("from kill -9 to all owned again, TTL %v, five clients: median %v, p95 %v, max %v of %d", longTTL, median(took), p95, slices.Max(took), len(took))
+		if p95 > 500*time.Millisecond {
+			missed(t, since, 500*time.Millisecond, "95 %% were owned again within %v, not 500 ms", p95)
+		}
+	})
+}
+
+var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the connections of clients with fast fail-over are ended by the server")
+
+// The server ends the connections of living clients, one after the other, restarts, and recovers from crashes. All the while other
+// sessions are abandoned, as those of dead processes are.
+func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
+	punctual.Run(t, func(t *punctual.Try) {
+		server := pgserver.Private(t)
+		tr := newTroop(t, server.URL(), 4, longTTL)
+		database := &faults.Database{Server: server, URL: server.URL()}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wait sync.WaitGroup
+		abandoned := 0
+		wait.Go(func() { // what is counted as abandoned is not theirs
+			for ctx.Err() == nil {
+				if conn, err := pgx.Connect(ctx, server.URL()); err == nil {
+					_ = conn.PgConn().Conn().Close()
+					abandoned++
+				}
+				pause(ctx, 20*time.Millisecond)
+			}
+		})
+		terminated := 0
+		terrify := func(during time.Duration) {
+			conn := connection(t, server.URL())
+			for began := time.Now(); time.Since(began) < during; pause(ctx, rand.N(200*time.Millisecond)) {
+				var n int
+				err := conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
+					WHERE application_name = 'pgleases' ORDER BY random() LIMIT 1) AS one`).Scan(&n)
+				if err != nil {
+					t.Fatal(err)
+				}
+				terminated += n
+			}
+		}
+		within, stop := context.WithTimeout(ctx, 4*patience)
+		defer stop()
+		for _, fault := range []func() error{
+			func() error { return server.Restart(within, pgserver.Fast) },
+			func() error { return server.Restart(within, pgserver.Immediate) },
+			func() error { return database.KillBackend(within) },
+		} {
+			terrify(*failoverTerror / 3)
+			if err := fault(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		terrify(*failoverTerror / 3)
+		cancel()
+		wait.Wait()
+		tr.owned("at last")
+		tr.noneEvicted()
+		t.Logf("%d sessions were abandoned, %d of clients terminated: %v", abandoned, terminated, tr.report())
+		if terminated < 10 || abandoned < terminated/2 {
+			t.Errorf("the test proves too little: %d, %d", terminated, abandoned)
+		}
+	})
+}
+
+// A client goes on with what it owns when the server has ended its connection, and nobody takes that for its death, also where it cannot connect
+// for long and others die at the same time.
+func TestWhomTheServerKeepsOutIsNotTakenForDead(t *testing.T) {
+	punctual.Run(t, func(t *punctual.Try) {
+		url := pgserver.Database(t)
+		tr := newTroop(t, url, 3, longTTL)
+		config, err := pgx.ParseConfig(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := pgx.Identifier{config.Database}.Sanitize()
+		config.Database = "postgres"
+		admin, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = admin.Close(context.Background()) })
+		allow := func(allowed bool) {
+			t.Helper()
+			if _, err := admin.Exec(context.Background(), fmt.Sprintf("ALTER DATABASE %s ALLOW_CONNECTIONS %t", name, allowed)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Cleanup(func() { allow(true) })
+		clients := func() (n int) {
+			err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
+				WHERE datname = $1 AND application_name = 'pgleases'`, strings.Trim(name, `"`)).Scan(&n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		for range 3 {
+			waitFor(t, patience, "all are connected", func() bool { return clients() == len(tr.living) })
+			dies := connection(t, url)
+			<-time.After(500 * time.Millisecond) // so that those who watch have seen the present locks
+			allow(false)
+			if _, err := admin.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+				WHERE datname = $1 AND application_name = 'pgleases' ORDER BY random() LIMIT 1`, strings.Trim(name, `"`)); err != nil {
+				t.Fatal(err)
+			}
+			_ = dies.PgConn().Conn().Close()
+			<-time.After(1500 * time.Millisecond) // much longer than a death takes
+			allow(true)
+		}
+		waitFor(t, patience, "all are connected", func() bool { return clients() == len(tr.living) })
+		tr.noneEvicted()
+		for _, p := range tr.living {
+			if strings.Contains(p.Output(), "lost") {
+				t.Errorf("%s lost something:\n%s", p.Config.ID, p.Output())
+			}
+		}
+		t.Log(tr.report())
+	})
+}
+
+// noneEvicted reports who was evicted.
+func (tr *troop) noneEvicted() {
+	tr.Helper()
+	for _, p := range tr.living {
+		for line := range strings.Lines(p.Output()) {
+			if strings.Contains(line, "evicted") {
+				tr.Errorf("%s: %s", p.Config.ID, line)
+			}
+		}
+	}
+}
+
+var failoverCuts = flag.Int("failover-cuts", 12, "how many connections of clients with fast fail-over are cut by the network")
+
+// A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
+// lose their connections while they run.
+func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testing.T) {
+	punctual.Run(t, func(t *punctual.Try) {
+		url := pgserver.Database(t)
+		proxies, err := faults.StartProxies()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(proxies.Close)
+		tr := newTroop(t, url, 2, longTTL)
+		ways := make([]*faults.Proxy, 3)
+		victims := make([]*faults.Process, len(ways))
+		for i := range ways {
+			if ways[i], err = proxies.New(url); err != nil {
+				t.Fatal(err)
+			}
+			victims[i] = tr.start(ways[i].URL())
+			hasJoined(t, victims[i])
+		}
+		for n := range *failoverCuts {
+			tr.owned(fmt.Sprintf("before cut %d", n+1))
+			<-time.After(time.Second) // so that those who watch have seen the present locks
+			i := n % len(ways)
+			cut, mend := ways[i].Cut, func() error { return nil }
+			if n%4 < 3 {
+				cut = func() error { return errors.Join(victims[i].Pause(), ways[i].Cut()) }
+				mend = victims[i].Resume
+			} else { // it goes on, and cannot connect
+				cut, mend = ways[i].Reset, ways[i].Thaw
+			}
+			if err := cut(); err != nil {
+				t.Fatal(err)
+			}
+			<-time.After(time.Duration(n%4)*300*time.Millisecond + rand.N(300*time.Millisecond)) // what readers bear, and more
+			if err := mend(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		tr.owned("at last")
+		evicted := 0
+		for _, p := range tr.living {
+			evicted += strings.Count(p.Output(), "evicted sessions whose connection has ended")
+		}
+		t.Logf("%d evictions: %v", evicted, tr.report())
+		if evicted < *failoverCuts/2 {
+			t.Errorf("the test proves too little: %d evictions", evicted)
+		}
+	})
+}
