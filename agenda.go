@@ -197,7 +197,8 @@ func (e *engine) work(now time.Time) time.Time {
 	if d != nil {
 		at = never // the end of what is under way wakes the engine
 	}
-	return earlier(at, earlier(e.trustEnds(), earlier(earlier(e.drainsDue(), e.pulseDue()), e.ending.giveUpAt)))
+	at = earlier(at, e.pulseDue())
+	return earlier(at, earlier(e.trustEnds(), earlier(e.drainsDue(), e.ending.giveUpAt)))
 }
 
 func (e *engine) begin(d *duty, now time.Time) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
@@ -208,57 +209,47 @@ func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
 	})
 }
 
-// A client goes on with what it owns when the server has ended its connection, and nobody takes that for its death, also where it cannot connect
-// for long and others die at the same time.
-func TestWhomTheServerKeepsOutIsNotTakenForDead(t *testing.T) {
+// The server ends the connection of a client, which hears of that late, and needs seconds to connect again. It goes on with what it owns, and
+// nobody takes it for dead, though another session is abandoned at the same time.
+func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
 		url := pgserver.Database(t)
-		tr := newTroop(t, url, 3, longTTL)
-		config, err := pgx.ParseConfig(url)
+		proxies, err := faults.StartProxies()
 		if err != nil {
 			t.Fatal(err)
 		}
-		name := pgx.Identifier{config.Database}.Sanitize()
-		config.Database = "postgres"
-		admin, err := pgx.ConnectConfig(t.Context(), config)
+		t.Cleanup(proxies.Close)
+		way, err := proxies.New(url)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { _ = admin.Close(context.Background()) })
-		allow := func(allowed bool) {
-			t.Helper()
-			if _, err := admin.Exec(context.Background(), fmt.Sprintf("ALTER DATABASE %s ALLOW_CONNECTIONS %t", name, allowed)); err != nil {
+		tr := newTroop(t, url, 2, longTTL)
+		victim := tr.start(way.URL())
+		hasJoined(t, victim)
+		tr.owned("at first")
+		pool := newPool(t, url)
+		presence := func() int64 {
+			return value[int64](t, pool, "SELECT presence FROM pgleases.presences JOIN pgleases.clients USING (session) WHERE id = $1", victim.Config.ID)
+		}
+		for range 2 {
+			<-time.After(time.Second) // so that those who watch have seen the present locks
+			before := presence()
+			if err := way.Slow(400 * time.Millisecond); err != nil {
+				t.Fatal(err)
+			}
+			if n := value[int](t, pool, `SELECT count(pg_terminate_backend(pid)) FROM pg_locks
+				WHERE locktype = 'advisory' AND (classid::bigint << 32) | objid::bigint = $1`, before); n != 1 {
+				t.Fatalf("%d connections of %s", n, victim.Config.ID)
+			}
+			_ = connection(t, url).PgConn().Conn().Close()
+			waitFor(t, patience, "the client is back", func() bool { return presence() != before })
+			if err := way.Thaw(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		t.Cleanup(func() { allow(true) })
-		clients := func() (n int) {
-			err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-				WHERE datname = $1 AND application_name = 'pgleases'`, strings.Trim(name, `"`)).Scan(&n)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return n
-		}
-		for range 3 {
-			waitFor(t, patience, "all are connected", func() bool { return clients() == len(tr.living) })
-			dies := connection(t, url)
-			<-time.After(500 * time.Millisecond) // so that those who watch have seen the present locks
-			allow(false)
-			if _, err := admin.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-				WHERE datname = $1 AND application_name = 'pgleases' ORDER BY random() LIMIT 1`, strings.Trim(name, `"`)); err != nil {
-				t.Fatal(err)
-			}
-			_ = dies.PgConn().Conn().Close()
-			<-time.After(1500 * time.Millisecond) // much longer than a death takes
-			allow(true)
-		}
-		waitFor(t, patience, "all are connected", func() bool { return clients() == len(tr.living) })
 		tr.noneEvicted()
-		for _, p := range tr.living {
-			if strings.Contains(p.Output(), "lost") {
-				t.Errorf("%s lost something:\n%s", p.Config.ID, p.Output())
-			}
+		if strings.Contains(victim.Output(), "lost") {
+			t.Errorf("%s lost something:\n%s", victim.Config.ID, victim.Output())
 		}
 		t.Log(tr.report())
 	})
@@ -327,4 +318,42 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 			t.Errorf("the test proves too little: %d evictions", evicted)
 		}
 	})
+}
+
+// Behind PgBouncer a session's lock tells nothing: a client with fast fail-over is refused, and told what to do.
+func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
+	t.Parallel()
+	past := direct(t)
+	for _, mode := range []string{"transaction", "session"} {
+		bouncer, err := pgserver.PgBouncer(t.Context(), past, pgserver.WithBouncerSettings(map[string]string{"pool_mode": mode}))
+		if err != nil {
+			t.Skip(err)
+		}
+		t.Cleanup(func() {
+			if err := bouncer.Stop(); err != nil {
+				t.Error(err)
+			}
+		})
+		through, err := bouncer.Through(past)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := pgleases.Open(t.Context(), through, pgleases.WithFastFailover(), quietly(t))
+		if err == nil {
+			shut(t, c)
+		}
+		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") || !strings.Contains(err.Error(), "pooler") || !strings.Contains(err.Error(), "WithConnConfig") {
+			t.Errorf("%s mode: %v", mode, err)
+		}
+		config, err := pgx.ParseConfig(past)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err = pgleases.NewClient(t.Context(), newPool(t, through), pgleases.WithFastFailover(), pgleases.WithConnConfig(config), quietly(t))
+		if err != nil {
+			t.Errorf("%s mode, past it: %v", mode, err)
+			continue
+		}
+		shut(t, c)
+	}
 }

@@ -360,7 +360,14 @@ BEGIN
     IF NOT pg_try_advisory_lock($2) THEN
         RETURN false;
     END IF;
-    UPDATE pgleases.clients AS c SET presence = $2 WHERE c.session = $1;
+    INSERT INTO pgleases.presences AS p (session, presence)
+    SELECT c.session, $2 FROM pgleases.clients AS c WHERE c.session = $1
+    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence;
+    DELETE FROM pgleases.presences AS p
+    WHERE p.session = ANY (ARRAY(
+        SELECT o.session FROM pgleases.presences AS o
+        WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = o.session)
+        FOR UPDATE OF o SKIP LOCKED));
     RETURN true;
 END
 $pgleases_body$;
@@ -385,21 +392,22 @@ BEGIN
     free := '{}';
     free_sessions := '{}';
     free_expiries := '{}';
-    watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.clients AS c WHERE c.session < $1 AND c.presence < 0
-                                          ORDER BY c.session LIMIT 2) AS before);
+    watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.presences AS p
+                                          WHERE p.session < $1 AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.session)
+                                          ORDER BY p.session LIMIT 2) AS before);
     IF NOT watches THEN
         RETURN;
     END IF;
     SELECT s.abandoned, s.killed, s.fatal, s.reset FROM pgleases.session_ends() AS s INTO abandoned, killed, fatal, reset;
-    SELECT coalesce(bit_xor(c.presence) FILTER (WHERE l.pid IS NOT NULL), 0),
-           coalesce(array_agg(c.presence) FILTER (WHERE l.pid IS NOT NULL), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.pid IS NOT NULL), '{}'),
-           coalesce(array_agg(c.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
+    SELECT coalesce(bit_xor(p.presence) FILTER (WHERE l.pid IS NOT NULL), 0),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NOT NULL), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.pid IS NOT NULL), '{}'),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
            coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}')
-    FROM pgleases.clients AS c
+    FROM pgleases.presences AS p
+    JOIN pgleases.clients AS c ON c.session = p.session
     LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid FROM pg_locks AS k
                WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here AND k.granted) AS l
-           ON l.presence = c.presence
-    WHERE c.presence < 0
+           ON l.presence = p.presence
     INTO digest, held, pids, free, free_sessions, free_expiries;
     IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
         held := '{}';
@@ -449,12 +457,13 @@ BEGIN
         RETURN;
     END IF;
     FOR r IN
-        SELECT c.session, c.presence, e.pid
+        SELECT p.session, p.presence, e.pid
         FROM unnest($1, $2, $3, $4) AS e (session, presence, pid, expiry)
         JOIN pgleases.clients AS c ON c.session = e.session
-        WHERE c.presence = e.presence AND (extract(epoch FROM c.expires_at) * 1000000)::bigint = e.expiry
-        ORDER BY c.session
-        FOR UPDATE OF c SKIP LOCKED -- a locked session renews itself
+        JOIN pgleases.presences AS p ON p.session = e.session
+        WHERE p.presence = e.presence AND (extract(epoch FROM c.expires_at) * 1000000)::bigint = e.expiry
+        ORDER BY p.session
+        FOR UPDATE OF c, p SKIP LOCKED -- a locked session renews itself, or has another connection
     LOOP
         IF pg_try_advisory_xact_lock(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
             dead := dead || r.session;
@@ -472,7 +481,8 @@ BEGIN
     INTO evicted, asked, plan_due_in;
     IF $13 <> '' THEN
         PERFORM pg_notify($13, string_agg(n.session::text, ','))
-        FROM (SELECT c.session FROM pgleases.clients AS c WHERE c.presence < 0 ORDER BY c.session LIMIT 2) AS n
+        FROM (SELECT p.session FROM pgleases.presences AS p JOIN pgleases.clients AS c ON c.session = p.session
+              ORDER BY p.session LIMIT 2) AS n
         HAVING count(*) > 0;
     END IF;
 END

@@ -3,7 +3,7 @@
 -- run the file as the owner. Open clients of such a role with WithoutMigration.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
 GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status, pgleases.locks_status TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks, pgleases.presences TO pgleases_app;
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
 GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;

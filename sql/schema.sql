@@ -93,11 +93,9 @@ BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
     ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
-    ALTER TABLE pgleases.clients ADD COLUMN IF NOT EXISTS presence bigint NOT NULL DEFAULT 0;
     PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
 $pgleases_body$;
-COMMENT ON COLUMN pgleases.clients.presence IS 'Key of the advisory lock that the client''s connection holds, with fast fail-over: where nobody holds it, that connection has ended. 0: the client has no such lock.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
@@ -196,6 +194,15 @@ COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, toge
 COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
 COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
 
+-- Version 2. Not a column of clients, as every open guarded transaction keeps that table from being altered.
+CREATE TABLE IF NOT EXISTS pgleases.presences (
+    session  bigint PRIMARY KEY,
+    presence bigint NOT NULL
+);
+COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast fail-over. A row whose session has gone is deleted when the next client connects.';
+COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
+COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
+
 CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
 COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the era is the high part.';
 
@@ -214,7 +221,7 @@ BEGIN
         JOIN pg_catalog.pg_class AS clients ON clients.relnamespace OPERATOR(pg_catalog.=) known.relnamespace
                                            AND clients.relname OPERATOR(pg_catalog.=) 'clients'::pg_catalog.name
         JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) known.relnamespace
-                                       AND new.relname OPERATOR(pg_catalog.=) ANY (ARRAY['locks'::pg_catalog.name, 'lock_tokens'::pg_catalog.name])
+                                       AND new.relname OPERATOR(pg_catalog.=) ANY (ARRAY['locks'::pg_catalog.name, 'lock_tokens'::pg_catalog.name, 'presences'::pg_catalog.name])
                                        AND new.relacl IS NULL -- else somebody has granted rights on it
         CROSS JOIN LATERAL pg_catalog.aclexplode(clients.relacl) AS acl
         WHERE new.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text

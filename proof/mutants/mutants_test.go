@@ -73,6 +73,9 @@ var detectors = map[string]detector{
 	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
+	// Living processes with fast fail-over, whose connections end.
+	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestACutConnectionOfALiving"} }},
+	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestWhomTheServerHasTerminated"} }},
 	// Hand-overs of which the new owner hears late, in simulated time.
 	"announced": {".", func(int) []string { return []string{"-test.run=IsAnnounced|JustBeforeItDied"} }},
 	// Guarded transactions that are open when their partition is to be handed over.
@@ -100,10 +103,19 @@ const unnoticed = `received.After(e.session.lateUntil)`
 const guarded = `    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3`
 
 var mutants = append(asleep(), []mutant{
+	{"trust that outlives the connection", "cuts", `overlap`, []edit{
+		{"failover.go", `	if l.term != nil {
+		l.term.deadline.Store(0)
+	}
+	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
+	}},
+	{"readers of a stopped process", "cuts", `overlap`, []edit{{"failover.go", `awake(now.Add(stoppedFor))`, `awake(now.Add(time.Hour))`, 0}}},
+	{"a terminated session taken for a dead one", "terminated", `evicted`, []edit{{"sql/functions.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
-		{"lease.go", `left := time.Duration(deadline) - time.Since(t.opened)`, `left := time.Duration(deadline)`, 0},
-		{"session.go", `t.trusted() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
-		{"session.go", `		return t.opened.Add(time.Duration(t.deadline.Load()))`, `		return never`, 0},
+		{"lease.go", `time.Duration(t.deadline.Load()) > time.Since(t.opened)`, `t.deadline.Load() > 0`, 0},
+		{"lease.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
+		{"session.go", `!t.over() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
+		{"session.go", `		return t.opened.Add(t.ends())`, `		return never`, 0},
 	}},
 	{"trust anchored at the answer", "histories", `overlap|stale`, []edit{
 		{"session.go", `= sent.Round(0).Add(worth)`, `= time.Now().Round(0).Add(worth)`, 0},

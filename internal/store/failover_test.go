@@ -1,0 +1,434 @@
+package store_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// attending is a client whose connection holds a lock, under that key.
+func (f *fixture) attending(id string) (c *client, key int64) {
+	f.Helper()
+	c, key = f.client(id), -random()
+	f.ok(c.pg().Attend(f.ctx, c.session, key))
+	return c, key
+}
+
+func (c *client) lookOut(session, digest int64) Lookout {
+	c.f.Helper()
+	look, err := c.pg().LookOut(c.f.ctx, session, digest)
+	c.f.ok(err)
+	return look
+}
+
+// sees is what a client sees that watches.
+func (c *client) sees() Lookout {
+	c.f.Helper()
+	return c.lookOut(0, 0)
+}
+
+// sever ends a client's connection as the end of its process does.
+func (c *client) sever() { _ = c.pg().Raw().PgConn().Conn().Close() }
+
+// abandon has a session be counted as abandoned, and waits until it is.
+func (f *fixture) abandon(w *client) {
+	f.Helper()
+	before := w.sees().Ends.Abandoned
+	_ = f.raw().PgConn().Conn().Close()
+	f.until("a session is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
+}
+
+// gone waits until a process of the server's is gone.
+func (f *fixture) gone(pid int) {
+	f.Helper()
+	f.until("the process is gone", func() bool {
+		return value[int](f, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
+	})
+}
+
+// absence is what a client knows who has seen the lock held, and then looks again. ends are the counters of the first look.
+func (f *fixture) absence(w, victim *client, key int64, end func()) (a Absence, since SessionEnds) {
+	f.Helper()
+	seen := w.sees()
+	pid := seen.Held[key]
+	expect(f.TB, pid, int(victim.pg().Raw().PgConn().PID()), "process that holds the lock")
+	end()
+	expiry := value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", victim.session)
+	return Absence{Session: victim.session, Presence: key, Expiry: expiry, PID: pid}, seen.Ends
+}
+
+func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
+	t.Parallel()
+	dies := func(f *fixture, w, victim *client) {
+		before, pid := w.sees().Ends.Abandoned, int(victim.pg().Raw().PgConn().PID())
+		victim.sever()
+		f.gone(pid)
+		f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
+	}
+	terminate := func(f *fixture, w *client, pid uint32) {
+		before := w.sees().Ends.Killed
+		f.exec("SELECT pg_terminate_backend($1)", pid)
+		f.gone(int(pid))
+		f.until("it is counted as killed", func() bool { return w.sees().Ends.Killed > before })
+	}
+	for name, test := range map[string]struct {
+		end     func(f *fixture, w, victim *client)
+		change  func(f *fixture, a *Absence, run *Run)
+		evicted bool
+	}{
+		"its process died": {end: dies, evicted: true},
+		"it lives":         {end: func(f *fixture, w, _ *client) { f.abandon(w) }},
+		"it has closed the connection": {end: func(f *fixture, w, victim *client) {
+			victim.pg().Close()
+			f.gone(int(victim.pg().Raw().PgConn().PID()))
+		}},
+		"the server has ended it": {end: func(f *fixture, w, victim *client) {
+			terminate(f, w, victim.pg().Raw().PgConn().PID())
+			f.abandon(w)
+		}},
+		"the server has ended another": {end: func(f *fixture, w, victim *client) {
+			dies(f, w, victim)
+			terminate(f, w, f.raw().PgConn().PID())
+		}},
+		"a fatal error has ended it": {end: func(f *fixture, w, victim *client) {
+			before := w.sees().Ends.Fatal
+			f.ok(victim.pg().Exec(f.ctx, "SELECT pg_catalog.set_config('idle_session_timeout', '1', false)"))
+			f.gone(int(victim.pg().Raw().PgConn().PID()))
+			f.until("it is counted as fatal", func() bool { return w.sees().Ends.Fatal > before })
+			f.abandon(w)
+		}},
+		"the counters were reset": {end: func(f *fixture, w, victim *client) {
+			f.exec("SELECT pg_stat_reset()")
+			f.until("they are", func() bool { return w.sees().Ends.Reset > 0 })
+			dies(f, w, victim)
+		}},
+		"it was renewed": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
+			f.exec("UPDATE clients SET expires_at = expires_at + interval '1 microsecond' WHERE session = $1", a.Session)
+		}},
+		"it has been here on another connection": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
+			other := f.conn()
+			f.ok(other.Attend(f.ctx, a.Session, -random()))
+			other.Close()
+			f.gone(int(other.Raw().PgConn().PID()))
+		}},
+		"its lock is held": {end: func(f *fixture, w, _ *client) { f.abandon(w) }, change: func(_ *fixture, a *Absence, _ *Run) { a.PID = 0 }},
+		"its process at the server is not gone": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
+			a.PID = int(f.sql.PgConn().PID())
+		}},
+		"another server":           {end: dies, change: func(_ *fixture, _ *Absence, run *Run) { run.Timeline++ }},
+		"the server was restarted": {end: dies, change: func(_ *fixture, _ *Absence, run *Run) { run.Started++ }},
+		"the server has recovered": {end: dies, change: func(_ *fixture, _ *Absence, run *Run) { run.Mark++ }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			w, _ := f.attending("w")
+			victim, key := f.attending("victim")
+			w.join("l", 2)
+			victim.join("l", 2)
+			run := w.run()
+			a, since := f.absence(w, victim, key, func() { test.end(f, w, victim) })
+			if test.change != nil {
+				test.change(f, &a, &run)
+			}
+			got, err := w.pg().EvictEnded(f.ctx, []Absence{a}, since, run)
+			f.ok(err)
+			expect(t, slices.Equal(got.IDs, []string{"victim"}), test.evicted, "evicted")
+			expect(t, slices.Equal(got.Asked, []string{"l"}), test.evicted, "a plan is due")
+			expect(t, len(f.tables().Clients) == 1 && len(f.tables().Members) == 1, test.evicted, "it is gone from the tables")
+			expect(t, value[bool](f, "SELECT next_check_at > clock_timestamp() + interval '1 second' FROM server"), true, "the next check is not due yet")
+		})
+	}
+}
+
+func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	w, _ := f.attending("w")
+	died, diedKey := f.attending("died")
+	closed, closedKey := f.attending("closed")
+	run := w.run()
+	a, since := f.absence(w, died, diedKey, func() {
+		died.sever()
+		f.until("it is counted", func() bool { return w.sees().Ends.Abandoned > 0 })
+		f.gone(int(died.pg().Raw().PgConn().PID()))
+	})
+	b := Absence{Session: closed.session, Presence: closedKey, PID: int(closed.pg().Raw().PgConn().PID()),
+		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", closed.session)}
+	closed.pg().Close()
+	f.gone(b.PID)
+	got, err := w.pg().EvictEnded(f.ctx, []Absence{a, b}, since, run)
+	f.ok(err)
+	expect(t, len(got.IDs), 0, "evicted, where one of two was abandoned")
+	release := f.lock("SELECT FROM clients WHERE session = $1 FOR UPDATE", died.session)
+	began := time.Now()
+	got, err = w.pg().EvictEnded(f.ctx, []Absence{a}, since, run)
+	f.ok(err)
+	expect(t, len(got.IDs) == 0 && time.Since(began) < 4*time.Second, true, "what is locked is left, and not waited for")
+	release()
+	got, err = w.pg().EvictEnded(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run)
+	f.ok(err)
+	expect(t, strings.Join(got.IDs, " "), "died", "evicted")
+}
+
+func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.client("without a lock")
+	clients, keys := make(map[int64]*client), make(map[int64]int64)
+	for i := range 4 {
+		c, key := f.attending(fmt.Sprint(i))
+		clients[c.session], keys[c.session] = c, key
+	}
+	var order []int64
+	for session := range clients {
+		order = append(order, session)
+	}
+	slices.Sort(order)
+	for i, session := range order {
+		look := clients[session].lookOut(session, 0)
+		expect(t, look.Watches, i < 2, fmt.Sprintf("number %d watches", i+1))
+		expect(t, len(look.Held), map[bool]int{true: 4}[i < 2], "locks that are held")
+		for session, key := range keys {
+			if i < 2 {
+				expect(t, look.Held[key], int(clients[session].pg().Raw().PgConn().PID()), "process")
+			}
+		}
+	}
+	w, last := clients[order[1]], clients[order[3]]
+	known := w.sees().Digest
+	expect(t, w.lookOut(w.session, known).Held == nil, true, "what is known is not told again")
+	f.exec("INSERT INTO presences VALUES (-1, -1), (-2, -2)") // sessions that have gone
+	expect(t, w.lookOut(w.session, known).Watches, true, "it watches still")
+	f.attending("next")
+	expect(t, value[int](f, "SELECT count(*) FROM presences"), 5, "sessions with a lock")
+	known = w.sees().Digest
+	expect(t, value[int](f, "SELECT cardinality(held) + cardinality(pids) FROM look_out(0, $1)", known), 0, "nor sent")
+	last.sever()
+	f.until("the lock is free", func() bool { return len(w.lookOut(0, known).Free) == 1 })
+	look := w.lookOut(0, known)
+	expect(t, fmt.Sprint(len(look.Held), look.Free[0].Session == last.session, look.Free[0].Presence == keys[last.session]), "4 true true", "told")
+}
+
+// A tap is a network connection on which a test sees what happens, and can have it end.
+type tap struct {
+	net.Conn
+	t      *taps
+	former []byte // in what is read, to be replaced
+	latter []byte
+}
+
+type taps struct {
+	mu     sync.Mutex // guards what follows
+	events []string
+	conns  []net.Conn
+	deaf   bool // nobody answers a new connection
+}
+
+func (ts *taps) note(event string) {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.events = append(ts.events, event)
+}
+
+func (ts *taps) isDeaf() {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	ts.deaf = true
+}
+
+func (ts *taps) noted() string {
+	ts.mu.Lock()
+	defer ts.mu.Unlock()
+	return strings.Join(slices.Compact(ts.events), " ") // a connection may be closed more than once
+}
+
+func (c *tap) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if i := bytes.Index(p[:n], c.former); len(c.former) > 0 && i >= 0 {
+		copy(p[i:n], c.latter)
+	}
+	return n, err
+}
+
+func (c *tap) Write(p []byte) (int, error) {
+	if len(p) > 0 && p[0] == 'X' {
+		c.t.note("farewell")
+	}
+	return c.Conn.Write(p)
+}
+
+func (c *tap) Close() error {
+	c.t.note("close")
+	return c.Conn.Close()
+}
+
+// plain has no tap on the connection, which hides what the kernel tells.
+const plain = "plain"
+
+// fast is a connector with fast fail-over, through a relay that the test can end, and taps.
+func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *taps) {
+	f.Helper()
+	config, ts := f.config(), new(taps)
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		ts.mu.Lock()
+		deaf := ts.deaf
+		ts.mu.Unlock()
+		if deaf {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		server, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer listener.Close()
+		mine, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			return nil, err
+		}
+		other, err := listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		relay := func(to, from net.Conn) {
+			_, _ = io.Copy(to, from)
+			_, _ = to.Close(), from.Close()
+		}
+		go relay(other, server)
+		go relay(server, other)
+		ts.mu.Lock()
+		defer ts.mu.Unlock()
+		ts.conns = append(ts.conns, other)
+		if former == plain {
+			return mine, nil
+		}
+		return &tap{mine, ts, []byte(former), []byte(latter)}, nil
+	}
+	cr := NewConnector(config, nil, f.schema, time.Second)
+	cr.FastFailover = ttl
+	return cr, ts
+}
+
+func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	type given struct {
+		*Conn
+		taps *taps
+	}
+	severed := func(g given) { _ = g.taps.conns[0].Close() }
+	for name, test := range map[string]struct {
+		end  func(t *testing.T, g given)
+		told string // what comes, in order
+	}{
+		"closed": {func(_ *testing.T, g given) { g.Close() }, "end farewell close"},
+		"a statement that was given up": {func(t *testing.T, g given) {
+			g.Direct().Store(false) // so that it is not cancelled, and the server answers late
+			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Millisecond)
+			defer cancel()
+			if err := g.Exec(ctx, "SELECT pg_catalog.pg_sleep(0.2)"); err == nil || !g.Closed() {
+				t.Errorf("it goes on: %v", err)
+			}
+			<-g.Raw().PgConn().CleanupDone()
+		}, "end farewell close"},
+		"a statement that cannot be cancelled": {func(t *testing.T, g given) {
+			g.taps.isDeaf()
+			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Millisecond)
+			defer cancel()
+			if err := g.Exec(ctx, "SELECT pg_catalog.pg_sleep(1)"); err == nil || !g.Closed() {
+				t.Errorf("it goes on: %v", err)
+			}
+			g.Close()
+		}, "end close"},
+		"a wait that was given up": {func(t *testing.T, g given) {
+			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Millisecond)
+			defer cancel()
+			if err := g.Wait(ctx); err == nil || g.Closed() {
+				t.Errorf("it has ended: %v", err)
+			}
+		}, ""},
+		"by the other side, while it waits": {func(_ *testing.T, g given) {
+			g.taps.isDeaf() // pgx cancels before all else
+			severed(g)
+			_ = g.Wait(f.ctx)
+		}, "end"},
+		"by the server, with a word": {func(_ *testing.T, g given) {
+			f.exec("SELECT pg_terminate_backend($1)", g.Raw().PgConn().PID())
+			_ = g.Wait(f.ctx)
+			g.Close()
+		}, "close"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cr, ts := f.fast(time.Minute, "", "")
+			conn, err := cr.Connect(f.ctx, time.Minute)
+			f.ok(err)
+			defer conn.Close()
+			conn.OnEnd(func() { ts.note("end") })
+			test.end(t, given{conn, ts})
+			expect(t, ts.noted(), test.told, "what came")
+		})
+	}
+	t.Run("before anybody asks", func(t *testing.T) {
+		cr, ts := f.fast(time.Minute, "", "")
+		conn, err := cr.Connect(f.ctx, time.Minute)
+		f.ok(err)
+		conn.Close()
+		conn.OnEnd(func() { ts.note("end") })
+		expect(t, strings.Contains(ts.noted(), "end"), true, "told")
+	})
+	t.Run("by the other side, and nobody reads", func(t *testing.T) {
+		if runtime.GOOS != "linux" {
+			t.Skip("this kernel does not tell")
+		}
+		cr, ts := f.fast(time.Minute, plain, "")
+		conn, err := cr.Connect(f.ctx, time.Minute)
+		f.ok(err)
+		defer conn.Close()
+		conn.OnEnd(func() { ts.note("end") })
+		expect(t, conn.Severed(), false, "severed at first")
+		severed(given{conn, ts})
+		f.until("it is severed", conn.Severed)
+		expect(t, ts.noted(), "", "what came")
+	})
+}
+
+func TestTheServerKeepsASessionLongerThanItsTTLOverACutNetwork(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec("ALTER DATABASE " + pgx.Identifier{f.sql.Config().Database}.Sanitize() + " SET idle_session_timeout = '1h'")
+	cr, _ := f.fast(40*time.Second, "", "")
+	conn := f.connect(cr)
+	for name, want := range map[string]string{"tcp_user_timeout": "100000", "tcp_keepalives_idle": "100", "idle_session_timeout": "0"} {
+		expect(t, valueOn[string](f, conn.Raw(), "SHOW "+name), want, name)
+	}
+}
+
+func TestFastFailoverIsRefusedWhereTheServerCountsLate(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	version := f.sql.PgConn().ParameterStatus("server_version")
+	cr, _ := f.fast(time.Minute, "server_version\x00"+version[:2], "server_version\x0014")
+	conn, err := cr.Connect(f.ctx, time.Minute)
+	if !errors.Is(err, ErrNoFastFailover) || !strings.Contains(err.Error(), "14") || !strings.Contains(err.Error(), "15 or later") {
+		t.Errorf("%v, %v", conn, err)
+	}
+}
