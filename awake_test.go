@@ -1,0 +1,139 @@
+package pgleases
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/seam"
+)
+
+// A thread is a connection with fast fail-over, of which a test says what becomes of it.
+type thread struct {
+	conn
+	seam.FailoverConn
+	severed bool
+	end     func()
+}
+
+func (c *thread) OnEnd(f func()) { c.end = f }
+func (c *thread) Severed() bool  { return c.severed }
+
+// newThread is an engine on such a connection, which trusts itself.
+func newThread() (*engine, *thread) {
+	client := &Client{log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1)}
+	client.options.ttl, client.options.heartbeat, client.options.fastFailover = 20*time.Second, 5*time.Second, true
+	c := new(thread)
+	e := newEngine(client, c, nil)
+	e.failover.attends, e.session.registered = e.session.number, true
+	e.trust(time.Now())
+	return e, c
+}
+
+// looks has the client look at its connection for so long, as often as it does.
+func (e *engine) looks(during time.Duration) {
+	for until := time.Now().Add(during); time.Now().Before(until); {
+		time.Sleep(time.Until(earlier(e.pulseDue(), until)))
+		e.watchConnection(time.Now())
+	}
+}
+
+func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newThread()
+		term := e.session.term
+		expect := func(when string, trusted bool) {
+			t.Helper()
+			if term.trusted() != trusted || term.over() || (term.remaining() > 10*time.Second) != trusted {
+				t.Errorf("%s: trusted %v, over %v, %v left", when, term.trusted(), term.over(), term.remaining())
+			}
+		}
+		e.looks(3 * time.Second)
+		expect("a client that looks", true)
+		sent := time.Now()
+		time.Sleep(stoppedFor + pulseEvery)
+		expect("a process that goes on", false)
+		e.watchConnection(time.Now())
+		expect("when it was noticed", false)
+		if e.heartbeatDue(time.Now()).After(time.Now()) {
+			t.Error("no heartbeat is due")
+		}
+		e.answered(sent)
+		e.looks(time.Second)
+		expect("after an answer to what was sent before", false)
+		e.answered(time.Now())
+		expect("after an answer to what was sent since", true)
+		e.checkTrust(time.Now())
+		if e.session.term != term {
+			t.Error("it has lost its trust")
+		}
+	})
+}
+
+func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, c := newThread()
+		term := e.session.term
+		c.severed = true
+		e.looks(stoppedFor + pulseEvery)
+		if term.trusted() || term.over() {
+			t.Errorf("trusted %v, over %v", term.trusted(), term.over())
+		}
+		c.severed = false // the server had said so
+		if e.looks(pulseEvery); !term.trusted() {
+			t.Error("it does not go on")
+		}
+	})
+}
+
+func TestTrustEndsWithTheConnectionAndIsNotBegunOnOneThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, c := newThread()
+		term := e.session.term
+		c.end()
+		if term.trusted() || !term.over() {
+			t.Errorf("trusted %v, over %v", term.trusted(), term.over())
+		}
+		if e.trust(time.Now()); e.session.term.trusted() {
+			t.Error("it trusts itself again")
+		}
+		e.checkTrust(time.Now())
+		if e.session.term != nil {
+			t.Error("the trust is not lost")
+		}
+		e.connected(new(thread)) // which the session attends on
+		if e.trust(time.Now()); !e.session.term.trusted() {
+			t.Error("on another connection it does not trust itself")
+		}
+	})
+}
+
+func TestNoHeartbeatIsSentBeforeTheSessionsLockIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newThread()
+		e.session.nextBeat = time.Now()
+		for _, attends := range []bool{true, false} {
+			if !attends {
+				e.connected(new(thread))
+			}
+			if beats := !e.heartbeatDue(time.Now()).After(time.Now()); beats != attends {
+				t.Errorf("attends %v: a heartbeat is due: %v", attends, beats)
+			}
+			if due := !e.attendDue(time.Now()).After(time.Now()); due == attends {
+				t.Errorf("attends %v: the lock is to be taken: %v", attends, due)
+			}
+		}
+	})
+}
+
+func TestFastFailoverIsRefusedWithoutAServer(t *testing.T) {
+	database := fakestore.New()
+	_, err := Open(context.Background(), "", &seam.Database{Connect: func(context.Context) (seam.Conn, error) { return database.Connect() }}, WithFastFailover())
+	if err == nil || !strings.Contains(err.Error(), "WithFastFailover needs a server") {
+		t.Error(err)
+	}
+}
