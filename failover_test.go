@@ -66,6 +66,11 @@ func TestAClientWithFastFailoverIsTakenOverWhenItsConnectionEndsAndOneWithoutIsN
 		if fast {
 			opts = append(opts, pgleases.WithFastFailover())
 		}
+		if value[int](t, pool, "SELECT current_setting('server_version_num')::int / 10000") < 15 && fast {
+			_, err := pgleases.NewClient(t.Context(), pool, opts...)
+			refused(t, "NewClient", err, "WithFastFailover", "15 or later")
+			return
+		}
 		c := newClient(t, pool, opts...)
 		leaves := joined(t, c, "work", 4)
 		untilOwns(t, leaves, 4)

@@ -40,6 +40,14 @@ func (c *client) sees() Lookout {
 	return c.lookOut(0, 0)
 }
 
+// countsInTime skips a test on a server on which fast fail-over is refused.
+func (f *fixture) countsInTime() {
+	f.Helper()
+	if version := f.sql.PgConn().ParameterStatus("server_version"); version < "15" {
+		f.Skip("fast fail-over is refused on PostgreSQL " + version)
+	}
+}
+
 // sever ends a client's connection as the end of its process does.
 func (c *client) sever() { _ = c.pg().Raw().PgConn().Conn().Close() }
 
@@ -135,6 +143,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
+			f.countsInTime()
 			w, _ := f.attending("w")
 			victim, key := f.attending("victim")
 			w.join("l", 2)
@@ -157,6 +166,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
+	f.countsInTime()
 	w, _ := f.attending("w")
 	died, diedKey := f.attending("died")
 	closed, closedKey := f.attending("closed")
@@ -283,6 +293,9 @@ const plain = "plain"
 func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *taps) {
 	f.Helper()
 	config, ts := f.config(), new(taps)
+	if version := f.sql.PgConn().ParameterStatus("server_version")[:2]; former == "" && version < "15" { // the connection's side is the same there
+		former, latter = "server_version\x00"+version, "server_version\x0015"
+	}
 	dial := config.DialFunc
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		ts.mu.Lock()
@@ -398,6 +411,9 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	t.Run("by the other side, and nobody reads", func(t *testing.T) {
 		if runtime.GOOS != "linux" {
 			t.Skip("this kernel does not tell")
+		}
+		if version := f.sql.PgConn().ParameterStatus("server_version"); version < "15" {
+			t.Skip("fast fail-over is refused on PostgreSQL " + version)
 		}
 		cr, ts := f.fast(time.Minute, plain, "")
 		conn, err := cr.Connect(f.ctx, time.Minute)
