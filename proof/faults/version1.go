@@ -9,7 +9,7 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// What a worker cannot do that is built with version 1 of the library. With the tag version1 this stands in for locks.go.
+// What a worker cannot do that is built with version 1 of the library. With the tag version1 this stands in for locks.go and present.go.
 
 func takeLocks(_ context.Context, config Config, _ *pgleases.Client) (func() error, error) {
 	if config.Locks > 0 {
@@ -19,3 +19,5 @@ func takeLocks(_ context.Context, config Config, _ *pgleases.Client) (func() err
 }
 
 func lostLock(error) bool { return false }
+
+func fastFailover() []pgleases.Option { return nil }

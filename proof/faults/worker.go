@@ -80,7 +80,7 @@ const Fast = "PGLEASES_PROOF_FAST"
 // Opened opens a client with these options, and with fast fail-over where Fast is set.
 func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgleases.Option) (*pgleases.Client, error) {
 	if os.Getenv(Fast) != "" {
-		c, err := open(append(opts[:len(opts):len(opts)], pgleases.WithFastFailover())...)
+		c, err := open(append(opts[:len(opts):len(opts)], fastFailover()...)...)
 		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") { // refused behind a pooler, and on PostgreSQL 14
 			return c, err
 		}
@@ -148,7 +148,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		for began := time.Now(); ; pause(ctx, 50*time.Millisecond) {
 			opts := []pgleases.Option{pgleases.WithClientID(id), pgleases.WithTTL(config.TTL), pgleases.WithLogger(log)}
 			if config.Fast {
-				opts = append(opts, pgleases.WithFastFailover())
+				opts = append(opts, fastFailover()...)
 			}
 			clients[i], err = Opened(func(opts ...pgleases.Option) (*pgleases.Client, error) {
 				return pgleases.Open(ctx, config.URL, opts...)

@@ -1,0 +1,8 @@
+//go:build unix && !version1
+
+package faults
+
+import "github.com/pgleases/pgleases"
+
+// fastFailover are the options that give a client fast fail-over.
+func fastFailover() []pgleases.Option { return []pgleases.Option{pgleases.WithFastFailover()} }
