@@ -382,6 +382,43 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 	}
 }
 
+func TestLocksAreTakenAndReleasedDurablyWhateverThePoolsSetting(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	for given, want := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
+		_, err := a.app.Exec(f.ctx, "SET synchronous_commit = "+given)
+		f.ok(err)
+		for _, does := range []func(){
+			func() { a.says("a", LockGranted, "x", exclusive, try) },
+			func() { expect(t, a.give("x"), LockReleased, "release") },
+		} {
+			_, err := a.app.Exec(f.ctx, "BEGIN")
+			f.ok(err)
+			does()
+			expect(t, valueOn[string](f, a.app, "SELECT current_setting('synchronous_commit')"), want, "of "+given)
+			_, err = a.app.Exec(f.ctx, "COMMIT")
+			f.ok(err)
+		}
+	}
+}
+
+// Else it would look for those that wait while one of them is on its way into the queue.
+func TestAReleaseWaitsForTheMutex(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	a.says("a", LockGranted, "x", exclusive, try)
+	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
+	releasing := later(func() string {
+		became, err := a.locks.Release(f.ctx, a.app, a.session, LockRelease{Name: "x", Nonce: a.nonces["x"]}, a.known)
+		return fmt.Sprint(became, err)
+	})
+	f.blocked(a.app.PgConn().PID())
+	release()
+	expect(t, releasing(), "released<nil>", "outcome")
+}
+
 // The application's pool may lead to a clone, or to an old primary.
 func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	t.Parallel()
