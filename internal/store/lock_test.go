@@ -437,8 +437,11 @@ func TestAnotherServerThanTheClientsGrantsAndReleasesNothing(t *testing.T) {
 	expect(t, f.queue("x"), "", "queue")
 	a.says("a", LockGranted, "x", exclusive, try)
 	run := a.known
+	a.known.Mark++
+	expect(t, a.give("x"), LockElsewhere, "release in another run")
+	a.known = run
 	a.known.Started--
-	expect(t, a.give("x"), LockElsewhere, "release")
+	expect(t, a.give("x"), LockElsewhere, "release after another start")
 	answer, err := a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known)
 	f.ok(err)
 	expect(t, answer.SameRun, false, "release on the client's connection")
