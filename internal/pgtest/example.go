@@ -4,21 +4,33 @@ import (
 	"fmt"
 	"log"
 	"slices"
+	"sync"
 )
 
 // An Example is the TB of an example, which has no test. The zero value is ready.
-type Example struct{ cleanups []func() }
+type Example struct {
+	mu       sync.Mutex // guards cleanups
+	cleanups []func()
+}
 
 // End does what was given to Cleanup, the last first.
 func (x *Example) End() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	for _, cleanup := range slices.Backward(x.cleanups) {
 		cleanup()
 	}
 }
 
+// Cleanup is safe for concurrent use.
+func (x *Example) Cleanup(f func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.cleanups = append(x.cleanups, f)
+}
+
 func (x *Example) Name() string                      { return "Example" }
 func (x *Example) Helper()                           {}
-func (x *Example) Cleanup(f func())                  { x.cleanups = append(x.cleanups, f) }
 func (x *Example) Failed() bool                      { return false }
 func (x *Example) Logf(format string, args ...any)   { log.Printf(format, args...) }
 func (x *Example) Errorf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
