@@ -229,7 +229,7 @@ func (ls *locks) begin(name string) (*seam.Acquisition, error) {
 func (ls *locks) renew(s *lockState) {
 	now := &ls.standing
 	s.term = now.term
-	s.Session, s.Run, s.Left = now.session, now.run, now.term.remaining
+	s.Session, s.Run, s.Left, s.Over = now.session, now.run, now.term.remaining, now.term.over
 	s.Latest = now.clock + (time.Since(now.sent) + now.term.remaining()).Microseconds()
 }
 

@@ -63,13 +63,20 @@ func (h *Held) Token() int64 { return h.token }
 // Context returns a context that ends when the lock is not to be worked under any more: when it is lost (the cause wraps ErrLost, and
 // pgleases.ErrTrustLost), released, or when the client begins to close (pgleases.ErrClosed, ErrSuperseded): then the lock stays until it is released, and
 // Close waits for that. It has the values of the context of the acquisition, and does not end with that. It reads the clock:
-// past the trust deadline it has ended, whatever the process slept through.
+// past the trust deadline it has ended, whatever the process slept through. With pgleases.WithFastFailover, a call in a process that was stopped
+// returns one that has ended, until the server has answered.
 func (h *Held) Context() context.Context {
-	_ = h.trusted()
+	if err := h.trusted(); errors.Is(err, errStopped) {
+		refused, cancel := context.WithCancelCause(h.ctx)
+		cancel(err)
+		return refused
+	}
 	return h.ctx
 }
 
-// trusted returns the trust that is left, or why there is none.
+var errStopped = fmt.Errorf("%w: the process was stopped, and the server has not answered since", pgleases.ErrTrustLost)
+
+// trusted returns why there is no trust left; nil: there is.
 func (h *Held) trusted() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -77,7 +84,10 @@ func (h *Held) trusted() error {
 	case h.lost != nil:
 	case h.begun:
 		return fmt.Errorf("%w: it was released", ErrLost)
-	case h.acquisition.Left() <= 0:
+	case h.acquisition.Left() > 0:
+	case !h.acquisition.Over():
+		return errStopped
+	default:
 		h.lost = fmt.Errorf("%w: %w", ErrLost, pgleases.ErrTrustLost)
 		h.cancel(h.lost)
 	}

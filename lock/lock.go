@@ -169,6 +169,9 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	default:
 		giveUp(a)
 		again, err := refusal(a, answer)
+		if m.waits && answer.Outcome == store.LockLate { // it waited for a connection of the pool for so long
+			again = whileWaiting
+		}
 		return nil, again, err
 	}
 	h := newHeld(ctx, l, a, m.shared, answer.Token)

@@ -47,7 +47,8 @@ type Acquisition struct {
 	Session int64
 	Run     store.Run            // of the server, at the last heartbeat
 	Latest  int64                // by the database's clock, microseconds since 1970: it may be carried out until then
-	Left    func() time.Duration // how long the client trusts itself, without a break since the acquisition began; 0 or less: not any more
+	Left    func() time.Duration // how long the client trusts itself, without a break since the acquisition began; 0 or less: not now
+	Over    func() bool          // where nothing is left: whether that is for good; with fast fail-over it may trust itself again
 }
 
 // A LockTable is where package lock takes and releases locks, outside of the client's own connection. Sent tells whether the database may have

@@ -211,7 +211,7 @@ var mutants = append(asleep(), []mutant{
 `, "", 0},
 	}},
 	{"a lock without a trust deadline", "fleet", `overlap`, []edit{
-		{"lock/held.go", `case h.acquisition.Left() <= 0:`, `case false:`, 0},
+		{"lock/held.go", `	case h.acquisition.Left() > 0:`, `	case true:`, 0},
 		{"session.go", `	e.loseLocks(cause, everyLock)`, ``, 0},
 	}},
 	{"a lock's guard without a row lock", "lock statements", `got released, want busy`, []edit{
