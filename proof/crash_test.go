@@ -99,6 +99,18 @@ var crashCases = []crashCase{
 	{"lockguard", "it works under locks", underLocks(atBalance("lockguard", nil)), goesOn},
 	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
 	{"evict", "another has died", atDeath("evict"), goesOn},
+	{"attend", "it is opened", fastly(atStart("attend")), goesOn},
+	{"lookout", "nothing happens", fastly(atBalance("lookout", nil)), goesOn},
+	{"evictended", "another has died", fastly(func(c *crash) {
+		c.start()
+		third := c.third()
+		looks := c.wire.Seen("lookout") + 3
+		c.waitFor("the victim has seen its lock", func() bool { return c.wire.Seen("lookout") >= looks })
+		c.arm("evictended")
+		third.Kill()
+		c.await(nil)
+		c.bystand()
+	}), goesOn},
 	{"settle", "the server was promoted", func(c *crash) {
 		c.alone()
 		c.arm("settle")
@@ -446,14 +458,7 @@ func atEviction(statement string) func(*crash) {
 func atDeath(statement string) func(*crash) {
 	return func(c *crash) {
 		c.start()
-		config := worker(c.url, "l", crashPartitions, c.dir, "third", 1)
-		config.Locks, config.Effects = c.config.Locks, c.config.Effects
-		third := startWorker(c.t, config)
-		hasJoined(c.t, c.victim)
-		hasJoined(c.t, third)
-		c.waitFor("both own half", func() bool {
-			return len(held(c.t, c.victim)) == crashPartitions/2 && len(held(c.t, third)) == crashPartitions/2
-		})
+		third := c.third()
 		third.Kill()
 		c.arm(statement)
 		// As if its TTL had passed: an earlier check would find nobody.
@@ -461,6 +466,28 @@ func atDeath(statement string) func(*crash) {
 		execute(c.t, c.pool, "UPDATE pgleases.server SET next_check_at = clock_timestamp()")
 		c.await(nil)
 		c.bystand()
+	}
+}
+
+// third starts a third client, which owns half.
+func (c *crash) third() *faults.Process {
+	config := worker(c.url, "l", crashPartitions, c.dir, "third", 1)
+	config.Locks, config.Effects, config.Fast = c.config.Locks, c.config.Effects, c.config.Fast
+	third := startWorker(c.t, config)
+	hasJoined(c.t, c.victim)
+	hasJoined(c.t, third)
+	c.waitFor("both own half", func() bool {
+		return len(held(c.t, c.victim)) == crashPartitions/2 && len(held(c.t, third)) == crashPartitions/2
+	})
+	return third
+}
+
+// fastly gives the victim fast fail-over.
+func fastly(run func(*crash)) func(*crash) {
+	return func(c *crash) {
+		needFastFailover(c.t, c.pool)
+		c.config.Fast = true
+		run(c)
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
@@ -41,7 +42,16 @@ type troop struct {
 
 const troopPartitions = 20
 
+// needFastFailover skips the test on a PostgreSQL that has no fast fail-over.
+func needFastFailover(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	if value[int](t, pool, "SELECT current_setting('server_version_num')::int") < 150000 {
+		t.Skip("fast fail-over needs PostgreSQL 15")
+	}
+}
+
 func newTroop(t *punctual.Try, url string, size int, ttl time.Duration) *troop {
+	needFastFailover(t, newPool(t, url))
 	tr := &troop{Try: t, url: url, dir: t.TempDir(), ttl: ttl}
 	for range size {
 		tr.start(url)
@@ -93,7 +103,7 @@ func (tr *troop) report() oracle.Report {
 func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
 		since := time.Now()
-		tr := newTroop(t, pgserver.Database(t), 5, longTTL)
+		tr := newTroop(t, direct(t), 5, longTTL)
 		type death struct {
 			client string
 			at     oracle.Instant
@@ -213,7 +223,7 @@ func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
 // nobody takes it for dead, though another session is abandoned at the same time.
 func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
-		url := pgserver.Database(t)
+		url := direct(t)
 		proxies, err := faults.StartProxies()
 		if err != nil {
 			t.Fatal(err)
@@ -273,7 +283,7 @@ var failoverCuts = flag.Int("failover-cuts", 12, "how many connections of client
 // lose their connections while they run.
 func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
-		url := pgserver.Database(t)
+		url := direct(t)
 		proxies, err := faults.StartProxies()
 		if err != nil {
 			t.Fatal(err)
@@ -324,6 +334,7 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 	t.Parallel()
 	past := direct(t)
+	needFastFailover(t, newPool(t, past))
 	for _, mode := range []string{"transaction", "session"} {
 		bouncer, err := pgserver.PgBouncer(t.Context(), past, pgserver.WithBouncerSettings(map[string]string{"pool_mode": mode}))
 		if err != nil {

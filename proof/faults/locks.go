@@ -21,8 +21,9 @@ import (
 )
 
 const (
-	lockers      = 3 // goroutines of a worker that take locks
-	lockersConns = 2 // the pool is exhausted at times
+	lockers = 3 // goroutines of a worker that take locks
+	// lockersConns is of each of their pools. They are exhausted at times, and a server has connections for so many workers.
+	lockersConns = 1
 )
 
 // lostLock reports whether an error tells that a lock is lost.
@@ -96,7 +97,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	if err != nil {
 		return nil, err
 	}
-	effects, shut, err := openEffects(ctx, config, config.Log+LocksSuffix, LocksName, 2*lockers)
+	effects, shut, err := openEffects(ctx, config, config.Log+LocksSuffix, LocksName, lockersConns)
 	if err != nil {
 		return nil, err
 	}
