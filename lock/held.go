@@ -26,6 +26,7 @@ type Held struct {
 	cancel context.CancelCauseFunc
 
 	releasing chan struct{} // of capacity one: has an element while a Release is under way
+	untold    bool          // of that one: a release may have been carried out of which no answer came
 
 	mu       sync.Mutex // guards what follows
 	lost     error      // why; nil: it is not lost
@@ -165,9 +166,13 @@ func (h *Held) release(ctx context.Context) error {
 	h.mu.Unlock()
 	h.cancel(errReleased)
 	select {
-	case h.releasing <- struct{}{}:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	case h.releasing <- struct{}{}: // also where ctx has ended: somebody has to begin the release
+	default:
+		select {
+		case h.releasing <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	defer func() { <-h.releasing }()
 	h.mu.Lock()
@@ -177,24 +182,26 @@ func (h *Held) release(ctx context.Context) error {
 		return nil
 	}
 
-	found, over, repeated := false, false, false
+	found, over := false, false
 	if lost == nil { // else the row may be that of a copy of this process, which the client knows
-		found, over, repeated = h.releaseOnPool(ctx)
+		found, over = h.releaseOnPool(ctx)
 	}
-	if !over {
-		var err error
-		if found, err = h.locks.session.Release(ctx, h.acquisition); err != nil {
-			return err
-		}
-	} else {
+	var err error
+	if over {
 		h.locks.session.Forget(h.acquisition)
+	} else if found, err = h.locks.session.Release(ctx, h.acquisition); err != nil {
+		h.untold = true
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
+	case h.lost != nil && err != nil:
+		return fmt.Errorf("%w; %w", h.lost, err)
 	case h.lost != nil:
 		return h.lost
-	case !found && !(repeated && h.acquisition.Left() > 0):
+	case err != nil:
+		return err
+	case !found && !(h.untold && h.acquisition.Left() > 0):
 		h.lost = fmt.Errorf("%w: the database has it no more", ErrLost)
 		return h.lost
 	}
@@ -202,15 +209,15 @@ func (h *Held) release(ctx context.Context) error {
 	return nil
 }
 
-// releaseOnPool reports whether the database had the lock; whether that is the last word; and, where it is not, whether the database may have
-// carried out the release all the same.
-func (h *Held) releaseOnPool(ctx context.Context) (found, over, repeated bool) {
+// releaseOnPool reports whether the database had the lock, and whether that is the last word.
+func (h *Held) releaseOnPool(ctx context.Context) (found, over bool) {
 	a := h.acquisition
 	became, sent, err := h.locks.table.Release(ctx, poolWait, a.Session, store.LockRelease{Name: a.Name, Nonce: a.Nonce}, a.Run)
 	if err != nil {
-		return false, false, sent
+		h.untold = h.untold || sent
+		return false, false
 	}
-	return became == store.LockReleased, became == store.LockReleased || became == store.LockAbsent, false
+	return became == store.LockReleased, became == store.LockReleased || became == store.LockAbsent
 }
 
 // releaseGrace is how long Do and TryDo wait for the release.

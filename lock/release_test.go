@@ -1,0 +1,71 @@
+package lock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/lock"
+)
+
+// A deferred release often has the context of the work, which has ended by then.
+func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		h := a.held(a.TryAcquire, "x")
+		wraps(t, "release", h.Release(ended), context.Canceled)
+		until(t, "the client has released it", func() bool { return count(t, db, rows) == 0 })
+	}
+}
+
+// The first call gave up waiting, and the client went on to release the lock, which was never lost.
+func TestAReleaseThatTheClientHasFinishedReturnsNilWhenItIsRepeated(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, url)
+	a := newWorker(t, url)
+	h := a.held(a.TryAcquire, "x")
+	tx, err := db.Begin(t.Context())
+	ok(t, err)
+	ok(t, h.Guard(t.Context(), tx)) // it has the release wait
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	wraps(t, "the first call", h.Release(ctx), context.DeadlineExceeded)
+	ok(t, tx.Commit(t.Context()))
+	until(t, "the client has released it", func() bool { return count(t, db, rows) == 0 })
+	ok(t, h.Release(t.Context()))
+}
+
+// Do tells by it that fn was not alone to its end.
+func TestAReleaseAfterTheClientHasEndedReturnsErrLost(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a := newWorker(t, url)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	h := a.held(a.TryAcquire, "x")
+	err := a.Do(t.Context(), "y", func(context.Context) error { _ = a.client.Close(ended); return nil })
+	wraps(t, "Do", err, lock.ErrLost, pgleases.ErrClosed)
+	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
+	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrClosed)
+}
+
+// The database cannot be reached, so the release does not end in time; and fn was not alone to its end all the same.
+func TestDoReturnsErrLostWhereTheReleaseCannotBeSent(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
+		a.own.setCut(true)
+		a.app.setCut(true)
+		<-ctx.Done()
+		return nil
+	})
+	wraps(t, "Do", err, lock.ErrLost, context.DeadlineExceeded)
+}
