@@ -259,7 +259,7 @@ func (ls *locks) forget(a *seam.Acquisition) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if s := ls.of[a.Nonce]; s != nil {
-		ls.remove(s)
+		ls.givenBack(s, true)
 	}
 	return ls.standing.ending != nil
 }
@@ -313,7 +313,7 @@ func (ls *locks) release(a *seam.Acquisition, released chan<- bool) {
 		}
 		return
 	}
-	if s.stage == lockHeld || s.stage == lockWaits {
+	if !s.Twice && (s.stage == lockHeld || s.stage == lockWaits) {
 		s.Latest = 0 // its answer came
 	}
 	s.tryAt = atOnce
@@ -328,6 +328,16 @@ func (ls *locks) struck(s *lockState, found bool) {
 	ls.remove(s)
 	for _, released := range s.released {
 		released <- found
+	}
+	s.released = nil
+}
+
+// givenBack is struck for one that may still arrive, if it was sent twice: until that cannot be any more, it is given back again. Once the client
+// ends, it finds the session gone.
+func (ls *locks) givenBack(s *lockState, found bool) {
+	ls.struck(s, found)
+	if s.Twice && ls.standing.ending == nil {
+		ls.put(s, lockReleases)
 	}
 }
 
@@ -574,7 +584,9 @@ func (ls *locks) grant(s *lockState, token int64) {
 		ls.remove(s)
 	} else {
 		ls.renew(s)
-		s.Latest = 0
+		if !s.Twice {
+			s.Latest = 0
+		}
 		ls.put(s, lockSent)
 	}
 	s.granted <- lockGrant{token: token}
@@ -619,8 +631,8 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 	releases := make([]store.LockRelease, len(due))
 	for i, s := range due {
 		releases[i] = store.LockRelease{Name: s.Name, Nonce: s.Nonce, Latest: s.Latest}
-		if e.ending.reason != nil {
-			releases[i].Latest = 0 // the session ends, and what arrives late finds it gone
+		if e.ending.reason != nil || len(s.released) > 0 {
+			releases[i].Latest = 0 // the session ends, and what arrives late finds it gone; or whoever held the lock waits for this
 		}
 	}
 	session, run := e.session.number, e.check.watch.run
@@ -647,9 +659,14 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 				e.session.nextBeat = now
 				return nil
 			}
-			for _, s := range due {
-				if found := slices.Contains(answer.Released, s.Nonce); e.locks.of[s.Nonce] == s && (found || slices.Contains(answer.Absent, s.Nonce)) {
-					e.locks.struck(s, found)
+			for i, s := range due {
+				found := slices.Contains(answer.Released, s.Nonce)
+				switch {
+				case e.locks.of[s.Nonce] != s:
+				case found, releases[i].Latest == 0 && slices.Contains(answer.Absent, s.Nonce):
+					e.locks.givenBack(s, found)
+				case slices.Contains(answer.Absent, s.Nonce):
+					e.locks.struck(s, false)
 				}
 			}
 			return nil

@@ -139,6 +139,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	answer, sent, err := l.send(ctx, m, a)
 	lost := err != nil && sent && store.Code(err) == "" // the answer; the message may still arrive
 	if lost && ctx.Err() == nil {                       // under its nonce it can be asked for
+		a.Twice = true
 		answer, _, err = l.send(ctx, m, a)
 	}
 	giveUp := l.session.Forget

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds what a test waits for. It is reached only where that never comes.
-const patience = time.Minute
+const patience = 8 * time.Second
 
 const (
 	// calmTTL is that of clients which no test expects to die.
@@ -224,6 +224,8 @@ type wire struct {
 	after bool          // the message arrives, and the answer is lost
 	times int           // how many
 	late  chan struct{} // instead, the answer comes when this is closed; nil: it is lost
+
+	stranded chan func() // instead, gets what has the message arrive, on a connection that its sender has lost; nil: it is lost
 }
 
 func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
@@ -281,6 +283,22 @@ func (w *wire) delay(text string) (deliver func()) {
 	})
 }
 
+// strand has the next message with that text arrive when the returned function is called, which waits for the answer. To its sender the
+// connection is lost at once.
+func (w *wire) strand(text string) (deliver func()) {
+	w.lose(1, text, false)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stranded = make(chan func(), 1)
+	return sync.OnceFunc(func() {
+		select {
+		case arrive := <-w.stranded:
+			arrive()
+		default: // there was no such message
+		}
+	})
+}
+
 // toLose is how many messages are still to be lost.
 func (w *wire) toLose() int {
 	w.mu.Lock()
@@ -294,16 +312,51 @@ type wired struct {
 	mu   sync.Mutex // guards deaf
 	deaf bool       // the next answer is lost
 	late <-chan struct{}
+
+	stranded bool // the sender has lost it, and a message is on its way
+}
+
+// Close leaves open what a message is on its way on.
+func (c *wired) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stranded {
+		return nil
+	}
+	return c.Conn.Close()
 }
 
 func (c *wired) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	lost := c.stranded
+	c.mu.Unlock()
+	if lost { // the farewell
+		return 0, net.ErrClosed
+	}
 	c.wire.mu.Lock()
 	hit := c.wire.times > 0 && bytes.Contains(b, []byte(c.wire.loses))
 	if hit {
 		c.wire.times--
 	}
-	after, late := c.wire.after, c.wire.late
+	after, late, stranded := c.wire.after, c.wire.late, c.wire.stranded
 	c.wire.mu.Unlock()
+	if hit && !after && stranded != nil {
+		c.mu.Lock()
+		c.stranded = true
+		c.mu.Unlock()
+		message := bytes.Clone(b)
+		stranded <- func() {
+			_ = c.Conn.SetDeadline(time.Now().Add(patience))
+			answer, n, err := make([]byte, 1<<10), 0, error(nil)
+			for err == nil && !bytes.Contains(answer[:n], []byte("granted")) { // until the sender's attempt to cancel it has passed
+				if _, err = c.Conn.Write(message); err == nil {
+					n, err = c.Conn.Read(answer)
+				}
+			}
+			_ = c.Conn.Close()
+		}
+		return len(b), nil
+	}
 	if hit && !after {
 		_ = c.Conn.Close()
 		return len(b), nil
@@ -317,6 +370,12 @@ func (c *wired) Write(b []byte) (int, error) {
 }
 
 func (c *wired) Read(b []byte) (int, error) {
+	c.mu.Lock()
+	stranded := c.stranded
+	c.mu.Unlock()
+	if stranded {
+		return 0, io.ErrUnexpectedEOF
+	}
 	n, err := c.Conn.Read(b)
 	c.mu.Lock()
 	late := c.late

@@ -49,6 +49,7 @@ type Acquisition struct {
 	Latest  int64                // by the database's clock, microseconds since 1970: it may be carried out until then
 	Left    func() time.Duration // how long the client trusts itself, without a break since the acquisition began; 0 or less: not now
 	Over    func() bool          // where nothing is left: whether that is for good; with fast fail-over it may trust itself again
+	Twice   bool                 // it was sent twice: the first may arrive until then, whatever the second got, and became of that
 }
 
 // A LockTable is where package lock takes and releases locks, outside of the client's own connection. Sent tells whether the database may have
