@@ -1157,18 +1157,23 @@ BEGIN
     PERFORM pgleases.lock_settings($4);
     timeline := pgleases.timeline();
     started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
-    -- Names of which nobody holds the lock, or in whose queue somebody before it has died. Usually a release or a sweep has seen to it. Who has
-    -- the mutex sees to it too, or the next look does: so this waits for nobody.
+    -- Names of which nobody holds the lock, or readers alone while a reader is next, or in whose queue somebody before the last of these has
+    -- died. Usually a release or a sweep has seen to it. Who has the mutex sees to it too, or the next look does: so this waits for nobody.
     FOR n IN
-        SELECT DISTINCT w.name
-        FROM unnest($2) AS a (nonce) -- one by one: else all of the session's are read
-        CROSS JOIN LATERAL (
-            SELECT l.name, l.ticket FROM pgleases.locks AS l
-            WHERE l.session = $1 AND l.nonce = a.nonce AND l.token IS NULL
-            OFFSET 0) AS w
+        SELECT w.name
+        FROM (
+            SELECT l.name, max(l.ticket) AS last -- once for each name: thousands may await one
+            FROM unnest($2) AS a (nonce) -- one by one: else all of the session's are read
+            CROSS JOIN LATERAL (
+                SELECT l.name, l.ticket FROM pgleases.locks AS l
+                WHERE l.session = $1 AND l.nonce = a.nonce AND l.token IS NULL
+                OFFSET 0) AS l
+            GROUP BY l.name) AS w
         WHERE (SELECT h.ticket FROM pgleases.locks AS h WHERE h.name = w.name AND h.token IS NOT NULL ORDER BY h.ticket LIMIT 1) IS NULL
+           OR (SELECT h.shared FROM pgleases.locks AS h WHERE h.name = w.name ORDER BY h.ticket LIMIT 1)
+              AND (SELECT q.shared FROM pgleases.locks AS q WHERE q.name = w.name AND q.token IS NULL ORDER BY q.ticket LIMIT 1)
            OR EXISTS (SELECT FROM pgleases.locks AS b
-                      WHERE b.name = w.name AND b.ticket < w.ticket
+                      WHERE b.name = w.name AND b.ticket < w.last
                         AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = b.session) IS NULL)
         ORDER BY w.name
     LOOP

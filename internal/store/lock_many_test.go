@@ -1,0 +1,47 @@
+package store_test
+
+import (
+	"testing"
+
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// A client looks at each heartbeat and after each grant, on the connection of its heartbeats.
+func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
+	t.Parallel()
+	const many = 2000
+	f := newFixture(t)
+	a, b := f.locker("a"), f.locker("b")
+	a.says("holds", LockGranted, "x", exclusive, try)
+	f.exec("INSERT INTO locks SELECT 'x', n, $1, n, false, NULL, now() FROM generate_series(2, $2) AS n", b.session, many+1)
+	var nonces []int64
+	for n := range int64(many) {
+		nonces = append(nonces, n+2)
+	}
+	f.exec("VACUUM ANALYZE locks")
+	_, err := b.app.Exec(f.ctx, "BEGIN")
+	f.ok(err)
+	_, err = b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, true)
+	f.ok(err)
+	if n := valueOn[int64](f, b.app, "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.locks'::regclass, 'pgleases.clients'::regclass)"); n > 20*many {
+		t.Errorf("%d who wait: a look reads %d rows", many, n)
+	}
+	_, err = b.app.Exec(f.ctx, "ROLLBACK")
+	f.ok(err)
+}
+
+// Nothing is granted while the server is not settled, and nobody is told later whose turn it was.
+func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := f.locker("a"), f.locker("b"), f.locker("c")
+	a.says("a reader", LockGranted, "x", shared, try)
+	b.says("a writer", LockWaits, "x", exclusive, wait)
+	c.says("a reader behind it", LockWaits, "x", shared, wait)
+	f.exec("UPDATE server SET timeline = -1")
+	expect(t, b.give("x"), LockReleased, "the writer gives up")
+	f.exec("UPDATE server SET timeline = timeline()")
+	if c.token("x") <= 0 {
+		t.Error("the reader waits for a reader: " + f.queue("x"))
+	}
+}
