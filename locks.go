@@ -31,12 +31,12 @@ type locks struct {
 	used atomic.Bool // an acquisition was begun under this session
 
 	// The rest is the engine's alone.
-	beats     []chan<- struct{} // answers who waits for a heartbeat
-	listened  int64             // the session to whose channel this connection listens; 0: to none
-	lookAt    time.Time         // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
-	toConfirm bool              // another run of the server: it has to confirm what is held, before trust goes on, and may have more
-	sweepAt   time.Time         // when to sweep after the dead; never: nobody has died
-	batch     int               // the most locks that one statement releases: one, where the last met somebody's mutex
+	beat      chan struct{} // closed at the next heartbeat that is answered; nil: nobody waits for one
+	listened  int64         // the session to whose channel this connection listens; 0: to none
+	lookAt    time.Time     // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
+	toConfirm bool          // another run of the server: it has to confirm what is held, before trust goes on, and may have more
+	sweepAt   time.Time     // when to sweep after the dead: at first, as sessions may have ended with rows, and after evictions; else never
+	batch     int           // the most locks that one statement releases: one, where the last met somebody's mutex
 }
 
 // A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out of date by what the engine has not acted on
@@ -114,9 +114,12 @@ func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition
 }
 
 func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
-	heard := make(chan struct{}, 1)
+	next := make(chan (<-chan struct{}), 1)
 	if err := s.client().request(ctx, nil, func(e *engine) {
-		e.locks.beats = append(e.locks.beats, heard)
+		if e.locks.beat == nil {
+			e.locks.beat = make(chan struct{})
+		}
+		next <- e.locks.beat // one for all: where no heartbeat is answered for long, many come and give up
 		if atOnce {
 			e.session.nextBeat = time.Now()
 		}
@@ -124,7 +127,7 @@ func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
 		return err
 	}
 	select {
-	case <-heard:
+	case <-<-next:
 		return nil
 	case <-s.done:
 		return s.err
@@ -184,7 +187,7 @@ func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, e
 func newLocks() *locks {
 	return &locks{
 		of: make(map[int64]*lockState), waits: make(map[int64]*lockState), releases: make(map[int64]*lockState),
-		lookAt: never, sweepAt: never, batch: maxLockBatch,
+		lookAt: never, sweepAt: atOnce, batch: maxLockBatch,
 	}
 }
 
@@ -444,15 +447,14 @@ func (e *engine) locksRemain() bool {
 
 // heardLocks takes a heartbeat that was answered.
 func (e *engine) heardLocks() {
-	if e.check.watch.run.Mark != 0 { // else the next heartbeat tells another run
-		for _, heard := range e.locks.beats {
-			heard <- struct{}{}
-		}
-		e.locks.beats = nil
-	}
 	e.locks.lookAt = atOnce
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
+	e.stand()                                               // before the answer, after which they go by it
+	if e.locks.beat != nil && e.check.watch.run.Mark != 0 { // else the next heartbeat tells another run
+		close(e.locks.beat)
+		e.locks.beat = nil
+	}
 	for _, s := range e.locks.waits {
 		s.noticed = false
 	}
@@ -543,34 +545,45 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 			case session != e.session.number || e.session.term == nil:
 				return nil
 			}
-			e.foundLocks(found, asked, held, confirm)
-			if confirm {
+			tokens := make(map[int64]int64, len(found))
+			for _, f := range found {
+				tokens[f.Nonce] = f.Token
+			}
+			if confirm { // first: what another run of the server has granted counts once that has confirmed what is held
+				e.foundHeld(found, tokens, held)
 				e.confirmLocks()
 			}
+			e.foundWaiting(tokens, asked)
 			return nil
 		}
 	}}
 }
 
-// foundLocks takes what the database has of the acquisitions that it was asked for. Another run of the server was asked for all of the session's:
-// what it does not have is lost, and what nobody here knows of was released where it was not kept.
-func (e *engine) foundLocks(found []store.FoundLock, asked, held map[int64]*lockState, confirm bool) {
+// foundHeld takes what another run of the server has of the session: what it does not have is lost, and what nobody here knows of was
+// released where it was not kept.
+func (e *engine) foundHeld(found []store.FoundLock, tokens map[int64]int64, held map[int64]*lockState) {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
-	tokens := make(map[int64]int64, len(found))
 	for _, f := range found {
-		tokens[f.Nonce] = f.Token
-		if confirm && e.locks.of[f.Nonce] == nil {
+		if e.locks.of[f.Nonce] == nil {
 			a := &seam.Acquisition{Name: f.Name, Nonce: f.Nonce, Session: e.session.number}
 			e.locks.put(&lockState{Acquisition: a}, lockReleases)
 		}
 	}
-	if confirm {
-		e.endHeld(fmt.Errorf("%w: the server does not confirm it", ErrTrustLost), func(s *lockState) bool {
-			return held[s.Nonce] == s && tokens[s.Nonce] != s.token
-		})
-	}
+	e.endHeld(fmt.Errorf("%w: the server does not confirm it", ErrTrustLost), func(s *lockState) bool {
+		return held[s.Nonce] == s && tokens[s.Nonce] != s.token
+	})
+}
+
+// foundWaiting takes what the database has of the acquisitions that wait. While another run of the server has something to confirm, they wait on:
+// they are looked at again then.
+func (e *engine) foundWaiting(tokens map[int64]int64, asked map[int64]*lockState) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	e.stand()
+	if now := &e.locks.standing; now.term == nil || now.confirmed != unmarked(now.run) {
+		return
+	}
 	for nonce, s := range asked {
 		if token, exists := tokens[nonce]; e.locks.of[nonce] == s && s.stage == lockWaits && (!exists || token > 0) {
 			e.locks.grant(s, token)

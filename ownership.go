@@ -89,6 +89,7 @@ func (e *engine) beginRead(time.Time) *operation {
 			}
 			if e.session.confirmed != run && e.session.term != nil && !e.locks.toConfirm { // all that is shown was confirmed
 				e.session.confirmed = run
+				e.locks.lookAt = atOnce // what it has granted counts now
 				e.trust(e.session.sent)
 			}
 			return nil

@@ -1,6 +1,13 @@
 package lock_test
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/lock"
+)
 
 // An acquisition whose answer did not come is asked for once more. The first message may arrive after the lock was released.
 func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
@@ -17,4 +24,33 @@ func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
 	deliver()
 	release(t, b.held(b.Acquire, "x"))
 	expect(t, count(t, db, rows), 0, "rows")
+}
+
+// The server confirms what is held, and tells whose turn it was, in one answer.
+func TestWhoseTurnCameWhileTheServerWasRestartedHasTheLock(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, pgtest.OwnerURL(url))
+	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithPolling())
+	kept := b.held(b.TryAcquire, "kept")
+	var places []<-chan *lock.Held
+	for i := range 10 {
+		name := fmt.Sprint("x", i)
+		a.held(a.Acquire, name)
+		places = append(places, b.waits(db, b.Acquire, name))
+	}
+	execute(t, db, `
+		BEGIN;
+		DELETE FROM pgleases.server_mark; -- as a promotion does
+		DELETE FROM pgleases.locks WHERE token IS NOT NULL AND name <> 'kept';
+		UPDATE pgleases.locks SET token = 1000 WHERE name <> 'kept';
+		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
+		UPDATE pgleases.server SET timeline = 7, era = era + 1;
+		COMMIT`)
+	for _, place := range places {
+		h := receive(t, "it has the lock", place)
+		expect(t, h.Token(), 1000, "the token that it was given")
+		release(t, h)
+	}
+	release(t, kept)
 }
