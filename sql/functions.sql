@@ -1176,6 +1176,7 @@ BEGIN
                       WHERE b.name = w.name AND b.ticket < w.last
                         AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = b.session) IS NULL)
         ORDER BY w.name
+        LIMIT 1000 -- the server has room for a few thousand mutexes; the next look, or a sweep, sees to more
     LOOP
         IF pg_try_advisory_xact_lock(pgleases.lock_mutex(n)) THEN
             PERFORM pgleases.lock_turn(n, timeline, $5);

@@ -45,3 +45,24 @@ func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t
 		t.Error("the reader waits for a reader: " + f.queue("x"))
 	}
 }
+
+// A server has room for a few thousand of them, for all of its clients together; a sweep takes as many.
+func TestALookTakesAThousandMutexesAtMost(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.locker("a")
+	f.exec("INSERT INTO locks SELECT 'x' || n, 2, $1, n, false, NULL, now() FROM generate_series(1, 3000) AS n", a.session)
+	f.exec("VACUUM ANALYZE locks")
+	nonces := make([]int64, 3000)
+	for n := range nonces {
+		nonces[n] = int64(n + 1)
+	}
+	_, err := a.app.Exec(f.ctx, "BEGIN")
+	f.ok(err)
+	_, err = a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, true)
+	f.ok(err)
+	n := valueOn[int64](f, a.app, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+	_, err = a.app.Exec(f.ctx, "ROLLBACK")
+	f.ok(err)
+	expect(t, n, 1000, "mutexes")
+}
