@@ -154,6 +154,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, never, context.Cause(ctx)
 	case store.LockTimeout(err): // so many come and go
 		return nil, whileWaiting, err
+	case store.ReadOnly(err):
+		return nil, never, fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
 	case err != nil:
 		return nil, never, err
 	}

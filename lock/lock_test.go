@@ -620,6 +620,18 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 	}
 }
 
+func TestAPoolThatOnlyReadsIsNamed(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	a := newWorker(t, url)
+	pool := newPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	_, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x")
+	if err == nil || !strings.Contains(err.Error(), "default_transaction_read_only") || !strings.Contains(err.Error(), "standby") {
+		t.Errorf("it says %v", err)
+	}
+	release(t, a.held(a.TryAcquire, "x"))
+}
+
 func TestWhatIsNoNameIsRefused(t *testing.T) {
 	t.Parallel()
 	a := newWorker(t, newDatabase(t))
