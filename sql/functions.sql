@@ -406,7 +406,8 @@ BEGIN
     FROM pgleases.presences AS p
     JOIN pgleases.clients AS c ON c.session = p.session
     LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid FROM pg_locks AS k
-               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here AND k.granted) AS l
+               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here AND k.granted
+                 AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_ended
            ON l.presence = p.presence
     INTO digest, held, pids, free, free_sessions, free_expiries;
     IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
@@ -465,7 +466,7 @@ BEGIN
         ORDER BY p.session
         FOR UPDATE OF c, p SKIP LOCKED -- a locked session renews itself, or has another connection
     LOOP
-        IF pg_try_advisory_xact_lock(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
+        IF pg_try_advisory_xact_lock_shared(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
             dead := dead || r.session;
         END IF;
     END LOOP;

@@ -448,3 +448,44 @@ func TestFastFailoverIsRefusedWhereTheServerCountsLate(t *testing.T) {
 		t.Errorf("%v, %v", conn, err)
 	}
 }
+
+// The server ends the connection of a client, which goes on with what it owns and is about to connect again. One who watches looks closely,
+// finds that it was killed, and dies; the other, who looks at the same time, must not take that look for the client's own lock.
+func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.countsInTime()
+	w, _ := f.attending("w")
+	other, _ := f.attending("other")
+	victim, key := f.attending("victim")
+	run := w.run()
+	a, since := f.absence(w, victim, key, func() {
+		before, pid := w.sees().Ends.Killed, int(victim.pg().Raw().PgConn().PID())
+		f.exec("SELECT pg_terminate_backend($1)", pid)
+		f.gone(pid)
+		f.until("it is counted as killed", func() bool { return w.sees().Ends.Killed > before })
+	})
+	looks := other.pg().Raw()
+	tx, err := looks.Begin(f.ctx)
+	f.ok(err)
+	var evicted []string
+	f.ok(tx.QueryRow(f.ctx, "SELECT evicted FROM pgleases.evict_ended(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$3::int], ARRAY[$4::bigint], "+
+		"$5, $6, $7, $8, $9, $10, $11, 1000, '')", a.Session, a.Presence, a.PID, a.Expiry,
+		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Mark).Scan(&evicted))
+	expect(t, len(evicted), 0, "evicted by the first")
+	seen := w.sees()
+	pid, held := seen.Held[key]
+	f.ok(tx.Commit(f.ctx))
+
+	before := w.sees().Ends.Abandoned
+	other.sever()
+	f.gone(int(looks.PgConn().PID()))
+	f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
+	if held {
+		a.PID, since = pid, seen.Ends // as an engine has it that looked then
+	}
+	got, err := w.pg().EvictEnded(f.ctx, []Absence{a}, since, run)
+	f.ok(err)
+	expect(t, len(got.IDs), 0, "evicted, though it lives")
+	expect(t, held, false, "the lock counts as held while it is looked at")
+}
