@@ -31,12 +31,15 @@ const (
 	freeFor = stoppedFor + 50*time.Millisecond
 	// evictTries is how often that is tried. What is in the way may pass: a row that is locked, a process of the server that is not gone yet.
 	evictTries = 5
+	// keyStep leaves 40 of 63 random bits to the distance between a client's keys: four million keep them above the lowest number.
+	keyStep = 23
 )
 
-// failover is the state of fast fail-over. All but woke and pulse is of the present connection.
+// failover is the state of fast fail-over. All but presence, pulse and woke is of the present connection.
 type failover struct {
 	lifeline *lifeline
 	attends  int64 // the session for which the connection holds a lock; 0: none
+	presence int64 // the last key of such a lock, of this connection or an earlier one
 
 	pulse time.Time // when the client last looked at its connection
 	woke  time.Time // since then it waits for an answer of the server, as it was stopped before; zero: it does not
@@ -57,7 +60,7 @@ type absent struct {
 }
 
 func newFailover(now time.Time) failover {
-	return failover{pulse: now, held: make(map[int64]int), absent: make(map[int64]*absent)}
+	return failover{presence: -randomID() / 2, pulse: now, held: make(map[int64]int), absent: make(map[int64]*absent)}
 }
 
 // A lifeline ends the trust of a client with the connection.
@@ -173,7 +176,8 @@ func (e *engine) toAttend() bool {
 }
 
 func (e *engine) beginAttend(time.Time) *operation {
-	session, presence := e.session.number, -randomID()
+	e.failover.presence -= 1 + randomID()>>keyStep
+	session, presence := e.session.number, e.failover.presence
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		err := c.(seam.FailoverConn).Attend(ctx, session, presence)
 		return func(error) error {

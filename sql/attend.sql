@@ -1,9 +1,9 @@
--- attend.sql: with fast fail-over, has the connection hold an advisory lock to its end, and writes which. Repeated with other keys it holds them
--- all, and the last one counts.
+-- attend.sql: with fast fail-over, has the connection hold an advisory lock to its end, and writes which. Repeated with lower keys it holds them
+-- all, and the lowest counts: one that comes late, from an earlier connection, changes nothing.
 --
 -- $1 bigint  session
--- $2 bigint  key of the lock, negative and random
+-- $2 bigint  key of the lock, negative, and lower than all that the client has used
 -- $3 int     lock timeout, milliseconds
 --
--- One row: whether the lock was taken; not where another connection has the key.
+-- One row: whether the lock counts; not where another connection has the key, or the session has a lower one.
 SELECT pgleases.attend($1::bigint, $2::bigint, $3::int)

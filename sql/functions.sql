@@ -352,7 +352,8 @@ COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) 
 -- From here to evict_ended: fast fail-over.
 
 -- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
--- on this connection: else the end of an earlier connection could be taken for the client's.
+-- on this connection: else the end of an earlier connection could be taken for the client's. So could it where this statement comes late, from
+-- an earlier connection: of a session's keys the lowest is the last one.
 CREATE OR REPLACE FUNCTION pgleases.attend(session bigint, presence bigint, lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -362,13 +363,13 @@ BEGIN
     END IF;
     INSERT INTO pgleases.presences AS p (session, presence)
     SELECT c.session, $2 FROM pgleases.clients AS c WHERE c.session = $1
-    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence;
+    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence WHERE EXCLUDED.presence < p.presence;
     DELETE FROM pgleases.presences AS p
     WHERE p.session = ANY (ARRAY(
         SELECT o.session FROM pgleases.presences AS o
         WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = o.session)
         FOR UPDATE OF o SKIP LOCKED));
-    RETURN true;
+    RETURN NOT EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.attend(bigint, bigint, int) IS 'Has the connection hold the lock of its session''s presence. See attend.sql.';

@@ -127,11 +127,11 @@ func (l *line) ends(d *dialed) {
 	}
 }
 
-// Attend has the connection hold a lock for a session until it ends, under a negative random key. See attend.sql.
+// Attend has the connection hold a lock for a session until it ends, under a negative key below the client's earlier ones. See attend.sql.
 func (c *Conn) Attend(ctx context.Context, session, presence int64) error {
 	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Attend, session, presence, c.lockWait)
 	if err == nil && !got.Taken {
-		err = fmt.Errorf("another connection holds advisory lock %d", presence)
+		err = fmt.Errorf("another connection holds advisory lock %d, or the session has a later one", presence)
 	}
 	return err
 }

@@ -22,7 +22,7 @@ import (
 // attending is a client whose connection holds a lock, under that key.
 func (f *fixture) attending(id string) (c *client, key int64) {
 	f.Helper()
-	c, key = f.client(id), -random()
+	c, key = f.client(id), -random()/2
 	f.ok(c.pg().Attend(f.ctx, c.session, key))
 	return c, key
 }
@@ -128,7 +128,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 		}},
 		"it has been here on another connection": {end: dies, change: func(f *fixture, a *Absence, _ *Run) {
 			other := f.conn()
-			f.ok(other.Attend(f.ctx, a.Session, -random()))
+			f.ok(other.Attend(f.ctx, a.Session, a.Presence-1))
 			other.Close()
 			f.gone(int(other.Raw().PgConn().PID()))
 		}},
@@ -488,4 +488,30 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	f.ok(err)
 	expect(t, len(got.IDs), 0, "evicted, though it lives")
 	expect(t, held, false, "the lock counts as held while it is looked at")
+}
+
+// A statement that a client has given up with its connection may come late, when it has another one.
+func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.countsInTime()
+	w, _ := f.attending("w")
+	victim := f.client("victim")
+	first := -random() / 2
+	second := first - 1 // the client's keys fall
+	earlier := f.conn()
+	f.ok(victim.pg().Attend(f.ctx, victim.session, second))
+	_ = earlier.Attend(f.ctx, victim.session, first) // late
+	seen, run := w.sees(), w.run()
+	before := seen.Ends.Abandoned
+	pid := int(earlier.Raw().PgConn().PID())
+	_ = earlier.Raw().PgConn().Conn().Close()
+	f.gone(pid)
+	f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
+	a := Absence{Session: victim.session, Presence: first, PID: pid,
+		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", victim.session)}
+	got, err := w.pg().EvictEnded(f.ctx, []Absence{a}, seen.Ends, run)
+	f.ok(err)
+	expect(t, len(got.IDs), 0, "evicted, though it lives on another connection")
+	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }
