@@ -5,5 +5,5 @@
 -- $2 bigint  key of the lock, negative, and lower than all that the client has used
 -- $3 int     lock timeout, milliseconds
 --
--- One row: whether the lock counts; not where another connection has the key, or the session has a lower one.
+-- One row: whether the lock is held; not where the session has a lower key. An error where another connection holds it.
 SELECT pgleases.attend($1::bigint, $2::bigint, $3::int)

@@ -358,9 +358,6 @@ CREATE OR REPLACE FUNCTION pgleases.attend(session bigint, presence bigint, lock
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     PERFORM pgleases.settings(true, $3);
-    IF NOT pg_try_advisory_lock($2) THEN
-        RETURN false;
-    END IF;
     INSERT INTO pgleases.presences AS p (session, presence)
     SELECT c.session, $2 FROM pgleases.clients AS c WHERE c.session = $1
     ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence WHERE EXCLUDED.presence < p.presence;
@@ -369,7 +366,13 @@ BEGIN
         SELECT o.session FROM pgleases.presences AS o
         WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = o.session)
         FOR UPDATE OF o SKIP LOCKED));
-    RETURN NOT EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2);
+    IF EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2) THEN
+        RETURN false;
+    END IF;
+    IF NOT pg_try_advisory_lock($2) THEN -- last, as an error leaves it held, and a client repeats this with another key
+        RAISE EXCEPTION 'another connection holds advisory lock %', $2 USING ERRCODE = 'lock_not_available';
+    END IF;
+    RETURN true;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.attend(bigint, bigint, int) IS 'Has the connection hold the lock of its session''s presence. See attend.sql.';

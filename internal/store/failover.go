@@ -131,7 +131,7 @@ func (l *line) ends(d *dialed) {
 func (c *Conn) Attend(ctx context.Context, session, presence int64) error {
 	got, err := one[struct{ Taken bool }](ctx, c, c.statements.Attend, session, presence, c.lockWait)
 	if err == nil && !got.Taken {
-		err = fmt.Errorf("another connection holds advisory lock %d, or the session has a later one", presence)
+		err = fmt.Errorf("the session has a later lock than %d", presence)
 	}
 	return err
 }

@@ -515,3 +515,18 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	expect(t, len(got.IDs), 0, "evicted, though it lives on another connection")
 	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }
+
+// Where the row cannot be written, nothing is left in the server's table of locks: a client tries again and again.
+func TestNoLockIsLeftWhereItCouldNotBeWritten(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.client("c")
+	release := f.lock("LOCK TABLE presences IN EXCLUSIVE MODE")
+	for range 2 {
+		if err := c.pg().Attend(f.ctx, c.session, -random()); err == nil {
+			t.Fatal("it is written, though the table is locked")
+		}
+	}
+	release()
+	expect(t, value[int](f, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = $1", c.pg().Raw().PgConn().PID()), 0, "locks")
+}
