@@ -137,3 +137,37 @@ func TestFastFailoverIsRefusedWithoutAServer(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, lapse := range map[string]func(e *engine, c *thread){
+			"the server had said that it ends the connection": func(e *engine, c *thread) {
+				c.severed = true
+				e.looks(stoppedFor + pulseEvery)
+				c.severed = false
+			},
+			"an answer came first": func(e *engine, _ *thread) {
+				time.Sleep(stoppedFor - pulseEvery/2)
+				sent := time.Now()
+				time.Sleep(pulseEvery)
+				e.answered(sent)
+			},
+		} {
+			e, c := newThread()
+			m := e.newMembership("l", 2, leaseOptions{})
+			if lapse(e, c); m.lease.read().term.trusted() {
+				t.Errorf("%s: it reads", name)
+			}
+			changed := m.lease.Changed()
+			e.watchConnection(time.Now())
+			if !m.lease.read().term.trusted() {
+				t.Errorf("%s: it does not go on", name)
+			}
+			select {
+			case <-changed:
+			default:
+				t.Errorf("%s: nobody is told", name)
+			}
+		}
+	})
+}

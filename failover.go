@@ -137,8 +137,14 @@ func (e *engine) watchConnection(now time.Time) {
 		e.client.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
 	}
 	c := e.connection.conn
-	if e.session.term != nil && f.woke.IsZero() && (c == nil || !c.(seam.FailoverConn).Severed()) {
-		e.session.term.awake(now.Add(stoppedFor))
+	if t := e.session.term; t != nil && f.woke.IsZero() && (c == nil || !c.(seam.FailoverConn).Severed()) {
+		refused := !t.trusted()
+		t.awake(now.Add(stoppedFor))
+		if refused && t.trusted() { // readers read again, and who waits for that is told
+			for _, m := range e.leases.byName {
+				e.show(m, e.snapshotOf(m))
+			}
+		}
 	}
 }
 
@@ -150,7 +156,7 @@ func (e *engine) pulseDue() time.Time {
 }
 
 // answered takes an answer to a statement that was sent at that moment, which tells that the session lives. Readers that waited for one read
-// again, and are told.
+// again.
 func (e *engine) answered(sent time.Time) {
 	f := &e.failover
 	f.pulse = later(f.pulse, sent)
@@ -161,9 +167,6 @@ func (e *engine) answered(sent time.Time) {
 	default:
 		f.woke = time.Time{}
 		e.watchConnection(time.Now())
-		for _, m := range e.leases.byName {
-			e.show(m, e.snapshotOf(m))
-		}
 	}
 }
 
