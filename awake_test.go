@@ -2,6 +2,7 @@ package pgleases
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -16,12 +17,15 @@ import (
 type thread struct {
 	conn
 	seam.FailoverConn
-	severed bool
-	end     func()
+	severed   bool
+	attendErr error
+	end       func()
 }
 
-func (c *thread) OnEnd(f func()) { c.end = f }
-func (c *thread) Severed() bool  { return c.severed }
+func (c *thread) OnEnd(f func())                             { c.end = f }
+func (c *thread) Severed() bool                              { return c.severed }
+func (c *thread) Attend(context.Context, int64, int64) error { return c.attendErr }
+func (c *thread) Closed() bool                               { return false }
 
 // newThread is an engine on such a connection, which trusts itself.
 func newThread() (*engine, *thread) {
@@ -168,6 +172,21 @@ func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
 			default:
 				t.Errorf("%s: nobody is told", name)
 			}
+		}
+	})
+}
+
+func TestAClientEndsWhereItsLockCannotBeTakenAndItsTrustIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, c := newThread()
+		c.attendErr = errors.New("out of shared memory")
+		e.connected(c)
+		e.newMembership("l", 2, leaseOptions{}).joined = true
+		_ = e.beginAttend(time.Now()).call(t.Context(), c)(nil)
+		time.Sleep(e.options.ttl)
+		e.checkTrust(time.Now())
+		if e.ending.reason = ErrClosed; !e.finished(time.Now()) {
+			t.Error("it waits for ever")
 		}
 	})
 }

@@ -184,6 +184,7 @@ func (e *engine) beginAttend(time.Time) *operation {
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		err := c.(seam.FailoverConn).Attend(ctx, session, presence)
 		return func(error) error {
+			e.session.beatFailed = err != nil // without the lock no heartbeat is sent
 			if err == nil {
 				e.failover.attends, e.failover.lookAt = session, atOnce
 			}
