@@ -190,3 +190,14 @@ func TestAClientEndsWhereItsLockCannotBeTakenAndItsTrustIsOver(t *testing.T) {
 		}
 	})
 }
+
+// It is one of the two lowest sessions still, and nobody watches in its place.
+func TestAClientThatEndsWatchesWhileItWaitsForWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newThread()
+		e.newMembership("l", 2, leaseOptions{}).joined = true
+		if e.ending.reason = ErrClosed; e.lookOutDue(time.Now()).Equal(never) {
+			t.Error("it looks at no locks")
+		}
+	})
+}
