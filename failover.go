@@ -104,8 +104,7 @@ func (e *engine) connected(c conn) {
 	f.attends, f.lookAt, f.digest = 0, atOnce, 0
 	clear(f.held)
 	clear(f.absent)
-	f.lifeline = &lifeline{wakeUp: e.client.wakeUp}
-	f.lifeline.carries(e.session.term)
+	f.lifeline = &lifeline{wakeUp: e.client.wakeUp} // it carries the trust of before once the connection is to hold a lock: its end tells nobody anything until then
 	c.(seam.FailoverConn).OnEnd(f.lifeline.end)
 }
 
@@ -181,6 +180,7 @@ func (e *engine) toAttend() bool {
 func (e *engine) beginAttend(time.Time) *operation {
 	e.failover.presence -= 1 + randomID()>>keyStep
 	session, presence := e.session.number, e.failover.presence
+	e.failover.lifeline.carries(e.session.term)
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		err := c.(seam.FailoverConn).Attend(ctx, session, presence)
 		return func(error) error {
@@ -194,7 +194,7 @@ func (e *engine) beginAttend(time.Time) *operation {
 }
 
 func (e *engine) lookOutDue(time.Time) time.Time {
-	if !e.options.fastFailover || e.ending.reason != nil {
+	if !e.options.fastFailover || e.ending.reason != nil && e.onlySessionRemains() {
 		return never
 	}
 	return e.failover.lookAt
@@ -249,7 +249,7 @@ func (e *engine) lookedOut(look store.Lookout) {
 
 func (e *engine) evictEndedDue(time.Time) time.Time {
 	at := never
-	if !e.session.settled || e.ending.reason != nil {
+	if !e.session.settled || e.ending.reason != nil && e.onlySessionRemains() {
 		return at
 	}
 	for _, a := range e.failover.absent {
