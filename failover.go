@@ -104,7 +104,8 @@ func (e *engine) connected(c conn) {
 	f.attends, f.lookAt, f.digest = 0, atOnce, 0
 	clear(f.held)
 	clear(f.absent)
-	f.lifeline = &lifeline{wakeUp: e.client.wakeUp} // it carries the trust of before once the connection is to hold a lock: its end tells nobody anything until then
+	// It carries the trust of before once the connection is to hold a lock. Until then its end tells nobody anything.
+	f.lifeline = &lifeline{wakeUp: e.client.wakeUp}
 	c.(seam.FailoverConn).OnEnd(f.lifeline.end)
 }
 

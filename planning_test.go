@@ -106,6 +106,10 @@ func (w *world) sharing(partitions int) (procs []*proc, leases []*Lease) {
 		w.within(10*time.Second, "each owns a third", func() bool { return len(l.Values()) == partitions/3 })
 		procs[i].batches(minBatch)
 	}
+	w.within(10*time.Second, "no plan is due", func() (none bool) {
+		w.db.Look(func(t *fakestore.Tables, _ int64) { none = t.Leases["x"].NextCheckAt == fakestore.Ever })
+		return none
+	})
 	return procs, leases
 }
 

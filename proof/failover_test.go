@@ -303,12 +303,10 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 			tr.owned(fmt.Sprintf("before cut %d", n+1))
 			<-time.After(time.Second) // so that those who watch have seen the present locks
 			i := n % len(ways)
-			cut, mend := ways[i].Cut, func() error { return nil }
+			cut, mend := ways[i].Reset, ways[i].Thaw // it goes on, and cannot connect
 			if n%4 < 3 {
 				cut = func() error { return errors.Join(victims[i].Pause(), ways[i].Cut()) }
 				mend = victims[i].Resume
-			} else { // it goes on, and cannot connect
-				cut, mend = ways[i].Reset, ways[i].Thaw
 			}
 			if err := cut(); err != nil {
 				t.Fatal(err)
