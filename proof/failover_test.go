@@ -277,7 +277,7 @@ func (tr *troop) noneEvicted() {
 	}
 }
 
-var failoverCuts = flag.Int("failover-cuts", 12, "how many connections of clients with fast fail-over are cut by the network")
+var failoverCuts = flag.Int("failover-cuts", 8, "how many connections of clients with fast fail-over are cut by the network")
 
 // A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
 // lose their connections while they run.

@@ -69,9 +69,11 @@ func (l *locker) once(ctx context.Context, number int) error {
 	}
 	if l.effects != nil && !held.Shared() {
 		l.zombies.Go(func() { l.haunt(ctx, number, held.Token()) })
+		working, stop := context.WithTimeout(held.Context(), l.ttl) // else it waits for a server that is away, on a lock that is held on
 		for rand.N(2) == 0 {
-			l.effects.write(held.Context(), number, held.Token(), l.writer, held.Guard)
+			l.effects.write(working, number, held.Token(), l.writer, held.Guard)
 		}
+		stop()
 	}
 	enough, done := context.WithTimeout(ctx, rand.N(l.ttl/5))
 	defer done()
