@@ -2,6 +2,7 @@ package pgleases
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -157,6 +158,43 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 		}
 		if moved, n := w.epochs("x")-before, w.count("apply")-applies; moved != 400 || n > 0 {
 			t.Errorf("%d changes of owners, not one for each of 400 partitions; %d plans were applied meanwhile", moved, n)
+		}
+	})
+}
+
+// Its rows are there still, and it is asked for one of them. What it releases is not released, and what it reads is to be released.
+func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var leases []*Lease
+		for _, id := range []string{"a", "b"} {
+			leases = append(leases, w.start(id, WithTTL(10*time.Second)).mustJoin("x", 6, WithHandoffDelay(0)))
+		}
+		for _, l := range leases {
+			w.within(10*time.Second, "each owns half", func() bool { return len(l.Values()) == 3 })
+		}
+		before := w.count("release")
+		var of [2]int64 // the sessions of a and b
+		w.db.Edit(func(t *fakestore.Tables, _ int64) {
+			for session, c := range t.Clients {
+				if i := strings.Index("ab", c.ID); i >= 0 {
+					of[i] = session
+				}
+			}
+			delete(t.Clients, of[0])
+			rows := t.Partitions["x"]
+			for i := range rows {
+				if rows[i].Owner == of[0] {
+					rows[i].Target = of[1]
+				}
+			}
+			l := t.Leases["x"]
+			l.Generation++
+			t.Leases["x"] = l
+		})
+		w.db.Notify(of[0]) // long before its next heartbeat
+		time.Sleep(10 * time.Second)
+		if n := w.count("release") - before; n == 0 || n > 10 {
+			t.Errorf("%d releases within a TTL", n)
 		}
 	})
 }

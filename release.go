@@ -166,7 +166,8 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			m.toRead = m.joined
 			t.readyAt = now.Add(busyRetry)
 			continue
-		case !done: // nor were the new owners told
+		case !done: // nor were the new owners told. Or the session is gone, and would read what it has, and release that, until it hears of it
+			e.session.nextBeat = now
 			m.toRead = m.joined
 			e.announce(t.lease.name, 0)
 		case h.Owner != e.session.number:
