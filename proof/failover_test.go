@@ -29,7 +29,7 @@ import (
 
 const longTTL = 30 * time.Second
 
-var failoverKills = flag.Int("failover-kills", 10, "how many processes with fast fail-over are killed")
+var failoverKills = flag.Int("failover-kills", 6, "how many processes with fast fail-over are killed")
 
 // A troop is a number of worker processes with fast fail-over, which share one lease.
 type troop struct {
@@ -277,7 +277,7 @@ func (tr *troop) noneEvicted() {
 	}
 }
 
-var failoverCuts = flag.Int("failover-cuts", 8, "how many connections of clients with fast fail-over are cut by the network")
+var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients with fast fail-over are cut by the network")
 
 // A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
 // lose their connections while they run.
