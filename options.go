@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 const (
@@ -25,7 +26,6 @@ const (
 	maxPartitions  = 65536
 	ttlEach        = time.Second / 16384 // the least TTL for each partition of a lease, see Client.Lease
 	maxWeight      = 1000
-	maxNameBytes   = 255
 	maxSchemaBytes = 63 // PostgreSQL cuts longer identifiers off
 	defaultHandoff = time.Second
 )
@@ -165,7 +165,7 @@ func schemaOption(call string, opts []Option) (string, error) {
 func (o options) has(name string) bool { return slices.Contains(o.given, name) }
 
 func (o options) validate() error {
-	if err := checkName("client ID", o.clientID); err != nil {
+	if err := store.CheckName("client ID", o.clientID); err != nil {
 		return err
 	}
 	if o.ttl < minTTL || o.ttl > maxTTL {
@@ -188,26 +188,11 @@ func (o options) validate() error {
 	return nil
 }
 
-// checkName refuses what is no name of a lease or client.
-func checkName(what, name string) error {
-	switch {
-	case name == "":
-		return fmt.Errorf(`pgleases: %s "" is empty: 1 to %d bytes`, what, maxNameBytes)
-	case len(name) > maxNameBytes:
-		return fmt.Errorf("pgleases: %s %.20q... has %d bytes: 1 to %d", what, name, len(name), maxNameBytes)
-	case !utf8.ValidString(name):
-		return fmt.Errorf("pgleases: %s %q is not valid UTF-8", what, name)
-	case strings.ContainsRune(name, 0):
-		return fmt.Errorf("pgleases: %s %q contains a NUL", what, name)
-	}
-	return nil
-}
-
 // defaultClientID is host:pid:random, cut to fit.
 func defaultClientID() string {
 	host := hostname()
 	suffix := fmt.Sprintf(":%d:%s", os.Getpid(), rand.Text()[:8])
-	if room := maxNameBytes - len(suffix); len(host) > room {
+	if room := store.MaxNameBytes - len(suffix); len(host) > room {
 		host = host[:room]
 	}
 	return strings.ToValidUTF8(host, "?") + suffix
@@ -257,7 +242,7 @@ func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []Leas
 		}
 		opt(&o)
 	}
-	if err := checkName("lease name", name); err != nil {
+	if err := store.CheckName("lease name", name); err != nil {
 		return o, err
 	}
 	if partitions < 1 || partitions > maxPartitions {

@@ -61,7 +61,7 @@ func (l *Locks) List(ctx context.Context, prefix string) iter.Seq2[Info, error] 
 
 // Get returns what is known of one lock. Of one that nobody holds or awaits that is the name alone.
 func (l *Locks) Get(ctx context.Context, name string) (Info, error) {
-	if err := cmp.Or(l.misuse, checkName(name)); err != nil {
+	if err := cmp.Or(l.misuse, store.CheckName("lock name", name)); err != nil {
 		return Info{}, err
 	}
 	page, err := l.table.List(ctx, name, "", 1) // of all names with this prefix, it is the first

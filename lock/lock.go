@@ -5,9 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -15,9 +13,6 @@ import (
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
-
-// maxNameBytes is the most that a name has.
-const maxNameBytes = 255
 
 // Locks takes locks for a client. All methods are safe for concurrent use.
 type Locks struct {
@@ -100,7 +95,7 @@ func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Cont
 type mode struct{ shared, waits bool }
 
 func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error) {
-	if err := cmp.Or(l.misuse, checkName(name)); err != nil {
+	if err := cmp.Or(l.misuse, store.CheckName("lock name", name)); err != nil {
 		return nil, err
 	}
 	for first := true; ; first = false {
@@ -218,19 +213,4 @@ func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
 // described names a run of a server.
 func described(run store.Run) string {
 	return fmt.Sprintf("timeline %d, started %s, mark %d", run.Timeline, time.UnixMicro(run.Started).Format(time.RFC3339Nano), run.Mark)
-}
-
-// checkName refuses what is no name of a lock.
-func checkName(name string) error {
-	switch {
-	case name == "":
-		return fmt.Errorf(`pgleases: lock name "" is empty: 1 to %d bytes`, maxNameBytes)
-	case len(name) > maxNameBytes:
-		return fmt.Errorf("pgleases: lock name %.20q... has %d bytes: 1 to %d", name, len(name), maxNameBytes)
-	case !utf8.ValidString(name):
-		return fmt.Errorf("pgleases: lock name %q is not valid UTF-8", name)
-	case strings.ContainsRune(name, 0):
-		return fmt.Errorf("pgleases: lock name %q contains a NUL", name)
-	}
-	return nil
 }

@@ -1,0 +1,25 @@
+package store
+
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// MaxNameBytes is the most that the name of a client, a lease or a lock has.
+const MaxNameBytes = 255
+
+// CheckName refuses what is no name; what says of what.
+func CheckName(what, name string) error {
+	switch {
+	case name == "":
+		return fmt.Errorf(`pgleases: %s "" is empty: 1 to %d bytes`, what, MaxNameBytes)
+	case len(name) > MaxNameBytes:
+		return fmt.Errorf("pgleases: %s %.20q... has %d bytes: 1 to %d", what, name, len(name), MaxNameBytes)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("pgleases: %s %q is not valid UTF-8", what, name)
+	case strings.ContainsRune(name, 0):
+		return fmt.Errorf("pgleases: %s %q contains a NUL", what, name)
+	}
+	return nil
+}
