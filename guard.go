@@ -3,7 +3,6 @@ package pgleases
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"time"
 
@@ -31,40 +30,26 @@ import (
 // It costs one round trip on the transaction's own connection, which ctx covers. A Partition made from a stored number and
 // epoch is checked the same way.
 func (l *Lease) Guard(ctx context.Context, tx pgx.Tx, p Partition) error {
-	return l.guard(ctx, p, func(trust int64) error {
-		if tx == nil {
-			return errNoTransaction
-		}
-		_, err := tx.Exec(ctx, l.client.guardStatement, l.name, int32(p.Number), p.Epoch, trust)
-		return err
-	})
+	return l.guard(ctx, p, store.InTx(ctx, tx))
 }
 
 // GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
 func (l *Lease) GuardSQL(ctx context.Context, tx *sql.Tx, p Partition) error {
-	return l.guard(ctx, p, func(trust int64) error {
-		if tx == nil {
-			return errNoTransaction
-		}
-		_, err := tx.ExecContext(ctx, l.client.guardStatement, l.name, p.Number, p.Epoch, trust)
-		return err
-	})
+	return l.guard(ctx, p, store.InSQLTx(ctx, tx))
 }
 
 // guard checks p, first here and then by query, with the trust left in milliseconds.
-func (l *Lease) guard(ctx context.Context, p Partition, query func(trust int64) error) error {
+func (l *Lease) guard(ctx context.Context, p Partition, query store.Query) error {
 	trust, err := l.guardable(p)
 	switch {
 	case err != nil:
 	case l.client.options.database != nil:
 		err = l.client.options.database.Guard(ctx, l.name, p.Number, p.Epoch)
 	default:
-		err = query(trust)
+		err = query(l.client.guardStatement, l.name, int32(p.Number), p.Epoch, trust)
 	}
 	return l.guardError(p, err)
 }
-
-var errNoTransaction = errors.New("transaction is nil")
 
 // guardable checks what can be known without the database, and returns the trust left in milliseconds.
 func (l *Lease) guardable(p Partition) (int64, error) {
@@ -97,9 +82,7 @@ func (l *Lease) guardError(p Partition, err error) error {
 	if err == nil {
 		return nil
 	}
-	// Drivers agree on this method, and on nothing else.
-	var coded interface{ SQLState() string }
-	if errors.As(err, &coded) && coded.SQLState() == store.CodeNotOwner {
+	if store.Refused(err) {
 		err = ErrNotOwner
 	}
 	return fmt.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", p.Number, l.name, p.Epoch, err)

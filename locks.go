@@ -93,8 +93,6 @@ type lockSession Client
 
 func (s *lockSession) client() *Client { return (*Client)(s) }
 
-func (s *lockSession) Log() *slog.Logger { return s.log }
-
 func (s *lockSession) Statements() *store.Locks {
 	return &store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
 }
@@ -126,14 +124,20 @@ func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
 	}); err != nil {
 		return err
 	}
+	_, err := awaitAnswer(ctx, s, <-next)
+	return err
+}
+
+// awaitAnswer waits for the engine's answer, until ctx or the client ends.
+func awaitAnswer[T any](ctx context.Context, s *lockSession, from <-chan T) (answer T, err error) {
 	select {
-	case <-<-next:
-		return nil
+	case answer = <-from:
 	case <-s.done:
-		return s.err
+		err = s.err
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		err = context.Cause(ctx)
 	}
+	return answer, err
 }
 
 func (s *lockSession) Await(ctx context.Context, a *seam.Acquisition) (int64, error) {
@@ -141,14 +145,8 @@ func (s *lockSession) Await(ctx context.Context, a *seam.Acquisition) (int64, er
 	if err := s.client().request(ctx, nil, func(e *engine) { e.awaitLock(a, granted) }); err != nil {
 		return 0, err
 	}
-	select {
-	case g := <-granted:
-		return g.token, g.err
-	case <-s.done:
-		return 0, s.err
-	case <-ctx.Done():
-		return 0, context.Cause(ctx) // and where it was granted at that moment, it is given back
-	}
+	g, err := awaitAnswer(ctx, s, granted) // where ctx ends, and it was granted at that moment, it is given back
+	return g.token, cmp.Or(err, g.err)
 }
 
 func (s *lockSession) Hold(a *seam.Acquisition, token int64, end func(error, bool)) error {
@@ -174,14 +172,7 @@ func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, e
 	if err := s.client().request(context.WithoutCancel(ctx), nil, func(e *engine) { e.releaseLock(a, released) }); err != nil {
 		return false, err
 	}
-	select {
-	case found := <-released:
-		return found, nil
-	case <-s.done:
-		return false, s.err
-	case <-ctx.Done():
-		return false, context.Cause(ctx)
-	}
+	return awaitAnswer(ctx, s, released)
 }
 
 func newLocks() *locks {
@@ -524,9 +515,11 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 		nonces, asked[nonce] = append(nonces, nonce), s
 	}
 	confirm, held := e.locks.toConfirm, make(map[int64]*lockState) // to confirm, it is told all of the session's
-	for nonce, s := range e.locks.of {
-		if confirm && s.stage == lockHeld {
-			held[nonce] = s
+	if confirm {
+		for nonce, s := range e.locks.of {
+			if s.stage == lockHeld {
+				held[nonce] = s
+			}
 		}
 	}
 	e.locks.lookAt = never

@@ -104,36 +104,20 @@ func (h *Held) trusted() error {
 // lock free. It costs one round trip on the transaction's own connection, which ctx covers. In SQL it is the function guard_lock(name, token), which raises
 // SQLSTATE PL001.
 func (h *Held) Guard(ctx context.Context, tx pgx.Tx) error {
-	return h.guard(ctx, func(statement string, args ...any) error {
-		if tx == nil {
-			return errNoTransaction
-		}
-		_, err := tx.Exec(ctx, statement, args...)
-		return err
-	})
+	return h.guard(ctx, store.InTx(ctx, tx))
 }
 
 // GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
 func (h *Held) GuardSQL(ctx context.Context, tx *sql.Tx) error {
-	return h.guard(ctx, func(statement string, args ...any) error {
-		if tx == nil {
-			return errNoTransaction
-		}
-		_, err := tx.ExecContext(ctx, statement, args...)
-		return err
-	})
+	return h.guard(ctx, store.InSQLTx(ctx, tx))
 }
 
-var errNoTransaction = errors.New("transaction is nil")
-
-func (h *Held) guard(ctx context.Context, query func(statement string, args ...any) error) error {
+func (h *Held) guard(ctx context.Context, query store.Query) error {
 	err := h.trusted()
 	if err == nil {
 		err = h.locks.table.Guard(ctx, query, h.Name(), h.token, max(1, h.acquisition.Left().Milliseconds()))
 	}
-	// Drivers agree on this method, and on nothing else.
-	var coded interface{ SQLState() string }
-	if errors.As(err, &coded) && coded.SQLState() == store.CodeNotOwner {
+	if store.Refused(err) {
 		err = ErrLost
 	}
 	if err != nil {

@@ -48,6 +48,6 @@ func (p pooled) List(ctx context.Context, prefix, after string, most int) (rows 
 	return rows, err
 }
 
-func (p pooled) Guard(_ context.Context, query func(statement string, args ...any) error, name string, token, trust int64) error {
+func (p pooled) Guard(_ context.Context, query store.Query, name string, token, trust int64) error {
 	return query(p.statements.Statements.LockGuard, name, token, trust)
 }

@@ -269,7 +269,7 @@ func (l LockTable) List(ctx context.Context, prefix, after string, most int) ([]
 }
 
 // Guard is the SQL function guard_lock, in a transaction that ends at once.
-func (l LockTable) Guard(ctx context.Context, _ func(statement string, args ...any) error, name string, token, _ int64) error {
+func (l LockTable) Guard(ctx context.Context, _ store.Query, name string, token, _ int64) error {
 	passes, _, err := locked(ctx, l.db, func(int64) bool {
 		t := &l.db.tables
 		return slices.ContainsFunc(t.Locks[name], func(held Lock) bool { return held.Token == token && t.Clients[held.Session].Session != 0 })

@@ -2,7 +2,6 @@ package seam
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
@@ -18,8 +17,6 @@ type Locks interface {
 	Statements() *store.Locks
 	// Double is where a client takes locks that runs on no server; nil: it runs on one.
 	Double() LockTable
-	// Log is the client's.
-	Log() *slog.Logger
 
 	// Begin begins an acquisition. It ends with one of Hold, Forget and Abandon.
 	Begin(ctx context.Context, name string) (*Acquisition, error)
@@ -60,7 +57,7 @@ type LockTable interface {
 	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Run) (became store.LockOutcome, sent bool, err error)
 	List(ctx context.Context, prefix, after string, most int) ([]store.LockRow, error)
 	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most.
-	Guard(ctx context.Context, query func(statement string, args ...any) error, name string, token, trust int64) error
+	Guard(ctx context.Context, query store.Query, name string, token, trust int64) error
 }
 
 // A LockConn is what a client needs of a connection to look after its locks.

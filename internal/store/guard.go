@@ -1,0 +1,44 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Guards, of partitions and of locks, in transactions of the application's.
+
+// A Query runs a statement in a transaction of the application's.
+type Query func(statement string, args ...any) error
+
+var errNoTransaction = errors.New("transaction is nil")
+
+// InTx runs statements in a transaction of pgx.
+func InTx(ctx context.Context, tx pgx.Tx) Query {
+	return func(statement string, args ...any) error {
+		if tx == nil {
+			return errNoTransaction
+		}
+		_, err := tx.Exec(ctx, statement, args...)
+		return err
+	}
+}
+
+// InSQLTx runs statements in a transaction of database/sql.
+func InSQLTx(ctx context.Context, tx *sql.Tx) Query {
+	return func(statement string, args ...any) error {
+		if tx == nil {
+			return errNoTransaction
+		}
+		_, err := tx.ExecContext(ctx, statement, args...)
+		return err
+	}
+}
+
+// Refused reports whether a guard refused, whatever the driver.
+func Refused(err error) bool {
+	var coded interface{ SQLState() string } // drivers agree on this method, and on nothing else
+	return errors.As(err, &coded) && coded.SQLState() == CodeNotOwner
+}
