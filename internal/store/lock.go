@@ -164,15 +164,6 @@ func (c *Conn) GrantedLocks() []int64 {
 	return granted
 }
 
-// tolerant runs a statement once more without notifications where those fail: they only make things faster.
-func tolerant[T any](statement func(notify bool) (T, error)) (T, error) {
-	got, err := statement(true)
-	if unnotified(err) {
-		return statement(false)
-	}
-	return got, err
-}
-
 // Locks are the statements on connections of the application's. LockWait is how long one waits for another's mutex, milliseconds. It is not
 // copied after its first use.
 type Locks struct {

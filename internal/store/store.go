@@ -127,12 +127,22 @@ func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
 	return err
 }
 
-// notifying runs a statement whose last parameter is the channel to notify. Where the notification fails, it runs the
-// statement again without one: notifications only make things faster.
+// notifying runs a statement whose last parameter is the channel to notify; empty: none. See tolerant.
 func notifying[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
-	got, err := one[T](ctx, c, statement, append(slices.Clone(args), c.channel)...)
+	return tolerant(func(notify bool) (T, error) {
+		channel := ""
+		if notify {
+			channel = c.channel
+		}
+		return one[T](ctx, c, statement, append(slices.Clone(args), channel)...)
+	})
+}
+
+// tolerant runs a statement once more without notifications where those fail: they only make things faster.
+func tolerant[T any](statement func(notify bool) (T, error)) (T, error) {
+	got, err := statement(true)
 	if unnotified(err) {
-		return one[T](ctx, c, statement, append(args, "")...)
+		return statement(false)
 	}
 	return got, err
 }
