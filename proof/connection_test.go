@@ -52,19 +52,7 @@ func TestNotificationsThatDoNotArriveAreFoundOutAndLivedWith(t *testing.T) {
 	t.Parallel()
 	punctual.Run(t, func(t *punctual.Try) {
 		url := direct(t)
-		bouncer, err := pgserver.PgBouncer(t.Context(), url)
-		if err != nil {
-			t.Skip(err)
-		}
-		t.Cleanup(func() {
-			if err := bouncer.Stop(); err != nil {
-				t.Error(err)
-			}
-		})
-		through, err := bouncer.Through(url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		through := bouncerTo(t, url)
 		var book logbook
 		clients := []*pgleases.Client{
 			newClient(t, newPool(t, url), pgleases.WithClientID("direct")),

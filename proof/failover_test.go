@@ -224,15 +224,7 @@ func TestNobodyWhoLivesIsEvictedWhereTheServerEndsTheConnections(t *testing.T) {
 func TestWhomTheServerHasTerminatedIsNotTakenForDead(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
 		url := direct(t)
-		proxies, err := faults.StartProxies()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(proxies.Close)
-		way, err := proxies.New(url)
-		if err != nil {
-			t.Fatal(err)
-		}
+		way := newProxy(t, url)
 		tr := newTroop(t, url, 2, longTTL)
 		victim := tr.start(way.URL())
 		hasJoined(t, victim)
@@ -284,18 +276,12 @@ var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients
 func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
 		url := direct(t)
-		proxies, err := faults.StartProxies()
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(proxies.Close)
+		proxies := startProxies(t)
 		tr := newTroop(t, url, 2, longTTL)
 		ways := make([]*faults.Proxy, 3)
 		victims := make([]*faults.Process, len(ways))
 		for i := range ways {
-			if ways[i], err = proxies.New(url); err != nil {
-				t.Fatal(err)
-			}
+			ways[i] = proxyTo(t, proxies, url)
 			victims[i] = tr.start(ways[i].URL())
 			hasJoined(t, victims[i])
 		}
@@ -334,19 +320,7 @@ func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 	past := direct(t)
 	needFastFailover(t, newPool(t, past))
 	for _, mode := range []string{"transaction", "session"} {
-		bouncer, err := pgserver.PgBouncer(t.Context(), past, pgserver.WithBouncerSettings(map[string]string{"pool_mode": mode}))
-		if err != nil {
-			t.Skip(err)
-		}
-		t.Cleanup(func() {
-			if err := bouncer.Stop(); err != nil {
-				t.Error(err)
-			}
-		})
-		through, err := bouncer.Through(past)
-		if err != nil {
-			t.Fatal(err)
-		}
+		through := bouncerTo(t, past, pgserver.WithBouncerSettings(map[string]string{"pool_mode": mode}))
 		c, err := pgleases.Open(t.Context(), through, pgleases.WithFastFailover(), quietly(t))
 		if err == nil {
 			shut(t, c)

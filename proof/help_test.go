@@ -5,6 +5,7 @@ package proof_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -25,6 +26,61 @@ import (
 
 // A worker process is this test binary; it must not get as far as the tests.
 func init() { faults.Main() }
+
+// started skips a test that needs a program which is not installed. Where everything is there by arrangement that fails.
+func started(t testing.TB, err error) {
+	t.Helper()
+	if errors.Is(err, pgserver.ErrNotInstalled) && os.Getenv("CI") != "true" {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bouncerTo starts a PgBouncer for the test, and returns the URL that goes through it to the same database.
+func bouncerTo(t testing.TB, url string, opts ...pgserver.BouncerOption) string {
+	t.Helper()
+	bouncer, err := pgserver.PgBouncer(t.Context(), url, opts...)
+	started(t, err)
+	t.Cleanup(func() {
+		if err := bouncer.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	through, err := bouncer.Through(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return through
+}
+
+// startProxies starts a process of proxies for the test.
+func startProxies(t testing.TB) *faults.Proxies {
+	t.Helper()
+	proxies, err := faults.StartProxies()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(proxies.Close)
+	return proxies
+}
+
+// proxyTo returns a proxy among others.
+func proxyTo(t testing.TB, proxies *faults.Proxies, url string) *faults.Proxy {
+	t.Helper()
+	proxy, err := proxies.New(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return proxy
+}
+
+// newProxy returns a proxy with a process of its own.
+func newProxy(t testing.TB, url string) *faults.Proxy {
+	t.Helper()
+	return proxyTo(t, startProxies(t), url)
+}
 
 // size has a pool hold that many connections.
 func size(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }

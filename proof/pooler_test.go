@@ -24,19 +24,7 @@ func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 		past := direct(t)
 		since := time.Now()
 		most := bears(time.Second, time.Second/3)
-		bouncer, err := pgserver.PgBouncer(t.Context(), past, pgserver.WithPoolSize(slots))
-		if err != nil {
-			t.Skip(err)
-		}
-		t.Cleanup(func() {
-			if err := bouncer.Stop(); err != nil {
-				t.Error(err)
-			}
-		})
-		through, err := bouncer.Through(past)
-		if err != nil {
-			t.Fatal(err)
-		}
+		through := bouncerTo(t, past, pgserver.WithPoolSize(slots))
 		config, err := pgx.ParseConfig(past)
 		if err != nil {
 			t.Fatal(err)

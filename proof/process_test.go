@@ -74,20 +74,6 @@ func TestAFrozenConnectionEmptiesValuesAtTheTrustDeadlineBeforeAnotherOwns(t *te
 	})
 }
 
-func newProxy(t testing.TB, url string) *faults.Proxy {
-	t.Helper()
-	proxies, err := faults.StartProxies()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxies.Close)
-	proxy, err := proxies.New(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return proxy
-}
-
 // Promise 12.
 func TestAPoolThatIsUsedUpCostsNothing(t *testing.T) {
 	t.Parallel()

@@ -71,7 +71,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		var unseen, lateHeld []int
 		for round := range rounds {
 			old, next := c.servers[round], c.servers[round+1]
-			ways := []*faults.Proxy{c.newProxy(t, old.URL()), c.newProxy(t, next.URL())}
+			ways := []*faults.Proxy{proxyTo(t, c.proxies, old.URL()), proxyTo(t, c.proxies, next.URL())}
 			apart := c.url(t, ways...)
 			gone, goneLease := join(apart, fmt.Sprintf("gone-%d", round), ttl)
 			waitFor(t, patience, "the lease is shared with the one that will be gone", func() bool { return shared(append(crew, goneLease)...) })
@@ -227,15 +227,8 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				of := make(map[int]int)
-				for _, log := range logs {
-					for _, i := range log.Intervals {
-						if i.First > since {
-							of[i.Partition]++
-						}
-					}
-				}
-				return len(of) == locks && slices.Min(slices.Collect(maps.Values(of))) >= times
+				gains := oracle.GainsSince(logs, since)
+				return len(gains) == locks && slices.Min(slices.Collect(maps.Values(gains))) >= times
 			}
 		}
 		waitFor(t, patience, "all locks come and go", taken(oracle.Now(), 3))
@@ -301,18 +294,13 @@ type cluster struct {
 
 func newCluster(t testing.TB, size int) *cluster {
 	t.Helper()
-	proxies, err := faults.StartProxies()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(proxies.Close)
-	c := &cluster{proxies: proxies, servers: []*pgserver.Server{pgserver.Private(t)}}
+	c := &cluster{proxies: startProxies(t), servers: []*pgserver.Server{pgserver.Private(t)}}
 	for i := range size {
-		c.doors = append(c.doors, c.newProxy(t, c.servers[i].URL()))
+		c.doors = append(c.doors, proxyTo(t, c.proxies, c.servers[i].URL()))
 		if i+1 == size {
 			break
 		}
-		c.pipes = append(c.pipes, c.newProxy(t, c.servers[i].URL()))
+		c.pipes = append(c.pipes, proxyTo(t, c.proxies, c.servers[i].URL()))
 		host, port := address(t, c.pipes[i].URL())
 		standby, err := c.servers[0].Standby(t.Context(), pgserver.WithSettings(map[string]string{
 			"primary_conninfo": fmt.Sprintf("host=%s port=%d user=postgres", host, port),
@@ -331,15 +319,6 @@ func newCluster(t testing.TB, size int) *cluster {
 		c.servers = append(c.servers, standby)
 	}
 	return c
-}
-
-func (c *cluster) newProxy(t testing.TB, url string) *faults.Proxy {
-	t.Helper()
-	proxy, err := c.proxies.New(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return proxy
 }
 
 // url is the connection string of the primary, whichever of these ways leads to it.

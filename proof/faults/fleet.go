@@ -583,14 +583,7 @@ func (f *Fleet) LocksTaken(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		taken := make(map[int]bool)
-		for _, log := range logs {
-			for _, i := range log.Intervals {
-				if i.First > began {
-					taken[i.Partition] = true
-				}
-			}
-		}
+		taken := oracle.GainsSince(logs, began)
 		if len(taken) == f.Config.Locks {
 			return nil
 		}

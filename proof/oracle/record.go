@@ -55,6 +55,19 @@ func (l Log) Held() []int {
 	return held
 }
 
+// GainsSince counts, by partition or lock, the intervals that began after that moment. What was not gained is not in it.
+func GainsSince(logs []Log, since Instant) map[int]int {
+	gains := make(map[int]int)
+	for _, log := range logs {
+		for _, i := range log.Intervals {
+			if i.First > since {
+				gains[i.Partition]++
+			}
+		}
+	}
+	return gains
+}
+
 // The file: a header, then one record for each interval. All are little-endian words, written in one piece each, so that
 // a process that is killed in between leaves words that go together.
 const (
