@@ -152,25 +152,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server_check (
 CREATE UNIQUE INDEX IF NOT EXISTS server_check_one_row ON pgleases.server_check ((true));
 COMMENT ON TABLE pgleases.server_check IS 'One row: what the last check for expired sessions left to others.';
 COMMENT ON COLUMN pgleases.server_check.unwatched IS 'The shortest TTL of the sessions that had expired and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
-DO $pgleases_body$
-DECLARE
-    statement pg_catalog.text;
-BEGIN
-    INSERT INTO pgleases.server_check (unwatched) VALUES ('0') ON CONFLICT DO NOTHING;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    FOR statement IN
-        SELECT pg_catalog.format('GRANT %s ON %s TO %s', acl.privilege_type, k.tableoid::pg_catalog.regclass,
-                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
-                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
-        FROM pgleases.server_check AS k, pgleases.server AS s, pg_catalog.pg_class AS c, pg_catalog.aclexplode(c.relacl) AS acl
-        WHERE c.oid OPERATOR(pg_catalog.=) s.tableoid
-    LOOP
-        EXECUTE statement;
-    END LOOP;
-END
-$pgleases_body$;
+INSERT INTO pgleases.server_check (unwatched) VALUES ('0') ON CONFLICT DO NOTHING;
 
 -- Version 2. The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
 -- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.
@@ -205,31 +187,6 @@ COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that 
 
 CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
 COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the era is the high part.';
-
--- In a migration from version 1, roles that run clients get the rights that grants.sql would give them.
-DO $pgleases_body$
-DECLARE
-    statement pg_catalog.text;
-BEGIN
-    FOR statement IN
-        SELECT pg_catalog.format('GRANT %s ON %s TO %s', CASE WHEN new.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'USAGE' ELSE acl.privilege_type END,
-                                 new.oid::pg_catalog.regclass,
-                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
-                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
-        FROM pgleases.server_check AS k
-        JOIN pg_catalog.pg_class AS known ON known.oid OPERATOR(pg_catalog.=) k.tableoid
-        JOIN pg_catalog.pg_class AS clients ON clients.relnamespace OPERATOR(pg_catalog.=) known.relnamespace
-                                           AND clients.relname OPERATOR(pg_catalog.=) 'clients'::pg_catalog.name
-        JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) known.relnamespace
-                                       AND new.relname OPERATOR(pg_catalog.=) ANY (ARRAY['locks'::pg_catalog.name, 'lock_tokens'::pg_catalog.name, 'presences'::pg_catalog.name])
-                                       AND new.relacl IS NULL -- else somebody has granted rights on it
-        CROSS JOIN LATERAL pg_catalog.aclexplode(clients.relacl) AS acl
-        WHERE new.relkind OPERATOR(pg_catalog.=) 'r'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text
-    LOOP
-        EXECUTE statement;
-    END LOOP;
-END
-$pgleases_body$;
 
 -- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
 -- no flush. A crash of one backend changes neither the server's start time nor its timeline.
@@ -315,3 +272,29 @@ COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may
 COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
+
+-- In a migration from version 1, roles that run clients get the rights that grants.sql would give them: on each new relation those
+-- that they have on an old one.
+DO $pgleases_body$
+DECLARE
+    statement pg_catalog.text;
+BEGIN
+    FOR statement IN
+        SELECT pg_catalog.format('GRANT %s ON %s TO %s', CASE WHEN new.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'USAGE' ELSE acl.privilege_type END,
+                                 new.oid::pg_catalog.regclass,
+                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
+        FROM (VALUES ('server_check'::pg_catalog.name, 'server'::pg_catalog.name), ('locks', 'clients'), ('lock_tokens', 'clients'),
+                     ('presences', 'clients'), ('locks_status', 'status')) AS pair (new, old)
+        CROSS JOIN pgleases.schema_version AS v
+        JOIN pg_catalog.pg_class AS here ON here.oid OPERATOR(pg_catalog.=) v.tableoid
+        JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND new.relname OPERATOR(pg_catalog.=) pair.new
+        JOIN pg_catalog.pg_class AS old ON old.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND old.relname OPERATOR(pg_catalog.=) pair.old
+        CROSS JOIN LATERAL pg_catalog.aclexplode(old.relacl) AS acl
+        WHERE v.version OPERATOR(pg_catalog.=) 1
+          AND (new.relkind OPERATOR(pg_catalog.<>) 'S'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$pgleases_body$;

@@ -119,6 +119,7 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	unguard := f.lock("SELECT guard('l', 0, 1)") // an application's transaction, open all the while
 	plain := f.role()
 	f.exec(strings.ReplaceAll(version1(t, "grants"), "pgleases_app", plain))
+	f.exec("ALTER DEFAULT PRIVILEGES IN SCHEMA pgleases GRANT SELECT ON TABLES TO " + f.role()) // new tables begin with rights of somebody's
 
 	stop := a.beats()
 	f.ok(Migrate(f.ctx, f.raw(), "pgleases"))
@@ -156,6 +157,18 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	evicted := a.says("evict", clock, 600_000_000, run.Timeline, run.Started, run.Mark, 5000)
 	expect(t, strings.HasPrefix(evicted, "[[c] [l]"), true, "evicted by the old: "+evicted)
 
+	// It may what grants.sql allows on a new schema.
+	fresh := newFixture(t)
+	other := fresh.role()
+	grants, err := os.ReadFile("../../sql/grants.sql")
+	f.ok(err)
+	fresh.exec(strings.ReplaceAll(string(grants), "pgleases_app", other))
+	rights := func(f *fixture, role string) string {
+		return f.text(`SELECT relname, privilege_type FROM pg_class, aclexplode(relacl)
+			WHERE relnamespace = 'pgleases'::regnamespace AND grantee = $1::text::regrole ORDER BY 1, 2`, role)
+	}
+	expect(t, rights(f, plain), rights(fresh, other), "rights after a migration")
+
 	// A failover: what an old client has passes no guard until it has moved, as no old client renews.
 	epoch := value[int64](f, "SELECT epoch FROM partitions WHERE partition = 1")
 	settled(f.client("d"))
@@ -164,7 +177,6 @@ func TestAMigrationFromVersion1GoesUnderLivingClients(t *testing.T) {
 	expect(t, f.passes("l", 1, value[int64](f, "SELECT epoch FROM partitions WHERE partition = 1")), true, "a guard passes after a hand-over by an old client")
 
 	// It is what a new schema is.
-	fresh := newFixture(t)
 	for _, query := range []string{
 		`SELECT attrelid::regclass::text, attname, format_type(atttypid, atttypmod), attnotnull, col_description(attrelid, attnum),
 			(SELECT pg_get_expr(adbin, adrelid) FROM pg_attrdef WHERE adrelid = attrelid AND adnum = attnum) FROM pg_attribute
