@@ -1,0 +1,334 @@
+package schedule
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"regexp"
+	"strings"
+	"time"
+
+	cron "github.com/netresearch/go-cron"
+)
+
+// Cron makes a rule that ticks when the clocks of a zone show what an expression says. The expression has five fields: minute, hour, day of the
+// month, month, day of the week (0 and 7 are Sunday). Each is *, or a list of values, ranges and steps, such as 5, 1-5, MON-FRI, */15, 8-18/2; a
+// range may wrap around, such as 22-2. Where both days are given, a day is one of either, as in POSIX: 0 6 1 * MON is the first, and Mondays.
+// @yearly, @monthly, @weekly, @daily and @hourly are expressions too. The zone is a name of the zone database, such as Europe/Berlin or UTC.
+//
+// Where clocks are set forward, the ticks at times that they leave out are one tick, at that instant. Where they are set back, a time that comes twice
+// has a tick the first time only. Rules that name all 24 hours follow the hours as they pass: they have no tick for what is left out,
+// and go on in both passes.
+func Cron(expression, zone string) Rule {
+	expression = strings.Join(strings.Fields(expression), " ")
+	r := Rule{text: zonePrefix + zone + " " + expression}
+	spec, err := parse(expression)
+	if err != nil {
+		r.err = fmt.Errorf("schedule: cron expression %q: %w", expression, err)
+		return r
+	}
+	location, err := time.LoadLocation(zone)
+	switch {
+	case zone == "" || zone == "Local":
+		r.err = fmt.Errorf("schedule: cron expression %q: zone %q differs between hosts; it must be a name such as Europe/Berlin or UTC", expression, zone)
+		return r
+	case err != nil:
+		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; it must be a name of the zone database, such as Europe/Berlin or UTC; "+
+			"where a host has none, import time/tzdata", expression, zone, err)
+		return r
+	}
+	r.clock = &clock{
+		minute: spec.Minute & (1<<60 - 1), hour: spec.Hour & (1<<24 - 1), dom: spec.Dom, month: spec.Month, dow: spec.Dow,
+		hourly: spec.Hour&(1<<24-1) == 1<<24-1, location: location,
+	}
+	return r
+}
+
+var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
+
+// The fields of an expression.
+var fields = [5]struct {
+	name  string
+	want  string
+	value string // a regular expression
+}{
+	{"minute", "0 to 59", `\d+`},
+	{"hour", "0 to 23", `\d+`},
+	{"day of the month", "1 to 31", `\d+`},
+	{"month", "1 to 12 or JAN to DEC", `(?:\d+|[A-Za-z]{3})`},
+	{"day of the week", "0 to 7 or SUN to SAT", `(?:\d+|[A-Za-z]{3})`},
+}
+
+// parse parses an expression. The parser's errors do not name the field, and it takes some that mean nothing, such as "*-5" or ",".
+func parse(expression string) (*cron.SpecSchedule, error) {
+	words := strings.Fields(expression)
+	switch {
+	case strings.HasPrefix(expression, "@every"):
+		return nil, fmt.Errorf("use Every for an interval")
+	case strings.Contains(expression, "TZ="):
+		return nil, fmt.Errorf("the zone is an argument of its own")
+	case strings.HasPrefix(expression, "@"):
+	case len(words) != len(fields):
+		return nil, fmt.Errorf("it has %d fields, not 5: minute, hour, day of the month, month, day of the week", len(words))
+	default:
+		for i, word := range words {
+			if err := checkField(i, word); err != nil {
+				return nil, fmt.Errorf("field %d, the %s, is %q: %w; it must be * or of %s, such as in 5, 1-5, */2, 1-5/2 or a list of these",
+					i+1, fields[i].name, word, err, fields[i].want)
+			}
+		}
+	}
+	parsed, err := parser.Parse(expression)
+	if err != nil {
+		return nil, fmt.Errorf("%w; it must be five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly", err)
+	}
+	return parsed.(*cron.SpecSchedule), nil // of fields it is always that
+}
+
+func checkField(i int, word string) error {
+	value := fields[i].value
+	form := regexp.MustCompile(`^(?:\*|(` + value + `)(?:-(` + value + `))?)(/\d+)?$`)
+	for _, element := range strings.Split(word, ",") {
+		if !form.MatchString(element) {
+			return fmt.Errorf("%q is no value, range or step", element)
+		}
+	}
+	alone := []string{"*", "*", "*", "*", "*"}
+	alone[i] = word
+	_, err := parser.Parse(strings.Join(alone, " "))
+	return err
+}
+
+// A clock has the ticks of a cron expression. It computes in seconds: of Unix for instants, and for what the clocks show, in seconds of Unix of the
+// instant at which UTC shows the same. It never loops over ticks, only over days and over changes of the clocks.
+type clock struct {
+	minute, hour, dom, month, dow uint64 // a bit for each value; the highest of dom and dow is set for *
+	hourly                        bool   // all 24 hours are named
+	location                      *time.Location
+}
+
+const (
+	day   = 24 * 60 * 60
+	star  = 1 << 63
+	never = math.MinInt64
+	// apart is more than what the clocks of a zone may ever differ from UTC, or from themselves.
+	apart = 2 * day
+	// rarest is more than the days between two ticks that are furthest apart, as of 29 February from 2096 to 2104.
+	rarest = 8*366 + 1
+)
+
+// mark returns what the clocks showed at a tick; never if that is not known.
+func mark(t Tick) int64 {
+	if t.Local.IsZero() {
+		return never
+	}
+	_, offset := t.Local.Zone()
+	return t.Local.Unix() + int64(offset)
+}
+
+func (c *clock) tick(at int64) Tick {
+	t := time.Unix(at, 0)
+	return Tick{At: t.UTC(), Local: t.In(c.location)}
+}
+
+// A span is the time between two changes of the clocks.
+type span struct {
+	start, end int64 // instants
+	offset     int64 // of the clocks
+	from       int64 // clocks: times before that were shown before
+	makeUp     bool  // there is a tick at start for what was left out
+}
+
+// span returns the span in which an instant is. Local is what the clocks showed at the last tick.
+func (c *clock) span(at, local int64) span {
+	s := c.bounds(at)
+	if c.hourly {
+		s.from = never
+		return s
+	}
+	s.from = local
+	if local != never {
+		s.from++
+	}
+	// The latest that the clocks have shown before, also if they were changed twice in short time.
+	for start := s.start; start > s.start-apart && start != never; {
+		before := c.bounds(start - 1)
+		s.from = max(s.from, start+before.offset)
+		start = before.start
+	}
+	if s.start != never {
+		shown := s.start + s.offset
+		if left, ok := c.ceil(s.from); ok && left < shown {
+			s.makeUp = !c.matches(shown)
+		}
+	}
+	return s
+}
+
+func (c *clock) bounds(at int64) span {
+	t := time.Unix(at, 0).In(c.location)
+	_, offset := t.Zone()
+	s := span{start: never, end: math.MaxInt64 - apart, offset: int64(offset)}
+	start, end := t.ZoneBounds()
+	if !start.IsZero() {
+		s.start = start.Unix()
+	}
+	if !end.IsZero() {
+		s.end = end.Unix()
+	}
+	if s.end <= at { // on 31 December of a leap year after the last change that the zone data lists, package time says that it has ended
+		date, _ := divide(at, day)
+		s.end = (date + 1) * day
+	}
+	return s
+}
+
+// next returns the first tick after an instant.
+func (c *clock) next(after, local int64) (int64, bool) {
+	for at := after + 1; ; {
+		s := c.span(at, local)
+		if s.makeUp && s.start >= at {
+			return s.start, true
+		}
+		shown, ok := c.ceil(max(s.from, at+s.offset))
+		if !ok {
+			return 0, false
+		}
+		if shown < s.end+s.offset {
+			return shown - s.offset, true
+		}
+		at = max(s.end, shown-apart)
+	}
+}
+
+// previous returns the last tick after an instant, up to another.
+func (c *clock) previous(after, until, local int64) (int64, bool) {
+	for at := until; at > after; {
+		s := c.span(at, local)
+		shown, ok := c.floor(at + s.offset)
+		switch {
+		case ok && shown >= s.from && (s.start == never || shown >= s.start+s.offset):
+			return shown - s.offset, shown-s.offset > after
+		case s.makeUp:
+			return s.start, s.start > after
+		case !ok || s.start == never:
+			return 0, false
+		}
+		at = min(s.start-1, shown+apart)
+	}
+	return 0, false
+}
+
+// count returns the number of ticks after an instant, up to another.
+func (c *clock) count(after, until, local int64) (n int64) {
+	for at := after + 1; at <= until; {
+		s := c.span(at, local)
+		if s.makeUp && s.start >= at {
+			n++
+		}
+		n += c.between(max(s.from, at+s.offset), min(s.end, until+1)+s.offset)
+		at = s.end
+	}
+	return n
+}
+
+// The rest knows no zone.
+
+// ceil returns the first matching time at or after another.
+func (c *clock) ceil(shown int64) (int64, bool) {
+	date, second := divide(shown, day)
+	minute := (second + 59) / 60
+	for range rarest {
+		if c.isDay(date) {
+			if hour := minute / 60; hour < 24 {
+				if m := c.minute >> (minute % 60) << (minute % 60); c.hour>>hour&1 == 1 && m != 0 {
+					return date*day + hour*3600 + int64(bits.TrailingZeros64(m))*60, true
+				}
+				if h := c.hour >> (hour + 1) << (hour + 1); h != 0 {
+					return date*day + int64(bits.TrailingZeros64(h))*3600 + int64(bits.TrailingZeros64(c.minute))*60, true
+				}
+			}
+		}
+		date, minute = date+1, 0
+	}
+	return 0, false
+}
+
+// floor returns the last matching time at or before another.
+func (c *clock) floor(shown int64) (int64, bool) {
+	date, second := divide(shown, day)
+	minute := second / 60
+	for range rarest {
+		if c.isDay(date) {
+			hour := minute / 60
+			if m := c.minute & (2<<(minute%60) - 1); c.hour>>hour&1 == 1 && m != 0 {
+				return date*day + hour*3600 + int64(bits.Len64(m)-1)*60, true
+			}
+			if h := c.hour & (1<<hour - 1); h != 0 {
+				return date*day + int64(bits.Len64(h)-1)*3600 + int64(bits.Len64(c.minute)-1)*60, true
+			}
+		}
+		date, minute = date-1, 24*60-1
+	}
+	return 0, false
+}
+
+func (c *clock) matches(shown int64) bool {
+	found, ok := c.ceil(shown)
+	return ok && found == shown
+}
+
+// between returns how many matching times there are from one on, before another.
+func (c *clock) between(from, to int64) (n int64) {
+	if from >= to {
+		return 0
+	}
+	first, begin := divide(from, day)
+	last, end := divide(to, day)
+	for date := first; date <= last; date++ {
+		if c.isDay(date) {
+			n += c.inDay(day)
+		}
+	}
+	if c.isDay(first) {
+		n -= c.inDay(begin)
+	}
+	if c.isDay(last) {
+		n -= c.inDay(day) - c.inDay(end)
+	}
+	return n
+}
+
+// inDay returns how many matching times a matching day has before a second of it.
+func (c *clock) inDay(second int64) int64 {
+	minute := (second + 59) / 60
+	hour := minute / 60
+	n := bits.OnesCount64(c.hour&(1<<hour-1)) * bits.OnesCount64(c.minute)
+	if c.hour>>hour&1 == 1 {
+		n += bits.OnesCount64(c.minute & (1<<(minute%60) - 1))
+	}
+	return int64(n)
+}
+
+func (c *clock) isDay(date int64) bool {
+	t := time.Unix(date*day, 0).UTC()
+	_, month, dayOfMonth := t.Date()
+	ofMonth, ofWeek := c.dom>>dayOfMonth&1 == 1, c.dow>>t.Weekday()&1 == 1
+	switch {
+	case c.month>>month&1 == 0:
+		return false
+	case c.dom&star != 0 || c.dow&star != 0:
+		return ofMonth && ofWeek
+	default:
+		return ofMonth || ofWeek
+	}
+}
+
+// divide rounds down.
+func divide(a, b int64) (quotient, remainder int64) {
+	quotient, remainder = a/b, a%b
+	if remainder < 0 {
+		quotient, remainder = quotient-1, remainder+b
+	}
+	return quotient, remainder
+}

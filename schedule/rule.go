@@ -1,0 +1,156 @@
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// A Rule says when a schedule ticks. It is made by [Cron], [Every] or [Parse], never changes, and is safe for concurrent use. Two rules are the
+// same when their texts are. A rule that was made of something wrong has no ticks and tells what in Err.
+type Rule struct {
+	text  string
+	every time.Duration // of Every
+	clock *clock        // of Cron
+	err   error
+}
+
+// A Tick is one instant of a rule, and how the clocks of its zone show it.
+type Tick struct {
+	At time.Time // in UTC
+	// Local is At as the clocks of the rule's zone show it; in UTC for Every. Of a tick that is handed in, only what the clock shows counts,
+	// not the location; a database may keep it in a timestamp without time zone.
+	Local time.Time
+}
+
+// Every makes a rule that ticks each d of elapsed time: the ticks are anchor + k·d, and no change of any clock moves them. d is at least a second,
+// less than a day, and whole microseconds, the unit of the database. For a day or more see Cron.
+func Every(d time.Duration) Rule {
+	r := Rule{text: everyPrefix + d.String(), every: d}
+	switch {
+	case d < time.Second:
+		r.err = fmt.Errorf("schedule: Every(%v): the interval must be at least 1s", d)
+	case d >= 24*time.Hour:
+		r.err = fmt.Errorf("schedule: Every(%v): the interval must be below 24h: Every counts elapsed time, so that a day or more would drift against "+
+			"local clocks when they change; use Cron, such as Cron(\"0 2 * * *\", \"Europe/Berlin\") for each day at 2:00", d)
+	case d%time.Microsecond != 0:
+		r.err = fmt.Errorf("schedule: Every(%v): the interval must be whole microseconds", d)
+	}
+	return r
+}
+
+const (
+	everyPrefix = "@every "
+	zonePrefix  = "CRON_TZ="
+)
+
+// Parse makes a rule of its text: of what String returned, or of a cron expression alone, which is in UTC.
+func Parse(text string) (Rule, error) {
+	if interval, ok := strings.CutPrefix(text, everyPrefix); ok {
+		d, err := time.ParseDuration(interval)
+		if err != nil {
+			err = fmt.Errorf("schedule: %q: %q is not a duration; it must be such as 90s or 1h30m", text, interval)
+			return Rule{text: text, err: err}, err
+		}
+		r := Every(d)
+		return r, r.err
+	}
+	zone, expression := "UTC", text
+	if zoned, ok := strings.CutPrefix(text, zonePrefix); ok {
+		zone, expression, _ = strings.Cut(zoned, " ")
+	}
+	r := Cron(expression, zone)
+	return r, r.err
+}
+
+// String returns the text of the rule, of which Parse makes the same rule: "CRON_TZ=Europe/Berlin 0 2 * * *", or "@every 15m0s".
+func (r Rule) String() string { return r.text }
+
+// Err tells what is wrong with the rule; nil if it can be used.
+func (r Rule) Err() error {
+	if r.text == "" {
+		return errors.New("schedule: the rule is empty; make one with Cron or Every")
+	}
+	return r.err
+}
+
+// Next returns the first tick after another; false where there is none, as for 30 February. Of after, the instant counts, and where Local
+// is not zero also that: the clocks of the new tick show a later time, also if the zone data has changed since or differs from that of the host
+// that computed after. (A rule that names all 24 hours of the day is free of that, as it repeats an hour by itself.) To begin
+// at any instant t, give Tick{At: t}; so too after a change of the rule.
+//
+// The anchor counts for Every, where k may be negative too; Cron ignores it.
+func (r Rule) Next(anchor time.Time, after Tick) (Tick, bool) {
+	switch {
+	case r.Err() != nil:
+		return Tick{}, false
+	case r.clock != nil:
+		at, ok := r.clock.next(after.At.Unix(), mark(after))
+		if !ok {
+			return Tick{}, false
+		}
+		return r.clock.tick(at), true
+	default:
+		return r.elapsed(anchor, r.intervals(anchor, after.At)+1), true
+	}
+}
+
+// Preview returns the next n ticks after another, fewer where there are no more. What after and anchor mean, Next tells.
+func (r Rule) Preview(anchor time.Time, after Tick, n int) []Tick {
+	var ticks []Tick
+	for len(ticks) < n {
+		next, ok := r.Next(anchor, after)
+		if !ok {
+			break
+		}
+		ticks = append(ticks, next)
+		after = next
+	}
+	return ticks
+}
+
+// previous returns the last tick after another, up to an instant.
+func (r Rule) previous(anchor time.Time, after Tick, until time.Time) (Tick, bool) {
+	switch {
+	case r.Err() != nil:
+		return Tick{}, false
+	case r.clock != nil:
+		at, ok := r.clock.previous(after.At.Unix(), until.Unix(), mark(after))
+		if !ok {
+			return Tick{}, false
+		}
+		return r.clock.tick(at), true
+	default:
+		tick := r.elapsed(anchor, r.intervals(anchor, until))
+		return tick, tick.At.After(after.At)
+	}
+}
+
+// count returns how many ticks there are after a tick, up to an instant.
+func (r Rule) count(anchor time.Time, after Tick, until time.Time) int64 {
+	switch {
+	case r.Err() != nil || !until.After(after.At):
+		return 0
+	case r.clock != nil:
+		return r.clock.count(after.At.Unix(), until.Unix(), mark(after))
+	default:
+		return r.intervals(anchor, until) - r.intervals(anchor, after.At)
+	}
+}
+
+// intervals returns how many whole intervals have passed from the anchor until an instant, negative before it.
+func (r Rule) intervals(anchor, until time.Time) int64 {
+	passed, d := until.UnixMicro()-anchor.UnixMicro(), r.every.Microseconds()
+	k := passed / d
+	if passed%d < 0 {
+		k--
+	}
+	return k
+}
+
+// elapsed returns the tick of Every that is k intervals after the anchor.
+func (r Rule) elapsed(anchor time.Time, k int64) Tick {
+	at := time.UnixMicro(anchor.UnixMicro() + k*r.every.Microseconds()).UTC()
+	return Tick{At: at, Local: at}
+}
