@@ -1,11 +1,14 @@
 package schedule
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/bits"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	cron "github.com/netresearch/go-cron"
@@ -27,76 +30,115 @@ func Cron(expression, zone string) Rule {
 		r.err = fmt.Errorf("schedule: cron expression %q: %w", expression, err)
 		return r
 	}
-	location, err := time.LoadLocation(zone)
-	switch {
-	case zone == "" || zone == "Local":
-		r.err = fmt.Errorf("schedule: cron expression %q: zone %q differs between hosts; it must be a name such as Europe/Berlin or UTC", expression, zone)
-		return r
-	case err != nil:
-		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; it must be a name of the zone database, such as Europe/Berlin or UTC; "+
-			"where a host has none, import time/tzdata", expression, zone, err)
+	location, err := loadZone(zone)
+	if err != nil {
+		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; it must be a name of the zone database, such as Europe/Berlin or UTC",
+			expression, zone, err)
 		return r
 	}
-	r.clock = &clock{
-		minute: spec.Minute & (1<<60 - 1), hour: spec.Hour & (1<<24 - 1), dom: spec.Dom, month: spec.Month, dow: spec.Dow,
-		hourly: spec.Hour&(1<<24-1) == 1<<24-1, location: location,
-	}
+	r.clock = newClock(spec, location)
 	return r
+}
+
+var zones sync.Map // of *time.Location by name: reading one takes longer than all else that Cron does
+
+func loadZone(name string) (*time.Location, error) {
+	if zone, ok := zones.Load(name); ok {
+		return zone.(*time.Location), nil
+	}
+	if name == "" || name == "Local" {
+		return nil, errors.New("it differs between hosts")
+	}
+	zone, err := time.LoadLocation(name)
+	if err != nil {
+		return nil, fmt.Errorf("%w (where a host has no zones, import time/tzdata)", err)
+	}
+	zones.Store(name, zone)
+	return zone, nil
 }
 
 var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 
-// The fields of an expression.
+// The fields of an expression, in order.
 var fields = [5]struct {
-	name  string
-	want  string
-	value string // a regular expression
+	name, want string
+	form       *regexp.Regexp
 }{
-	{"minute", "0 to 59", `\d+`},
-	{"hour", "0 to 23", `\d+`},
-	{"day of the month", "1 to 31", `\d+`},
-	{"month", "1 to 12 or JAN to DEC", `(?:\d+|[A-Za-z]{3})`},
-	{"day of the week", "0 to 7 or SUN to SAT", `(?:\d+|[A-Za-z]{3})`},
+	{"minute", "0 to 59", form("")},
+	{"hour", "0 to 23", form("")},
+	{"day of the month", "1 to 31", form("")},
+	{"month", "1 to 12 or JAN to DEC", form("jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec")},
+	{"day of the week", "0 to 7 or SUN to SAT", form("sun|mon|tue|wed|thu|fri|sat")},
 }
 
-// parse parses an expression. The parser's errors do not name the field, and it takes some that mean nothing, such as "*-5" or ",".
+// form returns what an element of a field's list looks like, where values may be numbers or names.
+func form(names string) *regexp.Regexp {
+	value := `(?:\d{1,2})`
+	if names != "" {
+		value = `(?:\d{1,2}|` + names + `)`
+	}
+	return regexp.MustCompile(`^(?i:(?:\*|` + value + `(?:-` + value + `)?)(?:/\d{1,2})?)$`)
+}
+
+// parse parses an expression. The parser alone would take some that mean nothing, such as "*-5" or ",", and name no field in its errors.
 func parse(expression string) (*cron.SpecSchedule, error) {
 	words := strings.Fields(expression)
 	switch {
 	case strings.HasPrefix(expression, "@every"):
-		return nil, fmt.Errorf("use Every for an interval")
+		return nil, errors.New("it is an interval; use Every")
 	case strings.Contains(expression, "TZ="):
-		return nil, fmt.Errorf("the zone is an argument of its own")
-	case strings.HasPrefix(expression, "@"):
+		return nil, errors.New("it has a zone, which is an argument of its own")
+	case strings.HasPrefix(expression, "@"): // a descriptor
 	case len(words) != len(fields):
-		return nil, fmt.Errorf("it has %d fields, not 5: minute, hour, day of the month, month, day of the week", len(words))
+		return nil, fmt.Errorf("it has %d fields; want 5: minute, hour, day of the month, month, day of the week (for seconds, use Every)", len(words))
 	default:
 		for i, word := range words {
 			if err := checkField(i, word); err != nil {
-				return nil, fmt.Errorf("field %d, the %s, is %q: %w; it must be * or of %s, such as in 5, 1-5, */2, 1-5/2 or a list of these",
+				return nil, fmt.Errorf("field %d, the %s, is %q: %w; want %s, as in *, 5, 1-5, */2, 1-5/2, or a list of these",
 					i+1, fields[i].name, word, err, fields[i].want)
 			}
 		}
 	}
 	parsed, err := parser.Parse(expression)
 	if err != nil {
-		return nil, fmt.Errorf("%w; it must be five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly", err)
+		return nil, fmt.Errorf("%w; want five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly", err)
 	}
-	return parsed.(*cron.SpecSchedule), nil // of fields it is always that
+	return parsed.(*cron.SpecSchedule), nil // only of an interval it is another
 }
 
 func checkField(i int, word string) error {
-	value := fields[i].value
-	form := regexp.MustCompile(`^(?:\*|(` + value + `)(?:-(` + value + `))?)(/\d+)?$`)
-	for _, element := range strings.Split(word, ",") {
-		if !form.MatchString(element) {
-			return fmt.Errorf("%q is no value, range or step", element)
+	for element := range strings.SplitSeq(word, ",") {
+		if !fields[i].form.MatchString(element) {
+			return fmt.Errorf("%q is not a value, a range or a step", element)
 		}
 	}
 	alone := []string{"*", "*", "*", "*", "*"}
 	alone[i] = word
-	_, err := parser.Parse(strings.Join(alone, " "))
-	return err
+	if _, err := parser.Parse(strings.Join(alone, " ")); err != nil {
+		return err
+	}
+	if i == len(fields)-1 {
+		return checkDays(word)
+	}
+	return nil
+}
+
+// checkDays refuses steps from one week into the next, as in FRI-MON/2: the parser has eight days in that week.
+func checkDays(word string) error {
+	number := func(day string) int {
+		if n, err := strconv.Atoi(day); err == nil {
+			return n
+		}
+		return strings.Index("sunmontuewedthufrisat", strings.ToLower(day)) / 3
+	}
+	for element := range strings.SplitSeq(word, ",") {
+		days, _, stepped := strings.Cut(element, "/")
+		first, last, ranged := strings.Cut(days, "-")
+		if stepped && ranged && number(first) > number(last) {
+			return fmt.Errorf("%q has steps from one week into the next; list the days", element)
+		}
+	}
+	return nil
 }
 
 // A clock has the ticks of a cron expression. It computes in seconds: of Unix for instants, and for what the clocks show, in seconds of Unix of the
@@ -105,6 +147,14 @@ type clock struct {
 	minute, hour, dom, month, dow uint64 // a bit for each value; the highest of dom and dow is set for *
 	hourly                        bool   // all 24 hours are named
 	location                      *time.Location
+}
+
+func newClock(spec *cron.SpecSchedule, location *time.Location) *clock {
+	const allHours = 1<<24 - 1
+	return &clock{
+		minute: spec.Minute &^ star, hour: spec.Hour &^ star, dom: spec.Dom, month: spec.Month, dow: spec.Dow,
+		hourly: spec.Hour&^star == allHours, location: location,
+	}
 }
 
 const (

@@ -127,16 +127,12 @@ func (r Rule) previous(anchor time.Time, after Tick, until time.Time) (Tick, boo
 	}
 }
 
-// count returns how many ticks there are after a tick, up to an instant.
+// count returns how many ticks there are after another, up to an instant.
 func (r Rule) count(anchor time.Time, after Tick, until time.Time) int64 {
-	switch {
-	case r.Err() != nil || !until.After(after.At):
-		return 0
-	case r.clock != nil:
+	if r.clock != nil {
 		return r.clock.count(after.At.Unix(), until.Unix(), mark(after))
-	default:
-		return r.intervals(anchor, until) - r.intervals(anchor, after.At)
 	}
+	return r.intervals(anchor, until) - r.intervals(anchor, after.At)
 }
 
 // intervals returns how many whole intervals have passed from the anchor until an instant, negative before it.
