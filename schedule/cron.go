@@ -247,6 +247,8 @@ func (c *clock) next(after, local int64) (int64, bool) {
 		if shown < s.end+s.offset {
 			return shown - s.offset, true
 		}
+		// Over the spans that have none; in the next one the clocks may show again what they have shown.
+		shown, _ = c.ceil(s.end - apart)
 		at = max(s.end, shown-apart)
 	}
 }
@@ -264,6 +266,7 @@ func (c *clock) previous(after, until, local int64) (int64, bool) {
 		case !ok || s.start == never:
 			return 0, false
 		}
+		shown, _ = c.floor(s.start + apart)
 		at = min(s.start-1, shown+apart)
 	}
 	return 0, false

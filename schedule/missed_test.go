@@ -1,0 +1,171 @@
+package schedule
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+func TestMissedTicksAreRunAsThePolicySays(t *testing.T) {
+	t.Parallel()
+	const minutely, hourly = "* * * * *", "0 * * * *"
+	for _, test := range []struct {
+		what, rule, last, now string
+		missed                Missed
+		grace                 time.Duration
+		run                   []string
+		count                 int64
+		first, latest         string // of what is missed
+	}{
+		{what: "none", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 12:00:59"},
+		{what: "one, just now", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 12:01:00", run: []string{"2026-06-01 12:01"}},
+		{what: "one, just now, where none are made up for", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 12:01:00", missed: MissedNone,
+			run: []string{"2026-06-01 12:01"}},
+		{what: "an hour of minutes, the latest", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 13:00:30",
+			run: []string{"2026-06-01 13:00"}, count: 59, first: "2026-06-01 12:01", latest: "2026-06-01 12:59"},
+		{what: "an hour of minutes, none", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 13:00:30", missed: MissedNone,
+			run: []string{"2026-06-01 13:00"}, count: 59, first: "2026-06-01 12:01", latest: "2026-06-01 12:59"},
+		{what: "an hour ago, the latest", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:59:59", run: []string{"2026-06-01 12:00"}},
+		{what: "a minute ago, none", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:01:00", missed: MissedNone, run: []string{"2026-06-01 12:00"}},
+		{what: "more than a minute ago, none", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:01:01", missed: MissedNone,
+			count: 1, first: "2026-06-01 12:00", latest: "2026-06-01 12:00"},
+		{what: "within the grace, none", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:10:00", missed: MissedNone, grace: 10 * time.Minute,
+			run: []string{"2026-06-01 12:00"}},
+		{what: "within the grace, the latest", rule: hourly, last: "2026-06-01 09:00:00", now: "2026-06-01 12:10:00", grace: 10 * time.Minute,
+			run: []string{"2026-06-01 12:00"}, count: 2, first: "2026-06-01 10:00", latest: "2026-06-01 11:00"},
+		{what: "past the grace, the latest", rule: hourly, last: "2026-06-01 09:00:00", now: "2026-06-01 12:10:01", grace: 10 * time.Minute,
+			count: 3, first: "2026-06-01 10:00", latest: "2026-06-01 12:00"},
+		{what: "within the grace, all", rule: hourly, last: "2026-06-01 08:00:00", now: "2026-06-01 12:10:00", missed: MissedAll, grace: 3 * time.Hour,
+			run: []string{"2026-06-01 10:00", "2026-06-01 11:00", "2026-06-01 12:00"}, count: 1, first: "2026-06-01 09:00", latest: "2026-06-01 09:00"},
+		{what: "all", rule: hourly, last: "2026-06-01 08:00:00", now: "2026-06-01 11:00:00", missed: MissedAll,
+			run: []string{"2026-06-01 09:00", "2026-06-01 10:00", "2026-06-01 11:00"}},
+		{what: "of intervals, all", rule: "@every 1h", last: "2026-06-01 08:00:00", now: "2026-06-01 10:00:00", missed: MissedAll,
+			run: []string{"2026-06-01 08:07", "2026-06-01 09:07"}},
+		{what: "of intervals, the latest", rule: "@every 1h", last: "2026-06-01 08:07:00", now: "2026-06-01 10:07:00",
+			run: []string{"2026-06-01 10:07"}, count: 1, first: "2026-06-01 09:07", latest: "2026-06-01 09:07"},
+		{what: "a clock that was set back", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 11:00:00", missed: MissedAll},
+		{what: "a clock that was set back, of intervals", rule: "@every 1h", last: "2026-06-01 12:00:00", now: "2026-06-01 11:00:00", missed: MissedAll},
+		{what: "the night of a repeated hour", rule: "CRON_TZ=Europe/Berlin 30 2 * * *", last: "2026-10-25 00:30:00", now: "2026-10-25 01:30:30", missed: MissedAll},
+		{what: "no tick ever", rule: "0 0 30 2 *", last: "1970-01-01 00:00:00", now: "2026-06-01 00:00:00", missed: MissedAll},
+	} {
+		due := parsed(t, test.rule).Due(at(t, "2026-06-01 00:07:00"), Tick{At: at(t, test.last)}, at(t, test.now), test.missed, test.grace)
+		if got := instants(due.Run); !slices.Equal(got, test.run) {
+			t.Errorf("%s: runs %q, want %q", test.what, got, test.run)
+		}
+		if due.Missed.Count != test.count {
+			t.Errorf("%s: misses %d, want %d", test.what, due.Missed.Count, test.count)
+		}
+		want := []string{test.first, test.latest}
+		if test.count == 0 {
+			want = instants([]Tick{{}, {}})
+		}
+		if got := instants([]Tick{due.Missed.First, due.Missed.Last}); !slices.Equal(got, want) {
+			t.Errorf("%s: misses %q, want %q", test.what, got, want)
+		}
+	}
+}
+
+// Whatever is done at some instants, each tick up to the last of these is run or missed, once, in order.
+func TestEachTickIsRunOrMissedOnce(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		r, anchor, from := drawRule(t), drawInstant(t, "anchor"), drawInstant(t, "from")
+		missed := rapid.SampledFrom([]Missed{MissedLatest, MissedNone, MissedAll}).Draw(t, "policy")
+		grace := time.Duration(rapid.Int64Range(0, int64(30*24*time.Hour)).Draw(t, "grace"))
+		now, last, fates := from, Tick{At: from}, int64(0)
+		for range 10 {
+			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*24*time.Hour)).Draw(t, "later")))
+			due := r.Due(anchor, last, now, missed, grace)
+			if n := due.Missed.Count; n > 0 {
+				if first, _ := r.Next(anchor, last); first != due.Missed.First {
+					t.Fatalf("the first is %v, not %v", first, due.Missed.First)
+				}
+				fates, last = fates+n, due.Missed.Last
+			}
+			for _, tick := range due.Run {
+				if next, _ := r.Next(anchor, last); next != tick {
+					t.Fatalf("after %v comes %v, but %v is run", last, next, tick)
+				}
+				if grace > 0 && now.Sub(tick.At) > grace {
+					t.Fatalf("at %v the tick of %v is run", now, tick.At)
+				}
+				fates, last = fates+1, tick
+			}
+			if next, ok := r.Next(anchor, last); ok && !next.At.After(now) {
+				t.Fatalf("at %v, %v has no fate", now, next)
+			}
+			if len(due.Run) > 100 || missed != MissedAll && len(due.Run) > 1 {
+				t.Fatalf("%d are run", len(due.Run))
+			}
+		}
+		if want := r.Passed(anchor, Tick{At: from}, now).Count; fates != want {
+			t.Fatalf("%d of %d have a fate", fates, want)
+		}
+	})
+}
+
+func TestAnyNumberOfMissedTicksTakesBoundedWork(t *testing.T) {
+	t.Parallel()
+	now := at(t, "2026-06-01 12:00:00")
+	for _, rule := range []string{"@every 1s", "@every 1m", "* * * * *", "CRON_TZ=America/New_York * * * * *", "CRON_TZ=Europe/Berlin * 0-22 * * *"} {
+		for _, ticks := range []int64{100_001, 100_000_000} {
+			r := parsed(t, rule)
+			interval := time.Minute
+			if r.every > 0 {
+				interval = r.every
+			}
+			last := now
+			for r.Passed(now, Tick{At: last}, now).Count < ticks {
+				last = last.Add(-interval * time.Duration(ticks/100)) // the rules with 23 hours and with changes of clocks need some more
+			}
+			began := time.Now()
+			due := r.Due(now, Tick{At: last}, now, MissedAll, 0)
+			took := time.Since(began)
+			if n := due.Missed.Count; n < ticks-100 || n > ticks+ticks/20 || len(due.Run) != 100 {
+				t.Errorf("%s: %d are missed, and %d are run", rule, n, len(due.Run))
+			}
+			if due.Run[99].At != now {
+				t.Errorf("%s: the last that is run is %v", rule, due.Run[99])
+			}
+			if took > time.Second { // a loop over the ticks takes a minute
+				t.Errorf("%s: it took %v", rule, took)
+			}
+			t.Logf("%s, %d ticks: %v", rule, due.Missed.Count, took)
+		}
+	}
+}
+
+func TestJitterIsTheSameEverywhereAndSpread(t *testing.T) {
+	t.Parallel()
+	tick := at(t, "2026-06-01 12:00:00")
+	if got := jitter("close", tick, 0); got != tick {
+		t.Errorf("none shifts to %v", got)
+	}
+	// A change of these would move what other processes have computed.
+	for _, test := range []struct {
+		name string
+		tick time.Time
+		want string
+	}{
+		{"close", tick, "46.439439s"}, {"close", tick.Add(time.Hour), "5.024722s"}, {"open", tick, "20.134366s"},
+	} {
+		if got := jitter(test.name, test.tick.Local(), time.Minute).Sub(test.tick).String(); got != test.want {
+			t.Errorf("%q at %v is shifted by %s, not %s", test.name, test.tick, got, test.want)
+		}
+	}
+	const n, slots = 10000, 10
+	var counts [slots]int
+	for i := range n {
+		shift := jitter(fmt.Sprint("job ", i), tick, time.Minute).Sub(tick)
+		if shift < 0 || shift >= time.Minute || shift%time.Microsecond != 0 {
+			t.Fatalf("the shift is %v", shift)
+		}
+		counts[shift*slots/time.Minute]++
+	}
+	if slices.Min(counts[:]) < n/slots*8/10 || slices.Max(counts[:]) > n/slots*12/10 {
+		t.Errorf("10000 schedules are spread over the minute as %v", counts)
+	}
+}

@@ -1,0 +1,417 @@
+package schedule
+
+import (
+	"archive/zip"
+	"encoding/binary"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var everyZone = flag.Bool("every-zone", false, "compare with the oracle all zones of Go's zone database, from 1880 on; takes minutes")
+
+// The oracle is slow and obvious: it looks at a clock, minute for minute, and remembers all that it has shown. It shares nothing with the
+// implementation, not even the parser or what package time knows of changes of the clocks.
+type oracle struct {
+	fields                [5]map[int]bool
+	anyOfMonth, anyOfWeek bool
+}
+
+func newOracle(expression string) oracle {
+	names := map[string]int{"MON": 1, "TUE": 2, "SAT": 6, "SUN": 0, "JAN": 1, "MAR": 3, "DEC": 12}
+	number := func(text string) int {
+		if n, ok := names[text]; ok {
+			return n
+		}
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			panic(err)
+		}
+		return n
+	}
+	var o oracle
+	words := strings.Fields(expression)
+	for i, limits := range [5][2]int{{0, 59}, {0, 23}, {1, 31}, {1, 12}, {0, 7}} {
+		o.fields[i] = make(map[int]bool)
+		for _, element := range strings.Split(words[i], ",") {
+			values, step, stepped := strings.Cut(element, "/")
+			first, last, ranged := strings.Cut(values, "-")
+			from, to, by := limits[0], limits[1], 1
+			if first != "*" {
+				from = number(first)
+				if ranged {
+					to = number(last)
+				} else if !stepped {
+					to = from
+				}
+			}
+			if stepped {
+				by = number(step)
+			}
+			for n := from; n <= to; n += by {
+				o.fields[i][n] = true
+			}
+		}
+	}
+	o.fields[4][0] = o.fields[4][0] || o.fields[4][7]
+	o.anyOfMonth, o.anyOfWeek = words[2] == "*", words[4] == "*"
+	return o
+}
+
+func (o oracle) names(clock time.Time) bool {
+	if clock.Second() != 0 || !o.fields[0][clock.Minute()] || !o.fields[1][clock.Hour()] || !o.fields[3][int(clock.Month())] {
+		return false
+	}
+	ofMonth, ofWeek := o.fields[2][clock.Day()], o.fields[4][int(clock.Weekday())]
+	if o.anyOfMonth || o.anyOfWeek {
+		return ofMonth && ofWeek
+	}
+	return ofMonth || ofWeek
+}
+
+// ticks returns the ticks of all expressions from an instant on, before another.
+func ticks(oracles []oracle, location *time.Location, from, to time.Time, step time.Duration) [][]time.Time {
+	all := make([][]time.Time, len(oracles))
+	handled := make(map[int64]bool) // what the clock has shown or left out
+	var before time.Time
+	for instant := from; instant.Before(to); instant = instant.Add(step) {
+		clock := reading(instant.In(location))
+		first := !handled[clock.Unix()]
+		handled[clock.Unix()] = true
+		var leftOut []time.Time
+		if !before.IsZero() {
+			for c := before.Add(step); c.Before(clock); c = c.Add(step) {
+				if !handled[c.Unix()] {
+					leftOut = append(leftOut, c)
+					handled[c.Unix()] = true
+				}
+			}
+		}
+		before = clock
+		for i, o := range oracles {
+			tick := o.names(clock)
+			if len(o.fields[1]) < 24 {
+				tick = tick && first || slices.ContainsFunc(leftOut, o.names)
+			}
+			if tick {
+				all[i] = append(all[i], instant)
+			}
+		}
+	}
+	return all
+}
+
+// reading returns what a clock shows, as the time at which UTC shows it.
+func reading(clock time.Time) time.Time {
+	year, month, day := clock.Date()
+	return time.Date(year, month, day, clock.Hour(), clock.Minute(), clock.Second(), 0, time.UTC)
+}
+
+// changes returns the instants at which the clocks of a zone change.
+func changes(location *time.Location, from, to time.Time) (all []time.Time) {
+	offset := func(t time.Time) int {
+		_, seconds := t.In(location).Zone()
+		return seconds
+	}
+	for t := from; t.Before(to); t = t.Add(time.Hour) {
+		before, after := t, t.Add(time.Hour)
+		if offset(before) == offset(after) {
+			continue
+		}
+		for after.Sub(before) > time.Second {
+			if middle := before.Add(after.Sub(before) / 2).Truncate(time.Second); offset(middle) == offset(after) {
+				after = middle
+			} else {
+				before = middle
+			}
+		}
+		all = append(all, after)
+	}
+	return all
+}
+
+// Expressions that name what clocks leave out and repeat, at midnight, at 1, 2 and 3, in half hours, for whole days.
+var hardExpressions = []string{
+	"0 0 * * *", "30 0 * * *", "0 1 * * *", "30 1 * * *", "0 2 * * *", "30 2 * * *", "0 3 * * *", "59 23 * * *", "1 0 * * *",
+	"*/30 1-2 * * *", "15,45 0-3 * * *", "*/20 0-4 * * SUN", "0 2 1 * MON", "0 0 1 * *", "30 12 30 12 *", "5 0-22 * * *",
+	"7 */2 * * *", "0 0 31 DEC *", "0 0-3,21-23 * MAR-DEC *",
+	"* * * * *", "0 * * * *", "15,45 * * * *", "20 * 1-7 * 0", "20 * * * 6", "40 * 31 10 *",
+}
+
+// Zones that change at midnight, by half an hour, by two hours, four times a year, by a whole day, or for good.
+var hardZones = []string{
+	"America/Santiago", "Africa/Cairo", "America/Havana", "Asia/Beirut", "Australia/Lord_Howe", "America/New_York", "Europe/Berlin",
+	"Antarctica/Troll", "Pacific/Apia", "Africa/Casablanca", "Asia/Pyongyang", "America/Caracas", "Europe/Volgograd",
+}
+
+func TestCronTicksAreThoseOfASlowObviousOracle(t *testing.T) {
+	t.Parallel()
+	zones := make(map[string]*time.Location)
+	from := time.Date(2009, 1, 1, 0, 0, 0, 0, time.UTC)
+	if *everyZone {
+		zones, from = goZones(t), time.Date(1880, 1, 1, 0, 0, 0, 0, time.UTC)
+	} else {
+		for _, name := range hardZones {
+			zones[name] = zone(t, name)
+		}
+	}
+	to := time.Date(2041, 1, 10, 0, 0, 0, 0, time.UTC) // over the end of what tables of zones list, and of a leap year
+	for name, location := range zones {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			all := changes(location, from, to)
+			if len(all) < 2 && !*everyZone {
+				t.Fatal("its clocks do not change")
+			}
+			all = append(all, time.Date(2041, 1, 1, 0, 0, 0, 0, time.UTC)) // nothing changes
+			for _, change := range all {
+				if year := change.Year(); !*everyZone && year > 2024 && year < 2037 {
+					continue // these have the rules of 2024
+				}
+				compare(t, location, change, hardExpressions)
+			}
+			t.Logf("%d changes", len(all)-1)
+		})
+	}
+}
+
+// compare compares two days before and after an instant.
+func compare(t rapid.TB, location *time.Location, change time.Time, expressions []string) {
+	t.Helper()
+	const days = 24 * time.Hour
+	from, to := change.Add(-2*days).Truncate(time.Minute), change.Add(2*days).Truncate(time.Minute)
+	step := time.Minute
+	for instant := from; instant.Before(to); instant = instant.Add(time.Hour) {
+		if _, offset := instant.In(location).Zone(); offset%60 != 0 {
+			step = time.Second // before there were zones
+		}
+	}
+	oracles := make([]oracle, len(expressions))
+	for i, expression := range expressions {
+		oracles[i] = newOracle(expression)
+	}
+	for i, all := range ticks(oracles, location, from.Add(-2*days), to, step) {
+		first, _ := slices.BinarySearchFunc(all, from, time.Time.Compare)
+		want := all[first:]
+		r := ruleIn(t, expressions[i], location)
+		if got := following(r, from, to); !slices.Equal(got, want) {
+			t.Fatalf("%s in %v around %v: %s", expressions[i], location, change, difference(got, want))
+		}
+		if got := preceding(r, from, to); !slices.Equal(got, want) {
+			t.Fatalf("%s in %v around %v, backwards: %s", expressions[i], location, change, difference(got, want))
+		}
+		random := rand.New(rand.NewPCG(uint64(change.Unix()), uint64(i)))
+		for range 5 {
+			a, b := from.Add(time.Duration(random.Int64N(int64(4*days)))), from.Add(time.Duration(random.Int64N(int64(4*days))))
+			var between []time.Time
+			for _, tick := range want {
+				if tick.After(a) && !tick.After(b) {
+					between = append(between, tick)
+				}
+			}
+			got := r.Passed(time.Time{}, Tick{At: a}, b)
+			var expected Passed
+			if n := len(between); n > 0 {
+				expected = Passed{int64(n), r.clock.tick(between[0].Unix()), r.clock.tick(between[n-1].Unix())}
+			}
+			if got != expected {
+				t.Fatalf("%s in %v after %v up to %v: %v, want %v", expressions[i], location, a, b, got, expected)
+			}
+		}
+	}
+}
+
+// difference tells the first of two lists' ticks that is in one of them only.
+func difference(got, want []time.Time) string {
+	for i, tick := range want {
+		if i == len(got) || got[i].After(tick) {
+			return fmt.Sprintf("no tick at %v", tick)
+		}
+		if got[i].Before(tick) {
+			return fmt.Sprintf("a tick at %v", got[i])
+		}
+	}
+	return fmt.Sprintf("a tick at %v", got[len(want)])
+}
+
+func ruleIn(t rapid.TB, expression string, location *time.Location) Rule {
+	t.Helper()
+	spec, err := parse(expression)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Rule{text: expression, clock: newClock(spec, location)}
+}
+
+// following returns the ticks from an instant on, before another, each found from the one before.
+func following(r Rule, from, to time.Time) (all []time.Time) {
+	tick, ok := r.Next(time.Time{}, Tick{At: from.Add(-1)})
+	for ok && tick.At.Before(to) {
+		all = append(all, tick.At)
+		tick, ok = r.Next(time.Time{}, tick)
+	}
+	return all
+}
+
+// preceding finds the same from the end.
+func preceding(r Rule, from, to time.Time) (all []time.Time) {
+	after := Tick{At: from.Add(-1)}
+	tick, ok := r.previous(time.Time{}, after, to.Add(-1))
+	for ok {
+		all = append(all, tick.At)
+		tick, ok = r.previous(time.Time{}, after, tick.At.Add(-1))
+	}
+	slices.Reverse(all)
+	return all
+}
+
+func zone(t rapid.TB, name string) *time.Location {
+	t.Helper()
+	location, err := time.LoadLocation(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return location
+}
+
+// goZones returns all zones that come with Go.
+func goZones(t *testing.T) map[string]*time.Location {
+	t.Helper()
+	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	zones := make(map[string]*time.Location)
+	for _, file := range files.File {
+		if strings.HasSuffix(file.Name, "/") {
+			continue
+		}
+		content, err := file.Open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := io.ReadAll(content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if zones[file.Name], err = time.LoadLocationFromTZData(file.Name, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(zones) < 400 {
+		t.Fatalf("only %d zones", len(zones))
+	}
+	return zones
+}
+
+// No zone has done yet what these do: changes of up to a day forward and back, within minutes.
+func TestCronTicksAreThoseOfTheOracleInZonesAsWildAsCanBe(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		start := time.Date(2026, 2, 26, 0, 0, 0, 0, time.UTC)
+		expressions := rapid.SliceOfN(rapid.Custom(drawExpression), 5, 5).Draw(t, "expressions")
+		location := drawZone(t, "zone", start)
+		compare(t, location, start.Add(24*time.Hour), expressions)
+	})
+}
+
+// A zone's data is changed by laws, and hosts get to know of it one after the other.
+func TestLocalTimesRiseThoughHostsDifferInTheirZoneData(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		start := time.Date(2026, 2, 26, 0, 0, 0, 0, time.UTC)
+		expression := rapid.Custom(drawExpression).Draw(t, "expression")
+		hosts := make([]Rule, 3)
+		for i := range hosts {
+			hosts[i] = ruleIn(t, expression, drawZone(t, fmt.Sprint("zone ", i), start))
+		}
+		last := Tick{At: start.Add(-24 * time.Hour)}
+		for range 50 {
+			host := rapid.SampledFrom(hosts).Draw(t, "host")
+			next, ok := host.Next(time.Time{}, last)
+			if !ok {
+				return
+			}
+			if !next.At.After(last.At) {
+				t.Fatalf("%v comes after %v", next, last)
+			}
+			if !host.clock.hourly && !last.Local.IsZero() && !reading(next.Local).After(reading(last.Local)) {
+				t.Fatalf("the clocks show %v, after %v", next.Local, last.Local)
+			}
+			due := host.Due(time.Time{}, last, next.At, MissedAll, 0)
+			if len(due.Run) != 1 || due.Run[0] != next || due.Missed.Count != 0 {
+				t.Fatalf("after %v, %v is next, and %v is due then", last, next, due)
+			}
+			last = next
+			last.Local = reading(last.Local) // as a database has it that keeps no zone
+		}
+	})
+}
+
+func drawExpression(t *rapid.T) string {
+	words := make([]string, 5)
+	for i, limits := range [5][2]int{{0, 59}, {0, 23}, {1, 31}, {1, 12}, {0, 7}} {
+		value := rapid.IntRange(limits[0], limits[1])
+		words[i] = rapid.OneOf(
+			rapid.Just("*"), rapid.Just("*"),
+			rapid.Custom(func(t *rapid.T) string { return fmt.Sprint(value.Draw(t, "value")) }),
+			rapid.Custom(func(t *rapid.T) string {
+				values := rapid.SliceOfNDistinct(value, 2, 4, rapid.ID[int]).Draw(t, "values")
+				return strings.Trim(strings.ReplaceAll(fmt.Sprint(values), " ", ","), "[]")
+			}),
+			rapid.Custom(func(t *rapid.T) string {
+				a, b := value.Draw(t, "first"), value.Draw(t, "last")
+				return fmt.Sprintf("%d-%d", min(a, b), max(a, b))
+			}),
+			rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("*/%d", rapid.IntRange(2, 5).Draw(t, "step")) }),
+		).Draw(t, "field")
+	}
+	return strings.Join(words, " ")
+}
+
+// drawZone draws a zone whose clocks change some times in the days after start.
+func drawZone(t *rapid.T, name string, start time.Time) *time.Location {
+	quarters := rapid.IntRange(-12*4, 14*4)
+	offsets := []int{quarters.Draw(t, "offset") * 15 * 60}
+	var at []int64
+	instant := start
+	for range rapid.IntRange(0, 4).Draw(t, "changes") {
+		instant = instant.Add(time.Duration(rapid.IntRange(1, 2000).Draw(t, "minutes")) * time.Minute)
+		at = append(at, instant.Unix())
+		offsets = append(offsets, quarters.Draw(t, "offset")*15*60)
+	}
+	// The format of RFC 9636, version 1.
+	data := append([]byte("TZif"), make([]byte, 16)...)
+	for _, n := range []int{0, 0, 0, len(at), len(offsets), 4} {
+		data = binary.BigEndian.AppendUint32(data, uint32(n))
+	}
+	for _, instant := range at {
+		data = binary.BigEndian.AppendUint32(data, uint32(instant))
+	}
+	for i := range at {
+		data = append(data, byte(i+1))
+	}
+	for _, offset := range offsets {
+		data = append(binary.BigEndian.AppendUint32(data, uint32(offset)), 0, 0)
+	}
+	location, err := time.LoadLocationFromTZData(name, append(data, "XXX\x00"...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return location
+}
