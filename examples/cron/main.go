@@ -6,7 +6,7 @@
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id two
 //
 // A lease has some partitions, and a job belongs to the one that its name hashes to, so that each process runs the jobs of
-// the partitions that it owns. schedule.go tells when a job's ticks are, scheduler.go runs them. README.md in this directory says
+// the partitions that it owns. scheduler.go runs them, at the ticks of package schedule. README.md in this directory says
 // which jobs are exactly once and what to do about the others. Behind PgBouncer in transaction mode, add
 // default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
 //
@@ -24,12 +24,13 @@ import (
 	"os/signal"
 	"syscall"
 	"time"
-	_ "time/tzdata" // for CRON_TZ where the system has no time zones
+	_ "time/tzdata" // for jobs in a zone, where the system has no time zones
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 const (
@@ -63,11 +64,11 @@ func main() {
 // timetable returns jobs that do nothing but say so.
 func timetable() []Job {
 	jobs := []Job{
-		{Name: "every quarter of a minute", Schedule: "*/15 * * * * *", All: true},
-		{Name: "every minute", Schedule: "* * * * *"},
-		{Name: "every ten minutes", Schedule: "*/10 * * * *"},
-		{Name: "at night in Berlin", Schedule: "CRON_TZ=Europe/Berlin 30 2 * * *"},
-		{Name: "on the first of the month, and on Mondays", Schedule: "0 6 1 * MON"},
+		{Name: "every quarter of a minute", Schedule: schedule.Every(15 * time.Second), All: true},
+		{Name: "every minute", Schedule: schedule.Cron("* * * * *", "UTC")},
+		{Name: "every ten minutes", Schedule: schedule.Cron("*/10 * * * *", "UTC")},
+		{Name: "at night in Berlin", Schedule: schedule.Cron("30 2 * * *", "Europe/Berlin")},
+		{Name: "on the first of the month, and on Mondays", Schedule: schedule.Cron("0 6 1 * MON", "UTC")},
 	}
 	for i, job := range jobs {
 		jobs[i].Do = func(_ context.Context, _ pgx.Tx, tick time.Time) error {
@@ -80,8 +81,8 @@ func timetable() []Job {
 
 // run runs jobs until ctx ends.
 func run(ctx context.Context, url string, jobs []Job, options ...pgleases.Option) (err error) {
-	for i, job := range jobs {
-		if jobs[i].schedule, err = parse(job.Schedule); err != nil {
+	for _, job := range jobs {
+		if err := job.Schedule.Err(); err != nil {
 			return fmt.Errorf("job %q: %w", job.Name, err)
 		}
 	}

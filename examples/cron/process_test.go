@@ -20,6 +20,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 const (
@@ -63,7 +64,7 @@ func work(id, url string) error {
 	jobs := make([]Job, jobCount)
 	for i := range jobs {
 		name := fmt.Sprintf("job-%02d", i)
-		jobs[i] = Job{Name: name, Schedule: "* * * * * *", All: true, Do: func(ctx context.Context, tx pgx.Tx, tick time.Time) error {
+		jobs[i] = Job{Name: name, Schedule: schedule.Every(time.Second), All: true, Do: func(ctx context.Context, tx pgx.Tx, tick time.Time) error {
 			_, err := tx.Exec(ctx, "INSERT INTO effects (job, tick, worker) VALUES ($1, $2, $3)", name, tick, id)
 			if err == nil && freeze.CompareAndSwap(true, false) {
 				err = freezeHere(ctx, url, name, tick, id)

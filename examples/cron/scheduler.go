@@ -13,7 +13,14 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/examples/internal/tables"
+	"github.com/pgleases/pgleases/schedule"
 )
+
+// grace is how long after its instant a tick is still run. Longer than a take-over lasts, or each would lose ticks.
+const grace = time.Minute
+
+// Intervals are counted from the year 1, so that all processes have the same ticks, at whole minutes of UTC where they divide one.
+var anchor time.Time
 
 // retry is how long a job that failed waits before it is tried again, as long as its tick is within the grace.
 const retry = time.Second
@@ -21,14 +28,12 @@ const retry = time.Second
 // A Job is run at the ticks of its schedule.
 type Job struct {
 	Name     string
-	Schedule string
+	Schedule schedule.Rule
 	// All has every tick run that was missed within the grace, in order; else only the latest of them is.
 	All bool
 	// Do is the work of one tick. What it writes through tx is done exactly once: it is committed together with the record
 	// that the tick was run. A job in hand is finished before its partition moves.
 	Do func(ctx context.Context, tx pgx.Tx, tick time.Time) error
-
-	schedule schedule
 }
 
 // A scheduler runs the jobs of the partitions that its lease owns.
@@ -75,29 +80,33 @@ func (s *scheduler) follow(ctx context.Context, p pgleases.Partition, job Job, b
 	if last.IsZero() {
 		last = begin // a new job has missed nothing
 	}
+	policy := schedule.MissedLatest
+	if job.All {
+		policy = schedule.MissedAll
+	}
 	for ctx.Err() == nil {
-		b := job.schedule.missed(last, time.Now(), job.All)
-		if b.skipped > 0 {
+		due := job.Schedule.Due(anchor, schedule.Tick{At: last}, time.Now(), policy, grace)
+		if missed := due.Missed; missed.Count > 0 {
 			slog.Warn("cron: ticks were missed and will not be run", "job", job.Name,
-				"count", b.skipped, "first", b.first, "last", b.last)
-			last = b.last
+				"count", missed.Count, "first", missed.First.At, "last", missed.Last.At)
+			last = missed.Last.At
 		}
-		for _, tick := range b.run {
+		for _, tick := range due.Run {
 			if ctx.Err() != nil {
 				return nil
 			}
-			if err := s.run(p.Context(), p, job, tick); err != nil {
+			if err := s.run(p.Context(), p, job, tick.At); err != nil {
 				return err
 			}
-			last = tick
+			last = tick.At
 		}
-		next := job.schedule.next(last)
-		if next.IsZero() {
+		next, ok := job.Schedule.Next(anchor, schedule.Tick{At: last})
+		if !ok {
 			<-ctx.Done() // it has no tick any more
 			return nil
 		}
 		// Not longer than a minute: the clock may be set meanwhile.
-		wait(ctx, min(time.Until(next), time.Minute))
+		wait(ctx, min(time.Until(next.At), time.Minute))
 	}
 	return nil
 }

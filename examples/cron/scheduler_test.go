@@ -14,12 +14,15 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/pgleasestest"
+	"github.com/pgleases/pgleases/schedule"
 )
+
+var noon = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 
 // Here the runs are in a database, and what is owned is decided by the test.
 
 // newScheduler returns a scheduler of one job whose only partition it owns.
-func newScheduler(t *testing.T, text string, do func(tick time.Time) error) (*scheduler, *pgleasestest.Lease) {
+func newScheduler(t *testing.T, rule schedule.Rule, do func(tick time.Time) error) (*scheduler, *pgleasestest.Lease) {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), pgtest.Database(t))
 	if err != nil {
@@ -33,7 +36,7 @@ func newScheduler(t *testing.T, text string, do func(tick time.Time) error) (*sc
 	t.Cleanup(lease.Close)
 	lease.Gain(0)
 	return &scheduler{pool: pool, lease: lease.Lease, jobs: []Job{{
-		Name: "job", schedule: mustParse(t, text),
+		Name: "job", Schedule: rule,
 		Do: func(_ context.Context, _ pgx.Tx, tick time.Time) error { return do(tick) },
 	}}}, lease
 }
@@ -72,24 +75,23 @@ func begin(t *testing.T, s *scheduler) {
 
 func TestTickThatWasRunIsNotRunAgain(t *testing.T) {
 	done := 0
-	s, _ := newScheduler(t, "* * * * *", func(time.Time) error { done++; return nil })
+	s, _ := newScheduler(t, schedule.Cron("* * * * *", "UTC"), func(time.Time) error { done++; return nil })
 	p, _ := s.lease.Partition(0)
-	tick := at(t, "06-01 12:00:00")
 	for range 2 {
-		if err := s.run(t.Context(), p, s.jobs[0], tick); err != nil {
+		if err := s.run(t.Context(), p, s.jobs[0], noon); err != nil {
 			t.Error(err)
 		}
 	}
-	if last := lastRecorded(t, s); done != 1 || last != tick {
+	if last := lastRecorded(t, s); done != 1 || last != noon {
 		t.Errorf("the job was done %d times, the last run is %v", done, last)
 	}
 }
 
 func TestTickOfAPartitionThatIsNotOwnedIsNotRun(t *testing.T) {
-	s, lease := newScheduler(t, "* * * * *", func(time.Time) error { t.Error("it is"); return nil })
+	s, lease := newScheduler(t, schedule.Cron("* * * * *", "UTC"), func(time.Time) error { t.Error("it is"); return nil })
 	p, _ := s.lease.Partition(0)
 	lease.Expire()
-	err := s.run(t.Context(), p, s.jobs[0], at(t, "06-01 12:00:00"))
+	err := s.run(t.Context(), p, s.jobs[0], noon)
 	if last := lastRecorded(t, s); !errors.Is(err, pgleases.ErrNotOwner) || !last.IsZero() {
 		t.Errorf("it returned %v, the last run is %v", err, last)
 	}
@@ -99,7 +101,7 @@ func TestTickThatFailedLeavesNothingAndIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	ticks := make(chan time.Time, 100)
 	failed := false
-	s, _ := newScheduler(t, "* * * * * *", func(tick time.Time) error {
+	s, _ := newScheduler(t, schedule.Every(time.Second), func(tick time.Time) error {
 		ticks <- tick
 		if failed {
 			return nil
@@ -117,7 +119,7 @@ func TestTickThatFailedLeavesNothingAndIsTriedAgain(t *testing.T) {
 
 func TestNewOwnerRunsTheLatestTickThatWasMissed(t *testing.T) {
 	ticks := make(chan time.Time, 100)
-	s, _ := newScheduler(t, "* * * * *", func(tick time.Time) error { ticks <- tick; return nil })
+	s, _ := newScheduler(t, schedule.Cron("* * * * *", "UTC"), func(tick time.Time) error { ticks <- tick; return nil })
 	recordRun(t, s, time.Now().Truncate(time.Minute).Add(-10*time.Minute))
 	began := time.Now()
 	begin(t, s)
@@ -130,7 +132,7 @@ func TestNewOwnerRunsTheLatestTickThatWasMissed(t *testing.T) {
 func TestNewJobHasMissedNothing(t *testing.T) {
 	t.Parallel()
 	ticks := make(chan time.Time, 100)
-	s, _ := newScheduler(t, "* * * * * *", func(tick time.Time) error { ticks <- tick; return nil })
+	s, _ := newScheduler(t, schedule.Every(time.Second), func(tick time.Time) error { ticks <- tick; return nil })
 	s.jobs[0].All = true
 	began := time.Now()
 	begin(t, s)
@@ -142,7 +144,7 @@ func TestNewJobHasMissedNothing(t *testing.T) {
 func TestPartitionMovesAfterTheTickInHand(t *testing.T) {
 	t.Parallel()
 	begun, finish := make(chan struct{}), make(chan struct{})
-	s, lease := newScheduler(t, "* * * * * *", func(time.Time) error {
+	s, lease := newScheduler(t, schedule.Every(time.Second), func(time.Time) error {
 		close(begun) // a second time it would panic: no tick begins any more
 		<-finish
 		return nil
