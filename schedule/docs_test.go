@@ -1,0 +1,46 @@
+package schedule
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A row of the page's table: a rule, its zone, the time on its clocks from which and up to which the ticks are listed, and these.
+var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
+
+func TestTableOfThePageIsWhatHappens(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/schedule.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := row.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)
+	for _, r := range rows {
+		local := func(text string) time.Time {
+			instant, err := time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return instant
+		}
+		rule := Cron(r[1], r[2])
+		if err := rule.Err(); err != nil {
+			t.Fatal(err)
+		}
+		var ticks []string
+		tick, ok := rule.Next(time.Time{}, Tick{At: local(r[3]).Add(-1)})
+		for ok && !tick.At.After(local(r[4])) {
+			ticks = append(ticks, tick.Local.Format("02 15:04 -0700"))
+			tick, ok = rule.Next(time.Time{}, tick)
+		}
+		if want := strings.Join(ticks, ", "); r[5] != want {
+			t.Errorf("%s in %s from %s to %s: the page has %q, not %q", r[1], r[2], r[3], r[4], r[5], want)
+		}
+	}
+	if len(rows) < 10 {
+		t.Errorf("the page has only %d rows", len(rows))
+	}
+}

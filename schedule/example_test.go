@@ -1,0 +1,75 @@
+package schedule_test
+
+import (
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+func ExampleCron() {
+	rule := schedule.Cron("30 2 * * *", "Europe/Berlin") // each day at 2:30
+	if err := rule.Err(); err != nil {
+		log.Fatal(err)
+	}
+	// On 29 March the clocks go from 2:00 to 3:00.
+	var anchor time.Time // of no use to Cron
+	after := schedule.Tick{At: time.Date(2026, 3, 28, 0, 0, 0, 0, time.UTC)}
+	for _, tick := range rule.Preview(anchor, after, 3) {
+		fmt.Println(tick.At.Format(time.RFC3339), "when the clocks show", tick.Local.Format("15:04"))
+	}
+	// Output:
+	// 2026-03-28T01:30:00Z when the clocks show 02:30
+	// 2026-03-29T01:00:00Z when the clocks show 03:00
+	// 2026-03-30T00:30:00Z when the clocks show 02:30
+}
+
+func ExampleCron_error() {
+	fmt.Println(schedule.Cron("0 24 * * *", "UTC").Err())
+	// Output:
+	// schedule: cron expression "0 24 * * *": field 2, the hour, is "24": end of range (24) above maximum (23): "24"; want 0 to 23, as in *, 5, 1-5, */2, 1-5/2, or a list of these
+}
+
+func ExampleEvery() {
+	rule := schedule.Every(40 * time.Minute)
+	anchor := time.Date(2026, 6, 1, 12, 0, 7, 0, time.UTC) // when the schedule was first made
+	after := schedule.Tick{At: time.Date(2026, 6, 1, 13, 0, 0, 0, time.UTC)}
+	for _, tick := range rule.Preview(anchor, after, 3) {
+		fmt.Println(tick.At.Format(time.TimeOnly))
+	}
+	// Output:
+	// 13:20:07
+	// 14:00:07
+	// 14:40:07
+}
+
+func ExampleRule_Due() {
+	rule := schedule.Cron("0 * * * *", "UTC") // each hour
+	var anchor time.Time
+	last := schedule.Tick{At: time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)}
+	now := time.Date(2026, 6, 4, 12, 30, 0, 0, time.UTC) // after three days without a process
+
+	due := rule.Due(anchor, last, now, schedule.MissedLatest, 0)
+	fmt.Println("run", due.Run[0].At.Format(time.DateTime))
+	fmt.Println("missed", due.Missed.Count, "up to", due.Missed.Last.At.Format(time.DateTime))
+
+	due = rule.Due(anchor, last, now, schedule.MissedAll, 6*time.Hour)
+	fmt.Println("run", len(due.Run), "from", due.Run[0].At.Format(time.DateTime))
+	// Output:
+	// run 2026-06-04 12:00:00
+	// missed 71 up to 2026-06-04 11:00:00
+	// run 6 from 2026-06-04 07:00:00
+}
+
+func ExampleParse() {
+	rule, err := schedule.Parse("CRON_TZ=Europe/Berlin 0 2 * * *")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(rule)
+	fmt.Println(schedule.Every(90 * time.Second))
+	// Output:
+	// CRON_TZ=Europe/Berlin 0 2 * * *
+	// @every 1m30s
+}
