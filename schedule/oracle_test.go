@@ -170,7 +170,7 @@ func TestCronTicksAreThoseOfASlowObviousOracle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			all := changes(location, from, to)
-			if len(all) < 2 && !*everyZone {
+			if len(all) == 0 && !*everyZone {
 				t.Fatal("its clocks do not change")
 			}
 			all = append(all, time.Date(2041, 1, 1, 0, 0, 0, 0, time.UTC)) // nothing changes
