@@ -215,22 +215,32 @@ func (c *clock) span(at, local int64) span {
 	return s
 }
 
+// bounds returns from when and until when the clocks have the offset that they have at an instant, as package time tells it. The start
+// may be that of an earlier span: where zone data end with a rule, it is from that rule, although the data list a later change.
 func (c *clock) bounds(at int64) span {
 	t := time.Unix(at, 0).In(c.location)
 	_, offset := t.Zone()
-	s := span{start: never, end: math.MaxInt64 - apart, offset: int64(offset)}
-	start, end := t.ZoneBounds()
-	if !start.IsZero() {
+	s := span{start: never, end: c.end(at), offset: int64(offset)}
+	if start, _ := t.ZoneBounds(); !start.IsZero() {
 		s.start = start.Unix()
-	}
-	if !end.IsZero() {
-		s.end = end.Unix()
-	}
-	if s.end <= at { // on 31 December of a leap year after the last change that the zone data lists, package time says that it has ended
-		date, _ := divide(at, day)
-		s.end = (date + 1) * day
+		for end := c.end(s.start); end <= at; end = c.end(end) {
+			s.start = end
+		}
 	}
 	return s
+}
+
+// end returns when a span ends.
+func (c *clock) end(at int64) int64 {
+	_, end := time.Unix(at, 0).In(c.location).ZoneBounds()
+	switch {
+	case end.IsZero():
+		return math.MaxInt64 - apart
+	case end.Unix() <= at: // package time tells so on 31 December of leap years, where it goes by the rule
+		date, _ := divide(at, day)
+		return (date + 1) * day
+	}
+	return end.Unix()
 }
 
 // next returns the first tick after an instant.

@@ -229,7 +229,7 @@ func drawRule(t *rapid.T) Rule {
 		return Every(time.Duration(rapid.Int64Range(1e6, 24*3600*1e6-1).Draw(t, "microseconds")) * time.Microsecond)
 	}
 	expression := rapid.OneOf(rapid.Custom(drawExpression), rapid.SampledFrom([]string{"@hourly", "@daily", "@weekly", "@monthly", "@yearly"}))
-	return Cron(expression.Draw(t, "expression"), rapid.SampledFrom(hardZones).Draw(t, "zone"))
+	return Cron(expression.Draw(t, "expression"), rapid.SampledFrom(hardZones).Draw(t, "zone").name)
 }
 
 func drawInstant(t *rapid.T, name string) time.Time {
