@@ -88,6 +88,10 @@ var detectors = map[string]detector{
 	}},
 	// Package lock on a real server.
 	"locks": {"lock", func(int) []string { return []string{"-test.run=Grant|CutOff"} }},
+	// Ticks of cron expressions against an oracle.
+	"ticks": {"schedule", func(int) []string {
+		return []string{"-test.run=Oracle|LocalTimesRise", "-rapid.shrinktime=1s", "-rapid.nofailfile"}
+	}},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
 }
@@ -231,6 +235,24 @@ var mutants = append(asleep(), []mutant{
 	{"tokens without an era", "lock statements", `token|era`, []edit{
 		{"sql/functions.sql", `(s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
 		{"sql/functions.sql", `(present << 32) + nextval(`, `nextval(`, 2},
+	}},
+	{"times that are left out are not made up for", "ticks", `no tick at`, []edit{
+		{"schedule/cron.go", `s.makeUp = !c.matches(shown)`, `s.makeUp = false`, 0},
+	}},
+	{"times that come twice tick twice", "ticks", `a tick at`, []edit{
+		{"schedule/cron.go", `s.from = max(s.from, start+before.offset)`, `s.from = max(s.from, s.start+s.offset, before.start)`, 0},
+	}},
+	{"only the last change of the clocks is looked at", "ticks", `a tick at`, []edit{
+		{"schedule/cron.go", `start > s.start-apart && start != never;`, `start == s.start && start != never;`, 0},
+	}},
+	{"spans start as package time tells", "ticks", `tick at|is due then`, []edit{
+		{"schedule/cron.go", `end <= at; end = c.end(end)`, `end < s.start; end = c.end(end)`, 0},
+	}},
+	{"hours that come twice on a rule's only day tick once", "ticks", `no tick at`, []edit{
+		{"schedule/cron.go", `c.ceil(s.end - apart)`, `c.ceil(s.end + s.offset)`, 0},
+	}},
+	{"the local time of the last tick is not looked at", "ticks", `the clocks show`, []edit{
+		{"schedule/cron.go", `if t.Local.IsZero() {`, `if true {`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
 		{"locks.go", `	case s.term != now.term || !s.term.trusted():
