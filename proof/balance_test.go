@@ -131,7 +131,7 @@ func TestTheNextLeadsWithinTTLOfAKill(t *testing.T) {
 		}
 		t.Logf("the next leads after the victim's expires_at: %s; after the kill: %s", figures(late), figures(gone))
 		medianWithin(t, since, 200*time.Millisecond, late, "until the next led, from the last heartbeat and the TTL,")
-		if slices.Min(late) < 0 {
+		if slices.Min(late) < 0 && !fast(t, pool) {
 			t.Errorf("a session was evicted %v before it expired", -slices.Min(late))
 		}
 	})

@@ -45,9 +45,14 @@ const troopPartitions = 20
 // needFastFailover skips the test on a PostgreSQL that has no fast fail-over.
 func needFastFailover(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	if value[int](t, pool, "SELECT current_setting('server_version_num')::int") < 150000 {
+	if !hasFastFailover(t, pool) {
 		t.Skip("fast fail-over needs PostgreSQL 15")
 	}
+}
+
+func hasFastFailover(t testing.TB, pool *pgxpool.Pool) bool {
+	t.Helper()
+	return value[int](t, pool, "SELECT current_setting('server_version_num')::int") >= 150000
 }
 
 func newTroop(t *punctual.Try, url string, size int, ttl time.Duration) *troop {

@@ -81,8 +81,12 @@ func TestAGuardedTransactionOfADeadOwnerLeftOpenHoldsUpItsPartitionOnly(t *testi
 			missed(t, killed, 3*ttl, "the other partitions were not owned again")
 		}
 		// Its last heartbeat was sent up to a third of the TTL before the kill.
-		if owning < ttl*2/3-10*time.Millisecond || owning > ttl+200*time.Millisecond+slack {
-			missed(t, killed, ttl, "the other partitions were owned again %v after the kill, with a TTL of %v", owning, ttl)
+		least, most := ttl*2/3-10*time.Millisecond, ttl+200*time.Millisecond
+		if fast(t, pool) { // its lock was free for so long
+			least, most = 300*time.Millisecond, 500*time.Millisecond
+		}
+		if owning < least || owning > most+slack {
+			missed(t, killed, most, "the other partitions were owned again %v after the kill, not after %v to %v", owning, least, most)
 		}
 		if joining > time.Second+slack {
 			missed(t, killed, time.Second, "a join took %v", joining)

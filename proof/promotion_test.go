@@ -48,6 +48,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		c := newCluster(t, rounds+1)
 		url := c.url(t, c.doors...)
 		steady := newSteady(t, url, ttl, heartbeat)
+		soon := fast(t, steady.pool) // a client whose statements have no answer gives up before all are back
 		moving := newMoving(t, url)
 		const partitions = 8
 		var logs []oracle.Log
@@ -194,7 +195,8 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; settled: %s; everything owned: %s; hand-overs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
 			len(complete), figures(promoted), figures(returned), figures(settled), figures(complete), unseen, lateHeld, report, writes,
 			moving.effects.Refused.Load(), moving.effects.Zombies.Load())
-		if slices.Min(unseen) < partitions/4 || !excused && slices.Max(lateHeld) == 0 || moving.effects.Zombies.Load() == 0 {
+		held := slices.Max(lateHeld) > 0 || excused || soon
+		if slices.Min(unseen) < partitions/4 || !held || moving.effects.Zombies.Load() == 0 {
 			missed(t, since, time.Since(since), "the test proves too little")
 		}
 	})
