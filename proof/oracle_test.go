@@ -91,8 +91,8 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 	config := faults.Config{
 		URL: url, Lease: "orders", Partitions: partitions, Locks: locks, TTL: ttl, Effects: true, Patience: patience, ProbeURL: probeURL(t),
 	}
-	if pooled { // pgx's pools cancel statements, at which PgBouncer 1.18 ends
-		config.DirectURL, config.LocksURL = direct, direct
+	if pooled { // what is written under Guard goes past it: the server is told when such a transaction has idled for too long
+		config.Pooled, config.DirectURL = true, direct
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()

@@ -5,15 +5,50 @@ package proof_test
 import (
 	"context"
 	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/punctual"
 )
+
+// behindPooler puts a PgBouncer in front of a database, with a proxy between the two, and returns the URL through both.
+func behindPooler(t testing.TB, database *faults.Database) string {
+	t.Helper()
+	database.Behind = newProxy(t, database.URL)
+	bouncer, err := pgserver.PgBouncer(t.Context(), database.Behind.URL(),
+		pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"})) // else it keeps a server that came back waiting for 15 s
+	started(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())
+		}
+		if err := bouncer.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	database.Bouncer = bouncer
+	return bouncer.URL()
+}
+
+// Locks and partitions through PgBouncer, where its way to the server fails too, and PgBouncer itself.
+func TestNoTwoProcessesHoldALockAtOnceThroughAPoolerWhateverBefallsIt(t *testing.T) {
+	t.Parallel()
+	punctual.Run(t, func(t *punctual.Try) {
+		database := &faults.Database{URL: pgserver.Private(t).URL()}
+		url := behindPooler(t, database)
+		check(t, attack(t, rand.Uint64(), time.Minute, url, database, func(f *faults.Fleet) {
+			f.Enough = func(counts map[string]int) bool { return slices.Min(slices.Collect(maps.Values(counts))) > 0 }
+		}), 20, 1)
+	})
+}
 
 // The application's transactions hold every server connection of a PgBouncer for longer than the TTL. A client whose own
 // connection goes through it loses its trust, in good order; one that goes past it loses nothing, and takes over.

@@ -44,20 +44,7 @@ func TestSoak(t *testing.T) {
 				database := &faults.Database{Server: server, URL: server.URL(), Disk: disk}
 				url := server.URL()
 				if seed%2 == 0 {
-					bouncer, err := pgserver.PgBouncer(t.Context(), url,
-						pgserver.WithBouncerSettings(map[string]string{"server_login_retry": "1"})) // else it keeps a server that came back waiting for 15 s
-					if err != nil {
-						t.Fatal(err)
-					}
-					t.Cleanup(func() {
-						if t.Failed() {
-							t.Logf("%s, the end of its log:\n%s", bouncer.Describe(), bouncer.Log())
-						}
-						if err := bouncer.Stop(); err != nil {
-							t.Error(err)
-						}
-					})
-					database.Bouncer, url = bouncer, bouncer.URL()
+					url = behindPooler(t, database)
 				}
 				alone := seed%3 == 0
 				e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) { f.Alone = alone })

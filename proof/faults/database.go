@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -20,8 +21,9 @@ import (
 
 // A Database is what stands behind a fleet, for faults that befall all of its workers at once.
 type Database struct {
-	Server  *pgserver.Server
+	Server  *pgserver.Server  // nil: nothing befalls it
 	Bouncer *pgserver.Bouncer // in front of it; nil: none
+	Behind  *Proxy            // between the two
 	URL     string            // past the pooler
 	Disk    string            // a directory on the server's disk, which may be filled; empty: it must not
 }
@@ -48,18 +50,42 @@ var databaseFaults = []Fault{
 	{openTransaction, 2, (*Fleet).openTransaction},
 }
 
+// poolerFaults befall the pooler, and its way to the server.
+var poolerFaults = []Fault{
+	database("pooler restart", func(f *Fleet, ctx context.Context) error { return f.Database.Bouncer.Restart(ctx) }),
+	database("cut behind the pooler", func(f *Fleet, _ context.Context) error { return f.Database.Behind.Cut() }),
+	database("frozen behind the pooler", func(f *Fleet, ctx context.Context) error {
+		return f.behind(ctx, f.Database.Behind.Freeze())
+	}),
+	database("answers lost behind the pooler", func(f *Fleet, ctx context.Context) error {
+		return f.behind(ctx, f.Database.Behind.LoseAnswers())
+	}),
+	database("slow behind the pooler", func(f *Fleet, ctx context.Context) error {
+		return f.behind(ctx, f.Database.Behind.Slow(f.Config.TTL/4))
+	}),
+}
+
+// behind has what was done to the way behind the pooler last a while.
+func (f *Fleet) behind(ctx context.Context, done error) error {
+	f.lasts(ctx)
+	return errors.Join(done, f.Database.Behind.Thaw())
+}
+
 // openTransaction is the only one that leaves the database as it is.
 const openTransaction = "open transaction"
 
 // Befall adds the database's faults to those of a fleet.
 func (d *Database) Befall(f *Fleet) {
 	f.Database = d
-	f.Faults = append(f.Faults[:len(f.Faults):len(f.Faults)], databaseFaults...)
+	f.Faults = slices.Clip(f.Faults)
+	if d.Server != nil {
+		f.Faults = append(f.Faults, databaseFaults...)
+	}
 	if d.Disk != "" {
 		f.Faults = append(f.Faults, database("disk full", (*Fleet).fillDisk))
 	}
 	if d.Bouncer != nil {
-		f.Faults = append(f.Faults, database("pooler restart", func(_ *Fleet, ctx context.Context) error { return d.Bouncer.Restart(ctx) }))
+		f.Faults = append(f.Faults, poolerFaults...)
 	}
 }
 

@@ -59,7 +59,7 @@ func network(name string, weight int, do func(*Proxy) error) Fault {
 // A Fleet is a number of worker processes that share one lease, each behind a proxy of its own. Its methods are for one
 // goroutine, unless they say otherwise.
 type Fleet struct {
-	Config    Config // of every worker; ID, URL and Log are set for each, and LocksURL where it is empty
+	Config    Config // of every worker; ID, URL and Log are set for each
 	Dir       string // for the logs
 	Min, Max  int    // how many workers Run keeps
 	Faults    []Fault
@@ -161,7 +161,6 @@ func (f *Fleet) start(id string) (*member, error) {
 	f.made++
 	config := f.Config
 	config.ID, config.URL, config.DirectURL = id, proxy.URL(), cmp.Or(f.Config.DirectURL, f.Config.URL)
-	config.LocksURL = cmp.Or(f.Config.LocksURL, config.URL)
 	config.Log = filepath.Join(f.Dir, fmt.Sprintf("%s.%d.log", id, f.made))
 	process, err := Start(config)
 	if err != nil {

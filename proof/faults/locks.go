@@ -3,11 +3,11 @@
 package faults
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -89,12 +89,15 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	if config.Locks == 0 {
 		return func() error { return nil }, nil
 	}
-	taking, err := pgxpool.ParseConfig(cmp.Or(config.LocksURL, config.URL))
+	taking, err := pgxpool.ParseConfig(config.URL)
 	if err != nil {
 		return nil, err
 	}
 	taking.MaxConns = lockersConns
 	taking.ConnConfig.DefaultQueryExecMode = pooled
+	if config.Pooled {
+		taking.BeforeConnect = withoutCancels
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, taking)
 	if err != nil {
 		return nil, err
@@ -120,6 +123,19 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 		pool.Close()
 		return errors.Join(errs...)
 	}, nil
+}
+
+// withoutCancels has a connection send no request to cancel: at one that is cut short, PgBouncer 1.18 and 1.19 end. pgx dials anew for each.
+func withoutCancels(_ context.Context, config *pgx.ConnConfig) error {
+	dial, dialed := config.DialFunc, false
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if dialed {
+			return nil, errors.New("nothing is cancelled through a pooler")
+		}
+		dialed = true
+		return dial(ctx, network, address)
+	}
+	return nil
 }
 
 // haunt writes under a token before its lock is released, meanwhile, or after, with the guard in SQL, which does not know what the client knows.

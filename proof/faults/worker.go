@@ -32,8 +32,9 @@ const (
 
 // Config is what a worker process does: it opens clients, each of which joins the lease, and watches their Values.
 type Config struct {
-	URL string
-	ID  string // of the client; where there are several, "-0" and so on are added
+	URL    string
+	Pooled bool   // it leads through PgBouncer
+	ID     string // of the client; where there are several, "-0" and so on are added
 	// Log is the path of the oracle's log, for which a process has exactly one client; empty: Values is not watched. What
 	// the clients log is beside it, in Log + ".txt".
 	Log        string
@@ -43,7 +44,6 @@ type Config struct {
 	Handoff    time.Duration // the hand-off delay; 0 is none, not the default
 	Clients    int           // 0 is one
 	Locks      int           // take so many locks too, of the first client; Log is not empty then
-	LocksURL   string        // of the pool with which they are taken; empty: URL
 	Effects    bool          // write under Guard
 	DirectURL  string        // for the writes of Effects; empty: URL
 	Env        []string      // added to the worker's environment
