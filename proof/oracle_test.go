@@ -228,8 +228,8 @@ func check(t *punctual.Try, e episode, total, each int) {
 	if n := sum(e.Faults); n < total {
 		t.Missed(e.began, time.Since(e.began), "%d faults, not at least %d: the test proves too little", n, total)
 	}
-	if e.Locks < 100 || e.LockWrites < 20 {
-		t.Missed(e.began, time.Since(e.began), "locks were held %d times, and %d guarded writes: the test proves too little", e.Locks, e.LockWrites)
+	if s := int(e.Seconds); e.Locks < 4*s || e.LockWrites < s {
+		t.Missed(e.began, time.Since(e.began), "locks were held %d times in %d s, and %d guarded writes: the test proves too little", e.Locks, s, e.LockWrites)
 	}
 	if e.Writes < 100 || e.Reads < 100_000 {
 		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test proves too little", e.Writes, e.Reads)

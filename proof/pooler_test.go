@@ -42,11 +42,14 @@ func behindPooler(t testing.TB, database *faults.Database) string {
 func TestNoTwoProcessesHoldALockAtOnceThroughAPoolerWhateverBefallsIt(t *testing.T) {
 	t.Parallel()
 	punctual.Run(t, func(t *punctual.Try) {
+		const total = 30
 		database := &faults.Database{URL: pgserver.Private(t).URL()}
 		url := behindPooler(t, database)
 		check(t, attack(t, rand.Uint64(), time.Minute, url, database, func(f *faults.Fleet) {
-			f.Enough = func(counts map[string]int) bool { return slices.Min(slices.Collect(maps.Values(counts))) > 0 }
-		}), 20, 1)
+			f.Enough = func(counts map[string]int) bool {
+				return sum(counts) >= total && slices.Min(slices.Collect(maps.Values(counts))) > 0
+			}
+		}), total, 1)
 	})
 }
 
