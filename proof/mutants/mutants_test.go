@@ -259,6 +259,14 @@ var mutants = append(asleep(), []mutant{
 		return ErrTrustLost
 	case unmarked(s.Run) != now.confirmed:`, `	case unmarked(s.Run) != now.confirmed:`, 0},
 	}},
+	{"a grant that goes by the standing of when it came", "locks", `trust`, []edit{
+		{"locks.go", `	s := ls.of[a.Nonce]
+	switch now := &ls.standing; {`, `	s := ls.of[a.Nonce]
+	if s != nil && ls.standing.term != nil {
+		ls.renew(s)
+	}
+	switch now := &ls.standing; {`, 0},
+	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
 	}},
