@@ -63,7 +63,7 @@ func (l *locker) once(ctx context.Context, number int) error {
 	held, err := acquire(patient, LockName(number))
 	if err != nil {
 		if !errors.Is(err, lock.ErrHeld) && ctx.Err() == nil {
-			pause(ctx, 20*time.Millisecond) // the server or the connection to it is down
+			pause(ctx, rand.N(l.ttl/4)) // the server or the connection to it is down
 		}
 		return nil
 	}
