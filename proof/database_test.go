@@ -26,10 +26,10 @@ import (
 	"github.com/pgleases/pgleases/proof/punctual"
 )
 
-// databaseFaults are what befalls a server under load. Some leave it no time to tell every session.
+// databaseFaults are what befalls a server under load.
 var databaseFaults = []struct {
 	name  string
-	mutes bool
+	mutes bool // a session may end without a word of the server
 	do    func(context.Context, *pgserver.Server) error
 }{
 	// All backends end, and the server recovers as from a crash, which neither its start time nor its timeline tell.

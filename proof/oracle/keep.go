@@ -26,8 +26,11 @@ func (k *Keeper) Keep(ctx context.Context, number int, token int64, shared bool,
 		return nil
 	}
 	first := Now()
-	if k.began == 0 {
+	if k.began == 0 { // the header comes before any record: the log may be read meanwhile
 		k.began = first
+		if err := k.file.header(k.began, begin, 0, 0, 0); err != nil {
+			return err
+		}
 	}
 	record, err := k.file.open(number, token, shared, first)
 	if err != nil {

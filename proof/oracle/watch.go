@@ -71,8 +71,11 @@ func Create(path string) (*Recorder, error) {
 // Watch reads the lease until ctx ends, and returns what writing the log failed of, if it did. It may be called again.
 func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 	changed := lease.Changed()
-	if r.began == 0 {
+	if r.began == 0 { // the header comes before any record: the log may be read meanwhile
 		r.began = Now()
+		if err := r.file.header(r.began, r.began, 0, 0, 0); err != nil {
+			return err
+		}
 	}
 	for ctx.Err() == nil {
 		begin := Now()
