@@ -210,7 +210,7 @@ func (e *engine) beginLookOut(time.Time) *operation {
 		look, err := c.(seam.FailoverConn).LookOut(ctx, session, digest)
 		return func(error) error {
 			f := &e.failover
-			f.lookAt = began.Add(lookEvery)
+			f.lookAt = time.Now().Add(lookEvery) // not since it began: one that takes longer would leave no turn to what is less urgent
 			if err != nil {
 				return err
 			}

@@ -345,3 +345,18 @@ func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 		shut(t, c)
 	}
 }
+
+// A look at the locks that takes longer than the time between two looks leaves a turn to what is less urgent: plans, and the client's end.
+func TestAClientThatLooksSlowlyDoesAllElseToo(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	needFastFailover(t, newPool(t, url))
+	way := newProxy(t, url)
+	c := opened(t, way.URL(), "far", pgleases.WithTTL(longTTL), pgleases.WithFastFailover(), quietly(t))
+	if err := way.Slow(150 * time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	l := joined(t, c, "work", 4)
+	waitFor(t, patience, "it owns all", func() bool { return len(l.Values()) == 4 })
+	shut(t, c)
+}
