@@ -13,6 +13,19 @@ import (
 // Version is the schema version that this code was written for. functions.sql writes it too.
 const Version = 2
 
+// A Part of a schema is tables that have a version of their own: those of the engine, or those of another package of this module.
+type Part struct {
+	Name    string                     // for people; empty: the schema's own
+	Table   string                     // of its version
+	Version int                        // for which this code was written
+	DDL     func(schema string) string // all that a migration runs
+}
+
+var engine = Part{
+	Table: "schema_version", Version: Version,
+	DDL: func(schema string) string { return StatementsFor(schema).Schema },
+}
+
 // A SchemaError says why this code cannot run on the schema.
 type SchemaError struct {
 	Text   string
@@ -22,14 +35,19 @@ type SchemaError struct {
 func (e *SchemaError) Error() string { return e.Text }
 
 // Fits returns nil where this code can run on the schema, else a *SchemaError or the database's error.
-func (c *Conn) Fits(ctx context.Context) error { return fits(ctx, c.conn, c.channel) }
+func (c *Conn) Fits(ctx context.Context) error { return engine.Fits(ctx, c.conn, c.channel) }
 
 // Migrate is the function Migrate, for the connection's schema.
 func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, c.channel) }
 
-// fits reads the schema's version and the oldest code that it serves.
-func fits(ctx context.Context, conn *pgx.Conn, schema string) error {
-	rows, err := conn.Query(ctx, "SELECT version, min_code FROM "+versionTable(schema),
+// Migrate creates or updates the engine's tables. See Part.Migrate.
+func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
+	return engine.Migrate(ctx, conn, schema)
+}
+
+// Fits reads the part's version in the schema and the oldest code that it serves. It returns nil where this code can run there.
+func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
+	rows, err := conn.Query(ctx, "SELECT version, min_code FROM "+p.versionTable(schema),
 		pgx.QueryExecModeSimpleProtocol)
 	type version struct{ Version, MinCode int }
 	var v version
@@ -38,24 +56,24 @@ func fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 	}
 	switch code := Code(err); {
 	case code == "3F000" || code == "42P01" || errors.Is(err, pgx.ErrNoRows):
-		return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database", schema)}
+		return &SchemaError{Text: fmt.Sprintf("%s is missing in this database", p.in(schema))}
 	case err != nil:
-		return fmt.Errorf("read version of schema %q: %w", schema, err)
-	case v.Version < Version:
-		return &SchemaError{Text: fmt.Sprintf("schema %q has version %d, this code needs %d", schema, v.Version, Version)}
-	case v.MinCode > Version:
+		return fmt.Errorf("read version of %s: %w", p.in(schema), err)
+	case v.Version < p.Version:
+		return &SchemaError{Text: fmt.Sprintf("%s has version %d, this code needs %d", p.in(schema), v.Version, p.Version)}
+	case v.MinCode > p.Version:
 		return &SchemaError{TooNew: true, Text: fmt.Sprintf(
-			"schema %q has version %d, which serves code for version %d and later, this is for %d",
-			schema, v.Version, v.MinCode, Version)}
+			"%s has version %d, which serves code for version %d and later, this is for %d",
+			p.in(schema), v.Version, v.MinCode, p.Version)}
 	}
 	return nil
 }
 
-// Migrate creates or updates the schema where it does not fit. It sends one message, so it is one transaction. Racing
+// Migrate creates or updates the part where it does not fit. It sends one message, so it is one transaction. Racing
 // migrations wait for each other's lock, and only the first is carried out: the clients of that one are at work when the
 // second has the lock. It tries again until ctx ends where somebody has used a table for long, so that it cannot be changed without
 // making heartbeats wait, and where it was in a deadlock with living clients.
-func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
+func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	ddl := fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;
 DO %[5]s BEGIN
     IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
@@ -63,16 +81,16 @@ DO %[5]s BEGIN
     END IF;
 EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
 END %[5]s;
-%[6]s`, readCommitted, versionTable(schema), Version, codeMigrated, bodyTag(schema), StatementsFor(schema).Schema)
+%[6]s`, readCommitted, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema), p.DDL(schema))
 	for {
-		err := fits(ctx, conn, schema)
+		err := p.Fits(ctx, conn, schema)
 		if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
 			return err
 		}
 		_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
 		switch code := Code(err); {
 		case err == nil || code == codeMigrated:
-			return fits(ctx, conn, schema)
+			return p.Fits(ctx, conn, schema)
 		case (code == codeLockTimeout || code == codeDeadlock) && ctx.Err() == nil:
 			pause(ctx, time.Second+rand.N(time.Second))
 		case code == "3F000":
@@ -83,4 +101,12 @@ END %[5]s;
 	}
 }
 
-func versionTable(schema string) string { return pgx.Identifier{schema, "schema_version"}.Sanitize() }
+func (p Part) versionTable(schema string) string { return pgx.Identifier{schema, p.Table}.Sanitize() }
+
+// in names the part in a schema.
+func (p Part) in(schema string) string {
+	if p.Name == "" {
+		return fmt.Sprintf("schema %q", schema)
+	}
+	return fmt.Sprintf("%s in schema %q", p.Name, schema)
+}

@@ -2,6 +2,7 @@ package store
 
 import (
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -25,17 +26,7 @@ type Statements struct {
 // StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
 // else, and "pgleases" alone once, where the schema is created. A name that stands in a string begins it.
 func StatementsFor(schema string) Statements {
-	quoted := pgx.Identifier{schema}.Sanitize()
-	tag := bodyTag(schema)
-	replacer := strings.NewReplacer("'pgleases.", "'"+strings.ReplaceAll(quoted, "'", "''")+".", "pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
-		"CREATE SCHEMA IF NOT EXISTS "+quoted+";", "$pgleases_body$", tag)
-	text := func(name string) string {
-		b, err := sql.Files.ReadFile(name + ".sql")
-		if err != nil {
-			panic(fmt.Sprintf("statement %s is not embedded: %v", name, err)) // a build that cannot work
-		}
-		return replacer.Replace(withoutHead(string(b)))
-	}
+	text := Texts(sql.Files, schema)
 	return Statements{
 		Schema:   text("schema") + "\n" + text("functions"),
 		Register: text("register"), Superseder: text("superseder"), Heartbeat: text("heartbeat"), Mark: text("mark"),
@@ -47,6 +38,20 @@ func StatementsFor(schema string) Statements {
 		Attend: text("attend"), Lookout: text("lookout"), EvictEnded: text("evictended"),
 		LockAcquire: text("lockacquire"), LockRelease: text("lockrelease"), LockReleases: text("lockreleases"), LockLook: text("locklook"), LockSweep: text("locksweep"),
 		LockList: text("locklist"), LockGuard: text("lockguard"),
+	}
+}
+
+// Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are written as StatementsFor tells.
+func Texts(files fs.ReadFileFS, schema string) func(name string) string {
+	quoted := pgx.Identifier{schema}.Sanitize()
+	replacer := strings.NewReplacer("'pgleases.", "'"+strings.ReplaceAll(quoted, "'", "''")+".", "pgleases.", quoted+".", "CREATE SCHEMA IF NOT EXISTS pgleases;",
+		"CREATE SCHEMA IF NOT EXISTS "+quoted+";", "$pgleases_body$", bodyTag(schema))
+	return func(name string) string {
+		b, err := files.ReadFile(name + ".sql")
+		if err != nil {
+			panic(fmt.Sprintf("statement %s is not embedded: %v", name, err)) // a build that cannot work
+		}
+		return replacer.Replace(withoutHead(string(b)))
 	}
 }
 

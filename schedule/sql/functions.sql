@@ -1,0 +1,191 @@
+-- functions.sql: the functions of package schedule, then the version. It runs after schema.sql. Idempotent: functions are replaced.
+--
+-- They run in transactions of the application's too, under any search_path: so each sets its own.
+--
+-- Schedules and fates come and go as JSON, in which a time is the same under all settings of a session.
+
+-- All that these files know of the time. STABLE, so that an index serves comparisons with it, which clock_timestamp() would prevent.
+CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestamptz
+LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
+
+-- infinity is none in JSON.
+CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'clock', pgleases.schedule_clock());
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_join(group_name pg_catalog.text, partitions int) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    INSERT INTO pgleases.schedule_groups AS g (name, partitions) VALUES ($1, $2)
+    ON CONFLICT (name) DO UPDATE SET partitions = EXCLUDED.partitions WHERE g.partitions <> EXCLUDED.partitions;
+    IF FOUND THEN
+        UPDATE pgleases.schedules AS s SET partition = pgleases.partition_for(s.key, $2)
+        WHERE s.group_name = $1 AND s.partition <> pgleases.partition_for(s.key, $2);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int,
+    OUT clock_us bigint, OUT found pg_catalog.jsonb)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    now   CONSTANT timestamptz := pgleases.schedule_clock();
+    since CONSTANT timestamptz := timestamptz 'epoch' + $4 * interval '1 microsecond';
+    until CONSTANT timestamptz := now + $5 * interval '1 microsecond';
+BEGIN
+    UPDATE pgleases.schedules AS s SET due = now
+    WHERE s.group_name = $1 AND s.partition = ANY ($3) AND s.waits IS NOT NULL AND s.paused_at IS NULL AND s.due > now;
+    clock_us := (extract(epoch FROM now) * 1000000)::bigint;
+    SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'partition', p.partition, 'key', d.key,
+                                                 'due_us', (extract(epoch FROM d.due) * 1000000)::bigint) ORDER BY d.due, d.id), '[]')
+    INTO found
+    FROM unnest($2) AS p (partition)
+    CROSS JOIN LATERAL (
+        SELECT s.id, s.key, s.due FROM pgleases.schedules AS s
+        WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until
+          AND (p.partition = ANY ($3) OR s.due > since) -- behind an old snapshot, dead entries of the index pile up before it
+        ORDER BY s.due LIMIT $6
+    ) AS d;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int) IS 'What is due soon. See look.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_open(schedule bigint, run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM set_config('schedule.run', $2, true), set_config('statement_timeout', $3::text, true),
+            set_config('idle_in_transaction_session_timeout', $4::text, true), set_config('lock_timeout', $5::text, true);
+    BEGIN
+        PERFORM set_config('client_connection_check_interval', '500', true);
+    EXCEPTION WHEN invalid_parameter_value THEN -- the server's system cannot do it
+    END;
+    RETURN (SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s WHERE s.id = $1);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_open(bigint, pg_catalog.text, int, int, int) IS 'Opens a run in a transaction. See open.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, error, epoch, started_at, ended_at)
+    SELECT s.id, s.group_name, s.name, f.since, f.until, f.ticks, f.fate, f.error, f.epoch, f.started_at, pgleases.schedule_clock()
+    FROM jsonb_to_recordset($2) AS f (since timestamptz, until timestamptz, ticks bigint, fate text, error text, epoch bigint, started_at timestamptz)
+    ORDER BY f.until;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb) IS 'Writes down what became of ticks.';
+
+-- The row is locked here at the end of the run and not at its beginning: else an edit would wait for as long as the handler runs, and
+-- handlers that put schedules would wait for each other.
+CREATE OR REPLACE FUNCTION pgleases.schedule_close(schedule bigint, run pg_catalog.text, revision bigint, since pg_catalog.timestamptz, until pg_catalog.timestamptz,
+    due pg_catalog.timestamptz, done pg_catalog.timestamptz, waits pg_catalog.text, fates pg_catalog.jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s     pgleases.schedules;
+    now   CONSTANT timestamptz := pgleases.schedule_clock();
+    total CONSTANT bigint := (SELECT sum((f ->> 'ticks')::bigint) FROM jsonb_array_elements($9) AS f);
+BEGIN
+    IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
+        RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
+    END IF;
+    SELECT * INTO s FROM pgleases.schedules AS t WHERE t.id = $1 FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule % was deleted', $1 USING ERRCODE = 'PS001';
+    END IF;
+    IF s.cursor = $4 THEN
+        UPDATE pgleases.schedules AS t
+        SET cursor = $5, done = coalesce($7, t.done),
+            due = CASE WHEN s.paused_at IS NOT NULL THEN 'infinity' WHEN s.revision <> $3 THEN now ELSE coalesce($6, 'infinity') END,
+            waits = $8, waits_since = CASE WHEN $8 IS NOT NULL THEN coalesce(t.waits_since, now) END
+        WHERE t.id = $1;
+    ELSE -- where an edit passed over these ticks while they ran, they have run all the same
+        UPDATE pgleases.history AS h SET since = $5, ticks = h.ticks - total
+        WHERE h.schedule = $1 AND h.since = $4 AND h.until >= $5 AND h.fate = 'cancelled' AND h.ticks > total;
+        IF NOT FOUND THEN
+            DELETE FROM pgleases.history AS h WHERE h.schedule = $1 AND h.since = $4 AND h.until >= $5 AND h.fate = 'cancelled' AND h.ticks = total;
+        END IF;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';
+        END IF;
+        UPDATE pgleases.schedules AS t SET done = $7 WHERE t.id = $1 AND $7 > coalesce(t.done, '-infinity');
+    END IF;
+    PERFORM pgleases.schedule_fates(s, $9);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.jsonb) IS 'Steps a schedule''s cursor, and writes down what became of its ticks. See close.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock pg_catalog.timestamptz, OUT found pg_catalog.jsonb)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    clock := pgleases.schedule_clock();
+    IF $3 THEN
+        PERFORM FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2 FOR UPDATE;
+    END IF;
+    SELECT pgleases.schedule_json(s) INTO found FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean) IS 'One schedule. See get.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
+BEGIN
+    s.group_name := $1;
+    s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2));
+    s.due := coalesce(s.due, 'infinity');
+    IF s.id = 0 THEN
+        INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
+        ON CONFLICT DO NOTHING; -- a schedule of this name was made meanwhile
+    ELSE
+        UPDATE pgleases.schedules AS t
+        SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
+            cursor = s.cursor, due = s.due, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
+        WHERE t.id = s.id;
+        PERFORM pgleases.schedule_fates(s, $4);
+        RETURN true;
+    END IF;
+    RETURN FOUND;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb) IS 'Writes a schedule. See put.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_delete(schedule bigint, fates pg_catalog.jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    DELETE FROM pgleases.schedules AS t WHERE t.id = $1 RETURNING * INTO s;
+    PERFORM pgleases.schedule_fates(s, $2);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_delete(bigint, pg_catalog.jsonb) IS 'Deletes a schedule that get.sql has locked, and tells what became of its overdue ticks.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_list(group_name pg_catalog.text, prefix pg_catalog.text, after pg_catalog.text, most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s
+    WHERE s.group_name = $1 AND s.name >= $2 AND s.name > $3 AND starts_with(s.name, $2) ORDER BY s.name LIMIT $4;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Schedules by name. See list.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_history(group_name pg_catalog.text, name pg_catalog.text, before bigint, most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
+    WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 ORDER BY h.id DESC LIMIT $4;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) IS 'What became of a schedule''s ticks, the newest first. See history.sql.';
+
+-- Last, after all tables and functions: without its version the part counts as missing.
+INSERT INTO pgleases.schedule_version AS v (version, min_code) VALUES (1, 1)
+ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -1,0 +1,16 @@
+-- grants.sql: the rights of a role that runs schedules, besides those of the engine's grants.sql, where another role owns the tables. Write your role's
+-- name for pgleases_app, your schema's for pgleases, and run the file as the owner.
+GRANT SELECT ON pgleases.schedule_version TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.history TO pgleases_app;
+-- For databases where PUBLIC may not execute functions.
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_join(pg_catalog.text, int),
+    pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int),
+    pgleases.schedule_open(bigint, pg_catalog.text, int, int, int),
+    pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb),
+    pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.jsonb),
+    pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
+    pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
+    pgleases.schedule_delete(bigint, pg_catalog.jsonb),
+    pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
+    pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) TO pgleases_app;

@@ -1,0 +1,11 @@
+-- look.sql: what is due now or soon, in the partitions that a process owns.
+--
+-- $1 text    group
+-- $2 int[]   the partitions
+-- $3 int[]   those of them that it owns since it last looked: what waits there is due at once, as this process may know what the last did not
+-- $4 bigint  only what is due after this instant, microseconds since 1970; it does not count for the new partitions
+-- $5 bigint  how far to look ahead, microseconds
+-- $6 int     the most rows of each partition
+--
+-- One row: the database's time, microseconds since 1970; an array of {id, partition, key, due_us} by when they are due.
+SELECT clock_us, found FROM pgleases.schedule_look($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int)
