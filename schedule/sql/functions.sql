@@ -9,11 +9,11 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestam
 LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
 
--- infinity is none in JSON.
+-- infinity is none in JSON. A local time goes as if it were one of UTC: a timestamp without a zone drops the zone when it comes.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'clock', pgleases.schedule_clock());
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', s.cursor_local AT TIME ZONE 'UTC', 'clock', pgleases.schedule_clock());
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
@@ -32,7 +32,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int,
-    OUT clock_us bigint, OUT found pg_catalog.jsonb)
+    OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now   CONSTANT timestamptz := pgleases.schedule_clock();
@@ -40,14 +40,16 @@ DECLARE
     until CONSTANT timestamptz := now + $5 * interval '1 microsecond';
 BEGIN
     UPDATE pgleases.schedules AS s SET due = now
-    WHERE s.group_name = $1 AND s.partition = ANY ($3) AND s.waits IS NOT NULL AND s.paused_at IS NULL AND s.due > now;
+    WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
+                   WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.paused_at IS NULL AND w.due > now
+                   FOR UPDATE SKIP LOCKED);
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
-    SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'partition', p.partition, 'key', d.key,
+    SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'partition', p.partition, 'key', d.key, 'kind', d.kind,
                                                  'due_us', (extract(epoch FROM d.due) * 1000000)::bigint) ORDER BY d.due, d.id), '[]')
-    INTO found
+    INTO answer
     FROM unnest($2) AS p (partition)
     CROSS JOIN LATERAL (
-        SELECT s.id, s.key, s.due FROM pgleases.schedules AS s
+        SELECT s.id, s.key, s.kind, s.due FROM pgleases.schedules AS s
         WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until
           AND (p.partition = ANY ($3) OR s.due > since) -- behind an old snapshot, dead entries of the index pile up before it
         ORDER BY s.due LIMIT $6
@@ -83,51 +85,54 @@ COMMENT ON FUNCTION pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb
 
 -- The row is locked here at the end of the run and not at its beginning: else an edit would wait for as long as the handler runs, and
 -- handlers that put schedules would wait for each other.
-CREATE OR REPLACE FUNCTION pgleases.schedule_close(schedule bigint, run pg_catalog.text, revision bigint, since pg_catalog.timestamptz, until pg_catalog.timestamptz,
-    due pg_catalog.timestamptz, done pg_catalog.timestamptz, waits pg_catalog.text, fates pg_catalog.jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_close(schedule bigint, run pg_catalog.text, revision bigint, cursor_before pg_catalog.timestamptz, step pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     s     pgleases.schedules;
+    t     pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $5);
+    fates CONSTANT jsonb := $5 -> 'fates';
+    total CONSTANT bigint := (SELECT sum((f ->> 'ticks')::bigint) FROM jsonb_array_elements(fates) AS f);
     now   CONSTANT timestamptz := pgleases.schedule_clock();
-    total CONSTANT bigint := (SELECT sum((f ->> 'ticks')::bigint) FROM jsonb_array_elements($9) AS f);
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
-    SELECT * INTO s FROM pgleases.schedules AS t WHERE t.id = $1 FOR NO KEY UPDATE;
+    SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = $1 FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'schedule % was deleted', $1 USING ERRCODE = 'PS001';
     END IF;
     IF s.cursor = $4 THEN
-        UPDATE pgleases.schedules AS t
-        SET cursor = $5, done = coalesce($7, t.done),
-            due = CASE WHEN s.paused_at IS NOT NULL THEN 'infinity' WHEN s.revision <> $3 THEN now ELSE coalesce($6, 'infinity') END,
-            waits = $8, waits_since = CASE WHEN $8 IS NOT NULL THEN coalesce(t.waits_since, now) END
-        WHERE t.id = $1;
+        UPDATE pgleases.schedules AS r
+        SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
+            ran_from = coalesce(t.ran_from, r.ran_from), ran_until = CASE WHEN t.ran_from IS NULL THEN r.ran_until ELSE now END,
+            due = CASE WHEN s.paused_at IS NOT NULL THEN 'infinity' WHEN s.revision <> $3 THEN now ELSE coalesce(t.due, 'infinity') END,
+            waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
+        WHERE r.id = $1;
     ELSE -- where an edit passed over these ticks while they ran, they have run all the same
-        UPDATE pgleases.history AS h SET since = $5, ticks = h.ticks - total
-        WHERE h.schedule = $1 AND h.since = $4 AND h.until >= $5 AND h.fate = 'cancelled' AND h.ticks > total;
+        UPDATE pgleases.history AS h SET since = t.cursor, ticks = h.ticks - total
+        WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.fate = 'cancelled' AND h.ticks > total;
         IF NOT FOUND THEN
-            DELETE FROM pgleases.history AS h WHERE h.schedule = $1 AND h.since = $4 AND h.until >= $5 AND h.fate = 'cancelled' AND h.ticks = total;
+            DELETE FROM pgleases.history AS h
+            WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.fate = 'cancelled' AND h.ticks = total;
         END IF;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';
         END IF;
-        UPDATE pgleases.schedules AS t SET done = $7 WHERE t.id = $1 AND $7 > coalesce(t.done, '-infinity');
+        UPDATE pgleases.schedules AS r SET done = t.done WHERE r.id = $1 AND t.done > coalesce(r.done, '-infinity');
     END IF;
-    PERFORM pgleases.schedule_fates(s, $9);
+    PERFORM pgleases.schedule_fates(s, fates);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.jsonb) IS 'Steps a schedule''s cursor, and writes down what became of its ticks. See close.sql.';
+COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb) IS 'Steps a schedule''s cursor, and writes down what became of its ticks. See close.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock pg_catalog.timestamptz, OUT found pg_catalog.jsonb)
+CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock pg_catalog.timestamptz, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     clock := pgleases.schedule_clock();
     IF $3 THEN
         PERFORM FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2 FOR UPDATE;
     END IF;
-    SELECT pgleases.schedule_json(s) INTO found FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2;
+    SELECT pgleases.schedule_json(s) INTO answer FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean) IS 'One schedule. See get.sql.';
@@ -147,7 +152,7 @@ BEGIN
     ELSE
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
-            cursor = s.cursor, due = s.due, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
+            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
         WHERE t.id = s.id;
         PERFORM pgleases.schedule_fates(s, $4);
         RETURN true;

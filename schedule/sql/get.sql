@@ -5,4 +5,4 @@
 -- $3 boolean  whether to lock it for an edit
 --
 -- The time; the schedule as JSON, null where there is none.
-SELECT clock, found FROM pgleases.schedule_get($1::pg_catalog.text, $2::pg_catalog.text, $3::boolean)
+SELECT clock, answer FROM pgleases.schedule_get($1::pg_catalog.text, $2::pg_catalog.text, $3::boolean)

@@ -8,7 +8,7 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgle
     pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int),
     pgleases.schedule_open(bigint, pg_catalog.text, int, int, int),
     pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb),
-    pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.jsonb),
+    pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb),
     pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_delete(bigint, pg_catalog.jsonb),

@@ -7,5 +7,5 @@
 -- $5 bigint  how far to look ahead, microseconds
 -- $6 int     the most rows of each partition
 --
--- One row: the database's time, microseconds since 1970; an array of {id, partition, key, due_us} by when they are due.
-SELECT clock_us, found FROM pgleases.schedule_look($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int)
+-- One row: the database's time, microseconds since 1970; an array of {id, partition, key, kind, due_us} by when they are due.
+SELECT clock_us, answer FROM pgleases.schedule_look($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int)

@@ -22,25 +22,28 @@ COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s
 
 -- Half of every page stays free for the new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
-    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    group_name  pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    name        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    key         pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    partition   int NOT NULL,
-    kind        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    args        pg_catalog.jsonb NOT NULL,
-    rule        pg_catalog.text NOT NULL,
-    anchor      pg_catalog.timestamptz NOT NULL,
-    policy      pg_catalog.jsonb NOT NULL,
-    declared    boolean NOT NULL,
-    cursor      pg_catalog.timestamptz NOT NULL,
-    due         pg_catalog.timestamptz NOT NULL,
-    done        pg_catalog.timestamptz,
-    revision    bigint NOT NULL,
-    paused_at   pg_catalog.timestamptz,
-    waits       pg_catalog.text,
-    waits_since pg_catalog.timestamptz,
-    registered  pg_catalog.timestamptz NOT NULL
+    id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    group_name   pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    name         pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    key          pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    partition    int NOT NULL,
+    kind         pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    args         pg_catalog.jsonb NOT NULL,
+    rule         pg_catalog.text NOT NULL,
+    anchor       pg_catalog.timestamptz NOT NULL,
+    policy       pg_catalog.jsonb NOT NULL,
+    declared     boolean NOT NULL,
+    cursor       pg_catalog.timestamptz NOT NULL,
+    due          pg_catalog.timestamptz NOT NULL,
+    cursor_local pg_catalog.timestamp,
+    done         pg_catalog.timestamptz,
+    ran_from     pg_catalog.timestamptz,
+    ran_until    pg_catalog.timestamptz,
+    revision     bigint NOT NULL,
+    paused_at    pg_catalog.timestamptz,
+    waits        pg_catalog.text,
+    waits_since  pg_catalog.timestamptz,
+    registered   pg_catalog.timestamptz NOT NULL
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
@@ -58,8 +61,11 @@ COMMENT ON COLUMN pgleases.schedules.anchor IS 'From where a rule of a fixed dis
 COMMENT ON COLUMN pgleases.schedules.policy IS 'What becomes of late ticks, and other choices.';
 COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares it; only processes whose code does run it.';
 COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its fate in the history; none after it has.';
+COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'Where the cursor is a tick: what the clocks of the rule''s zone showed; null: it is none.';
 COMMENT ON COLUMN pgleases.schedules.due IS 'When its owner looks at it next: at its next tick, or sooner; infinity: it is paused or has no further tick.';
 COMMENT ON COLUMN pgleases.schedules.done IS 'The last tick whose run was done; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: there was none.';
+COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: there was none.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not.';
 COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
@@ -90,7 +96,7 @@ COMMENT ON COLUMN pgleases.history.name IS 'Its name.';
 COMMENT ON COLUMN pgleases.history.since IS 'The row tells of the ticks after this instant, which is the end of the row before.';
 COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is the tick itself.';
 COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
-COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; missed: the policy on late ticks passed over them; cancelled: an edit, a resumption or a deletion came first.';
+COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; missed: the policy on late ticks passed over them; skipped: the run before was still under way; cancelled: an edit, a resumption or a deletion came first.';
 COMMENT ON COLUMN pgleases.history.error IS 'Why it is dead.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: nobody ran it.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: there was none.';

@@ -1,0 +1,320 @@
+package schedule
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"math"
+	"reflect"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Schedule is what is known of a schedule.
+type Schedule struct {
+	Name     string
+	Key      string
+	Kind     string
+	Args     json.RawMessage
+	Rule     string    // as Parse reads it
+	Declared bool      // in the code, with Add
+	Cursor   time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
+	Due      time.Time // when its owner looks at it next; zero: never
+	Done     time.Time // the last tick that was done; zero: none was
+	PausedAt time.Time // zero: it is not paused
+	Waits    string    // why the process that owns it cannot run it; empty: nothing is known against it
+}
+
+func (r *row) schedule() Schedule {
+	s := Schedule{Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor}
+	for _, t := range []struct {
+		to   *time.Time
+		from *time.Time
+	}{{&s.Due, r.Due}, {&s.Done, r.Done}, {&s.PausedAt, r.PausedAt}} {
+		if t.from != nil {
+			*t.to = *t.from
+		}
+	}
+	if r.Waits != nil {
+		s.Waits = *r.Waits
+	}
+	return s
+}
+
+// A Fate is what became of ticks.
+type Fate string
+
+// The fates. Each tick of a schedule has exactly one.
+const (
+	FateDone      Fate = "done"
+	FateDead      Fate = "dead"      // the run failed
+	FateMissed    Fate = "missed"    // too late, by the schedule's Missed and Grace
+	FateSkipped   Fate = "skipped"   // the run before was still under way, see OverlapSkip
+	FateCancelled Fate = "cancelled" // an edit of the rule, Resume from now, or Delete came first
+)
+
+// An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
+type Entry struct {
+	Since, Until time.Time // it tells of the ticks after Since, up to Until. Of a run, Until is the tick
+	Ticks        int64     // how many
+	Fate         Fate
+	Error        string    // of a dead one
+	Epoch        int64     // under which it ran; 0: nothing ran
+	StartedAt    time.Time // zero: nothing ran
+	EndedAt      time.Time // when it was written
+}
+
+// entry is an Entry as the database has it.
+type entry struct {
+	ID        int64      `json:"id"`
+	Since     time.Time  `json:"since"`
+	Until     time.Time  `json:"until"`
+	Ticks     int64      `json:"ticks"`
+	Fate      Fate       `json:"fate"`
+	Error     string     `json:"error"`
+	Epoch     int64      `json:"epoch"`
+	StartedAt *time.Time `json:"started_at"`
+	EndedAt   time.Time  `json:"ended_at"`
+}
+
+// put makes or edits a schedule, in a transaction.
+func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *row, rule Rule) error {
+	for {
+		now, have, err := s.sendGet(ctx, tx, want.Name, true)
+		if err != nil {
+			return err
+		}
+		r, fates := *want, []fate(nil)
+		switch {
+		case have == nil:
+			r.Cursor, r.Anchor = now, now
+		case have.Rule == r.Rule:
+			r.keep(have)
+		default:
+			r.keep(have)
+			if fates, err = r.supersede(have, now); err != nil {
+				return err
+			}
+			r.Anchor = now
+		}
+		r.Registered = now
+		r.Due = r.next(rule)
+		if have != nil && same(&r, have) {
+			if !r.Declared {
+				return nil
+			}
+		} else {
+			r.Revision++
+			r.Waits, r.WaitsSince = nil, nil
+		}
+		written, err := s.sendPut(ctx, tx, &r, fates)
+		if err != nil || written {
+			return err
+		}
+	}
+}
+
+// keep keeps what is not the caller's to choose.
+func (r *row) keep(have *row) {
+	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
+	r.Waits, r.WaitsSince = have.Waits, have.WaitsSince
+}
+
+// same reports whether a schedule is what the caller wants already.
+func same(r, have *row) bool {
+	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared && sameJSON(r.Args, have.Args)
+}
+
+// sameJSON reports whether two texts mean the same: the database keeps the meaning only.
+func sameJSON(a, b json.RawMessage) bool {
+	var values [2]any
+	for i, text := range []json.RawMessage{a, b} {
+		d := json.NewDecoder(bytes.NewReader(text))
+		d.UseNumber()
+		if d.Decode(&values[i]) != nil {
+			return false
+		}
+	}
+	return reflect.DeepEqual(values[0], values[1])
+}
+
+// supersede has the schedule begin anew now. The ticks of its rule until then that have no fate are cancelled.
+func (r *row) supersede(have *row, now time.Time) ([]fate, error) {
+	if !now.After(have.Cursor) {
+		return nil, nil // the clock was set back
+	}
+	rule, err := Parse(have.Rule)
+	if err != nil {
+		return nil, fmt.Errorf("its ticks until now cannot be told here: %w", err)
+	}
+	since, n := have.Cursor, rule.count(have.Anchor, have.cursor(), now)
+	r.Cursor, r.CursorLocal = now, nil
+	if n == 0 {
+		return nil, nil
+	}
+	return []fate{{Since: since, Until: now, Ticks: n, Fate: FateCancelled}}, nil
+}
+
+// cursor is the cursor as the rule takes it.
+func (r *row) cursor() Tick {
+	t := Tick{At: r.Cursor}
+	if r.CursorLocal != nil {
+		t.Local = r.CursorLocal.UTC()
+	}
+	return t
+}
+
+// next returns when the schedule's owner is to look at it next; nil: never.
+func (r *row) next(rule Rule) *time.Time {
+	tick, ok := rule.Next(r.Anchor, r.cursor())
+	if !ok || r.PausedAt != nil {
+		return nil
+	}
+	due := jitter(r.Name, tick.At, r.Policy.Jitter)
+	return &due
+}
+
+// Pause has a schedule not run until it is resumed; nothing, where it is paused already. A run that is under way goes on. Ticks meanwhile are not missed: see
+// Resume. ErrNotFound where there is none of the name.
+func (s *Scheduler) Pause(ctx context.Context, name string) error {
+	return s.edit(ctx, "pause", name, func(r *row, now time.Time) ([]fate, bool, error) {
+		if r.PausedAt != nil {
+			return nil, false, nil
+		}
+		r.PausedAt, r.Due = &now, nil
+		return nil, true, nil
+	})
+}
+
+// From says where a schedule that was paused goes on.
+type From int
+
+const (
+	FromNow From = iota // with the next tick; those that passed are cancelled
+	CatchUp             // with those that passed, as if nobody could run them until now: see Missed
+)
+
+// Resume has a schedule run again; nothing, where it is not paused. ErrNotFound where there is none of the name.
+func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
+	return s.edit(ctx, "resume", name, func(r *row, now time.Time) (fates []fate, write bool, err error) {
+		if r.PausedAt == nil {
+			return nil, false, nil
+		}
+		r.PausedAt = nil
+		switch from {
+		case FromNow:
+			if fates, err = r.supersede(r, now); err != nil {
+				return nil, false, err
+			}
+		case CatchUp:
+		default:
+			return nil, false, fmt.Errorf("From(%d) is neither FromNow nor CatchUp", from)
+		}
+		r.Due = &now // its owner tells the next tick
+		return fates, true, nil
+	})
+}
+
+// Delete deletes a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares comes back with the next
+// process that starts. ErrNotFound where there is none of the name.
+func (s *Scheduler) Delete(ctx context.Context, name string) error {
+	return s.edited(ctx, "delete", name, func(tx pgx.Tx, r *row, now time.Time) error {
+		fates, err := r.supersede(r, now)
+		if err != nil {
+			return err
+		}
+		return s.sendDelete(ctx, tx, r.ID, fates)
+	})
+}
+
+// edit changes a schedule.
+func (s *Scheduler) edit(ctx context.Context, doing, name string, change func(r *row, now time.Time) (fates []fate, write bool, err error)) error {
+	return s.edited(ctx, doing, name, func(tx pgx.Tx, r *row, now time.Time) error {
+		fates, write, err := change(r, now)
+		if err != nil || !write {
+			return err
+		}
+		r.Revision++
+		_, err = s.sendPut(ctx, tx, r, fates)
+		return err
+	})
+}
+
+func (s *Scheduler) edited(ctx context.Context, doing, name string, f func(pgx.Tx, *row, time.Time) error) error {
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		now, r, err := s.sendGet(ctx, tx, name, true)
+		switch {
+		case err != nil:
+			return err
+		case r == nil:
+			return ErrNotFound
+		}
+		return f(tx, r, now)
+	})
+	if err != nil {
+		return fmt.Errorf("schedule: %s schedule %q of group %q: %w", doing, name, s.group, err)
+	}
+	return nil
+}
+
+// Get returns a schedule of the group. ErrNotFound where there is none of the name.
+func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
+	_, r, err := s.sendGet(ctx, s.pool, name, false)
+	if err == nil && r == nil {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.group, err)
+	}
+	return r.schedule(), nil
+}
+
+// page is how many rows are read at once.
+const page = 500
+
+// List returns the schedules of the group whose names have a prefix, by name, page by page: not all of one moment. An error ends it.
+func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
+	return func(yield func(Schedule, error) bool) {
+		for after, more := "", true; more; {
+			rows, err := s.sendList(ctx, s.pool, prefix, after, page)
+			if err != nil {
+				yield(Schedule{}, fmt.Errorf("schedule: list schedules of group %q: %w", s.group, err))
+				return
+			}
+			for _, r := range rows {
+				if !yield(r.schedule(), nil) {
+					return
+				}
+				after = r.Name
+			}
+			more = len(rows) == page
+		}
+	}
+}
+
+// History returns what became of the ticks of a schedule, the newest first, also of earlier schedules of its name. An error ends it.
+func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		for before, more := int64(math.MaxInt64), true; more; {
+			rows, err := s.sendHistory(ctx, s.pool, name, before, page)
+			if err != nil {
+				yield(Entry{}, fmt.Errorf("schedule: history of schedule %q of group %q: %w", name, s.group, err))
+				return
+			}
+			for _, e := range rows {
+				entry := Entry{e.Since, e.Until, e.Ticks, e.Fate, e.Error, e.Epoch, time.Time{}, e.EndedAt}
+				if e.StartedAt != nil {
+					entry.StartedAt = *e.StartedAt
+				}
+				if !yield(entry, nil) {
+					return
+				}
+				before = e.ID
+			}
+			more = len(rows) == page
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package schedule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Kind is a handler under a name, which the database keeps: schedules of it run wherever a process knows it. All methods are safe for
+// concurrent use.
+type Kind[Args any] struct {
+	scheduler *Scheduler
+	kind      *kind
+}
+
+// A Run is what a handler is told about the run that it is to do.
+type Run[Args any] struct {
+	Name    string    // of the schedule
+	Key     string    // under which no other run overlaps with it
+	Args    Args      // of the schedule
+	At      time.Time // the tick: what the run is for. Not the time at which it runs
+	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was
+	Missed  int64     // how many ticks since the last fate this run stands for besides its own
+	Attempt int       // of this process for this tick, from 1: above it where the database broke off the transaction before
+
+	Partition int   // to which the key belongs
+	Epoch     int64 // under which this process owns it: a fencing token
+}
+
+// kind is a Kind as the scheduler runs it.
+type kind struct {
+	name   string
+	limits limits
+	// parse checks arguments.
+	parse func(json.RawMessage) error
+	// run calls the handler.
+	run func(context.Context, pgx.Tx, Run[json.RawMessage]) error
+}
+
+// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED: what it writes there, the schedule's step to the next tick and
+// the history are committed together, under Guard, or nothing of it. So its effects in this database come exactly once for each tick. It returns nil to
+// have the transaction committed; it does not end it itself. When it returns an error or panics, nothing of it is committed, and the tick is dead.
+// Where the database broke off the transaction (a serialization failure or a deadlock, three times; a lost connection, five times) it is called again.
+// Effects outside of the database come more often then: where ctx ends or a process dies, too.
+//
+// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause.
+//
+// Args are kept as JSON. Register all kinds before Run: what waits for a kind that no process knows waits without being late. Every error of a
+// registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
+func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
+	k := &kind{name: name}
+	k.parse = func(args json.RawMessage) error { return json.Unmarshal(args, new(Args)) }
+	k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
+		run := Run[Args]{r.Name, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Partition, r.Epoch}
+		if err := json.Unmarshal(r.Args, &run.Args); err != nil {
+			return err
+		}
+		return handler(ctx, tx, run)
+	}
+	var err error
+	k.limits, err = newLimits(opts)
+	if handler == nil {
+		err = errors.Join(err, errors.New("handler is nil"))
+	}
+	s.register(k, errors.Join(checkName("kind", name), err))
+	return &Kind[Args]{s, k}
+}
+
+// call calls the handler of a kind. A panic is an error of it, as in no other run of the process anything is wrong.
+func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return k.run(ctx, handlerTx{tx}, r)
+}
+
+// handlerTx is the transaction as the handler has it: it cannot end it.
+type handlerTx struct{ pgx.Tx }
+
+var errNotYours = errors.New("schedule: the handler does not end its transaction: return nil to have it committed, an error to have it rolled back")
+
+func (handlerTx) Commit(context.Context) error   { return errNotYours }
+func (handlerTx) Rollback(context.Context) error { return errNotYours }
+
+// Add declares a schedule in the code: Run puts it. It runs only where the code declares it; where no process of the group does any more it
+// stays, and waits. It is to be called before Run.
+//
+// Where the schedule exists already it is edited, see Put.
+func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOption) error {
+	r, err := k.row(name, args, rule, opts)
+	if err == nil {
+		r.Declared = true
+		err = k.scheduler.declare(r)
+	}
+	if err != nil {
+		return fmt.Errorf("schedule: add schedule %q: %w", name, err)
+	}
+	return nil
+}
+
+// Put makes a schedule, or edits the one of the name in the group, which may be of another kind. Its first tick is the first of the rule after now. An edit of
+// the rule begins there too: ticks of the old rule that nobody has run are cancelled, but for one that runs now. Other edits hold from the next run on.
+// Where nothing is changed, nothing is written. A schedule that is paused stays so. One that the code declares is Put's from then on.
+func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
+	return k.put(ctx, func(f func(pgx.Tx) error) error { return k.scheduler.inTx(ctx, f) }, name, args, rule, opts)
+}
+
+// PutTx is Put in a transaction of the caller's, of any isolation level: the schedule is there once that is committed. It locks the schedule's row
+// until then, for which edits and ends of runs wait: call it as late in the transaction as can be, and in the order of the names. Where the
+// schedule was made by a transaction that is not visible to this one it fails, with SQLSTATE 40001, as the database would.
+func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {
+	return k.put(ctx, func(f func(pgx.Tx) error) error {
+		if tx == nil {
+			return errors.New("transaction is nil")
+		}
+		return f(tx)
+	}, name, args, rule, opts)
+}
+
+func (k *Kind[Args]) put(ctx context.Context, in func(func(pgx.Tx) error) error, name string, args Args, rule Rule, opts []ScheduleOption) error {
+	r, err := k.row(name, args, rule, opts)
+	if err == nil {
+		err = in(func(tx pgx.Tx) error { return k.scheduler.put(ctx, tx, r, rule) })
+	}
+	if err != nil {
+		return fmt.Errorf("schedule: put schedule %q: %w", name, err)
+	}
+	return nil
+}
+
+// row is a schedule as the caller wants it.
+func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*row, error) {
+	if err := errors.Join(k.scheduler.registered(k.kind), rule.Err()); err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(args)
+	if err != nil {
+		return nil, fmt.Errorf("arguments: %w", err)
+	}
+	r := &row{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, errors.New("option is nil")
+		}
+		opt.set(r)
+	}
+	return r, r.check()
+}

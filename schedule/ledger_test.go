@@ -1,0 +1,136 @@
+package schedule_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// hourly ticks at each full hour of UTC. hours, which knows nothing of rules, tells what should run.
+var hourly = schedule.Cron("0 * * * *", "UTC")
+
+// hours are the full hours after an instant, up to another.
+func hours(after, until time.Time) (ticks []time.Time) {
+	for t := after.Truncate(time.Hour).Add(time.Hour); !t.After(until); t = t.Add(time.Hour) {
+		ticks = append(ticks, t)
+	}
+	return ticks
+}
+
+// A ledger is what should have run, what the history says, and what its effects were.
+type ledger struct {
+	db      *database
+	name    string
+	should  func(after, until time.Time) []time.Time
+	begins  time.Time // when the schedule was made
+	entries []schedule.Entry
+}
+
+// settled waits until every tick up to now has its fate, and reads and checks the ledger.
+func (l *ledger) settled(s *schedule.Scheduler) *ledger {
+	t := l.db.t
+	t.Helper()
+	now := one[time.Time](l.db, "SELECT now FROM public.test_clock")
+	should := l.should(l.begins, now)
+	until(t, fmt.Sprintf("all %d ticks of %q until %v have their fate", len(should), l.name, now), func() bool {
+		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1", l.name) >= int64(len(should))
+	})
+	l.entries = nil
+	for e, err := range s.History(t.Context(), l.name) {
+		ok(t, err)
+		l.entries = append(l.entries, e)
+	}
+	l.check(now)
+	return l
+}
+
+// check checks what the history says against what should have run and its effects.
+func (l *ledger) check(now time.Time) {
+	t := l.db.t
+	t.Helper()
+	entries := slices.Clone(l.entries)
+	slices.SortFunc(entries, func(a, b schedule.Entry) int { return a.Until.Compare(b.Until) })
+	var sum int64
+	var done []string
+	reached := l.begins
+	for _, e := range entries {
+		if !e.Since.Equal(reached) {
+			t.Errorf("%q: an entry begins at %v, and the one before ends at %v: %+v", l.name, e.Since, reached, e)
+		}
+		reached = e.Until
+		if ticks := l.should(e.Since, e.Until); int64(len(ticks)) != e.Ticks {
+			t.Errorf("%q: an entry tells of %d ticks, and there were %d: %+v", l.name, e.Ticks, len(ticks), e)
+		}
+		if ran := e.Fate == schedule.FateDone || e.Fate == schedule.FateDead; ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
+			t.Errorf("%q: a run of %d ticks: %+v", l.name, e.Ticks, e)
+		}
+		if e.Fate == schedule.FateDone {
+			done = append(done, e.Until.UTC().Format(time.RFC3339))
+		}
+		sum += e.Ticks
+	}
+	if should := l.should(l.begins, now); int64(len(should)) != sum {
+		t.Errorf("%q: %d ticks until %v, and %d fates", l.name, len(should), now, sum)
+	}
+	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
+	effects, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	ok(t, err)
+	if !slices.Equal(effects, done) {
+		t.Errorf("%q: effects of %v, and the history has as done %v", l.name, effects, done)
+	}
+	if t.Failed() {
+		for _, e := range entries {
+			t.Logf("%+v", e)
+		}
+		t.FailNow()
+	}
+}
+
+// fates counts the ticks of each fate.
+func (l *ledger) fates() map[schedule.Fate]int64 {
+	n := make(map[schedule.Fate]int64)
+	for _, e := range l.entries {
+		n[e.Fate] += e.Ticks
+	}
+	return n
+}
+
+// expectFates expects all ticks to have these fates.
+func (l *ledger) expectFates(want map[schedule.Fate]int64) {
+	l.db.t.Helper()
+	expect(l.db.t, fmt.Sprint(l.fates()), fmt.Sprint(want), fmt.Sprintf("fates of %q", l.name))
+}
+
+func newLedger(db *database, name string) *ledger {
+	return &ledger{db: db, name: name, should: hours, begins: one[time.Time](db, "SELECT now FROM public.test_clock")}
+}
+
+// One statement after the other is lost, or its answer is, with the connection.
+func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	ok(t, books.Add("close", args{1}, hourly, schedule.MissedAll))
+	w.run().has("close")
+	now := midnight
+	for _, text := range []string{"begin", ".guard(", "schedule_open", "public.effects", "schedule_close", "commit", "schedule_look", "rollback"} {
+		for _, after := range []bool{false, true} {
+			w.wire.lose(text, after)
+			now = now.Add(3 * time.Hour)
+			db.setClock(now)
+			l.settled(w.Scheduler)
+			if text != "rollback" { // sent only after another fault
+				until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
+			}
+		}
+	}
+	l.expectFates(map[schedule.Fate]int64{schedule.FateDone: int64(now.Sub(midnight) / time.Hour)})
+}

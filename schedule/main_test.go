@@ -1,0 +1,311 @@
+package schedule_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+	"github.com/pgleases/pgleases/schedule/sql"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "after all tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// patience bounds what a test waits for. It is reached only where that never comes.
+const patience = 20 * time.Second
+
+// A database has the tables, a clock that the test sets, and a table of what handlers did.
+type database struct {
+	t   testing.TB
+	url string
+	*pgxpool.Pool
+}
+
+// midnight is what the clock of a new database shows.
+var midnight = time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
+
+func newDatabase(t testing.TB) *database {
+	t.Helper()
+	url := pgtest.MigratedDatabase(t)
+	db := &database{t, url, newPool(t, pgtest.OwnerURL(url), nil)}
+	ok(t, schedule.Migrate(t.Context(), db.Pool))
+	grants, err := sql.Files.ReadFile("grants.sql")
+	ok(t, err)
+	if url != pgtest.OwnerURL(url) {
+		db.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + string(grants))
+	}
+	db.exec(`CREATE TABLE public.test_clock (now timestamptz);
+		INSERT INTO public.test_clock VALUES ('` + midnight.Format(time.RFC3339) + `');
+		CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now FROM public.test_clock';
+		CREATE TABLE public.effects (n bigint GENERATED ALWAYS AS IDENTITY, name text, at timestamptz, epoch bigint);
+		GRANT ALL ON public.test_clock, public.effects TO PUBLIC`)
+	return db
+}
+
+func newPool(t testing.TB, url string, w *wire) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	ok(t, err)
+	if w != nil {
+		config.ConnConfig.DialFunc, config.MaxConns = w.dial, 6
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the wire knows a message by the statement's text
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	ok(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func (db *database) exec(statements string) {
+	db.t.Helper()
+	_, err := db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol)
+	ok(db.t, err)
+}
+
+// setClock sets what decides about what is due.
+func (db *database) setClock(now time.Time) {
+	db.t.Helper()
+	_, err := db.Exec(context.Background(), "UPDATE public.test_clock SET now = $1", now)
+	ok(db.t, err)
+}
+
+func one[T any](db *database, query string, args ...any) T {
+	db.t.Helper()
+	rows, _ := db.Query(context.Background(), query, args...)
+	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+	ok(db.t, err)
+	return v
+}
+
+// A worker is a process with a scheduler.
+type worker struct {
+	*schedule.Scheduler
+	t      testing.TB
+	db     *database
+	client *pgleases.Client
+	pool   *pgxpool.Pool
+	wire   *wire // of all its connections
+	stop   context.CancelFunc
+	ended  chan error
+}
+
+const group = "tests"
+
+func newWorker(db *database, opts ...schedule.Option) *worker {
+	t := db.t
+	t.Helper()
+	w := &worker{t: t, db: db, wire: newWire(), ended: make(chan error, 1)}
+	w.pool = newPool(t, db.url, w.wire)
+	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	var err error
+	w.client, err = pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
+		pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log))
+	ok(t, err)
+	w.Scheduler, err = schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
+		schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}, opts...)...)
+	ok(t, err)
+	w.Hasten()
+	t.Cleanup(w.close)
+	return w
+}
+
+// run begins Run.
+func (w *worker) run() *worker {
+	ctx, stop := context.WithCancel(context.Background())
+	w.stop = stop
+	go func() { w.ended <- w.Run(ctx) }()
+	return w
+}
+
+// has waits until there is a schedule.
+func (w *worker) has(name string) *worker {
+	w.t.Helper()
+	until(w.t, "there is a schedule "+name, func() bool {
+		return one[int64](w.db, "SELECT count(*) FROM pgleases.schedules WHERE name = $1", name) == 1
+	})
+	return w
+}
+
+// close ends Run and the client.
+func (w *worker) close() {
+	if w.stop != nil {
+		w.stop()
+		receive(w.t, "Run ends", w.ended)
+		w.stop = nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	_ = w.client.Close(ctx)
+}
+
+// die has the process be gone, as far as others can see.
+func (w *worker) die() { w.wire.setCut(true) }
+
+type args struct{ N int }
+
+// effect is a handler that leaves a row for each run.
+func effect(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+	_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Name, r.At, r.Epoch)
+	return err
+}
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func expect[T comparable](t testing.TB, got, want T, what string) {
+	t.Helper()
+	if got != want {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+func wraps(t testing.TB, what string, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("%s: %v, not %q", what, err, want)
+	}
+}
+
+func until(t testing.TB, what string, holds func() bool) {
+	t.Helper()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for late := time.After(patience); !holds(); {
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("not so within %v: %s", patience, what)
+		}
+	}
+}
+
+func receive[T any](t testing.TB, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("not so within %v: %s", patience, what)
+		panic("unreachable")
+	}
+}
+
+// A wire is what a process's connections go over. It can be cut, and lose single messages.
+type wire struct {
+	mu    sync.Mutex // guards what follows
+	cut   bool
+	open  map[*wired]struct{}
+	loses string // the next message with this text is lost, with its connection; empty: none
+	after bool   // it arrives, and its answer is lost
+}
+
+func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
+
+func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	w.mu.Lock()
+	cut := w.cut
+	w.mu.Unlock()
+	if cut {
+		return nil, errors.New("the wire is cut")
+	}
+	c, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	conn := &wired{Conn: c, wire: w}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.open[conn] = struct{}{}
+	return conn, nil
+}
+
+func (w *wire) setCut(cut bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cut = cut; cut {
+		for c := range w.open {
+			_ = c.Conn.Close()
+		}
+		clear(w.open)
+	}
+}
+
+func (w *wire) lose(text string, after bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.loses, w.after = text, after
+}
+
+// armed reports whether a message is still to be lost.
+func (w *wire) armed() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.loses != ""
+}
+
+type wired struct {
+	net.Conn
+	wire *wire
+	mu   sync.Mutex // guards deaf
+	deaf bool       // the next answer is lost
+}
+
+func (c *wired) Write(b []byte) (int, error) {
+	c.wire.mu.Lock()
+	hit := c.wire.loses != "" && bytes.Contains(b, []byte(c.wire.loses))
+	if hit {
+		c.wire.loses = ""
+	}
+	after := c.wire.after
+	c.wire.mu.Unlock()
+	if hit && !after {
+		_ = c.Conn.Close()
+		return len(b), nil
+	}
+	if hit {
+		c.mu.Lock()
+		c.deaf = true
+		c.mu.Unlock()
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *wired) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.deaf { // the server has done it
+		_ = c.Conn.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+

@@ -1,0 +1,181 @@
+package schedule
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+const (
+	defaultSchema     = "pgleases"
+	defaultPartitions = 128
+	maxPartitions     = 65536
+	defaultDrain      = 10 * time.Second
+)
+
+// options of a scheduler.
+type options struct {
+	given       []string // the names of the options given, in order
+	schema      string
+	partitions  int
+	maxRunning  int // 0: by the size of the pool
+	drain       time.Duration
+	logger      *slog.Logger
+	noMigration bool
+}
+
+// An Option changes how a scheduler works. Options are checked together, by the call that they are given to.
+type Option struct {
+	name string
+	set  func(*options)
+}
+
+// WithSchema sets the schema of the tables, as pgleases.WithSchema does for the client, which must be given the same; default "pgleases".
+func WithSchema(name string) Option {
+	return Option{"WithSchema", func(o *options) { o.schema = name }}
+}
+
+// WithPartitions sets how many partitions the group has: 1 to 65,536, default 128. All processes of a group give the same. See the number of
+// partitions of a lease.
+func WithPartitions(n int) Option {
+	return Option{"WithPartitions", func(o *options) { o.partitions = n }}
+}
+
+// WithMaxRunning sets how many handlers of this process run at once: 1 or more, less than the pool's connections; default half of them. A transactional run has
+// one of the pool's connections, besides those that its handler takes.
+func WithMaxRunning(n int) Option {
+	return Option{"WithMaxRunning", func(o *options) { o.maxRunning = n }}
+}
+
+// WithDrain sets how long runs may go on when their partition is wanted elsewhere, or when Run ends; 0 or more, default 10s. Then their contexts
+// end, with ErrDrained, nothing of them is committed, and they are run again.
+func WithDrain(d time.Duration) Option {
+	return Option{"WithDrain", func(o *options) { o.drain = d }}
+}
+
+// WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
+func WithLogger(logger *slog.Logger) Option {
+	return Option{"WithLogger", func(o *options) { o.logger = logger }}
+}
+
+// WithoutMigration never runs DDL: where the tables are missing or too old, New is pgleases.ErrSchema.
+func WithoutMigration() Option {
+	return Option{"WithoutMigration", func(o *options) { o.noMigration = true }}
+}
+
+func newOptions(opts []Option) (options, error) {
+	o := options{schema: defaultSchema, partitions: defaultPartitions, drain: defaultDrain}
+	for _, opt := range opts {
+		if opt.set == nil {
+			return o, errors.New("schedule: option is empty: make it with one of the With functions")
+		}
+		o.given = append(o.given, opt.name)
+		opt.set(&o)
+	}
+	if o.logger == nil {
+		o.logger = slog.Default()
+	}
+	switch {
+	case o.partitions < 1 || o.partitions > maxPartitions:
+		return o, fmt.Errorf("schedule: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions)
+	case slices.Contains(o.given, "WithMaxRunning") && o.maxRunning < 1:
+		return o, fmt.Errorf("schedule: at most %d runs at once is out of range: 1 or more", o.maxRunning)
+	case o.drain < 0:
+		return o, fmt.Errorf("schedule: drain of %v is negative", o.drain)
+	case o.schema == "":
+		return o, errors.New(`schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
+	}
+	return o, nil
+}
+
+// policy is what was chosen for a schedule besides its rule, as the database has it.
+type policy struct {
+	Missed  Missed        `json:"missed"`
+	Overlap Overlap       `json:"overlap"`
+	Grace   time.Duration `json:"grace_ns"`
+	Jitter  time.Duration `json:"jitter_ns"`
+}
+
+// A ScheduleOption changes a schedule: Missed, Overlap, Grace, Jitter and Key are ones.
+type ScheduleOption interface{ set(*row) }
+
+// Overlap says what becomes of ticks that pass while the schedule's run before is under way.
+type Overlap int
+
+const (
+	OverlapSkip   Overlap = iota // they are skipped, unless that run is one of several to catch up with; the default
+	OverlapBuffer                // they are late ticks, of which Missed says what becomes: by default the latest is run when the run before ends
+)
+
+// Grace is how late a tick may be run; later it is missed. The default, 0, is no limit, but for MissedNone a minute. Time for which no process knew how
+// to run the schedule does not count.
+type Grace time.Duration
+
+// Jitter moves each run behind its tick by less than this, the same for all processes, so that not all schedules of a full hour run at once; default 0.
+type Jitter time.Duration
+
+// Key is the key under which runs never overlap, over all schedules of the group with that key; default the schedule's name.
+type Key string
+
+func (m Missed) set(r *row)  { r.Policy.Missed = m }
+func (o Overlap) set(r *row) { r.Policy.Overlap = o }
+func (g Grace) set(r *row)   { r.Policy.Grace = time.Duration(g) }
+func (j Jitter) set(r *row)  { r.Policy.Jitter = time.Duration(j) }
+func (k Key) set(r *row)     { r.Key = string(k) }
+
+// check checks what was chosen for a schedule.
+func (r *row) check() error {
+	p := r.Policy
+	switch {
+	case p.Missed < MissedLatest || p.Missed > MissedAll:
+		return fmt.Errorf("%v is none of MissedLatest, MissedNone and MissedAll", p.Missed)
+	case p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer:
+		return fmt.Errorf("Overlap(%d) is neither OverlapSkip nor OverlapBuffer", p.Overlap)
+	case p.Grace < 0:
+		return fmt.Errorf("grace of %v is negative", p.Grace)
+	case p.Jitter < 0 || p.Jitter > 24*time.Hour:
+		return fmt.Errorf("jitter of %v is out of range: 0 to 24h", p.Jitter)
+	}
+	return errors.Join(checkName("name", r.Name), checkName("key", r.Key))
+}
+
+func checkName(what, name string) error { return store.CheckName(what, name) }
+
+// limits of the runs of a kind.
+type limits struct {
+	timeout, idle time.Duration
+}
+
+// A KindOption changes a kind of handlers.
+type KindOption func(*limits)
+
+// Timeout sets how long a run may take: 1ms to 24h, default 1min. Then the handler's context ends, with ErrTimeout, nothing of it is committed, and the
+// tick is dead. No statement takes longer, also where the process has died meanwhile.
+func Timeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = d } }
+
+// Idle sets how long a run may pause between two statements: 1ms to 24h, default 30s. Then the server ends its transaction. So a process that is frozen in a
+// run delays the next owner by that much.
+func Idle(d time.Duration) KindOption { return func(l *limits) { l.idle = d } }
+
+func newLimits(opts []KindOption) (limits, error) {
+	l := limits{timeout: time.Minute, idle: 30 * time.Second}
+	for _, opt := range opts {
+		if opt == nil {
+			return l, errors.New("option is nil")
+		}
+		opt(&l)
+	}
+	for _, limit := range []struct {
+		what string
+		d    time.Duration
+	}{{"timeout", l.timeout}, {"idle limit", l.idle}} {
+		if limit.d < time.Millisecond || limit.d > 24*time.Hour {
+			return l, fmt.Errorf("%s %v is out of range: 1ms to 24h", limit.what, limit.d)
+		}
+	}
+	return l, nil
+}

@@ -1,0 +1,249 @@
+package schedule
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases"
+)
+
+const (
+	lookEvery  = time.Second
+	lookAhead  = 2 * time.Second // so that a look that takes long makes nothing late
+	lookLimit  = 5 * time.Second
+	lookMost   = 100 // rows of each partition
+	behind     = 10 * time.Second
+	sweepEvery = time.Minute // everything that is due, also what was committed long after it was written
+)
+
+// A planner starts what is due in the partitions that this process owns. One goroutine looks once a second, and has what is due soon in order.
+type planner struct {
+	s     *Scheduler
+	lease *pgleases.Lease
+
+	mu    sync.Mutex // guards what follows
+	owned map[int]*ownership
+	fresh map[int]struct{} // of these, what was not looked at yet
+	clock serverClock
+
+	wake     chan struct{} // of capacity one: look at once
+	finished chan finish
+
+	// The rest is the goroutine's alone.
+	queue   []item              // what is due soon and does not run, by when it is due
+	running map[int64]time.Time // by schedule: for when it was due
+	keys    map[string]struct{} // under which something runs
+	low     time.Time           // nothing that was due before is left
+	swept   time.Time           // when it last looked at everything
+	failing bool                // the last look failed
+}
+
+// A finish is the end of a run.
+type finish struct {
+	item
+	again *item // when it is due again; nil: that is to be looked up
+}
+
+func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
+	return &planner{
+		s: s, lease: lease, owned: make(map[int]*ownership), fresh: make(map[int]struct{}),
+		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[int64]time.Time), keys: make(map[string]struct{}),
+	}
+}
+
+// serve is the callback for a partition: it is worked on until the callback's context ends, and its runs have.
+func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error {
+	o := &ownership{Partition: partition}
+	o.ctx, o.cancel = context.WithCancelCause(partition.Context())
+	defer o.cancel(nil)
+	p.mu.Lock()
+	p.owned[o.Number], p.fresh[o.Number] = o, struct{}{}
+	p.mu.Unlock()
+	p.look()
+	<-ctx.Done()
+	p.mu.Lock()
+	delete(p.owned, o.Number)
+	delete(p.fresh, o.Number)
+	p.mu.Unlock()
+	o.drain(p.s.options.drain)
+	return ctx.Err()
+}
+
+// look has the goroutine look at once.
+func (p *planner) look() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}
+
+// start sets the goroutine going. It looks until ctx ends, and takes the ends of runs until the returned function is called.
+func (p *planner) start(ctx context.Context) (stop func()) {
+	stopped, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		p.loop(ctx, stopped)
+	}()
+	return func() { close(stopped); <-done }
+}
+
+func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
+	ended, next := ctx.Done(), time.Now()
+	for {
+		var timer <-chan time.Time
+		if ctx.Err() == nil {
+			if !time.Now().Before(next) {
+				p.find(ctx)
+				next = time.Now().Add(p.s.lookEvery)
+			}
+			timer = time.After(min(time.Until(next), p.begin()))
+		}
+		select {
+		case <-timer:
+		case <-p.wake:
+			next = time.Now()
+		case f := <-p.finished:
+			p.end(f)
+		case <-ended:
+			ended = nil
+		case <-stopped:
+			return
+		}
+	}
+}
+
+// find looks for what is due soon, which takes the place of what was found before.
+func (p *planner) find(ctx context.Context) {
+	p.mu.Lock()
+	var partitions, fresh []int32
+	for n := range p.owned {
+		partitions = append(partitions, int32(n))
+		if _, isFresh := p.fresh[n]; isFresh {
+			fresh = append(fresh, int32(n))
+		}
+	}
+	p.mu.Unlock()
+	if len(partitions) == 0 {
+		p.queue = nil
+		return
+	}
+	since := p.low.Add(-behind)
+	sent := time.Now()
+	sweeps := sent.Sub(p.swept) >= sweepEvery
+	if sweeps {
+		since = time.Time{}
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	clock, due, err := p.s.sendLook(ctx, p.s.pool, partitions, fresh, since, lookAhead, lookMost)
+	if err != nil {
+		if !p.failing && ctx.Err() == nil {
+			p.s.options.logger.Warn("schedule: cannot look for what is due, again each second", slog.String("group", p.s.group), slog.Any("error", err))
+		}
+		p.failing = true
+		return
+	}
+	p.failing = false
+	p.queue = nil
+	if !p.hear(clock, sent, time.Now()) {
+		return
+	}
+	p.mu.Lock()
+	for _, n := range fresh {
+		delete(p.fresh, int(n))
+	}
+	p.mu.Unlock()
+	if sweeps {
+		p.swept = sent
+	}
+	if len(due) < lookMost { // else there is more in one of the partitions
+		p.low = clock
+	}
+	for _, it := range due {
+		if _, runs := p.running[it.ID]; !runs {
+			p.queue = append(p.queue, it)
+		}
+		p.low = earlier(p.low, it.due())
+	}
+	for _, due := range p.running {
+		p.low = earlier(p.low, due)
+	}
+}
+
+// begin begins what is due, as far as there is room, and returns how long the next is not due.
+func (p *planner) begin() time.Duration {
+	p.mu.Lock()
+	clock := p.clock
+	p.mu.Unlock()
+	for i := 0; i < len(p.queue) && len(p.running) < p.s.options.maxRunning; {
+		it := p.queue[i]
+		now := time.Now()
+		if wait := max(it.due().Sub(clock.at(now)), it.earliest.Sub(now)); wait > 0 {
+			return wait
+		}
+		if _, busy := p.keys[it.Key]; busy {
+			i++ // begun after that one's end
+			continue
+		}
+		p.queue = slices.Delete(p.queue, i, i+1)
+		p.mu.Lock()
+		o := p.owned[it.Partition]
+		p.mu.Unlock()
+		if o == nil || !o.begin() {
+			continue
+		}
+		p.running[it.ID], p.keys[it.Key] = it.due(), struct{}{}
+		go func() {
+			defer o.runs.Done()
+			p.finished <- finish{it, p.carryOut(o, it)}
+		}()
+	}
+	return p.s.lookEvery
+}
+
+// end takes the end of a run.
+func (p *planner) end(f finish) {
+	delete(p.running, f.ID)
+	delete(p.keys, f.Key)
+	if f.again == nil {
+		p.low = earlier(p.low, f.due())
+		return
+	}
+	i, _ := slices.BinarySearchFunc(p.queue, f.again.due(), func(it item, t time.Time) int { return it.due().Compare(t) })
+	p.queue = slices.Insert(p.queue, i, *f.again)
+}
+
+// hear takes the database's time, and reports whether it is believed.
+func (p *planner) hear(told, sent, answered time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	doubtedBefore := !p.clock.doubt.IsZero()
+	believed := p.clock.heard(told, sent, answered, p.s.doubted)
+	if !believed && !doubtedBefore {
+		p.s.options.logger.Warn("schedule: the database's clock has stepped, and is doubted for a minute", slog.String("group", p.s.group),
+			slog.Time("tells", told), slog.Time("expected", p.clock.at(answered)))
+	}
+	return believed
+}
+
+// believes reports whether the database's time now is the expected. If not, it is looked at.
+func (p *planner) believes(told time.Time) bool {
+	p.mu.Lock()
+	expected := p.clock.at(time.Now())
+	p.mu.Unlock()
+	if told.Sub(expected).Abs() <= doubted {
+		return true
+	}
+	p.look()
+	return false
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}

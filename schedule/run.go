@@ -1,0 +1,272 @@
+package schedule
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// This file carries out what is due: a run in one transaction.
+
+const (
+	// maxConflicts is how often a run is tried that the database broke off in favour of another.
+	maxConflicts = 3
+	// maxBreaks is how often one is tried whose connection was lost, or that met a lock for too long.
+	maxBreaks = 5
+	// closing bounds what is done for a schedule besides its handler.
+	closing = 10 * time.Second
+)
+
+// An ownership is a partition that this process owns, as long as runs may begin or go on in it.
+type ownership struct {
+	pgleases.Partition
+	ctx    context.Context // of the runs
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex // guards ended, and the first run of runs
+	ended bool       // no new run begins
+	runs  sync.WaitGroup
+}
+
+// begin reports whether a run may begin. runs.Done is to be called at its end.
+func (o *ownership) begin() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.ended {
+		o.runs.Add(1)
+	}
+	return !o.ended
+}
+
+// drain lets the runs end, and ends them after a while.
+func (o *ownership) drain(atMost time.Duration) {
+	o.mu.Lock()
+	o.ended = true
+	o.mu.Unlock()
+	defer time.AfterFunc(atMost, func() { o.cancel(ErrDrained) }).Stop()
+	o.runs.Wait()
+}
+
+// An attempt is one transaction of a run.
+type attempt struct {
+	row     *row
+	opened  time.Time // by this host, when row was read
+	decided decision
+	handler error // the handler's; nil: it did not fail, or was not called
+}
+
+// carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next; nil: that is to be looked up.
+func (p *planner) carryOut(o *ownership, it item) (again *item) {
+	conflicts, breaks := 0, 0
+	for tries := 1; ; tries++ {
+		a, err := p.try(o, it, tries)
+		if err == nil {
+			if a.row == nil || a.decided.Due == nil {
+				return nil
+			}
+			it.DueMicro, it.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
+			return &it
+		}
+		var pause time.Duration
+		switch {
+		case o.ctx.Err() != nil || errors.Is(err, pgleases.ErrNotOwner):
+			return nil // the next owner does it
+		case moved(err):
+			return nil // an edit came first, or it had been committed
+		case conflict(err) && conflicts < maxConflicts-1:
+			conflicts++
+			pause = 10 * time.Millisecond << conflicts
+		case a.handler == nil:
+			p.s.log(slog.LevelWarn, "schedule: not looked after, again soon", it, slog.Any("error", err))
+			return nil
+		case broken(err) && breaks < maxBreaks-1:
+			breaks++
+			pause = 50 * time.Millisecond << breaks
+		default:
+			p.s.log(slog.LevelError, "schedule: run failed", it, slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+			if err := p.bury(o, a, err); err != nil && o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
+				p.s.log(slog.LevelWarn, "schedule: failure not written down, run again", it, slog.Any("error", err))
+			}
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-o.ctx.Done():
+		}
+	}
+}
+
+// try does it once. Its error is nil where all is committed.
+func (p *planner) try(o *ownership, it item, tries int) (a attempt, err error) {
+	k := p.s.kind(it.Kind)
+	l := limits{timeout: closing, idle: closing}
+	if k != nil {
+		l = k.limits
+	}
+	run := rand.Text()
+	err = p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
+		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout, l.idle, lockWait)
+		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
+			return err
+		}
+		if !p.believes(r.Clock) {
+			return nil // looked at again when the clock is believed
+		}
+		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch)
+		if a.decided.run != nil {
+			if err := p.handle(o, tx, k, &a, tries); err != nil {
+				return err
+			}
+		} else if a.decided.unchanged(r) {
+			return nil
+		}
+		return p.s.sendClose(ctx, tx, r, run, a.decided.step)
+	})
+	if err != nil && a.decided.run != nil && a.handler == nil && !moved(err) {
+		a.handler = err // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
+	}
+	return a, err
+}
+
+// handle calls the handler, and takes the fate from it.
+func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt, tries int) error {
+	r := a.row
+	told := Run[json.RawMessage]{
+		Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
+		Attempt: tries, Partition: o.Number, Epoch: o.Epoch,
+	}
+	if r.Done != nil {
+		told.From = r.Done.UTC()
+	}
+	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
+	defer cancel()
+	a.handler = k.call(ctx, tx, told)
+	switch status := tx.Conn().PgConn().TxStatus(); {
+	case a.handler != nil && context.Cause(ctx) == ErrTimeout:
+		a.handler = timedOut{a.handler}
+	case a.handler != nil:
+	case status == 'E':
+		a.handler = errors.New("the handler returned nil after a statement that failed: so nothing of its transaction can be committed")
+	case status == 'I':
+		a.handler = errEnded
+	}
+	a.decided.end(FateDone, nil)
+	return a.handler
+}
+
+var errEnded = errors.New("the handler ended its transaction itself: what it did there before stands, if it committed it")
+
+// timedOut is a handler's error where its time is over. What is wrapped in it is nobody else's fault.
+type timedOut struct{ err error }
+
+func (e timedOut) Error() string { return fmt.Sprintf("%v: %v", ErrTimeout, e.err) }
+
+// bury writes down that a run failed, in a transaction of its own.
+func (p *planner) bury(o *ownership, a attempt, err error) error {
+	a.decided.end(FateDead, err)
+	run := rand.Text()
+	for conflicts := 1; ; conflicts++ {
+		err := p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
+			if _, err := p.s.sendOpen(ctx, tx, a.row.ID, run, closing, closing, lockWait); err != nil {
+				return err
+			}
+			return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
+		})
+		if !conflict(err) && !broken(err) || conflicts == maxBreaks || o.ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// end gives the run its fate.
+func (d *decision) end(f Fate, err error) {
+	last := &d.Fates[len(d.Fates)-1]
+	last.Fate = f
+	if d.Done = nil; f == FateDone {
+		d.Done = &d.run.At
+	}
+	if err != nil {
+		text := err.Error()
+		last.Error = &text
+	}
+}
+
+// unchanged reports whether a step would change nothing.
+func (d *decision) unchanged(r *row) bool {
+	return len(d.Fates) == 0 && d.Waits == nil && r.Waits == nil && (d.Due == nil) == (r.Due == nil) && (d.Due == nil || d.Due.Equal(*r.Due))
+}
+
+// guarded runs f in a transaction of the pool's under the guard of the partition, and commits it.
+func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) error {
+	conn, err := p.acquire(o)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	tx, err := conn.BeginTx(o.ctx, readCommitted)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), closing)
+		defer cancel()
+		_ = tx.Rollback(ctx) // where it was not committed; an error has closed the connection
+	}()
+	if err = p.lease.Guard(o.ctx, tx, o.Partition); err != nil {
+		return err
+	}
+	if err = f(o.ctx, tx); err == nil {
+		err = tx.Commit(o.ctx)
+	}
+	if err != nil && conn.Conn().IsClosed() {
+		return lost{err}
+	}
+	return err
+}
+
+// lost is an error of a transaction whose connection is gone.
+type lost struct{ error }
+
+func (e lost) Unwrap() error { return e.error }
+
+func (p *planner) acquire(o *ownership) (*pgxpool.Conn, error) {
+	ctx, cancel := context.WithTimeout(o.ctx, closing)
+	defer cancel()
+	return p.s.pool.Acquire(ctx)
+}
+
+// conflict reports whether the database broke a transaction off in favour of another.
+func conflict(err error) bool {
+	code := store.Code(err)
+	return code == "40001" || code == "40P01"
+}
+
+// broken reports whether a transaction failed for a reason that is not its own: the connection, the server, a lock.
+func broken(err error) bool {
+	switch {
+	case errors.As(err, new(timedOut)):
+		return false // its connection was closed for that
+	case errors.As(err, new(lost)):
+		return true
+	}
+	code := store.Code(err)
+	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
+}
+
+// moved reports whether an edit came first, or the step had been committed before.
+func moved(err error) bool {
+	code := store.Code(err)
+	return code == codeMoved || code == codeDeleted
+}

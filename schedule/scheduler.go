@@ -1,0 +1,208 @@
+package schedule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+)
+
+// A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
+// concurrent use.
+type Scheduler struct {
+	client     *pgleases.Client
+	pool       *pgxpool.Pool
+	group      string
+	options    options
+	statements statements
+	doubted    time.Duration // how long a step of the database's clock is doubted
+	lookEvery  time.Duration // how often it is looked what is due
+
+	mu       sync.Mutex // guards what follows
+	running  bool       // a Run is under way, or was
+	kinds    map[string]*kind
+	broken   []error         // of registrations
+	declared map[string]*row // what the code declares
+}
+
+// New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client and pool lead to one database; neither is closed. The tables
+// are made or migrated where that is needed, unless WithoutMigration is given. ctx covers this call only.
+//
+// The errors: a bad option, the database's, pgleases.ErrSchema.
+func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
+	o, err := newOptions(opts)
+	switch {
+	case err != nil:
+		return nil, err
+	case client == nil || pool == nil:
+		return nil, errors.New("schedule: new scheduler: client or pool is nil")
+	}
+	size := int(pool.Config().MaxConns)
+	switch {
+	case o.maxRunning == 0:
+		o.maxRunning = max(1, size/2)
+	case o.maxRunning >= size:
+		return nil, fmt.Errorf("schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning, o.maxRunning, size)
+	}
+	if err := checkName("group", group); err != nil {
+		return nil, err
+	}
+	if o.noMigration {
+		err = withConn(ctx, pool, "new scheduler", o.schema, part.Fits)
+	} else {
+		err = Migrate(ctx, pool, WithSchema(o.schema))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &Scheduler{
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), doubted: doubted, lookEvery: lookEvery,
+		kinds: make(map[string]*kind), declared: make(map[string]*row),
+	}, nil
+}
+
+// register takes a kind.
+func (s *Scheduler) register(k *kind, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kinds[k.name] != nil {
+		err = errors.Join(err, errors.New("there is one of this name already"))
+	}
+	if err != nil {
+		s.broken = append(s.broken, fmt.Errorf("schedule: register kind %q: %w", k.name, err))
+		return
+	}
+	s.kinds[k.name] = k
+}
+
+// registered returns what is wrong with a kind.
+func (s *Scheduler) registered(k *kind) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.kinds[k.name] != k {
+		return errors.Join(s.broken...)
+	}
+	return nil
+}
+
+// kind returns the kind of a name; nil: this process does not know it.
+func (s *Scheduler) kind(name string) *kind {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.kinds[name]
+}
+
+// declares reports whether this process's code declares a schedule.
+func (s *Scheduler) declares(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.declared[name] != nil
+}
+
+func (s *Scheduler) log(level slog.Level, text string, it item, attrs ...slog.Attr) {
+	s.options.logger.LogAttrs(context.Background(), level, text, append([]slog.Attr{
+		slog.String("group", s.group), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition)}, attrs...)...)
+}
+
+func (s *Scheduler) declare(r *row) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.running:
+		return errors.New("Run has begun: add before it, or put")
+	case s.declared[r.Name] != nil:
+		return errors.New("it was added already")
+	}
+	s.declared[r.Name] = r
+	return nil
+}
+
+// Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrain, and leaves. It returns
+// the cause. The group's lease is "schedule/" and its name. A Scheduler is run once.
+//
+// A schedule whose kind, arguments or zone this process does not know, or that another version of the code declares, is left: it waits for a process
+// that does, and for what that takes it is not late.
+func (s *Scheduler) Run(ctx context.Context) error {
+	s.mu.Lock()
+	err := errors.Join(s.broken...)
+	again := s.running
+	s.running = true
+	s.mu.Unlock()
+	switch {
+	case err != nil:
+		return err
+	case again:
+		return fmt.Errorf("schedule: run group %q: it was run already", s.group)
+	}
+	lease, err := s.client.Lease(ctx, "schedule/"+s.group, s.options.partitions)
+	if err != nil {
+		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+		defer cancel()
+		_ = lease.Leave(ctx) // an error is that it could not be told: the partitions leave when the client does
+	}()
+	if err := s.putDeclared(ctx); err != nil {
+		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
+	}
+	p := newPlanner(s, lease)
+	stop := p.start(ctx)
+	defer stop()
+	return lease.Run(ctx, p.serve)
+}
+
+// putDeclared puts what the code declares, in the order of the names, as all processes do.
+func (s *Scheduler) putDeclared(ctx context.Context) error {
+	s.mu.Lock()
+	var rows []*row
+	for _, r := range s.declared {
+		rows = append(rows, r)
+	}
+	s.mu.Unlock()
+	slices.SortFunc(rows, func(a, b *row) int { return strings.Compare(a.Name, b.Name) })
+	return s.inTx(ctx, func(tx pgx.Tx) error {
+		if err := s.sendJoin(ctx, tx); err != nil {
+			return err
+		}
+		for _, r := range rows {
+			rule, err := Parse(r.Rule)
+			if err == nil {
+				err = s.put(ctx, tx, r, rule)
+			}
+			if err != nil {
+				return fmt.Errorf("put schedule %q: %w", r.Name, err)
+			}
+		}
+		return nil
+	})
+}
+
+// lockWait bounds how long a statement of ours waits for a lock.
+const lockWait = 5 * time.Second
+
+// inTx runs f in a transaction of its own, again where the database broke it off.
+func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
+	for tries := 1; ; tries++ {
+		err := pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", lockWait.Milliseconds())); err != nil {
+				return err
+			}
+			return f(tx)
+		})
+		if !conflict(err) || tries == maxConflicts || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}

@@ -1,0 +1,249 @@
+package schedule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/schedule/sql"
+)
+
+// This file is all that talks SQL: one method for each statement in sql.
+
+var part = store.Part{
+	Name: "package schedule", Table: "schedule_version", Version: 1,
+	DDL: func(schema string) string {
+		text := store.Texts(sql.Files, schema)
+		return text("schema") + "\n" + text("functions")
+	},
+}
+
+// The SQLSTATEs that close.sql raises.
+const (
+	codeDeleted = "PS001"
+	codeMoved   = "PS002"
+	codeEnded   = "PS003"
+)
+
+// A row is a schedule, as the database has it.
+type row struct {
+	ID          int64           `json:"id"` // 0: it is new
+	Name        string          `json:"name"`
+	Key         string          `json:"key"`
+	Partition   int             `json:"partition"`
+	Kind        string          `json:"kind"`
+	Args        json.RawMessage `json:"args"`
+	Rule        string          `json:"rule"`
+	Anchor      time.Time       `json:"anchor"`
+	Policy      policy          `json:"policy"`
+	Declared    bool            `json:"declared"`
+	Cursor      time.Time       `json:"cursor"`
+	CursorLocal *time.Time      `json:"cursor_local"`
+	Due         *time.Time      `json:"due"`
+	Done        *time.Time      `json:"done"`
+	RanFrom     *time.Time      `json:"ran_from"`
+	RanUntil    *time.Time      `json:"ran_until"`
+	Revision    int64           `json:"revision"`
+	PausedAt    *time.Time      `json:"paused_at"`
+	Waits       *string         `json:"waits"`
+	WaitsSince  *time.Time      `json:"waits_since"`
+	Registered  time.Time       `json:"registered"`
+	Clock       time.Time       `json:"clock"` // when it was read
+}
+
+// A step is what close.sql writes.
+type step struct {
+	Cursor      time.Time  `json:"cursor"`
+	CursorLocal *time.Time `json:"cursor_local"`
+	Due         *time.Time `json:"due"`
+	Done        *time.Time `json:"done"`
+	RanFrom     *time.Time `json:"ran_from"`
+	Waits       *string    `json:"waits"`
+	Fates       []fate     `json:"fates"`
+}
+
+// A fate is a row of the history, as it is written.
+type fate struct {
+	Since     time.Time  `json:"since"`
+	Until     time.Time  `json:"until"`
+	Ticks     int64      `json:"ticks"`
+	Fate      Fate       `json:"fate"`
+	Error     *string    `json:"error"`
+	Epoch     *int64     `json:"epoch"`
+	StartedAt *time.Time `json:"started_at"`
+}
+
+// An item is a schedule that is due now or soon.
+type item struct {
+	ID        int64  `json:"id"`
+	Partition int    `json:"partition"`
+	Key       string `json:"key"`
+	Kind      string `json:"kind"`
+	DueMicro  int64  `json:"due_us"`
+
+	earliest time.Time // by this host: it is not due before, as the database said when its last run began; zero: it said nothing
+}
+
+func (i item) due() time.Time { return time.UnixMicro(i.DueMicro) }
+
+// Migrate makes the tables of package schedule, or brings them up to date, after those of the engine, see pgleases.Migrate: of which it has
+// the promises, too. The only option is WithSchema; any other is an error.
+func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
+	o, err := newOptions(opts)
+	if err != nil {
+		return err
+	}
+	for _, name := range o.given {
+		if name != "WithSchema" {
+			return fmt.Errorf("schedule: %s means nothing to Migrate: only WithSchema does", name)
+		}
+	}
+	if err := pgleases.Migrate(ctx, pool, pgleases.WithSchema(o.schema)); err != nil {
+		return err
+	}
+	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
+}
+
+// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway and the like. The only option is WithSchema.
+func Schema(opts ...Option) (string, error) {
+	o, err := newOptions(opts)
+	return part.DDL(o.schema), err
+}
+
+func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
+	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) })
+	var misfit *store.SchemaError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &misfit) && misfit.TooNew:
+		return fmt.Errorf("schedule: %s: %w: %s: run a newer version of this library", doing, pgleases.ErrSchema, misfit)
+	case errors.As(err, &misfit):
+		return fmt.Errorf("schedule: %s: %w: %s: run schedule.Migrate, or the DDL that schedule.Schema returns, as a role that may",
+			doing, pgleases.ErrSchema, misfit)
+	case store.Denied(err):
+		return fmt.Errorf("schedule: %s: the role lacks rights in schema %q, see schedule/sql/grants.sql: %w", doing, schema, err)
+	}
+	return fmt.Errorf("schedule: %s: %w", doing, err)
+}
+
+// statements are the texts of the files in sql, by their names.
+type statements struct {
+	join, look, open, close, get, put, delete, list, history string
+}
+
+func statementsFor(schema string) statements {
+	text := store.Texts(sql.Files, schema)
+	return statements{
+		join: text("join"), look: text("look"), open: text("open"), close: text("close"), get: text("get"), put: text("put"),
+		delete: text("delete"), list: text("list"), history: text("history"),
+	}
+}
+
+// A querier is a connection, a pool, or a transaction.
+type querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// void runs a statement that returns nothing of interest.
+func void(ctx context.Context, q querier, statement string, args ...any) error {
+	return q.QueryRow(ctx, statement, args...).Scan(nil)
+}
+
+func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
+	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
+}
+
+// sendLook returns what is due after since, up to ahead from now, and the database's time.
+func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int) (clock time.Time, due []item, err error) {
+	var micro int64
+	var found string
+	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most).Scan(&micro, &found)
+	if err == nil {
+		err = json.Unmarshal([]byte(found), &due)
+	}
+	return time.UnixMicro(micro), due, err
+}
+
+// sendOpen returns the schedule; nil: there is none.
+func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run string, timeout, idle, lock time.Duration) (*row, error) {
+	var found *string
+	err := q.QueryRow(ctx, s.statements.open, id, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
+	if err != nil {
+		return nil, err
+	}
+	return decode[row](found)
+}
+
+func (s *Scheduler) sendClose(ctx context.Context, q querier, r *row, run string, st step) error {
+	st.Fates = listed(st.Fates)
+	return void(ctx, q, s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+}
+
+// sendGet returns the time, and the schedule; nil: there is none.
+func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *row, err error) {
+	var found *string
+	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&clock, &found); err != nil {
+		return clock, nil, err
+	}
+	r, err = decode[row](found)
+	return clock, r, err
+}
+
+// sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
+func (s *Scheduler) sendPut(ctx context.Context, q querier, r *row, fates []fate) (written bool, err error) {
+	err = q.QueryRow(ctx, s.statements.put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
+	return written, err
+}
+
+func (s *Scheduler) sendDelete(ctx context.Context, q querier, id int64, fates []fate) error {
+	return void(ctx, q, s.statements.delete, id, encode(listed(fates)))
+}
+
+func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*row, error) {
+	return collect[row](ctx, q, s.statements.list, s.group, prefix, after, most)
+}
+
+func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entry, error) {
+	return collect[entry](ctx, q, s.statements.history, s.group, name, before, most)
+}
+
+func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {
+	rows, _ := q.Query(ctx, statement, args...) // CollectRows returns its error
+	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (*T, error) {
+		var text *string
+		if err := r.Scan(&text); err != nil {
+			return nil, err
+		}
+		return decode[T](text)
+	})
+}
+
+// listed is the fates as a list, also where there are none.
+func listed(fates []fate) []fate { return append([]fate{}, fates...) }
+
+// decode returns nil for NULL.
+func decode[T any](text *string) (*T, error) {
+	if text == nil {
+		return nil, nil
+	}
+	v := new(T)
+	return v, json.Unmarshal([]byte(*text), v)
+}
+
+// encode returns the JSON of what is always JSON.
+func encode(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
