@@ -4,3 +4,9 @@ import "time"
 
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
 func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 10*time.Millisecond, 0 }
+
+// Doubt sets how long a step of the database's clock is doubted.
+func (s *Scheduler) Doubt(d time.Duration) { s.doubted = d }
+
+// SweepEvery sets how often it is looked for everything that is due, however long it has been.
+func (s *Scheduler) SweepEvery(d time.Duration) { s.sweepEvery = d }

@@ -93,6 +93,18 @@ func (db *database) setClock(now time.Time) {
 	ok(db.t, err)
 }
 
+// looked waits until a process has looked for work, and taken what it found: until it looks once more.
+func (db *database) looked() {
+	db.t.Helper()
+	for range 2 {
+		now := one[time.Time](db, "SELECT clock_timestamp()")
+		until(db.t, "a process looks for work", func() bool {
+			return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+				AND query LIKE '%schedule_look%' AND query_start > $1)`, now)
+		})
+	}
+}
+
 func one[T any](db *database, query string, args ...any) T {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), query, args...)
@@ -308,4 +320,3 @@ func (c *wired) Read(b []byte) (int, error) {
 	}
 	return n, err
 }
-

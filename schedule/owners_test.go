@@ -148,13 +148,13 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 	until(t, "all is owned", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") == 4
 	})
-	until(t, "it has looked", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%schedule_look%'") > 0
-	})
+	db.looked()
 	before, rollbacks := one[int64](db, "SELECT max(epoch) FROM pgleases.partitions"), one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
 	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // somebody else's, of which the process has not heard
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "it was refused", func() bool { return one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") > rollbacks })
+	until(t, "it was refused", func() bool {
+		return one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") > rollbacks
+	})
 	db.exec("UPDATE pgleases.leases SET generation = generation + 1") // now it hears
 	l.settled(w.Scheduler)
 	if epoch := receive(t, "it ran", ran); epoch <= before {

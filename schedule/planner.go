@@ -132,7 +132,7 @@ func (p *planner) find(ctx context.Context) {
 	}
 	since := p.low.Add(-behind)
 	sent := time.Now()
-	sweeps := sent.Sub(p.swept) >= sweepEvery
+	sweeps := sent.Sub(p.swept) >= p.s.sweepEvery
 	if sweeps {
 		since = time.Time{}
 	}
@@ -220,11 +220,14 @@ func (p *planner) end(f finish) {
 func (p *planner) hear(told, sent, answered time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	doubtedBefore := !p.clock.doubt.IsZero()
+	doubtedBefore, expected := !p.clock.doubt.IsZero(), p.clock.at(answered)
 	believed := p.clock.heard(told, sent, answered, p.s.doubted)
-	if !believed && !doubtedBefore {
-		p.s.options.logger.Warn("schedule: the database's clock has stepped, and is doubted for a minute", slog.String("group", p.s.group),
-			slog.Time("tells", told), slog.Time("expected", p.clock.at(answered)))
+	if believed == doubtedBefore {
+		text := "schedule: the database's clock has stepped: nothing runs until it is believed"
+		if believed {
+			text = "schedule: the database's clock is believed again"
+		}
+		p.s.options.logger.Warn(text, slog.String("group", p.s.group), slog.Time("tells", told), slog.Time("expected", expected))
 	}
 	return believed
 }

@@ -26,6 +26,7 @@ type Scheduler struct {
 	statements statements
 	doubted    time.Duration // how long a step of the database's clock is doubted
 	lookEvery  time.Duration // how often it is looked what is due
+	sweepEvery time.Duration // and how often also what has been for long
 
 	mu       sync.Mutex // guards what follows
 	running  bool       // a Run is under way, or was
@@ -65,7 +66,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), doubted: doubted, lookEvery: lookEvery,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), doubted: doubted, lookEvery: lookEvery, sweepEvery: sweepEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*row),
 	}, nil
 }

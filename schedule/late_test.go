@@ -1,0 +1,215 @@
+package schedule_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+type fates = map[schedule.Fate]int64
+
+// Nobody runs for three days.
+func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	policies := map[string]struct {
+		opts []schedule.ScheduleOption
+		want fates
+	}{
+		"latest":                             {nil, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
+		"latest, of the last minute":         {[]schedule.ScheduleOption{schedule.Grace(time.Minute)}, fates{schedule.FateMissed: 72}},
+		"latest, of the last hour":           {[]schedule.ScheduleOption{schedule.Grace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
+		"none":                               {[]schedule.ScheduleOption{schedule.MissedNone}, fates{schedule.FateMissed: 72}},
+		"none, but of the last hour":         {[]schedule.ScheduleOption{schedule.MissedNone, schedule.Grace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
+		"all":                                {[]schedule.ScheduleOption{schedule.MissedAll}, fates{schedule.FateDone: 72}},
+		"all, side by side with runs before": {[]schedule.ScheduleOption{schedule.MissedAll, schedule.OverlapBuffer}, fates{schedule.FateDone: 72}},
+		"all of a day":                       {[]schedule.ScheduleOption{schedule.MissedAll, schedule.Grace(24 * time.Hour)}, fates{schedule.FateMissed: 48, schedule.FateDone: 24}},
+	}
+	add := func(w *worker) {
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			if r.At.Equal(midnight.Add(72*time.Hour)) && r.Name == "latest" && r.Missed != 71 {
+				t.Errorf("%s: the run of %v stands for %d missed ticks, not 71", r.Name, r.At, r.Missed)
+			}
+			return effect(ctx, tx, r)
+		})
+		for name, policy := range policies {
+			ok(t, k.Add(name, args{}, hourly, policy.opts...))
+		}
+	}
+	ledgers := make(map[string]*ledger)
+	for name := range policies {
+		ledgers[name] = newLedger(db, name)
+	}
+	w := newWorker(db)
+	add(w)
+	w.run().has("none")
+	w.close()
+	const outage = 72*time.Hour + 30*time.Minute
+	db.setClock(midnight.Add(outage))
+	w = newWorker(db)
+	add(w)
+	w.run()
+	for name, l := range ledgers {
+		l.settled(w.Scheduler).expectFates(policies[name].want)
+	}
+	db.setClock(midnight.Add(outage + 30*time.Minute + 59*time.Second)) // a tick in time
+	for name, l := range ledgers {
+		policies[name].want[schedule.FateDone]++
+		l.settled(w.Scheduler).expectFates(policies[name].want)
+	}
+}
+
+// 70 days of a schedule of every minute.
+func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	l := newLedger(db, "each minute")
+	l.should = func(after, until time.Time) (ticks []time.Time) {
+		for t := after.Truncate(time.Minute).Add(time.Minute); !t.After(until); t = t.Add(time.Minute) {
+			ticks = append(ticks, t)
+		}
+		return ticks
+	}
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.MissedAll))
+	db.setClock(midnight.Add(100_001 * time.Minute))
+	w.run()
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 100_001 - 100, schedule.FateDone: 100})
+	expect(t, len(l.entries), 101, "rows of the history")
+}
+
+// A run takes as long as three of its ticks.
+func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	began, end := make(chan struct{}, 10), make(chan struct{})
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if r.At.Equal(midnight.Add(time.Hour)) {
+			began <- struct{}{}
+			<-end
+		}
+		return effect(ctx, tx, r)
+	})
+	want := map[string]fates{
+		"skip":       {schedule.FateDone: 2, schedule.FateSkipped: 3},
+		"buffer":     {schedule.FateDone: 3, schedule.FateMissed: 2},
+		"buffer all": {schedule.FateDone: 5},
+	}
+	skip, buffer, all := newLedger(db, "skip"), newLedger(db, "buffer"), newLedger(db, "buffer all")
+	ok(t, k.Add("skip", args{}, hourly))
+	ok(t, k.Add("buffer", args{}, hourly, schedule.OverlapBuffer))
+	ok(t, k.Add("buffer all", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
+	w.run().has("skip")
+	db.setClock(midnight.Add(time.Hour))
+	for range 3 {
+		receive(t, "it runs", began)
+	}
+	db.setClock(midnight.Add(4 * time.Hour))
+	close(end)
+	for _, l := range []*ledger{skip, buffer, all} {
+		l.settled(w.Scheduler)
+	}
+	db.setClock(midnight.Add(5 * time.Hour))
+	for _, l := range []*ledger{skip, buffer, all} {
+		l.settled(w.Scheduler).expectFates(want[l.name])
+	}
+}
+
+// lines is a log.
+type lines struct {
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(b)
+}
+
+// count returns how many lines have a text.
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.buf.String(), text)
+}
+
+// The database's clock is wrong by eight hours for a moment: nothing runs for it. The time here passes as it does.
+func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	log := new(lines)
+	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w.Doubt(time.Minute)
+	db.setClock(midnight.Add(59*time.Minute + 30*time.Second))
+	l := newLedger(db, "close")
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	w.run().has("close")
+	db.looked()
+	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
+		db.setClock(midnight.Add(wrong))
+		until(t, "it is doubted", func() bool { return log.count("has stepped") == i+1 })
+		db.looked()
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates by a clock that is wrong")
+		db.setClock(midnight.Add(59*time.Minute + 40*time.Second))
+		until(t, "it is believed", func() bool { return log.count("believed again") == i+1 })
+	}
+	db.setClock(midnight.Add(60*time.Minute + 1*time.Second))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
+
+// The database's clock steps for good: forward, what it passes over is late; back, nothing runs a second time, and the schedule goes on when the clock is
+// back where it was.
+func TestAClockThatStepsForGood(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	log := new(lines)
+	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w.Doubt(50 * time.Millisecond)
+	l := newLedger(db, "close")
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	w.run().has("close")
+	db.looked()
+	db.setClock(midnight.Add(8 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 8})
+	for hour := range 9 {
+		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
+		until(t, "the step is believed", func() bool { return log.count("believed again") == hour+2 })
+		db.looked()
+		expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 8, "effects")
+	}
+	ok(t, w.Pause(t.Context(), "close"))
+	db.setClock(midnight)
+	until(t, "the step is believed", func() bool { return log.count("believed again") == 11 })
+	ok(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
+	db.looked()
+	db.setClock(midnight.Add(9 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 9})
+}
+
+// A schedule is committed long after it was written: the instant at which it is due is far behind.
+func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.SweepEvery(50 * time.Millisecond)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	w.run()
+	l := newLedger(db, "late")
+	ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		err := k.PutTx(t.Context(), tx, "late", args{}, hourly)
+		db.setClock(midnight.Add(3 * time.Hour))
+		db.looked()
+		return err
+	}))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 2, schedule.FateDone: 1})
+}

@@ -1,0 +1,219 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// What a handler does wrong makes its tick dead, with nothing of it committed, and the next tick runs.
+func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
+	type handler = func(context.Context, pgx.Tx, schedule.Run[args]) error
+	send := func(statement string) handler {
+		return func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
+			_, err := tx.Exec(ctx, statement)
+			return err
+		}
+	}
+	fails := map[string]struct {
+		handler handler
+		says    string
+		opts    []schedule.KindOption
+	}{
+		"an error":                 {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") }, "no paper", nil},
+		"a panic":                  {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire", nil},
+		"an error of the database": {send("SELECT 1/0"), "22012", nil},
+		"an error of the database, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			_ = send("SELECT 1/0")(ctx, tx, r)
+			return nil
+		}, "after a statement that failed", nil},
+		"a constraint checked at the commit": {send("INSERT INTO public.children VALUES (1)"), "23503", nil},
+		"a transaction rolled back":          {send("ROLLBACK"), "ended its transaction itself", nil},
+		"another transaction instead":        {send("ROLLBACK; BEGIN"), "PS003", nil},
+		"a statement that takes too long":    {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+		"work that takes too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
+		},
+			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+		"a pause that is too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
+			for { // until the server has ended the connection
+				conn := tx.Conn().PgConn()
+				_ = conn.Conn().SetReadDeadline(time.Time{})
+				if _, err := conn.Conn().Read(make([]byte, 1)); err != nil {
+					break
+				}
+			}
+			_, err := tx.Exec(ctx, "SELECT 1")
+			return err
+		}, "", []schedule.KindOption{schedule.Idle(10 * time.Millisecond)}},
+	}
+	w := newWorker(db)
+	var ledgers []*ledger
+	for name, f := range fails {
+		k := schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			if err := effect(ctx, tx, r); err != nil {
+				return err
+			}
+			if r.At.Equal(midnight.Add(time.Hour)) {
+				return f.handler(ctx, tx, r)
+			}
+			if !r.From.IsZero() {
+				t.Errorf("%s: the tick after a dead one is told that %v was done", name, r.From)
+			}
+			return nil
+		}, f.opts...)
+		ok(t, k.Add(name, args{}, hourly))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	w.run().has("an error")
+	for hour := range 2 {
+		db.setClock(midnight.Add(time.Duration(hour+1) * time.Hour))
+		for _, l := range ledgers {
+			l.settled(w.Scheduler)
+		}
+	}
+	for _, l := range ledgers {
+		l.expectFates(map[schedule.Fate]int64{schedule.FateDead: 1, schedule.FateDone: 1})
+		if e := l.entries[1]; e.Fate != schedule.FateDead || e.Error == "" || !strings.Contains(e.Error, fails[l.name].says) {
+			t.Errorf("%s: %s with error %q, which does not say %q", l.name, e.Fate, e.Error, fails[l.name].says)
+		}
+	}
+}
+
+// What the handler committed itself stands, which nobody can help: the tick is dead, says so, and is not run again.
+func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for statement, says := range map[string]string{"COMMIT": "ended its transaction itself", "COMMIT; BEGIN": "PS003"} {
+		w := newWorker(db)
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			if err := effect(ctx, tx, r); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, statement)
+			return err
+		})
+		ok(t, k.Add(statement, args{}, hourly))
+		w.run().has(statement)
+		db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
+		until(t, "it has its fate", func() bool {
+			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'dead' AND error LIKE '%' || $2 || '%'", statement, says) == 1
+		})
+		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", statement), 1, "effects with "+statement)
+		w.close()
+	}
+}
+
+func TestAHandlerCannotEndItsTransaction(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {
+			t.Error("the handler ended its transaction")
+		}
+		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return effect(ctx, tx, r) }) // a savepoint is its own
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Add("close", args{}, hourly))
+	w.run().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
+}
+
+// A transaction that the database broke off in favour of another is run again, three times in all.
+func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	attempts := make(chan int, 100)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if err := effect(ctx, tx, r); err != nil {
+			return err
+		}
+		attempts <- r.Attempt
+		if r.Attempt <= r.Args.N {
+			_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$")
+			return err
+		}
+		return nil
+	})
+	twice, always := newLedger(db, "twice"), newLedger(db, "always")
+	ok(t, k.Add("twice", args{2}, hourly, schedule.Key("one")))
+	ok(t, k.Add("always", args{100}, hourly, schedule.Key("one")))
+	w.run().has("twice").has("always")
+	db.setClock(midnight.Add(time.Hour))
+	twice.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
+	always.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDead: 1})
+	for range 2 {
+		for n := 1; n <= 3; n++ {
+			expect(t, receive(t, "an attempt", attempts), n, "attempt")
+		}
+	}
+	expect(t, len(attempts), 0, "further attempts")
+}
+
+// Another step of the schedule, by whatever means, takes place in the middle of a run.
+func TestARunWhoseTickHasAFateAlreadyIsNotCommitted(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if r.At.Equal(midnight.Add(time.Hour)) {
+			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-02 01:00 UTC', cursor_local = '2026-03-02 01:00';
+				INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
+				SELECT id, group_name, name, '2026-03-02 00:00 UTC', '2026-03-02 01:00 UTC', 1, 'missed', now() FROM pgleases.schedules`)
+		}
+		return effect(ctx, tx, r)
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Add("close", args{}, hourly))
+	w.run().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler)
+	db.setClock(midnight.Add(2 * time.Hour))
+	l.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateMissed: 1, schedule.FateDone: 1})
+}
+
+// Schedules under one key run one after the other, others side by side.
+func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(4))
+	began, end := make(chan string, 10), make(chan struct{})
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		began <- r.Key
+		<-end
+		return effect(ctx, tx, r)
+	})
+	var ledgers []*ledger
+	for _, name := range []string{"a", "b", "c", "d"} {
+		ok(t, k.Add(name, args{}, hourly, schedule.Key(map[bool]string{true: "first", false: "second"}[name < "c"])))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	probe := newLedger(db, "probe")
+	ok(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))
+	w.run().has("d")
+	db.setClock(midnight.Add(time.Hour))
+	first, second := receive(t, "a run", began), receive(t, "another run", began)
+	if first == second {
+		t.Fatalf("two runs under the key %q at once", first)
+	}
+	db.setClock(midnight.Add(2 * time.Hour))
+	probe.settled(w.Scheduler) // so it has looked, and there was room
+	expect(t, len(began), 0, "runs besides")
+	close(end)
+	for _, l := range ledgers {
+		l.settled(w.Scheduler)
+	}
+}
