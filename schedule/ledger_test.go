@@ -60,7 +60,7 @@ func (l *ledger) check(now time.Time) {
 	var done []string
 	reached := l.begins
 	for _, e := range entries {
-		if !e.Since.Equal(reached) {
+		if e.Since.Before(reached) || len(l.should(reached, e.Since)) > 0 { // an edit begins anew at its instant
 			t.Errorf("%q: an entry begins at %v, and the one before ends at %v: %+v", l.name, e.Since, reached, e)
 		}
 		reached = e.Until

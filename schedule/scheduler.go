@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,9 @@ type Scheduler struct {
 	declared map[string]*row // what the code declares
 }
 
+// leaseOf is what stands before a group's name in that of its lease.
+const leaseOf = "schedule/"
+
 // New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client and pool lead to one database; neither is closed. The tables
 // are made or migrated where that is needed, unless WithoutMigration is given. ctx covers this call only.
 //
@@ -54,7 +58,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	case o.maxRunning >= size:
 		return nil, fmt.Errorf("schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning, o.maxRunning, size)
 	}
-	if err := checkName("group", group); err != nil {
+	if err := cmp.Or(checkName("group", group), checkName("lease of the group", leaseOf+group)); err != nil {
 		return nil, err
 	}
 	if o.noMigration {
@@ -144,7 +148,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	case again:
 		return fmt.Errorf("schedule: run group %q: it was run already", s.group)
 	}
-	lease, err := s.client.Lease(ctx, "schedule/"+s.group, s.options.partitions)
+	lease, err := s.client.Lease(ctx, leaseOf+s.group, s.options.partitions)
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
 	}

@@ -1,0 +1,202 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// halfPast ticks between the ticks of hourly.
+var halfPast = schedule.Cron("30 * * * *", "UTC")
+
+// Edits, pauses and resumptions run nothing and make nothing missed.
+func TestPausesAndEditsAreNoMiss(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	w.run()
+	for _, name := range []string{"from now", "catch up", "all", "edited", "deleted"} {
+		opts := []schedule.ScheduleOption{}
+		if name == "all" {
+			opts = append(opts, schedule.MissedAll)
+		}
+		ok(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
+		ok(t, w.Pause(t.Context(), name))
+		ok(t, w.Pause(t.Context(), name))
+	}
+	ledgers := make(map[string]*ledger)
+	for _, name := range []string{"from now", "catch up", "all", "edited", "deleted"} {
+		ledgers[name] = newLedger(db, name)
+	}
+	ledgers["edited"].should = func(after, until time.Time) []time.Time {
+		change := midnight.Add(190 * time.Minute)
+		ticks := hours(after, earlier(until, change))
+		for t := change.Truncate(time.Hour).Add(30 * time.Minute); !t.After(until); t = t.Add(time.Hour) {
+			if t.After(after) && t.After(change) {
+				ticks = append(ticks, t)
+			}
+		}
+		return ticks
+	}
+	db.setClock(midnight.Add(190 * time.Minute))
+	db.looked()
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates of what is paused")
+	ok(t, w.Resume(t.Context(), "from now", schedule.FromNow))
+	ok(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
+	ok(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
+	ok(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	ok(t, k.Put(t.Context(), "edited", args{1}, halfPast))
+	ok(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
+	ok(t, w.Delete(t.Context(), "deleted"))
+	wraps(t, "to delete it again", w.Delete(t.Context(), "deleted"), schedule.ErrNotFound)
+	want := map[string]fates{
+		"from now": {schedule.FateCancelled: 3}, "catch up": {schedule.FateMissed: 2, schedule.FateDone: 1}, "all": {schedule.FateDone: 3},
+		"edited": {schedule.FateCancelled: 3}, "deleted": {schedule.FateCancelled: 3},
+	}
+	for name, l := range ledgers {
+		l.settled(w.Scheduler).expectFates(want[name])
+	}
+	db.setClock(midnight.Add(250 * time.Minute))
+	for name, l := range ledgers {
+		if name != "deleted" {
+			want[name][schedule.FateDone]++
+			l.settled(w.Scheduler).expectFates(want[name])
+		}
+	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// What happens to a schedule in the middle of its run.
+func TestEditsWhileItRuns(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	type edit = func(context.Context, *worker, *schedule.Kind[args], pgx.Tx, string) error
+	edits := map[string]struct {
+		edit edit
+		want fates // of the three ticks until then, of which the last runs
+		next bool  // whether the next full hour runs
+	}{
+		"new arguments": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return k.Put(ctx, name, args{2}, hourly)
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		"another rule": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return k.Put(ctx, name, args{}, halfPast)
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
+		"another rule, in the run's transaction": {func(ctx context.Context, w *worker, k *schedule.Kind[args], tx pgx.Tx, name string) error {
+			return k.PutTx(ctx, tx, name, args{}, halfPast)
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
+		"another rule, twice": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return errors.Join(k.Put(ctx, name, args{}, halfPast), k.Put(ctx, name, args{}, hourly))
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		"a pause": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return w.Pause(ctx, name)
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
+		"a pause and on from now": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, schedule.FromNow))
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		"a deletion": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return w.Delete(ctx, name)
+		}, fates{schedule.FateCancelled: 3}, false},
+	}
+	w := newWorker(db, schedule.WithMaxRunning(1))
+	var k *schedule.Kind[args]
+	k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if r.At.Equal(midnight.Add(3 * time.Hour)) {
+			if err := edits[r.Name].edit(ctx, w, k, tx, r.Name); err != nil {
+				t.Errorf("%s: %v", r.Name, err)
+			}
+		}
+		return effect(ctx, tx, r)
+	})
+	var ledgers []*ledger
+	for name := range edits {
+		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	db.setClock(midnight.Add(190 * time.Minute))
+	w.run()
+	for _, l := range ledgers {
+		until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are cancelled in the end
+			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'done'", l.name) == edits[l.name].want[schedule.FateDone]
+		})
+		l.settled(w.Scheduler).expectFates(edits[l.name].want)
+	}
+	db.setClock(midnight.Add(4 * time.Hour)) // where it ticks at half past, that was at 3:30
+	for _, l := range ledgers {
+		if edits[l.name].next {
+			edits[l.name].want[schedule.FateDone]++
+			l.settled(w.Scheduler).expectFates(edits[l.name].want)
+		}
+	}
+}
+
+// What was put in a transaction that is rolled back is not there, and what changes nothing writes nothing.
+func TestPutIsOfItsTransaction(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	stop := errors.New("stop")
+	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		ok(t, k.PutTx(t.Context(), tx, "close", args{1}, hourly))
+		return stop
+	}), stop)
+	_, err := w.Get(t.Context(), "close")
+	wraps(t, "to get it", err, schedule.ErrNotFound)
+	for range 3 {
+		ok(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.Key("k")))
+	}
+	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
+	ok(t, k.Put(t.Context(), "close", args{1}, hourly))
+	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 2, "revision")
+	s, err := w.Get(t.Context(), "close")
+	ok(t, err)
+	expect(t, fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC()), fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour)), "the schedule")
+	names := ""
+	for _, name := range []string{"c", "a/2", "a/1"} {
+		ok(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
+	}
+	for s, err := range w.List(t.Context(), "a/") {
+		ok(t, err)
+		names += s.Name + " "
+	}
+	expect(t, names, "a/1 a/2 ", "the schedules of a prefix")
+}
+
+// 40 writers of one schedule, while it runs.
+func TestWritersOfOneScheduleDoNotDisturbEachOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(1))
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
+	l := newLedger(db, "close")
+	w.run()
+	const writers = 40
+	wrote := make(chan error, writers)
+	for n := range writers {
+		go func() {
+			wrote <- k.Put(t.Context(), "close", args{n}, hourly, schedule.MissedAll)
+		}()
+	}
+	for hour := range 5 {
+		db.setClock(midnight.Add(time.Duration(hour+1) * time.Hour))
+	}
+	for range writers {
+		ok(t, receive(t, "it is written", wrote))
+	}
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 5})
+}

@@ -1,0 +1,144 @@
+package schedule_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// Schedules that the owner cannot run wait, say why, are not late for it, and stop nobody. A process that can runs them at once.
+func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const grace = schedule.Grace(90 * time.Minute)
+	maker := newWorker(db) // only puts
+	ok(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "kind", args{}, hourly, grace))
+	books := schedule.InTx(maker.Scheduler, "books", effect)
+	ok(t, books.Put(t.Context(), "arguments", args{}, hourly, grace))
+	ok(t, books.Put(t.Context(), "zone", args{}, hourly, grace))
+	ok(t, books.Put(t.Context(), "fine", args{}, hourly))
+	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}' WHERE name = 'arguments';
+		UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *' WHERE name = 'zone'`)
+	newer := newWorker(db)
+	newBooks := schedule.InTx(newer.Scheduler, "books", effect)
+	schedule.InTx(newer.Scheduler, "new", effect)
+	ok(t, newBooks.Add("declared", args{}, hourly, grace))
+	newer.run().has("declared")
+	newer.close()
+	ledgers := make(map[string]*ledger)
+	for _, name := range []string{"kind", "arguments", "zone", "declared", "fine"} {
+		ledgers[name] = newLedger(db, name)
+	}
+
+	older := newWorker(db)
+	schedule.InTx(older.Scheduler, "books", effect)
+	older.run()
+	db.setClock(midnight.Add(time.Hour))
+	for name, why := range map[string]string{
+		"kind": `kind "new" is not registered`, "arguments": "cannot unmarshal string", "zone": "Mars/Olympus", "declared": "another version",
+	} {
+		until(t, name+" waits", func() bool {
+			s, err := older.Get(t.Context(), name)
+			ok(t, err)
+			return strings.Contains(s.Waits, why)
+		})
+	}
+	db.setClock(midnight.Add(72 * time.Hour)) // far beyond the grace
+	ledgers["fine"].settled(older.Scheduler).expectFates(fates{schedule.FateMissed: 70, schedule.FateDone: 2})
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name <> 'fine'"), 0, "fates of what waits")
+	older.close()
+
+	db.exec(`UPDATE pgleases.schedules SET args = '{"N": 1}' WHERE name = 'arguments';
+		UPDATE pgleases.schedules SET rule = 'CRON_TZ=UTC 0 * * * *' WHERE name = 'zone'`)
+	newest := newWorker(db)
+	newBooks = schedule.InTx(newest.Scheduler, "books", effect)
+	schedule.InTx(newest.Scheduler, "new", effect)
+	ok(t, newBooks.Add("declared", args{}, hourly, grace))
+	newest.run()
+	for _, name := range []string{"kind", "arguments", "zone", "declared"} {
+		ledgers[name].settled(newest.Scheduler).expectFates(fates{schedule.FateMissed: 71, schedule.FateDone: 1})
+		s, err := newest.Get(t.Context(), name)
+		ok(t, err)
+		expect(t, s.Waits, "", "why it waits")
+	}
+}
+
+// All ticks of the time for which nobody knew the kind are run, where all are to be run, although the grace is short.
+func TestNoTickIsLateForWaiting(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	maker := newWorker(db)
+	ok(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	l := newLedger(db, "close")
+	older := newWorker(db).run()
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "it waits", func() bool {
+		s, err := older.Get(t.Context(), "close")
+		ok(t, err)
+		return s.Waits != ""
+	})
+	db.setClock(midnight.Add(50 * time.Hour))
+	older.close()
+	newer := newWorker(db)
+	schedule.InTx(newer.Scheduler, "new", effect)
+	newer.run()
+	l.settled(newer.Scheduler).expectFates(fates{schedule.FateDone: 50})
+	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
+	l.settled(newer.Scheduler).expectFates(fates{schedule.FateDone: 50, schedule.FateMissed: 2})
+}
+
+// Bad input is an error that names it, and nothing is written.
+func TestBadInputIsRefused(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	put := func(name string, rule schedule.Rule, opts ...schedule.ScheduleOption) error {
+		return k.Put(t.Context(), name, args{}, rule, opts...)
+	}
+	_, groupErr := schedule.New(t.Context(), w.client, w.pool, "")
+	_, longErr := schedule.New(t.Context(), w.client, w.pool, strings.Repeat("x", 247))
+	_, partitionsErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithPartitions(0))
+	_, runningErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithMaxRunning(6))
+	_, nilErr := schedule.New(t.Context(), nil, w.pool, "g")
+	_, schemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"), schedule.WithoutMigration())
+	for says, err := range map[string]error{
+		`name "" is empty`:                        put("", hourly),
+		"field 1, the minute":                     put("x", schedule.Cron("60 * * * *", "UTC")),
+		"rule is empty":                           put("x", schedule.Rule{}),
+		"grace of -1s":                            put("x", hourly, schedule.Grace(-time.Second)),
+		"jitter of 25h0m0s":                       put("x", hourly, schedule.Jitter(25*time.Hour)),
+		"Overlap(7)":                              put("x", hourly, schedule.Overlap(7)),
+		"Missed(7)":                               put("x", hourly, schedule.Missed(7)),
+		"option is nil":                           put("x", hourly, nil),
+		`key "" is empty`:                         put("x", hourly, schedule.Key("")),
+		"arguments":                               schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
+		"transaction is nil":                      k.PutTx(t.Context(), nil, "x", args{}, hourly),
+		"there is one of this name":               schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
+		"timeout 0s is out of range":              schedule.InTx(w.Scheduler, "fast", effect, schedule.Timeout(0)).Put(t.Context(), "x", args{}, hourly),
+		"handler is nil":                          schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
+		`group "" is empty`:                       groupErr,
+		"has 256 bytes":                           longErr,
+		"0 partitions":                            partitionsErr,
+		"more than 6 connections":                 runningErr,
+		"client or pool is nil":                   nilErr,
+		`package schedule in schema "elsewhere"`:  schemaErr,
+		`register kind "fast"`:                    w.Run(t.Context()),
+		"WithPartitions means nothing to Migrate": schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
+		"From(7)": func() error {
+			ok(t, put("fine", hourly))
+			ok(t, w.Pause(t.Context(), "fine"))
+			return w.Resume(t.Context(), "fine", 7)
+		}(),
+	} {
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, which does not say %q", err, says)
+		}
+	}
+	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "fine", "schedules")
+}
