@@ -92,6 +92,9 @@ func TestEditsWhileItRuns(t *testing.T) {
 		"new arguments": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{2}, hourly)
 		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
+		"less jitter": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+			return k.Put(ctx, name, args{}, hourly)
+		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, true},
 		"another rule": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{}, halfPast)
 		}, fates{schedule.FateMissed: 2, schedule.FateDone: 1}, false},
@@ -123,7 +126,11 @@ func TestEditsWhileItRuns(t *testing.T) {
 	})
 	var ledgers []*ledger
 	for name := range edits {
-		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		var opts []schedule.ScheduleOption
+		if name == "less jitter" {
+			opts = append(opts, schedule.Jitter(9*time.Minute))
+		}
+		ok(t, k.Put(t.Context(), name, args{}, hourly, opts...))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	db.setClock(midnight.Add(190 * time.Minute))
@@ -199,4 +206,41 @@ func TestWritersOfOneScheduleDoNotDisturbEachOther(t *testing.T) {
 		ok(t, receive(t, "it is written", wrote))
 	}
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 5})
+}
+
+// The edit cancels more ticks than the one that runs.
+func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	var k *schedule.Kind[args]
+	k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if r.At.Equal(midnight.Add(time.Hour)) {
+			db.setClock(midnight.Add(170 * time.Minute))
+			if err := k.Put(ctx, "close", args{}, schedule.Every(40*time.Minute), schedule.MissedAll); err != nil {
+				return err
+			}
+		}
+		return effect(ctx, tx, r)
+	})
+	l := newLedger(db, "close")
+	l.should = func(after, until time.Time) []time.Time {
+		change := midnight.Add(170 * time.Minute)
+		ticks := hours(after, earlier(until, change))
+		for t := change.Add(40 * time.Minute); !t.After(until); t = t.Add(40 * time.Minute) {
+			if t.After(after) {
+				ticks = append(ticks, t)
+			}
+		}
+		return ticks
+	}
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "the run has ended", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 1
+	})
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1, schedule.FateCancelled: 1})
+	db.setClock(midnight.Add(5 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4, schedule.FateCancelled: 1})
 }

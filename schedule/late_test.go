@@ -95,7 +95,10 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Equal(midnight.Add(time.Hour)) {
 			began <- struct{}{}
-			<-end
+			select {
+			case <-end:
+			case <-ctx.Done():
+			}
 		}
 		return effect(ctx, tx, r)
 	})

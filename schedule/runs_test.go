@@ -193,7 +193,10 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	began, end := make(chan string, 10), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- r.Key
-		<-end
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
 		return effect(ctx, tx, r)
 	})
 	var ledgers []*ledger
@@ -216,4 +219,91 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	for _, l := range ledgers {
 		l.settled(w.Scheduler)
 	}
+}
+
+// A handler that goes on when Run is to end is told so after the drain, and not before; nothing of it is committed, and the next process runs the tick.
+func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	told := make(chan error, 1)
+	began := make(chan struct{}, 1)
+	w := newWorker(db, schedule.WithDrain(50*time.Millisecond))
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if err := effect(ctx, tx, r); err != nil {
+			return err
+		}
+		began <- struct{}{}
+		<-ctx.Done()
+		told <- context.Cause(ctx)
+		return nil
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Add("close", args{}, hourly))
+	w.run().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	receive(t, "it runs", began)
+	stopped := time.Now()
+	w.close()
+	wraps(t, "the cause", receive(t, "it was told", told), schedule.ErrDrained)
+	if passed := time.Since(stopped); passed < 50*time.Millisecond {
+		t.Fatalf("it was told after %v, before the drain was over", passed)
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates")
+	next := newWorker(db)
+	ok(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
+	next.run()
+	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
+
+// Of ten that are due, three run at once.
+func TestNoMoreRunsAtOnceThanTheyMay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(3))
+	began, end := make(chan struct{}, 10), make(chan struct{})
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		began <- struct{}{}
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return effect(ctx, tx, r)
+	})
+	var ledgers []*ledger
+	for _, name := range strings.Split("abcdefghij", "") {
+		ok(t, k.Add(name, args{}, hourly))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	w.run().has("j")
+	db.setClock(midnight.Add(time.Hour))
+	for range 3 {
+		receive(t, "it runs", began)
+	}
+	db.looked()
+	expect(t, len(began), 0, "runs besides")
+	close(end)
+	for _, l := range ledgers {
+		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	}
+}
+
+// Jitter holds a run back, by the same for all processes, and moves no tick.
+func TestJitterHoldsRunsBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Jitter(50*time.Minute), schedule.MissedNone))
+	s, err := w.Get(t.Context(), "close")
+	ok(t, err)
+	if s.Due.Before(midnight.Add(time.Hour+time.Minute)) || s.Due.After(midnight.Add(110*time.Minute)) {
+		t.Fatalf("the tick of 1:00 is due at %v", s.Due) // it is always the same: see jitter
+	}
+	w.run()
+	db.setClock(s.Due.Add(-3 * time.Second))
+	db.looked()
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates before it is due")
+	db.setClock(s.Due)
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
