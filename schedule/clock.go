@@ -8,17 +8,17 @@ const doubted = time.Minute
 // A serverClock tells the database's time between two answers of it, by the time that passes here. This host's date does not matter. It is not safe for concurrent use.
 type serverClock struct {
 	known bool
-	ahead time.Duration // of the database's clock before the host's, whose date is that of start
+	ahead time.Duration // of the database's clock before the host's, whose date is that of processStart
 	doubt time.Time     // since when it tells another time; zero: it does not
 }
 
-// start has a monotonic reading, by which times of this host are compared.
-var start = time.Now()
+// processStart has a monotonic reading, by which times of this host are compared.
+var processStart = time.Now()
 
 // heard takes the database's time from an answer to what was sent, and reports whether it is believed. A step is believed after a while.
 func (c *serverClock) heard(told, sent, answered time.Time, doubted time.Duration) bool {
 	middle := sent.Add(answered.Sub(sent) / 2)
-	ahead := told.Sub(start.Add(middle.Sub(start)))
+	ahead := told.Sub(processStart.Add(middle.Sub(processStart)))
 	switch step := (ahead - c.ahead).Abs(); {
 	case !c.known || step <= time.Minute:
 	case c.doubt.IsZero() && doubted > 0:

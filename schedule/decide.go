@@ -17,7 +17,7 @@ type decision struct {
 const unknown = time.Minute
 
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no database.
-func (r *row) decide(k *kind, declared bool, epoch int64) decision {
+func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal}}
 	now := r.Clock
 	if r.PausedAt != nil {
@@ -39,22 +39,20 @@ func (r *row) decide(k *kind, declared bool, epoch int64) decision {
 		return d
 	}
 
-	pass := func(f Fate, until Tick, n int64) {
-		if n > 0 {
-			d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: until.At, Ticks: n, Fate: f})
-			d.moveTo(until)
+	pass := func(p Passed, f Fate) {
+		if p.Count > 0 {
+			d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: p.Last.At, Ticks: p.Count, Fate: f})
+			d.moveTo(p.Last)
 		}
 	}
-	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.count(r.Anchor, r.cursor(), *r.RanFrom) == 0 { // else it catches up
+	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 { // else it catches up
 		until := r.RanUntil.Add(-r.Policy.Jitter) // what came later may have been held back until the run had ended
-		if last, ok := rule.previous(r.Anchor, r.cursor(), until); ok {
-			pass(FateSkipped, last, rule.count(r.Anchor, r.cursor(), until))
-		}
+		pass(rule.Passed(r.Anchor, r.cursor(), until), FateSkipped)
 	}
 	due := r.due(rule, d.cursor(), now)
-	pass(FateMissed, due.Last, due.Missed)
+	pass(due.Missed, FateMissed)
 	if len(due.Run) > 0 {
-		d.run, d.missed, d.RanFrom = &due.Run[0], due.Missed, &now
+		d.run, d.missed, d.RanFrom = &due.Run[0], due.Missed.Count, &now
 		d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: d.run.At, Ticks: 1, Epoch: &epoch, StartedAt: &now})
 		d.moveTo(*d.run)
 	}
@@ -66,7 +64,7 @@ func (r *row) decide(k *kind, declared bool, epoch int64) decision {
 }
 
 // due tells what is to be done about the ticks after the last. A tick that jitter holds back has not come.
-func (r *row) due(rule Rule, last Tick, now time.Time) Due {
+func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 	p := r.Policy
 	grace := p.Grace
 	if p.Missed == MissedNone && grace == 0 {

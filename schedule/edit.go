@@ -28,7 +28,7 @@ type Schedule struct {
 	Waits    string    // why the process that owns it cannot run it; empty: nothing is known against it
 }
 
-func (r *row) schedule() Schedule {
+func (r *record) schedule() Schedule {
 	s := Schedule{Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor}
 	for _, t := range []struct {
 		to   *time.Time
@@ -81,7 +81,7 @@ type entry struct {
 }
 
 // put makes or edits a schedule, in a transaction.
-func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *row, rule Rule) error {
+func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule) error {
 	for {
 		now, have, err := s.sendGet(ctx, tx, want.Name, true)
 		if err != nil {
@@ -118,13 +118,13 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *row, rule Rule) er
 }
 
 // keep keeps what is not the caller's to choose.
-func (r *row) keep(have *row) {
+func (r *record) keep(have *record) {
 	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
 	r.Waits, r.WaitsSince = have.Waits, have.WaitsSince
 }
 
 // same reports whether a schedule is what the caller wants already.
-func same(r, have *row) bool {
+func same(r, have *record) bool {
 	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared && sameJSON(r.Args, have.Args)
 }
 
@@ -142,7 +142,7 @@ func sameJSON(a, b json.RawMessage) bool {
 }
 
 // supersede has the schedule begin anew now. The ticks of its rule until then that have no fate are cancelled.
-func (r *row) supersede(have *row, now time.Time) ([]fate, error) {
+func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
 	if !now.After(have.Cursor) {
 		return nil, nil // the clock was set back
 	}
@@ -150,7 +150,7 @@ func (r *row) supersede(have *row, now time.Time) ([]fate, error) {
 	if err != nil {
 		return nil, fmt.Errorf("its ticks until now cannot be told here: %w", err)
 	}
-	since, n := have.Cursor, rule.count(have.Anchor, have.cursor(), now)
+	since, n := have.Cursor, rule.Passed(have.Anchor, have.cursor(), now).Count
 	r.Cursor, r.CursorLocal = now, nil
 	if n == 0 {
 		return nil, nil
@@ -159,7 +159,7 @@ func (r *row) supersede(have *row, now time.Time) ([]fate, error) {
 }
 
 // cursor is the cursor as the rule takes it.
-func (r *row) cursor() Tick {
+func (r *record) cursor() Tick {
 	t := Tick{At: r.Cursor}
 	if r.CursorLocal != nil {
 		t.Local = r.CursorLocal.UTC()
@@ -168,7 +168,7 @@ func (r *row) cursor() Tick {
 }
 
 // next returns when the schedule's owner is to look at it next; nil: never.
-func (r *row) next(rule Rule) *time.Time {
+func (r *record) next(rule Rule) *time.Time {
 	tick, ok := rule.Next(r.Anchor, r.cursor())
 	if !ok || r.PausedAt != nil {
 		return nil
@@ -180,7 +180,7 @@ func (r *row) next(rule Rule) *time.Time {
 // Pause has a schedule not run until it is resumed; nothing, where it is paused already. A run that is under way goes on. Ticks meanwhile are not missed: see
 // Resume. ErrNotFound where there is none of the name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
-	return s.edit(ctx, "pause", name, func(r *row, now time.Time) ([]fate, bool, error) {
+	return s.edit(ctx, "pause", name, func(r *record, now time.Time) ([]fate, bool, error) {
 		if r.PausedAt != nil {
 			return nil, false, nil
 		}
@@ -199,7 +199,7 @@ const (
 
 // Resume has a schedule run again; nothing, where it is not paused. ErrNotFound where there is none of the name.
 func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
-	return s.edit(ctx, "resume", name, func(r *row, now time.Time) (fates []fate, write bool, err error) {
+	return s.edit(ctx, "resume", name, func(r *record, now time.Time) (fates []fate, write bool, err error) {
 		if r.PausedAt == nil {
 			return nil, false, nil
 		}
@@ -221,7 +221,7 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 // Delete deletes a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares comes back with the next
 // process that starts. ErrNotFound where there is none of the name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
-	return s.edited(ctx, "delete", name, func(tx pgx.Tx, r *row, now time.Time) error {
+	return s.edited(ctx, "delete", name, func(tx pgx.Tx, r *record, now time.Time) error {
 		fates, err := r.supersede(r, now)
 		if err != nil {
 			return err
@@ -231,8 +231,8 @@ func (s *Scheduler) Delete(ctx context.Context, name string) error {
 }
 
 // edit changes a schedule.
-func (s *Scheduler) edit(ctx context.Context, doing, name string, change func(r *row, now time.Time) (fates []fate, write bool, err error)) error {
-	return s.edited(ctx, doing, name, func(tx pgx.Tx, r *row, now time.Time) error {
+func (s *Scheduler) edit(ctx context.Context, doing, name string, change func(r *record, now time.Time) (fates []fate, write bool, err error)) error {
+	return s.edited(ctx, doing, name, func(tx pgx.Tx, r *record, now time.Time) error {
 		fates, write, err := change(r, now)
 		if err != nil || !write {
 			return err
@@ -243,7 +243,7 @@ func (s *Scheduler) edit(ctx context.Context, doing, name string, change func(r 
 	})
 }
 
-func (s *Scheduler) edited(ctx context.Context, doing, name string, f func(pgx.Tx, *row, time.Time) error) error {
+func (s *Scheduler) edited(ctx context.Context, doing, name string, f func(pgx.Tx, *record, time.Time) error) error {
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		now, r, err := s.sendGet(ctx, tx, name, true)
 		switch {

@@ -136,7 +136,7 @@ func (k *Kind[Args]) put(ctx context.Context, in func(func(pgx.Tx) error) error,
 }
 
 // row is a schedule as the caller wants it.
-func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*row, error) {
+func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*record, error) {
 	if err := errors.Join(k.scheduler.registered(k.kind), rule.Err()); err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 	if err != nil {
 		return nil, fmt.Errorf("arguments: %w", err)
 	}
-	r := &row{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}
+	r := &record{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("option is nil")

@@ -101,7 +101,7 @@ type policy struct {
 }
 
 // A ScheduleOption changes a schedule: Missed, Overlap, Grace, Jitter and Key are ones.
-type ScheduleOption interface{ set(*row) }
+type ScheduleOption interface{ set(*record) }
 
 // Overlap says what becomes of ticks that pass while the schedule's run before is under way.
 type Overlap int
@@ -121,14 +121,14 @@ type Jitter time.Duration
 // Key is the key under which runs never overlap, over all schedules of the group with that key; default the schedule's name.
 type Key string
 
-func (m Missed) set(r *row)  { r.Policy.Missed = m }
-func (o Overlap) set(r *row) { r.Policy.Overlap = o }
-func (g Grace) set(r *row)   { r.Policy.Grace = time.Duration(g) }
-func (j Jitter) set(r *row)  { r.Policy.Jitter = time.Duration(j) }
-func (k Key) set(r *row)     { r.Key = string(k) }
+func (m Missed) set(r *record)  { r.Policy.Missed = m }
+func (o Overlap) set(r *record) { r.Policy.Overlap = o }
+func (g Grace) set(r *record)   { r.Policy.Grace = time.Duration(g) }
+func (j Jitter) set(r *record)  { r.Policy.Jitter = time.Duration(j) }
+func (k Key) set(r *record)     { r.Key = string(k) }
 
 // check checks what was chosen for a schedule.
-func (r *row) check() error {
+func (r *record) check() error {
 	p := r.Policy
 	switch {
 	case p.Missed < MissedLatest || p.Missed > MissedAll:

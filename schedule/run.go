@@ -61,7 +61,7 @@ func (o *ownership) drain(atMost time.Duration) {
 
 // An attempt is one transaction of a run.
 type attempt struct {
-	row     *row
+	row     *record
 	opened  time.Time // by this host, when row was read
 	decided decision
 	handler error // the handler's; nil: it did not fail, or was not called
@@ -204,7 +204,7 @@ func (d *decision) end(f Fate, err error) {
 }
 
 // unchanged reports whether a step would change nothing.
-func (d *decision) unchanged(r *row) bool {
+func (d *decision) unchanged(r *record) bool {
 	return len(d.Fates) == 0 && d.Waits == nil && r.Waits == nil && (d.Due == nil) == (r.Due == nil) && (d.Due == nil || d.Due.Equal(*r.Due))
 }
 

@@ -32,8 +32,8 @@ type Scheduler struct {
 	mu       sync.Mutex // guards what follows
 	running  bool       // a Run is under way, or was
 	kinds    map[string]*kind
-	broken   []error         // of registrations
-	declared map[string]*row // what the code declares
+	broken   []error            // of registrations
+	declared map[string]*record // what the code declares
 }
 
 // leaseOf is what stands before a group's name in that of its lease.
@@ -71,7 +71,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	}
 	return &Scheduler{
 		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), doubted: doubted, lookEvery: lookEvery, sweepEvery: sweepEvery,
-		kinds: make(map[string]*kind), declared: make(map[string]*row),
+		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }
 
@@ -118,7 +118,7 @@ func (s *Scheduler) log(level slog.Level, text string, it item, attrs ...slog.At
 		slog.String("group", s.group), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition)}, attrs...)...)
 }
 
-func (s *Scheduler) declare(r *row) error {
+func (s *Scheduler) declare(r *record) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -169,12 +169,12 @@ func (s *Scheduler) Run(ctx context.Context) error {
 // putDeclared puts what the code declares, in the order of the names, as all processes do.
 func (s *Scheduler) putDeclared(ctx context.Context) error {
 	s.mu.Lock()
-	var rows []*row
+	var rows []*record
 	for _, r := range s.declared {
 		rows = append(rows, r)
 	}
 	s.mu.Unlock()
-	slices.SortFunc(rows, func(a, b *row) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(rows, func(a, b *record) int { return strings.Compare(a.Name, b.Name) })
 	return s.inTx(ctx, func(tx pgx.Tx) error {
 		if err := s.sendJoin(ctx, tx); err != nil {
 			return err

@@ -32,8 +32,8 @@ const (
 	codeEnded   = "PS003"
 )
 
-// A row is a schedule, as the database has it.
-type row struct {
+// A record is a schedule, as the database has it.
+type record struct {
 	ID          int64           `json:"id"` // 0: it is new
 	Name        string          `json:"name"`
 	Key         string          `json:"key"`
@@ -174,32 +174,32 @@ func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh [
 }
 
 // sendOpen returns the schedule; nil: there is none.
-func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run string, timeout, idle, lock time.Duration) (*row, error) {
+func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run string, timeout, idle, lock time.Duration) (*record, error) {
 	var found *string
 	err := q.QueryRow(ctx, s.statements.open, id, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
 	if err != nil {
 		return nil, err
 	}
-	return decode[row](found)
+	return decode[record](found)
 }
 
-func (s *Scheduler) sendClose(ctx context.Context, q querier, r *row, run string, st step) error {
+func (s *Scheduler) sendClose(ctx context.Context, q querier, r *record, run string, st step) error {
 	st.Fates = listed(st.Fates)
 	return void(ctx, q, s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.
-func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *row, err error) {
+func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *record, err error) {
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&clock, &found); err != nil {
 		return clock, nil, err
 	}
-	r, err = decode[row](found)
+	r, err = decode[record](found)
 	return clock, r, err
 }
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
-func (s *Scheduler) sendPut(ctx context.Context, q querier, r *row, fates []fate) (written bool, err error) {
+func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
 	err = q.QueryRow(ctx, s.statements.put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
 	return written, err
 }
@@ -208,8 +208,8 @@ func (s *Scheduler) sendDelete(ctx context.Context, q querier, id int64, fates [
 	return void(ctx, q, s.statements.delete, id, encode(listed(fates)))
 }
 
-func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*row, error) {
-	return collect[row](ctx, q, s.statements.list, s.group, prefix, after, most)
+func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
+	return collect[record](ctx, q, s.statements.list, s.group, prefix, after, most)
 }
 
 func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entry, error) {
