@@ -1,4 +1,45 @@
-// Package schedule has the rules of schedules: when something ticks, and what becomes of ticks that were missed.
+// Package schedule runs what is to run again and again, in an application of many processes: each tick of a schedule once, whoever lives, in
+// a transaction of the application's database. The tables are made by [New], or by [Migrate].
+//
+//	s, err := schedule.New(ctx, client, pool, "billing")
+//	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
+//		_, err := tx.Exec(ctx, closeSQL, r.From, r.At)
+//		return err
+//	})
+//	err = books.Add("close", Books{}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour))
+//	err = s.Run(ctx) // in each process
+//
+// # What is promised
+//
+// Every tick of a schedule has exactly one [Fate], which is written down: see [Scheduler.History]. Within the history, the ticks of all entries are the ticks
+// of the rule, whatever crashed, and whoever owned the schedule.
+//
+// What a handler writes in its transaction, the step of the schedule's cursor and the entry in the history are committed together, under the guard of the
+// partition to which the schedule's key belongs. So the effects of a tick that is done are there once, and those of any other are not there. A process that was
+// frozen in a handler cannot commit once another owns the partition. Runs under one [Key] never overlap.
+//
+// The database's clock decides what is due: no run is early, and the clocks of the processes may show anything. A step of more than a minute is believed after a
+// minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules go on when the clock is past their cursors.
+//
+// An outage or a deploy loses no tick: [Missed] and [Grace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
+// does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
+// is not late for it, says why in [Schedule].Waits, and stops nobody.
+//
+// # What is not promised
+//
+//   - Effects outside of the transaction come once only as far as the handler sees to it: it may be called again for a tick, when its transaction was broken off or
+//     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
+//   - A failed run is not tried again: its tick is dead, and the next one runs. A handler that kills its process is called again by the next owner.
+//   - The history is kept until you delete rows of the table history. No entry is read by the scheduler but cancelled ones, while a run is under way.
+//
+// # Locks
+//
+// The schedule's row is locked at the end of a run only, so that edits do not wait for handlers. Put schedules last in a transaction, in the order of their
+// names: see [Kind.PutTx]. Where transactions wait for each other all the same, the database ends one: a run is then tried again.
+//
+// # Rules
+//
+// Rules say when a schedule ticks:
 //
 //	closing := schedule.Cron("0 2 * * *", "Europe/Berlin") // at times that the clocks of a place show
 //	polling := schedule.Every(15 * time.Minute)            // at intervals of elapsed time

@@ -189,14 +189,14 @@ func TestWritersOfOneScheduleDoNotDisturbEachOther(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1))
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
+	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
 	l := newLedger(db, "close")
 	w.run()
 	const writers = 40
 	wrote := make(chan error, writers)
 	for n := range writers {
 		go func() {
-			wrote <- k.Put(t.Context(), "close", args{n}, hourly, schedule.MissedAll)
+			wrote <- k.Put(t.Context(), "close", args{n}, hourly, schedule.MissedAll, schedule.OverlapBuffer)
 		}()
 	}
 	for hour := range 5 {

@@ -1,12 +1,38 @@
 package schedule_test
 
 import (
+	"context"
 	"fmt"
 	"log"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/schedule"
 )
+
+func Example() {
+	type Books struct{ Ledger string }
+	run := func(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) error { // in each process
+		s, err := schedule.New(ctx, client, pool, "billing")
+		if err != nil {
+			return err
+		}
+		books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
+			_, err := tx.Exec(ctx, "SELECT close_books($1, $2, $3)", r.Args.Ledger, r.From, r.At)
+			return err
+		}, schedule.Timeout(10*time.Minute))
+		err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour))
+		if err != nil {
+			return err
+		}
+		return s.Run(ctx) // until ctx ends
+	}
+	_ = run
+	// Output:
+}
 
 func ExampleCron() {
 	rule := schedule.Cron("30 2 * * *", "Europe/Berlin") // each day at 2:30

@@ -26,7 +26,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 			return effect(ctx, tx, r)
 		}, schedule.Idle(time.Second))
 		for i := range schedules {
-			ok(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.MissedAll))
+			ok(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
 		}
 		return w.run()
 	}

@@ -141,7 +141,7 @@ func (p *planner) find(ctx context.Context) {
 	clock, due, err := p.s.sendLook(ctx, p.s.pool, partitions, fresh, since, lookAhead, lookMost)
 	if err != nil {
 		if !p.failing && ctx.Err() == nil {
-			p.s.options.logger.Warn("schedule: cannot look for what is due, again each second", slog.String("group", p.s.group), slog.Any("error", err))
+			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", err))
 		}
 		p.failing = true
 		return
@@ -222,12 +222,11 @@ func (p *planner) hear(told, sent, answered time.Time) bool {
 	defer p.mu.Unlock()
 	doubtedBefore, expected := !p.clock.doubt.IsZero(), p.clock.at(answered)
 	believed := p.clock.heard(told, sent, answered, p.s.doubted)
-	if believed == doubtedBefore {
-		text := "schedule: the database's clock has stepped: nothing runs until it is believed"
-		if believed {
-			text = "schedule: the database's clock is believed again"
-		}
-		p.s.options.logger.Warn(text, slog.String("group", p.s.group), slog.Time("tells", told), slog.Time("expected", expected))
+	switch {
+	case !believed && !doubtedBefore:
+		p.s.log.Warn("schedule: the database's clock has stepped: nothing runs until it is believed", slog.Time("tells", told), slog.Time("expected", expected))
+	case believed && doubtedBefore:
+		p.s.log.Warn("schedule: the database's clock is believed again", slog.Time("tells", told), slog.Time("expected", expected))
 	}
 	return believed
 }

@@ -89,15 +89,15 @@ func (p *planner) carryOut(o *ownership, it item) (again *item) {
 			conflicts++
 			pause = 10 * time.Millisecond << conflicts
 		case a.handler == nil:
-			p.s.log(slog.LevelWarn, "schedule: not looked after, again soon", it, slog.Any("error", err))
+			p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
 			return nil
 		case broken(err) && breaks < maxBreaks-1:
 			breaks++
 			pause = 50 * time.Millisecond << breaks
 		default:
-			p.s.log(slog.LevelError, "schedule: run failed", it, slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+			p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 			if err := p.bury(o, a, err); err != nil && o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
-				p.s.log(slog.LevelWarn, "schedule: failure not written down, run again", it, slog.Any("error", err))
+				p.s.logOf(it).Warn("schedule: failure not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 			}
 			return nil
 		}

@@ -25,6 +25,7 @@ type Scheduler struct {
 	group      string
 	options    options
 	statements statements
+	log        *slog.Logger
 	doubted    time.Duration // how long a step of the database's clock is doubted
 	lookEvery  time.Duration // how often it is looked what is due
 	sweepEvery time.Duration // and how often also what has been for long
@@ -70,7 +71,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), doubted: doubted, lookEvery: lookEvery, sweepEvery: sweepEvery,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, sweepEvery: sweepEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }
@@ -113,9 +114,9 @@ func (s *Scheduler) declares(name string) bool {
 	return s.declared[name] != nil
 }
 
-func (s *Scheduler) log(level slog.Level, text string, it item, attrs ...slog.Attr) {
-	s.options.logger.LogAttrs(context.Background(), level, text, append([]slog.Attr{
-		slog.String("group", s.group), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition)}, attrs...)...)
+// logOf is the log for what has to do with a schedule.
+func (s *Scheduler) logOf(it item) *slog.Logger {
+	return s.log.With(slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
 }
 
 func (s *Scheduler) declare(r *record) error {

@@ -48,6 +48,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 			return strings.Contains(s.Waits, why)
 		})
 	}
+	ledgers["fine"].settled(older.Scheduler)
 	db.setClock(midnight.Add(72 * time.Hour)) // far beyond the grace
 	ledgers["fine"].settled(older.Scheduler).expectFates(fates{schedule.FateMissed: 70, schedule.FateDone: 2})
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name <> 'fine'"), 0, "fates of what waits")

@@ -48,4 +48,6 @@ func (c *Conn) ToldBefore(d time.Duration) { c.told.at = c.told.at.Add(-d) }
 func (c *Conn) SetChannel(name string) { c.channel = name }
 
 // Fits checks whether this code can run on the schema.
-func Fits(ctx context.Context, conn *pgx.Conn, schema string) error { return engine.Fits(ctx, conn, schema) }
+func Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
+	return engine.Fits(ctx, conn, schema)
+}
