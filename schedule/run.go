@@ -154,7 +154,7 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt, tries int
 	defer cancel()
 	a.handler = k.call(ctx, tx, told)
 	switch status := tx.Conn().PgConn().TxStatus(); {
-	case a.handler != nil && context.Cause(ctx) == ErrTimeout:
+	case context.Cause(ctx) == ErrTimeout && (a.handler != nil || tx.Conn().IsClosed()): // the context's end closes a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil:
 	case status == 'E':
@@ -171,7 +171,12 @@ var errEnded = errors.New("the handler ended its transaction itself: what it did
 // timedOut is a handler's error where its time is over. What is wrapped in it is nobody else's fault.
 type timedOut struct{ err error }
 
-func (e timedOut) Error() string { return fmt.Sprintf("%v: %v", ErrTimeout, e.err) }
+func (e timedOut) Error() string {
+	if e.err == nil {
+		return ErrTimeout.Error()
+	}
+	return fmt.Sprintf("%v: %v", ErrTimeout, e.err)
+}
 
 // bury writes down that a run failed, in a transaction of its own.
 func (p *planner) bury(o *ownership, a attempt, err error) error {

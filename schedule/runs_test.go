@@ -40,6 +40,11 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		"a transaction rolled back":          {send("ROLLBACK"), "ended its transaction itself", nil},
 		"another transaction instead":        {send("ROLLBACK; BEGIN"), "PS003", nil},
 		"a statement that takes too long":    {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+		"a statement that takes too long, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			_ = send("SELECT pg_sleep(60)")(ctx, tx, r)
+			return nil
+		},
+			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
 		"work that takes too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			<-ctx.Done()
 			return context.Cause(ctx)

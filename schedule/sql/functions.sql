@@ -51,7 +51,7 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT s.id, s.key, s.kind, s.due FROM pgleases.schedules AS s
         WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until
-          AND (p.partition = ANY ($3) OR s.due > since) -- behind an old snapshot, dead entries of the index pile up before it
+          AND s.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END -- behind an old snapshot, dead entries of the index pile up before it
         ORDER BY s.due LIMIT $6
     ) AS d;
 END
