@@ -1,0 +1,69 @@
+package schedule_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// The lease is dropped and made again with another number of partitions: no schedule is left behind.
+func TestAnotherNumberOfPartitions(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	add := func(w *worker) {
+		k := schedule.InTx(w.Scheduler, "books", effect)
+		for i := range 20 {
+			ok(t, k.Add(fmt.Sprint("close ", i), args{}, hourly))
+		}
+	}
+	before := newWorker(db)
+	add(before)
+	before.run().has("close 19")
+	var ledgers []*ledger
+	for i := range 20 {
+		ledgers = append(ledgers, newLedger(db, fmt.Sprint("close ", i)))
+	}
+	before.close()
+	until(t, "nobody is a member", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 0 })
+	db.exec("SELECT pgleases.drop_lease('schedule/tests')")
+	after := newWorker(db, schedule.WithPartitions(7))
+	add(after)
+	after.run()
+	db.setClock(midnight.Add(time.Hour))
+	for _, l := range ledgers {
+		l.settled(after.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
+}
+
+// Tables in a schema whose name has to be quoted, made twice, and with the clock of the server: a schedule of each second runs at its ticks.
+func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)), nil)
+	const schema = `o'dd "one"`
+	ok(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
+	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema))
+	ok(t, err)
+	db := &database{t, "", pool}
+	w := &worker{t: t, db: db, client: client, pool: pool, ended: make(chan error, 1)}
+	w.Scheduler, err = schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema))
+	ok(t, err)
+	t.Cleanup(w.close)
+	db.exec("CREATE TABLE public.effects (name text, at timestamptz, epoch bigint, made timestamptz DEFAULT clock_timestamp())")
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.MissedAll))
+	w.run()
+	until(t, "it has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 2 })
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE made < at"), 0, "runs before their ticks")
+	var last time.Time
+	for e, err := range w.History(t.Context(), "close") {
+		ok(t, err)
+		if !last.IsZero() && !e.Until.Add(time.Second).Equal(last) {
+			t.Errorf("a tick at %v, and the next at %v", e.Until, last)
+		}
+		last = e.Until
+	}
+}
