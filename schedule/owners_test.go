@@ -161,3 +161,29 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 		t.Fatalf("it ran under epoch %d, which had ended", epoch)
 	}
 }
+
+// Its process died in the middle of a statement that takes a minute: the server finds that out, and the next owner does not wait for its end.
+func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithDrain(0))
+	began := make(chan struct{}, 1)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		began <- struct{}{}
+		_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
+		return err
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Add("close", args{}, hourly))
+	w.run().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	receive(t, "the handler runs", began)
+	until(t, "its statement runs", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
+	})
+	w.die()
+	other := newWorker(db)
+	ok(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
+	other.run()
+	l.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
