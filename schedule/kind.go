@@ -48,8 +48,8 @@ type kind struct {
 // Where the database broke off the transaction (a serialization failure or a deadlock, three times; a lost connection, five times) it is called again.
 // Effects outside of the database come more often then: where ctx ends or a process dies, too.
 //
-// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout
-// that of Timeout, its idle_in_transaction_session_timeout that of Idle; the handler may set others for itself.
+// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout a second
+// more than Timeout, its idle_in_transaction_session_timeout that of Idle; the handler may set others for itself.
 //
 // Args are kept as JSON. Register all kinds before Run: what waits for a kind that no process knows waits without being late. Every error of a
 // registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.

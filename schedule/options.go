@@ -154,7 +154,8 @@ type limits struct {
 type KindOption func(*limits)
 
 // Timeout sets how long a run may take: 1ms to 24h, default 1min. Then the handler's context ends, with ErrTimeout, nothing of it is committed, and the
-// tick is dead. No statement takes longer, also where the process has died meanwhile.
+// tick is dead. The server ends each statement a second later than that at the latest, also where the process was
+// stopped meanwhile.
 func Timeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = d } }
 
 // Idle sets how long a run may pause between two statements: 1ms to 24h, default 30s. Then the server ends its transaction. So a process that is frozen in a

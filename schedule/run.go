@@ -117,7 +117,7 @@ func (p *planner) try(o *ownership, it item, tries int) (a attempt, err error) {
 	}
 	run := rand.Text()
 	err = p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout, l.idle, lockWait)
+		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout+time.Second, l.idle, lockWait) // the handler's context ends first
 		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
 			return err
 		}
