@@ -1,0 +1,179 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/pgleases/pgleases"
+)
+
+// A supervisor starts keepers, one for each program that runs, and tells them until when their partition is owned.
+type supervisor struct {
+	runner *runner
+	lead   time.Duration // before the end of trust all is to be killed
+	hurry  chan struct{} // closed: kill, do not wait
+
+	mu      sync.Mutex // held where a process is started or others are killed, so that each knows which is which
+	keepers map[int]bool
+	strange map[int]bool // children that this process had before it was one: it was executed by a shell that had them
+}
+
+func newSupervisor(r *runner) (*supervisor, error) {
+	s := &supervisor{runner: r, lead: max(r.ttl/20, 100*time.Millisecond), hurry: make(chan struct{}), keepers: make(map[int]bool),
+		strange: make(map[int]bool)}
+	children, err := directChildren()
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range children {
+		s.strange[pid] = true
+	}
+	return s, adoptOrphans() // those of a keeper that was killed
+}
+
+// run runs the program for a partition until it ends or is to end, and returns its exit code, or exitNotOwned where it was made to end.
+// Nothing that came of the program is left then.
+func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) (int, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return 0, err
+	}
+	defer w.Close()
+	keeper, err := s.start(r, p)
+	r.Close()
+	if err != nil {
+		return 0, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = keeper.Wait() // what it returns is in ProcessState
+		close(ended)
+	}()
+
+	look := time.NewTicker(s.lead) // for a heartbeat that prolonged the trust
+	defer look.Stop()
+	toEnd, lost, hurry := ctx.Done(), p.Context().Done(), s.hurry
+	trust := time.Now().Add(s.runner.ttl) // until when the keeper, if it is well, has killed all
+	var overdue <-chan time.Time
+	for running := true; running; {
+		// The deadline is read before the context: it may be another ownership's only if this one has ended before.
+		if sent, deadline := boottime(), lease.TrustDeadline(); p.Context().Err() == nil && !deadline.IsZero() && deadline != trust {
+			trust = deadline
+			s.tell(keeper, w, sent+time.Until(deadline))
+		}
+		select {
+		case <-ended:
+			running = false
+		case <-look.C:
+		case <-toEnd:
+			toEnd = nil
+			s.tell(keeper, w, orderEnd)
+			overdue = time.After(s.runner.grace + s.lead)
+		case <-lost:
+			lost = nil
+			w.Close() // the order to kill
+		case <-hurry:
+			hurry = nil
+			w.Close()
+			overdue = time.After(s.lead)
+		case <-overdue: // the keeper is stopped, or cannot kill
+			overdue = nil
+			_ = keeper.Process.Kill()
+			s.runner.log.Warn("keeper is overdue, and was killed", slog.Int("partition", p.Number))
+		case <-time.After(time.Until(trust) - s.lead/2):
+			trust = trust.Add(s.runner.ttl) // once is enough
+			_ = keeper.Process.Kill()
+			s.runner.log.Warn("keeper is late, and was killed", slog.Int("partition", p.Number))
+		}
+	}
+	s.mu.Lock()
+	delete(s.keepers, keeper.Process.Pid)
+	s.mu.Unlock()
+	if err := s.killOrphans(); err != nil {
+		return 0, err
+	}
+	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		return exitNotOwned, nil
+	}
+	return keeper.ProcessState.ExitCode(), nil
+}
+
+// start starts the keeper, which starts the program.
+func (s *supervisor) start(orders *os.File, p pgleases.Partition) (*exec.Cmd, error) {
+	r := s.runner
+	self, err := executable()
+	if err != nil {
+		return nil, err
+	}
+	args := []string{keepVerb, "--grace", r.grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.ttl/10, r.grace)).String(), "--"}
+	cmd := exec.Command(self, append(args, r.program...)...)
+	cmd.Args[0] = "pgleases"
+	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
+		"PGLEASES_PARTITIONS="+strconv.Itoa(r.partitions), "PGLEASES_EPOCH="+strconv.FormatInt(p.Epoch, 10))
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if r.partitions == 1 && !isTerminal(os.Stdin) { // a process of another group may not read a terminal
+		cmd.Stdin = os.Stdin
+	}
+	cmd.ExtraFiles = []*os.File{orders}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's Ctrl-C and Ctrl-Z are not for it
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the keeper: %w", err)
+	}
+	s.keepers[cmd.Process.Pid] = true
+	return cmd, nil
+}
+
+// killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper ended in order nothing is.
+func (s *supervisor) killOrphans() error {
+	for {
+		left, err := s.killOrphansOnce()
+		if err != nil || !left {
+			return err
+		}
+		time.Sleep(5 * time.Millisecond) // until what was killed is gone; nobody tells of another's child
+	}
+}
+
+func (s *supervisor) killOrphansOnce() (left bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	children, err := directChildren()
+	for _, pid := range children {
+		if s.keepers[pid] || s.strange[pid] {
+			continue
+		}
+		_ = syscall.Kill(pid, syscall.SIGKILL) // it is a child, so the number is nobody else's
+		if reaped, _ := syscall.Wait4(pid, nil, syscall.WNOHANG, nil); reaped != pid {
+			left = true
+		}
+	}
+	return left, err
+}
+
+// orderEnd has the keeper end the program in order; any other order is the deadline, by boottime. The end of the pipe is the order to kill.
+const orderEnd time.Duration = 0
+
+// tell gives the keeper an order. One that has not read thousands is stopped, and is killed.
+func (s *supervisor) tell(keeper *exec.Cmd, w *os.File, order time.Duration) {
+	_ = w.SetWriteDeadline(time.Now().Add(s.lead / 2))
+	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil {
+		_ = keeper.Process.Kill() // or it has ended
+	}
+}
+
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err != nil || info.Mode()&os.ModeCharDevice != 0
+}

@@ -1,0 +1,212 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+)
+
+const (
+	keepVerb   = "keep-program"
+	ordersFile = 3
+
+	// A machine that slept moves no timer, but the clock: the longest time between two looks at it.
+	lookAtLeast = 250 * time.Millisecond
+	// Between two looks for what is left of what was killed.
+	killAgain = 5 * time.Millisecond
+)
+
+// A keeper runs the program once. It is the parent of all that comes of it, and alone decides when that is to end: so also where
+// the supervisor is stopped or dead. It exits when nothing is left.
+type keeper struct {
+	grace             time.Duration
+	killLead, endLead time.Duration // before the deadline
+
+	orders   chan time.Duration // closed: kill
+	deadline time.Duration      // boottime; 0: not known yet
+
+	pid      int // 0: the program was not started
+	ended    bool
+	code     int           // once it has ended
+	toEnd    bool          // it is to end
+	toKill   bool          // all is to be killed
+	killAt   time.Duration // boottime, when the grace is over; 0: no SIGTERM was sent
+	unowned  bool          // it was made to end
+	children chan os.Signal
+}
+
+func newKeeper() *cobra.Command {
+	k := &keeper{orders: make(chan time.Duration), children: make(chan os.Signal, 1)}
+	cmd := &cobra.Command{
+		Use:    keepVerb,
+		Hidden: true, // started by run
+		RunE: func(_ *cobra.Command, args []string) error {
+			code, err := k.keep(args)
+			return exit{code, err}
+		},
+	}
+	cmd.Flags().DurationVar(&k.grace, "grace", 0, "from SIGTERM to SIGKILL")
+	cmd.Flags().DurationVar(&k.killLead, "kill-lead", 0, "from SIGKILL to the deadline")
+	cmd.Flags().DurationVar(&k.endLead, "end-lead", 0, "from SIGTERM to the deadline")
+	return cmd
+}
+
+func (k *keeper) keep(program []string) (int, error) {
+	syscall.CloseOnExec(ordersFile)
+	// The kernel kills the program when the thread ends that started it.
+	runtime.LockOSThread()
+	if err := adoptOrphans(); err != nil {
+		return exitFailed, err
+	}
+	// A supervisor of services may send these to all processes. They are not ignored, as the program would inherit that.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	signal.Notify(k.children, syscall.SIGCHLD)
+	go k.readOrders(os.NewFile(ordersFile, "orders"))
+	for {
+		now := boottime()
+		if k.pid == 0 {
+			switch {
+			case k.toEnd || k.toKill:
+				return exitNotOwned, nil
+			case now >= k.deadline-k.endLead: // not known yet, or not long enough
+				k.await(lookAtLeast)
+				continue
+			}
+			pid, err := start(program)
+			if err != nil {
+				return startError(err)
+			}
+			k.pid = pid
+		}
+		left, err := k.reap()
+		if err != nil {
+			return exitFailed, err
+		}
+		if !left && treeGone(k.pid) {
+			break
+		}
+		wake, err := k.act(now)
+		if err != nil {
+			return exitFailed, err
+		}
+		k.await(min(wake-now, lookAtLeast))
+	}
+	if k.unowned {
+		return exitNotOwned, nil
+	}
+	return k.code, nil
+}
+
+// act does to the program what is due, and returns when the next is.
+func (k *keeper) act(now time.Duration) (wake time.Duration, err error) {
+	end, kill := k.deadline-k.endLead, k.deadline-k.killLead
+	k.toEnd = k.toEnd || now >= end
+	k.toKill = k.toKill || now >= kill || k.toEnd && k.killAt != 0 && now >= k.killAt
+	k.unowned = k.unowned || !k.ended && (k.toEnd || k.toKill)
+	switch {
+	case k.toKill || k.ended: // also what it left running
+		return now + killAgain, k.kill()
+	case !k.toEnd:
+		return end, nil
+	case k.killAt == 0:
+		k.killAt = now + k.grace
+		_ = syscall.Kill(-k.pid, syscall.SIGTERM)
+		_ = syscall.Kill(-k.pid, syscall.SIGCONT) // what is stopped would not see it
+	}
+	return min(kill, k.killAt), nil
+}
+
+// kill kills the program's group, and the keeper's children: whoever has left the group, or lost his parent, is one of them now,
+// or will be when his parent is dead. Numbers are nobody else's: only reap gives them free.
+func (k *keeper) kill() error {
+	if !k.ended {
+		_ = syscall.Kill(-k.pid, syscall.SIGKILL)
+	}
+	children, err := directChildren()
+	for _, pid := range children {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+	return err
+}
+
+// reap takes notice of processes that ended, and reports whether any are left.
+func (k *keeper) reap() (left bool, err error) {
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, syscall.WNOHANG, nil)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.ECHILD:
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("wait for the program: %w", err)
+		case pid == 0:
+			return true, nil
+		case pid == k.pid:
+			k.ended = true
+			k.code = status.ExitStatus()
+			if status.Signaled() {
+				k.code = exitSignal + int(status.Signal())
+			}
+		}
+	}
+}
+
+// await waits for an order, for the end of a child, and no longer than d.
+func (k *keeper) await(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case order, ok := <-k.orders:
+		switch {
+		case !ok:
+			k.orders = nil
+			k.toKill = true
+		case order == orderEnd:
+			k.toEnd = true
+		default:
+			k.deadline = order
+		}
+	case <-k.children:
+	case <-timer.C:
+	}
+}
+
+func (k *keeper) readOrders(from io.Reader) {
+	var order [8]byte
+	for {
+		if _, err := io.ReadFull(from, order[:]); err != nil {
+			close(k.orders)
+			return
+		}
+		k.orders <- time.Duration(binary.BigEndian.Uint64(order[:]))
+	}
+}
+
+// start starts the program, in a process group of its own.
+func start(program []string) (pid int, err error) {
+	return syscall.ForkExec(program[0], program, &syscall.ProcAttr{
+		Env:   os.Environ(),
+		Files: []uintptr{0, 1, 2},
+		Sys:   ownGroup(),
+	})
+}
+
+func startError(err error) (int, error) {
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return exitNotFound, fmt.Errorf("start the program: %w", err)
+	default:
+		return exitCannotRun, fmt.Errorf("start the program: %w", err)
+	}
+}

@@ -1,0 +1,36 @@
+//go:build unix && !linux
+
+package main
+
+import (
+	"errors"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Without Linux's means a program's descendants are its process group.
+
+// boottime is a clock that all processes of the machine read alike. On macOS it runs while the machine sleeps.
+func boottime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		panic(err) // every unix has it
+	}
+	return time.Duration(ts.Nano())
+}
+
+func adoptOrphans() error { return nil }
+
+func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+
+// treeGone kills what is left of the program's group, and reports whether nothing was.
+func treeGone(pid int) bool {
+	return errors.Is(syscall.Kill(-pid, syscall.SIGKILL), syscall.ESRCH)
+}
+
+func executable() (string, error) { return os.Executable() }
+
+func directChildren() ([]int, error) { return nil, nil }
