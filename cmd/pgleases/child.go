@@ -63,12 +63,13 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	look := time.NewTicker(s.lead) // for a heartbeat that prolonged the trust
 	defer look.Stop()
 	toEnd, lost, hurry := ctx.Done(), p.Context().Done(), s.hurry
-	trust := time.Now().Add(s.runner.ttl) // until when the keeper, if it is well, has killed all
-	var overdue <-chan time.Time
+	var trust time.Time                // as the keeper knows it
+	var late, overdue <-chan time.Time // when the keeper, if it is well, has killed all
 	for running := true; running; {
 		// The deadline is read before the context: it may be another ownership's only if this one has ended before.
 		if sent, deadline := boottime(), lease.TrustDeadline(); p.Context().Err() == nil && !deadline.IsZero() && deadline != trust {
 			trust = deadline
+			late = time.After(time.Until(trust) - s.lead/2)
 			s.tell(keeper, w, sent+time.Until(deadline))
 		}
 		select {
@@ -86,14 +87,12 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 			hurry = nil
 			w.Close()
 			overdue = time.After(s.lead)
-		case <-overdue: // the keeper is stopped, or cannot kill
+		case <-late: // the keeper is stopped, or cannot kill
+			late = nil
+			s.kill(keeper, p)
+		case <-overdue:
 			overdue = nil
-			_ = keeper.Process.Kill()
-			s.runner.log.Warn("keeper is overdue, and was killed", slog.Int("partition", p.Number))
-		case <-time.After(time.Until(trust) - s.lead/2):
-			trust = trust.Add(s.runner.ttl) // once is enough
-			_ = keeper.Process.Kill()
-			s.runner.log.Warn("keeper is late, and was killed", slog.Int("partition", p.Number))
+			s.kill(keeper, p)
 		}
 	}
 	s.mu.Lock()
@@ -106,6 +105,12 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 		return exitNotOwned, nil
 	}
 	return keeper.ProcessState.ExitCode(), nil
+}
+
+// kill kills a keeper that did not kill in time. What it leaves is killed then.
+func (s *supervisor) kill(keeper *exec.Cmd, p pgleases.Partition) {
+	_ = keeper.Process.Kill()
+	s.runner.log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.lease), slog.Int("partition", p.Number))
 }
 
 // start starts the keeper, which starts the program.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -40,7 +41,7 @@ func main() {
 	e := exit{code: exitFailed, err: err}
 	errors.As(err, &e)
 	if e.err != nil {
-		fmt.Fprintln(os.Stderr, "pgleases:", e.err)
+		fmt.Fprintln(os.Stderr, "pgleases:", strings.TrimPrefix(e.err.Error(), "pgleases: "))
 	}
 	os.Exit(e.code)
 }
@@ -53,7 +54,6 @@ func newRoot() *cobra.Command {
 		Long: `Leases on PostgreSQL, from a shell.
 
 The database is the one of --database, else of the variable DATABASE_URL, else of the PG* variables that psql reads.`,
-		Args:          cobra.NoArgs,
 		SilenceErrors: true, // main tells them
 		SilenceUsage:  true,
 	}

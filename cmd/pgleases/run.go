@@ -301,7 +301,7 @@ func (r *runner) othersHaveIt(ctx context.Context, id string) error {
 	defer conn.Close(context.WithoutCancel(ctx))
 	schema := pgx.Identifier{r.schema}.Sanitize()
 	query := fmt.Sprintf(`SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client <> $2) >= count(*)
-	       AND NOT coalesce(bool_or(owner IS NULL OR owner = $2 OR moving_to = $2), true)
+	       AND bool_and(owner <> $2 AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
 	FROM %[1]s.status WHERE lease = $1`, schema)
 	for {
 		var others bool

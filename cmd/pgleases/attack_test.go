@@ -1,0 +1,184 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// envFaults is how many faults the attack makes, 15 by default. Two hundred take some five minutes.
+const envFaults = "PGLEASES_RUN_TEST_FAULTS"
+
+const (
+	attackTTL        = time.Second
+	attackPartitions = 4
+	attackMembers    = 3
+
+	// Longer than a program may be missing, after a fault has ended: the TTL, the start of a client that was killed, and some
+	// seconds for a machine that has other things to do.
+	attackPatience = attackTTL + 5*time.Second
+)
+
+// A member is a pgleases under attack, with its own way to the database.
+type member struct {
+	*command
+	way *proxy
+}
+
+// A fault breaks a member. What it returns mends it.
+type fault struct {
+	name string
+	do   func(t *testing.T, m *member, restart func()) (mend func())
+}
+
+var faults = []fault{
+	{"kill -9 of the supervisor", func(t *testing.T, m *member, restart func()) func() {
+		m.signal(syscall.SIGKILL)
+		return restart
+	}},
+	{"the supervisor stops, and goes on", func(t *testing.T, m *member, _ func()) func() {
+		m.signal(syscall.SIGSTOP)
+		return func() { m.signal(syscall.SIGCONT) }
+	}},
+	{"a keeper is killed", func(t *testing.T, m *member, _ func()) func() {
+		for _, keeper := range childrenOf(m.Process.Pid)[:1] {
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}
+		return func() {}
+	}},
+	{"the keepers stop while the database does not answer", func(t *testing.T, m *member, _ func()) func() {
+		keepers := childrenOf(m.Process.Pid)
+		for _, keeper := range keepers {
+			_ = syscall.Kill(keeper, syscall.SIGSTOP)
+		}
+		m.way.set(false, true)
+		return func() { m.way.set(false, false) }
+	}},
+	{"the database does not answer", func(t *testing.T, m *member, _ func()) func() {
+		m.way.set(false, true)
+		return func() { m.way.set(false, false) }
+	}},
+	{"connections are cut", func(t *testing.T, m *member, _ func()) func() {
+		m.way.set(false, false)
+		return func() {}
+	}},
+	{"the database is away", func(t *testing.T, m *member, _ func()) func() {
+		m.way.set(true, false)
+		return func() { m.way.set(false, false) }
+	}},
+	{"asked to end, and started again", func(t *testing.T, m *member, restart func()) func() {
+		m.signal(syscall.SIGTERM)
+		return restart
+	}},
+}
+
+// Each fault lasts longer than the TTL, so that others take over what the member has. The programs ignore SIGTERM and have orphans.
+func TestNoTwoProgramsOfAPartitionRunAtOnceUnderFaults(t *testing.T) {
+	number := 15
+	if text := os.Getenv(envFaults); text != "" {
+		var err error
+		if number, err = strconv.Atoi(text); err != nil || number < 1 {
+			t.Fatalf("%s=%q: give a number of faults", envFaults, text)
+		}
+	}
+	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
+	members := make([]*member, attackMembers)
+	start := func(i int) {
+		way := newProxy(t, url)
+		members[i] = &member{runProgram(t, dir, modeFamily, databaseEnv(way.url), "attacked", "-n", strconv.Itoa(attackPartitions),
+			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i)), way}
+	}
+	// settled waits until each partition has a program that lives after that time, and each member has a keeper.
+	settled := func(after time.Duration) {
+		t.Helper()
+		await(t, "a program for each partition and a keeper for each member", func() bool {
+			for _, m := range members {
+				if len(childrenOf(m.Process.Pid)) == 0 {
+					return false
+				}
+			}
+			living := make(map[int]bool)
+			for _, r := range records(t, dir) {
+				if r.what == "lives" && r.at > after {
+					living[r.partition] = true
+				}
+			}
+			return len(living) == attackPartitions
+		})
+	}
+	for i := range members {
+		start(i)
+	}
+	settled(0)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	type away struct{ from, to time.Duration } // faults, during which programs may be missing
+	var faulty []away
+	made := make(map[string]int)
+	for n := 0; n < number; {
+		begin := boottime()
+		var mends []func()
+		broken := random.Perm(attackMembers)[:min(2, number-n)]
+		for _, i := range broken {
+			f := faults[n%len(faults)]
+			n++
+			made[f.name]++
+			mends = append(mends, f.do(t, members[i], func() { members[i].wait(); start(i) }))
+		}
+		time.Sleep(attackTTL + attackTTL/4) // a fault's length, not a wait for something
+		for _, mend := range mends {
+			mend()
+		}
+		mended := boottime()
+		t.Logf("%d faults: mended, members %v", n, broken)
+		settled(mended)
+		faulty = append(faulty, away{begin, mended})
+	}
+	took := boottime() - faulty[0].from
+
+	// The kernel's locks told each program whether another one was there. The clock must tell the same.
+	type life struct {
+		record
+		last time.Duration
+	}
+	var lives []*life
+	latest := make(map[int]*life)
+	seen := make(map[int]time.Duration)
+	var worst time.Duration
+	for _, r := range records(t, dir) {
+		if r.what == "overlaps" {
+			t.Errorf("partition %d: program %d began at %v, while another one was there", r.partition, r.pid, r.at)
+			continue
+		}
+		l := latest[r.partition]
+		if l == nil || l.pid != r.pid {
+			if l != nil && (r.at <= l.last || r.epoch < l.epoch) {
+				t.Errorf("partition %d: program %d of epoch %d began at %v; program %d of epoch %d lived until %v",
+					r.partition, r.pid, r.epoch, r.at, l.pid, l.epoch, l.last)
+			}
+			l = &life{record: r}
+			latest[r.partition] = l
+			lives = append(lives, l)
+		}
+		l.last = r.at
+		if before := seen[r.partition]; before > 0 && r.at-before > attackPatience {
+			t.Errorf("partition %d: no program for %v until %v", r.partition, r.at-before, r.at)
+		}
+		worst = max(worst, r.at-max(seen[r.partition], faulty[0].from))
+		seen[r.partition] = r.at
+	}
+	t.Logf("%d faults in %v: %v", number, took, made)
+	t.Logf("%d programs ran; the longest time that a partition was without one: %v", len(lives), worst)
+	if len(lives) < attackPartitions+number/4 {
+		t.Errorf("%d programs ran: the faults did not take hold", len(lives))
+	}
+}

@@ -1,0 +1,385 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// patience bounds what a test waits for. It is reached only where that never comes.
+const patience = time.Minute
+
+// built is the command as users have it.
+var built string
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envDir) != "" {
+		program()
+		return
+	}
+	flag.Parse()
+	dir, err := os.MkdirTemp("", "pgleases-run-")
+	code := 1
+	if err == nil {
+		built = filepath.Join(dir, "pgleases")
+		var out []byte
+		if out, err = exec.Command("go", "build", "-o", built, ".").CombinedOutput(); err == nil {
+			code = m.Run()
+		}
+		err = errors.Join(err, os.RemoveAll(dir))
+		if len(out) > 0 {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// The program that the tests run under leases is this test's own binary. It writes to a folder what it sees.
+const (
+	envDir  = "PGLEASES_RUN_TEST_DIR"
+	envMode = "PGLEASES_RUN_TEST_MODE"
+
+	modeSlow     = "slow"     // takes slowEnd from SIGTERM to its end
+	modeStubborn = "stubborn" // ignores SIGTERM
+	modeFamily   = "family"   // ignores SIGTERM, and has an orphan of another session
+
+	slowEnd = 3 * time.Second
+)
+
+// program holds an exclusive lock on a file for its partition, which the kernel releases when it, and all who inherited it, are gone. So
+// that another one of the partition has it tells exactly that the two ran at once. It also writes when it was alive.
+func program() {
+	partition := os.Getenv("PGLEASES_PARTITION")
+	log, err := os.OpenFile(filepath.Join(os.Getenv(envDir), "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	check(err)
+	write := func(what string) {
+		_, err := fmt.Fprintf(log, "%s %d %s %s %d\n", partition, os.Getpid(), os.Getenv("PGLEASES_EPOCH"), what, boottime())
+		check(err)
+	}
+	lock, err := os.OpenFile(lockFile(os.Getenv(envDir), partition), os.O_CREATE|os.O_RDWR, 0o600)
+	check(err)
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		write("overlaps")
+		os.Exit(1)
+	}
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM)
+	mode := os.Getenv(envMode)
+	if mode == modeFamily {
+		shell := exec.Command("sh", "-c", "setsid sleep 1000 &") // it ends, so the sleep is an orphan
+		shell.ExtraFiles = []*os.File{lock}
+		check(shell.Run())
+	}
+	write("begins")
+	alive := time.NewTicker(10 * time.Millisecond)
+	var end <-chan time.Time
+	for {
+		select {
+		case <-alive.C:
+			write("lives")
+		case <-terminated:
+			write("terminated")
+			switch mode {
+			case modeSlow:
+				end = time.After(slowEnd)
+			case modeStubborn, modeFamily:
+			default:
+				write("ends")
+				return
+			}
+		case <-end:
+			write("ends")
+			return
+		}
+	}
+}
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "program:", err)
+		os.Exit(99)
+	}
+}
+
+func lockFile(dir, partition string) string { return filepath.Join(dir, "lock-"+partition) }
+
+// A record is a line of the programs' log.
+type record struct {
+	partition, pid int
+	epoch          int64
+	what           string
+	at             time.Duration // boottime
+}
+
+// records returns what the programs wrote.
+func records(t *testing.T, dir string) (all []record) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "log"))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text[:bytes.LastIndexByte(text, '\n')+1]))
+	for lines.Scan() {
+		var r record
+		if _, err := fmt.Sscan(lines.Text(), &r.partition, &r.pid, &r.epoch, &r.what, &r.at); err != nil {
+			t.Fatalf("%q: %v", lines.Text(), err)
+		}
+		all = append(all, r)
+	}
+	return all
+}
+
+// await waits for something that nobody tells of.
+func await(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for late := time.After(patience); !is(); {
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// awaitRecord waits for a record after that time, and returns it.
+func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of func(record) bool) (found record) {
+	t.Helper()
+	await(t, what, func() bool {
+		for _, r := range records(t, dir) {
+			if r.at > after && r.what == what && (of == nil || of(r)) {
+				found = r
+				return true
+			}
+		}
+		return false
+	})
+	return found
+}
+
+// isFree reports whether nothing is left of the program of a partition.
+func isFree(t *testing.T, dir string, partition int) bool {
+	t.Helper()
+	lock, err := os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
+}
+
+// A command is a pgleases that runs.
+type command struct {
+	*exec.Cmd
+	t      *testing.T
+	output *buffer
+	ended  chan struct{}
+}
+
+type buffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+
+// run starts pgleases. It is killed, with what it runs, when the test ends.
+func run(t *testing.T, env []string, args ...string) *command {
+	t.Helper()
+	c := &command{Cmd: exec.Command(built, args...), t: t, output: new(buffer), ended: make(chan struct{})}
+	c.Env = append(os.Environ(), env...)
+	r, w, err := os.Pipe() // of our own: Wait waits not for others who have it
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Stdout, c.Stderr = w, w
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	go func() {
+		_, _ = io.Copy(c.output, r)
+		r.Close()
+		_ = c.Wait()
+		close(c.ended)
+	}()
+	t.Cleanup(func() {
+		_ = c.Process.Signal(syscall.SIGKILL)
+		c.wait()
+		if t.Failed() {
+			t.Logf("pgleases %s:\n%s", strings.Join(args, " "), c.output.String())
+		}
+	})
+	return c
+}
+
+// runProgram starts pgleases with this test's program.
+func runProgram(t *testing.T, dir, mode string, env []string, args ...string) *command {
+	t.Helper()
+	env = append([]string{envDir + "=" + dir, envMode + "=" + mode}, env...)
+	return run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
+}
+
+// wait waits for its end, and of all that has its output, and returns its exit code, -1 after a signal.
+func (c *command) wait() int {
+	c.t.Helper()
+	select {
+	case <-c.ended:
+	case <-time.After(patience):
+		c.t.Errorf("pgleases does not end: %s", c.output.String())
+		return -2
+	}
+	return c.ProcessState.ExitCode()
+}
+
+func (c *command) signal(sig syscall.Signal) {
+	c.t.Helper()
+	if err := c.Process.Signal(sig); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// childrenOf returns the living children of a process.
+func childrenOf(pid int) (children []int) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, name := range stats {
+		stat, err := os.ReadFile(name)
+		if err != nil {
+			continue
+		}
+		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+		if fields[1] == strconv.Itoa(pid) && fields[0] != "Z" {
+			child, _ := strconv.Atoi(strings.Split(name, "/")[2])
+			children = append(children, child)
+		}
+	}
+	return children
+}
+
+// A proxy is a way to the database that can be cut.
+type proxy struct {
+	url, upstream string
+	listener      net.Listener
+
+	mu     sync.Mutex // guards the rest
+	conns  map[net.Conn]bool
+	away   bool // nobody gets through
+	frozen bool // bytes are lost, and nobody is told
+}
+
+func newProxy(t *testing.T, databaseURL string) *proxy {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{upstream: u.Host, conns: make(map[net.Conn]bool)}
+	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	u.Host = p.listener.Addr().String()
+	p.url = u.String()
+	go p.serve()
+	t.Cleanup(func() {
+		p.listener.Close()
+		p.set(true, false)
+	})
+	return p
+}
+
+func (p *proxy) serve() {
+	for {
+		conn, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", p.upstream)
+			if err != nil || !p.keep(conn, server) {
+				return
+			}
+			go p.copy(conn, server)
+			p.copy(server, conn)
+		}()
+	}
+}
+
+func (p *proxy) keep(conns ...net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range conns {
+		if p.away {
+			conn.Close()
+			continue
+		}
+		p.conns[conn] = true
+	}
+	return !p.away
+}
+
+func (p *proxy) copy(to, from net.Conn) {
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		frozen := p.frozen
+		p.mu.Unlock()
+		if frozen {
+			continue
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// set makes the database be away, or the connections frozen. All connections break, unless they are to be frozen.
+func (p *proxy) set(away, frozen bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.away, p.frozen = away, frozen
+	if !frozen {
+		for conn := range p.conns {
+			conn.Close()
+		}
+		clear(p.conns)
+	}
+}

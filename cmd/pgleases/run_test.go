@@ -1,0 +1,266 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func databaseEnv(url string) []string { return []string{"DATABASE_URL=" + url} }
+
+func TestOnceTheExitCodeIsTheProgramsAndItsEnvironmentNamesTheOwnership(t *testing.T) {
+	t.Parallel()
+	env := databaseEnv(pgtest.MigratedDatabase(t))
+	c := run(t, env, "run", "codes", "--once", "--", "sh", "-c", `echo "$PGLEASES_LEASE/$PGLEASES_PARTITION/$PGLEASES_PARTITIONS/$PGLEASES_EPOCH"; exit 7`)
+	if code := c.wait(); code != 7 || !regexp.MustCompile(`(?m)^codes/0/1/[1-9][0-9]*$`).MatchString(c.output.String()) {
+		t.Errorf("exit code %d, want 7; output %q", code, c.output.String())
+	}
+	for script, want := range map[string]int{"exit 0": 0, "kill -9 $$": 128 + 9, "exit 75": 75} {
+		if code := run(t, env, "run", "codes", "--once", "--", "sh", "-c", script).wait(); code != want {
+			t.Errorf("%s: exit code %d, want %d", script, code, want)
+		}
+	}
+}
+
+func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
+	t.Parallel()
+	env := databaseEnv(pgtest.MigratedDatabase(t))
+	if code := run(t, env, "run", "counted", "--once", "--", "true").wait(); code != 0 {
+		t.Fatal("exit code", code)
+	}
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args string
+		code int
+		want string
+	}{
+		{"run", 125, "the lease is missing: pgleases run LEASE -- PROGRAM"},
+		{"run -- true", 125, "the lease is missing"},
+		{"run one", 125, "the program is missing: pgleases run one -- PROGRAM"},
+		{"run one true", 125, `"true" is neither the lease nor behind --`},
+		{"run one two -- true", 125, `"two" is neither the lease nor behind --`},
+		{"run one --grace -1s -- true", 125, "--grace -1s is negative: give 0 or more"},
+		{"run one --ttl 1ms -- true", 125, "TTL 1ms is out of range: 1s to 10m0s"},
+		{"run one --wait 0s -- true", 125, "--wait 0s: give a time above 0, or --try"},
+		{"run one --wait 1s --try -- true", 125, "--try and --wait: give one of them"},
+		{"run one --once -n 2 -- true", 125, "use -n 1"},
+		{"run one -n 0 -- true", 125, "0 partitions is out of range: 1 to 65536"},
+		{"run one --nonsense -- true", 125, "unknown flag: --nonsense"},
+		{"run counted -n 2 -- true", 125, "Give that number with -n"},
+		{"run one -- /no/such/program", 127, "give a program in PATH"},
+		{"run one -- " + plain, 126, "is it executable?"},
+		{"run one --database postgres://127.0.0.1:1/none -- true", 125, "Set --database, DATABASE_URL or the PG* variables"},
+		{"nonsense", 125, `unknown command "nonsense"`},
+	} {
+		c := run(t, env, strings.Fields(test.args)...)
+		if code := c.wait(); code != test.code || !strings.Contains(c.output.String(), test.want) {
+			t.Errorf("%s: exit code %d, want %d; told %q, want %q", test.args, code, test.code, c.output.String(), test.want)
+		}
+	}
+}
+
+func TestTryAndWaitEndWhereAnotherHasIt(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), databaseEnv(pgtest.MigratedDatabase(t))
+	holder := runProgram(t, dir, "", env, "tried", "--ttl", "5m")
+	awaitRecord(t, dir, 0, "begins", nil)
+	for _, flags := range []string{"--try", "--wait=300ms"} { // with that TTL they would wait for minutes
+		c := run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
+		if code := c.wait(); code != 75 || !strings.Contains(c.output.String(), `lease "tried": others have it`) {
+			t.Errorf("%s: exit code %d, want 75; output %q", flags, code, c.output.String())
+		}
+	}
+	holder.signal(syscall.SIGTERM)
+	if code := holder.wait(); code != 128+15 {
+		t.Errorf("exit code %d after SIGTERM, want 143", code)
+	}
+	for _, flags := range []string{"--try", "--wait=1m"} {
+		c := run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
+		if code := c.wait(); code != 0 || !strings.Contains(c.output.String(), "ran") {
+			t.Errorf("%s on a free lease: exit code %d, want 0; output %q", flags, code, c.output.String())
+		}
+	}
+}
+
+func TestAProgramIsStartedAgainLaterEachTime(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), databaseEnv(pgtest.MigratedDatabase(t))
+	log := filepath.Join(dir, "starts")
+	run(t, env, "run", "again", "--", "sh", "-c", `cut -d' ' -f1 /proc/uptime >>`+log)
+	var starts []string
+	await(t, "five starts", func() bool {
+		text, _ := os.ReadFile(log)
+		starts = strings.Fields(string(text))
+		return len(starts) >= 5
+	})
+	var at [5]float64
+	for i := range at {
+		if _, err := fmt.Sscan(starts[i], &at[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, least := range []float64{0.1, 0.2, 0.4, 0.8} {
+		if pause := at[i+1] - at[i]; pause < least-0.01 { // uptime has hundredths
+			t.Errorf("start %d came %.2f s after the one before, want %.1f s at least", i+1, pause, least)
+		}
+	}
+}
+
+// The TTL is far longer than the test: the next one owns it only by a hand-over.
+func TestAHandOverWaitsForTheProgramsEnd(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		mode, ttl, grace string
+		last             string // what the program writes last
+	}{
+		{"", "5m", "1m", "ends"},
+		{modeSlow, "1s", "1m", "ends"}, // for longer than its TTL: it stays the owner
+		{modeStubborn, "5m", "200ms", "lives"},
+		{modeFamily, "5m", "200ms", "lives"},
+	} {
+		t.Run("program "+test.mode, func(t *testing.T) {
+			t.Parallel()
+			dir, env := t.TempDir(), databaseEnv(pgtest.MigratedDatabase(t))
+			first := runProgram(t, dir, test.mode, env, "handed", "--ttl", test.ttl, "--grace", test.grace)
+			began := awaitRecord(t, dir, 0, "begins", nil)
+			runProgram(t, dir, "", env, "handed", "--ttl", test.ttl)
+			first.signal(syscall.SIGTERM)
+			awaitRecord(t, dir, began.at, "begins", nil)
+			if code := first.wait(); code != 128+15 {
+				t.Errorf("exit code %d, want 143", code)
+			}
+			all := records(t, dir)
+			told := false
+			for i, r := range all {
+				told = told || r.what == "terminated"
+				switch {
+				case r.what == "overlaps":
+					t.Errorf("the next program began while the first was there")
+				case r.pid != began.pid && all[i-1].pid == began.pid && (all[i-1].what != test.last || !told):
+					t.Errorf("the first program's last word was %q (SIGTERM before: %v), want %q", all[i-1].what, told, test.last)
+				}
+			}
+		})
+	}
+}
+
+func TestASecondSignalDoesNotWaitForTheGrace(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), databaseEnv(pgtest.MigratedDatabase(t))
+	c := runProgram(t, dir, modeStubborn, env, "twice", "--grace", "1h", "--ttl", "5m")
+	awaitRecord(t, dir, 0, "begins", nil)
+	c.signal(syscall.SIGINT)
+	awaitRecord(t, dir, 0, "terminated", nil)
+	c.signal(syscall.SIGINT)
+	if code := c.wait(); code != 128+2 {
+		t.Errorf("exit code %d, want 130", code)
+	}
+}
+
+// The TTL is far longer than the test: no deadline kills the program, the death of its guardians does.
+func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, mode string
+		kill       func(t *testing.T, supervisor *command, keeper int)
+	}{
+		{"the supervisor is killed", modeFamily, func(t *testing.T, supervisor *command, _ int) {
+			supervisor.signal(syscall.SIGKILL)
+		}},
+		{"the keeper is killed", modeFamily, func(t *testing.T, _ *command, keeper int) {
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}},
+		{"the supervisor is stopped and the keeper killed", modeStubborn, func(t *testing.T, supervisor *command, keeper int) {
+			supervisor.signal(syscall.SIGSTOP)
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}},
+		{"both are killed", modeStubborn, func(t *testing.T, supervisor *command, keeper int) {
+			_ = syscall.Kill(keeper, syscall.SIGSTOP)
+			supervisor.signal(syscall.SIGKILL)
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}},
+		{"the program ends", modeFamily, func(t *testing.T, _ *command, keeper int) {
+			_ = syscall.Kill(childrenOf(keeper)[0], syscall.SIGKILL)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			dir, env := t.TempDir(), databaseEnv(pgtest.MigratedDatabase(t))
+			c := runProgram(t, dir, test.mode, env, "guarded", "--ttl", "5m", "--grace", "1h")
+			began := awaitRecord(t, dir, 0, "begins", nil)
+			keepers := childrenOf(c.Process.Pid)
+			if len(keepers) != 1 || len(childrenOf(keepers[0])) == 0 || isFree(t, dir, 0) {
+				t.Fatalf("keepers %v: want one that has the program", keepers)
+			}
+			test.kill(t, c, keepers[0])
+			await(t, "all is gone, or another one has begun", func() bool {
+				for _, r := range records(t, dir) {
+					if r.pid != began.pid {
+						return true
+					}
+				}
+				return isFree(t, dir, 0)
+			})
+			for _, r := range records(t, dir) {
+				if r.what == "overlaps" {
+					t.Error("another one began while something of the first was there")
+				}
+			}
+		})
+	}
+}
+
+// Where the trust ends, the program has ended before, whoever of the two that watch it still can.
+func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		stop func(t *testing.T, supervisor *command, keeper int, way *proxy)
+	}{
+		{"the supervisor is stopped", func(t *testing.T, supervisor *command, _ int, _ *proxy) {
+			supervisor.signal(syscall.SIGSTOP)
+		}},
+		{"the database does not answer", func(t *testing.T, _ *command, _ int, way *proxy) {
+			way.set(false, true)
+		}},
+		{"the database is away", func(t *testing.T, _ *command, _ int, way *proxy) {
+			way.set(true, false)
+		}},
+		{"the database does not answer and the keeper is stopped", func(t *testing.T, _ *command, keeper int, way *proxy) {
+			way.set(false, true)
+			_ = syscall.Kill(keeper, syscall.SIGSTOP)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			const ttl = 2 * time.Second
+			dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
+			way := newProxy(t, url)
+			c := runProgram(t, dir, modeFamily, databaseEnv(way.url), "trusted", "--ttl", ttl.String(), "--grace", "1h")
+			began := awaitRecord(t, dir, 0, "begins", nil)
+			stopped := boottime()
+			test.stop(t, c, childrenOf(c.Process.Pid)[0], way)
+			await(t, "all is gone", func() bool { return isFree(t, dir, 0) })
+			gone := boottime()
+			if left := ttl - ttl/20 - (gone - stopped); left < 0 {
+				t.Errorf("it was gone %v after the latest end of the trust", -left)
+			} else {
+				t.Logf("gone %v before the latest end of the trust", left)
+			}
+			runProgram(t, dir, "", databaseEnv(url), "trusted", "--ttl", ttl.String())
+			awaitRecord(t, dir, gone, "begins", func(r record) bool { return r.pid != began.pid })
+		})
+	}
+}
