@@ -1,0 +1,51 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+const page = "../../docs/cli.md"
+
+var write = flag.Bool("write", false, "write "+page+" anew")
+
+func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
+	text := bytes.NewBufferString("# The command pgleases\n\n" +
+		"Made from the command's own help, `pgleases help`, by `cd cmd/pgleases && go test -run Page -write .`\n\n")
+	root := newRoot()
+	root.DisableAutoGenTag = true
+	root.InitDefaultCompletionCmd()
+	var describe func(cmd *cobra.Command)
+	describe = func(cmd *cobra.Command) {
+		err := doc.GenMarkdownCustom(cmd, text, func(file string) string {
+			return "#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, sub := range cmd.Commands() {
+			if !sub.Hidden && sub.Name() != "help" {
+				describe(sub)
+			}
+		}
+	}
+	describe(root)
+	if *write {
+		if err := os.WriteFile(page, text.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(now, text.Bytes()) {
+		t.Errorf("%s is not what the command's help says: go test -run Page -write .", page)
+	}
+}
