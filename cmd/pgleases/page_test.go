@@ -24,7 +24,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 	var describe func(cmd *cobra.Command)
 	describe = func(cmd *cobra.Command) {
 		err := doc.GenMarkdownCustom(cmd, text, func(file string) string {
-			return "#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
+			return "cli.md#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
 		})
 		if err != nil {
 			t.Fatal(err)
