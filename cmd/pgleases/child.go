@@ -142,12 +142,12 @@ func (s *supervisor) start(orders *os.File, p pgleases.Partition) (*exec.Cmd, er
 
 // killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper ended in order nothing is.
 func (s *supervisor) killOrphans() error {
-	for {
+	for again := killAgain; ; again = min(2*again, lookAtLeast) {
 		left, err := s.killOrphansOnce()
 		if err != nil || !left {
 			return err
 		}
-		time.Sleep(5 * time.Millisecond) // until what was killed is gone; nobody tells of another's child
+		time.Sleep(again)
 	}
 }
 

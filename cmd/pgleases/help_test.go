@@ -274,19 +274,27 @@ func (c *command) signal(sig syscall.Signal) {
 
 // childrenOf returns the living children of a process.
 func childrenOf(pid int) (children []int) {
-	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-	for _, name := range stats {
-		stat, err := os.ReadFile(name)
-		if err != nil {
-			continue
-		}
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if fields[1] == strconv.Itoa(pid) && fields[0] != "Z" {
-			child, _ := strconv.Atoi(strings.Split(name, "/")[2])
+	names, _ := filepath.Glob("/proc/[0-9]*")
+	for _, name := range names {
+		child, _ := strconv.Atoi(filepath.Base(name))
+		if parentOf(child) == pid {
 			children = append(children, child)
 		}
 	}
 	return children
+}
+
+// parentOf returns the parent of a living process, 0 where it is not alive.
+func parentOf(pid int) (parent int) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if fields[0] != "Z" {
+		parent, _ = strconv.Atoi(fields[1])
+	}
+	return parent
 }
 
 // A proxy is a way to the database that can be cut.

@@ -22,7 +22,7 @@ const (
 
 	// A machine that slept moves no timer, but the clock: the longest time between two looks at it.
 	lookAtLeast = 250 * time.Millisecond
-	// Between two looks for what is left of what was killed.
+	// Between the first two looks for what is left of what was killed. It doubles: there are processes that cannot be killed.
 	killAgain = 5 * time.Millisecond
 )
 
@@ -41,6 +41,7 @@ type keeper struct {
 	toEnd    bool          // it is to end
 	toKill   bool          // all is to be killed
 	killAt   time.Duration // boottime, when the grace is over; 0: no SIGTERM was sent
+	again    time.Duration // from this SIGKILL to the next
 	unowned  bool          // it was made to end
 	children chan os.Signal
 }
@@ -115,7 +116,8 @@ func (k *keeper) act(now time.Duration) (wake time.Duration, err error) {
 	k.unowned = k.unowned || !k.ended && (k.toEnd || k.toKill)
 	switch {
 	case k.toKill || k.ended: // also what it left running
-		return now + killAgain, k.kill()
+		k.again = min(max(2*k.again, killAgain), lookAtLeast)
+		return now + k.again, k.kill()
 	case !k.toEnd:
 		return end, nil
 	case k.killAt == 0:

@@ -39,7 +39,8 @@ How the program ends:
   - When the partition is wanted elsewhere, or this command is asked to end: SIGTERM to the program's process group, SIGKILL to all that came
     of the program after --grace, and the partition is handed over when all of it is gone. It stays owned meanwhile, as long as that takes.
   - When the database does not answer: SIGTERM 3/20 of the TTL before trust in the ownership ends, SIGKILL a twentieth of the TTL before (at
-    least 100 ms). No other client takes over before trust has ended. An outage that is shorter than TTL/3 costs nothing.
+    least 100 ms). No other client takes over before trust has ended, a twentieth of the TTL before its end. An outage that is shorter than a fifth of the
+    TTL costs nothing, where that is 2 s or more: with --ttl 30s the database may restart for 6 s.
   - When this command dies, also by SIGKILL: SIGKILL at once. When it is stopped (SIGSTOP): as when the database does not answer.
   - When the program's own first process has ended: SIGKILL at once to all that it left running. So have it stay in the foreground.
 

@@ -204,6 +204,7 @@ func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
 			if len(keepers) != 1 || len(childrenOf(keepers[0])) == 0 || isFree(t, dir, 0) {
 				t.Fatalf("keepers %v: want one that has the program", keepers)
 			}
+			killed := boottime()
 			test.kill(t, c, keepers[0])
 			await(t, "all is gone, or another one has begun", func() bool {
 				for _, r := range records(t, dir) {
@@ -213,6 +214,7 @@ func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
 				}
 				return isFree(t, dir, 0)
 			})
+			t.Logf("all is gone after %v", boottime()-killed)
 			for _, r := range records(t, dir) {
 				if r.what == "overlaps" {
 					t.Error("another one began while something of the first was there")
@@ -262,5 +264,60 @@ func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
 			runProgram(t, dir, "", databaseEnv(url), "trusted", "--ttl", ttl.String())
 			awaitRecord(t, dir, gone, "begins", func(r record) bool { return r.pid != began.pid })
 		})
+	}
+}
+
+func TestAShortOutageCostsNothing(t *testing.T) {
+	t.Parallel()
+	const ttl = 5 * time.Second
+	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
+	way := newProxy(t, url)
+	runProgram(t, dir, "", databaseEnv(way.url), "short", "--ttl", ttl.String())
+	began := awaitRecord(t, dir, 0, "begins", nil)
+	away := boottime()
+	way.set(true, false)
+	time.Sleep(ttl / 5) // the outage's length, not a wait for something
+	way.set(false, false)
+	awaitRecord(t, dir, away+ttl+ttl/4, "lives", func(r record) bool { return r.pid == began.pid })
+	for _, r := range records(t, dir) {
+		if r.pid != began.pid || r.what == "terminated" {
+			t.Fatalf("program %d %s: want nothing but the life of program %d", r.pid, r.what, began.pid)
+		}
+	}
+}
+
+func TestManyPartitionsHaveAProgramEach(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), databaseEnv(pgtest.MigratedDatabase(t))
+	for range 2 {
+		runProgram(t, dir, "", env, "many", "-n", "6", "--ttl", "5m")
+	}
+	await(t, "three programs under each of two supervisors", func() bool {
+		living := make(map[int]int)
+		ended := make(map[int]bool)
+		for _, r := range records(t, dir) {
+			living[r.partition] = r.pid
+			ended[r.pid] = r.what == "ends"
+		}
+		parents := make(map[int]int)
+		for _, pid := range living {
+			if !ended[pid] {
+				parents[parentOf(parentOf(pid))]++
+			}
+		}
+		if len(parents) != 2 {
+			return false
+		}
+		for _, n := range parents {
+			if n != 3 {
+				return false
+			}
+		}
+		return true
+	})
+	for _, r := range records(t, dir) {
+		if r.what == "overlaps" {
+			t.Error("two programs of a partition ran at once")
+		}
 	}
 }
