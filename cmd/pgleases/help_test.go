@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 		return
 	}
 	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
+		_ = flag.Set(f.Name, "8")
+	}
 	dir, err := os.MkdirTemp("", "pgleases-run-")
 	code := 1
 	if err == nil {
