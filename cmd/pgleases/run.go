@@ -44,7 +44,7 @@ How the program ends:
   - When this command dies, also by SIGKILL: SIGKILL at once. When it is stopped (SIGSTOP): as when the database does not answer.
   - When the program's own first process has ended: SIGKILL at once to all that it left running. So have it stay in the foreground.
 
-Each program has a keeper, a process of this same binary, which does the killing. On Linux it also finds processes that have left the process
+Each program has a keeper, a process of this same binary that takes some 3 MB, which does the killing. On Linux it also finds processes that have left the process
 group or were orphaned, and if it is killed itself, the program is killed by the kernel and this command kills the rest.
 
 SIGTERM, SIGINT and SIGHUP end this command as said above, with exit code 128 and the number of the signal; a second one does not wait

@@ -1,0 +1,102 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+// Its own tests kill and stop the command, and cut its connections. Here the server goes away for longer than programs may outlive.
+// The kernel tells each program whether another one of its partition, or what came of it, is still there.
+func TestProgramsUnderALeaseNeverOverlapWhileTheServerRestarts(t *testing.T) {
+	dir := t.TempDir()
+	command, log := filepath.Join(dir, "pgleases"), filepath.Join(dir, "log")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", command, ".")
+	build.Dir = "../cmd/pgleases"
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	server := pgserver.Private(t)
+	const program = `trap '' TERM
+exec 9>"lock-$PGLEASES_PARTITION"
+flock -n 9 || { echo overlap >>log; exit 1; }
+(setsid sleep 1000 &)
+while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; done`
+	for range 2 {
+		cmd := exec.Command(command, "run", "programs", "-n", "2", "--ttl", "1s", "--", "sh", "-c", program)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "DATABASE_URL="+server.URL())
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			_ = cmd.Process.Signal(syscall.SIGKILL)
+			_ = cmd.Wait()
+		})
+	}
+	text := func() string {
+		b, err := os.ReadFile(log)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	programs := make(map[string]bool)
+	bothRun := func() { // both partitions, after now
+		t.Helper()
+		before := len(text())
+		look := time.NewTicker(10 * time.Millisecond)
+		defer look.Stop()
+		for late := time.After(time.Minute); ; {
+			run := make(map[string]bool)
+			for line := range strings.Lines(text()[before:]) {
+				if fields := strings.Fields(line); len(fields) == 3 {
+					run[fields[0]], programs[fields[2]] = true, true
+				}
+			}
+			if len(run) == 2 {
+				return
+			}
+			select {
+			case <-look.C:
+			case <-late:
+				t.Fatalf("of two partitions, these run: %v", run)
+			}
+		}
+	}
+	bothRun()
+	const times = 6
+	for n := range times {
+		var err error
+		switch n % 3 {
+		case 0:
+			err = server.Down(t.Context(), pgserver.Fast)
+		case 1:
+			err = server.Down(t.Context(), pgserver.Immediate)
+		case 2:
+			err = server.Kill()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(1500 * time.Millisecond) // the outage's length, not a wait for something
+		if err := server.Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		bothRun()
+	}
+	if n := strings.Count(text(), "overlap"); n > 0 {
+		t.Errorf("%d programs began while another one of their partition was there", n)
+	}
+	if len(programs) < 2*(times+1) {
+		t.Errorf("%d programs ran, want two after each of %d outages", len(programs), times)
+	}
+}
