@@ -321,3 +321,16 @@ func TestManyPartitionsHaveAProgramEach(t *testing.T) {
 		}
 	}
 }
+
+func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	way := newProxy(t, pgtest.MigratedDatabase(t))
+	c := runProgram(t, dir, "", databaseEnv(way.url), "lost", "--once", "--ttl", "1s")
+	awaitRecord(t, dir, 0, "begins", nil)
+	way.set(true, false)
+	if code := c.wait(); code != 75 {
+		t.Errorf("exit code %d, want 75", code)
+	}
+	awaitRecord(t, dir, 0, "ends", nil) // it was asked to, in time
+}
