@@ -23,10 +23,10 @@ import (
 const runHelp = `Run a program under a lease: one process of it for each partition that this command owns, on all machines together.
 
 With one partition, the default, that is leader election: start the command on as many machines as you like, and the program runs on
-one of them. When that one stops, crashes, hangs or is cut off from the database, another one starts it.
+one of them. When that machine stops, crashes, freezes or is cut off from the database, another one starts it.
 
-The program is executed without a shell, in a process group of its own. When it ends it is started again, after 100 ms, doubling to 30 s;
-from the start again once it has run for a minute. It inherits stdout and stderr, and stdin if there is one partition and stdin is no
+The program is executed without a shell, in a process group of its own. When it ends, with whatever exit code, it is started again after
+100 ms, the next time after 200 ms, and so on up to 30 s; once it has run for a minute, after 100 ms again. It inherits stdout and stderr, and stdin if there is one partition and stdin is no
 terminal. Its environment has these besides:
 
     PGLEASES_LEASE       the lease's name
@@ -39,8 +39,8 @@ How the program ends:
   - When the partition is wanted elsewhere, or this command is asked to end: SIGTERM to the program's process group, SIGKILL to all that came
     of the program after --grace, and the partition is handed over when all of it is gone. It stays owned meanwhile, as long as that takes.
   - When the database does not answer: SIGTERM 3/20 of the TTL before trust in the ownership ends, SIGKILL a twentieth of the TTL before (at
-    least 100 ms). No other client takes over before trust has ended, a twentieth of the TTL before its end. An outage that is shorter than a fifth of the
-    TTL costs nothing, where that is 2 s or more: with --ttl 30s the database may restart for 6 s.
+    least 100 ms). No other client takes over before trust has ended. An outage costs nothing that is shorter than a fifth of the TTL, with a
+    TTL of 2 s or more: with --ttl 30s the database may restart for 6 s.
   - When this command dies, also by SIGKILL: SIGKILL at once. When it is stopped (SIGSTOP): as when the database does not answer.
   - When the program's own first process has ended: SIGKILL at once to all that it left running. So have it stay in the foreground.
 
@@ -59,12 +59,13 @@ Exit codes:
     128  and the number of a signal: this command got it, or with --once the program died of it
     else with --once, the program's
 
-What is not covered. In these cases the program may run for a while beside its successor:
+What is not covered. In these cases the program may run for a while beside its successor, or, where it hangs, has none:
 
   - All is frozen together: a container, a virtual machine, a cgroup, a suspended machine. What is frozen cannot be killed; it is killed
     when it thaws.
   - This command and the keeper are stopped both; or killed both at once, where processes that the program started have not the kernel's
     care that the program itself has. (systemd's KillMode=control-group, and the end of a container, kill all.)
+  - A program that hangs: this command watches processes, not their work. It stays the owner. Have the program end itself.
   - What is not a descendant of the program: a container that it starts through a daemon, a job of at or of systemd-run, a session on
     another machine.
   - A process that may not be killed, being of another user (sudo), or cannot be, waiting in the kernel (a hung NFS). A hand-over waits
