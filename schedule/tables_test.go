@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"fmt"
+	"net/url"
 	"testing"
 	"time"
 
@@ -66,4 +67,35 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 		}
 		last = e.Until
 	}
+}
+
+// The sessions have the zone of a place: what the clocks of a rule's zone showed at the last tick is read as it was written.
+func TestTheZoneOfTheSessionDoesNotMatter(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	address, err := url.Parse(db.url)
+	ok(t, err)
+	settings := address.Query()
+	settings.Set("timezone", "Asia/Tokyo")
+	address.RawQuery = settings.Encode()
+	db.url = address.String()
+	w := newWorker(db)
+	expect(t, one[string](&database{t, db.url, w.pool}, "SELECT current_setting('timezone')"), "Asia/Tokyo", "the session's zone")
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	l.should = func(after, until time.Time) (ticks []time.Time) {
+		for t := after.Truncate(20 * time.Minute).Add(20 * time.Minute); !t.After(until); t = t.Add(20 * time.Minute) {
+			ticks = append(ticks, t)
+		}
+		return ticks
+	}
+	rule := schedule.Cron("*/20 0-22 * * *", "UTC") // not all 24 hours: local times count
+	ok(t, k.Add("close", args{}, rule))
+	w.run().has("close")
+	db.setClock(midnight.Add(20 * time.Minute))
+	l.settled(w.Scheduler)
+	ok(t, w.Pause(t.Context(), "close")) // writes the row as it was read
+	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	db.setClock(midnight.Add(40 * time.Minute))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }

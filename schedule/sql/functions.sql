@@ -9,11 +9,12 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestam
 LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
 
--- infinity is none in JSON. A local time goes as if it were one of UTC: a timestamp without a zone drops the zone when it comes.
+-- infinity is none in JSON. A local time goes as if it were one of UTC, whatever the session's zone: a timestamp without a zone drops the zone when it
+-- comes.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', s.cursor_local AT TIME ZONE 'UTC', 'clock', pgleases.schedule_clock());
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', (to_jsonb(s) ->> 'cursor_local') || 'Z', 'clock', pgleases.schedule_clock());
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
