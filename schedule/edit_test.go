@@ -244,3 +244,25 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	db.setClock(midnight.Add(5 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4, schedule.FateCancelled: 1})
 }
+
+// Arguments that are null in JSON are arguments: none at all, and the nil of maps, slices and pointers.
+func TestArgumentsThatAreNull(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[map[string]int]) error {
+		if r.Args != nil {
+			t.Errorf("the arguments are %v, not nil", r.Args)
+		}
+		_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Name, r.At, r.Epoch)
+		return err
+	})
+	l := newLedger(db, "close")
+	for range 2 {
+		ok(t, k.Put(t.Context(), "close", nil, hourly))
+	}
+	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}

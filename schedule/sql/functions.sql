@@ -146,6 +146,7 @@ BEGIN
     s.group_name := $1;
     s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2));
     s.due := coalesce(s.due, 'infinity');
+    s.args := coalesce(s.args, 'null'); -- that of JSON comes as that of SQL
     IF s.id = 0 THEN
         INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
         VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
