@@ -34,8 +34,8 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 		err = k.parse(r.Args)
 	}
 	if err != nil {
-		waits, again := err.Error(), now.Add(unknown)
-		d.Waits, d.Due = &waits, &again
+		again := now.Add(unknown)
+		d.Waits, d.Due = kept(err), &again
 		return d
 	}
 

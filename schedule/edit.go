@@ -61,7 +61,7 @@ type Entry struct {
 	Since, Until time.Time // it tells of the ticks after Since, up to Until. Of a run, Until is the tick
 	Ticks        int64     // how many
 	Fate         Fate
-	Error        string    // of a dead one
+	Error        string    // of a dead one; its first 64 KiB, with U+FFFD for each NUL
 	Epoch        int64     // under which it ran; 0: nothing ran
 	StartedAt    time.Time // zero: nothing ran
 	EndedAt      time.Time // when it was written

@@ -203,9 +203,18 @@ func (d *decision) end(f Fate, err error) {
 		d.Done = &d.run.At
 	}
 	if err != nil {
-		text := err.Error()
-		last.Error = &text
+		last.Error = kept(err)
 	}
+}
+
+// maxText is how many bytes of an error's text are kept.
+const maxText = 64 << 10
+
+// kept is the text of an error as the database can keep it: no NUL, and not of any length.
+func kept(err error) *string {
+	text := err.Error()
+	text = strings.ReplaceAll(text[:min(len(text), maxText)], "\x00", "\uFFFD")
+	return &text
 }
 
 // unchanged reports whether a step would change nothing.

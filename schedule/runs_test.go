@@ -29,7 +29,11 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		says    string
 		opts    []schedule.KindOption
 	}{
-		"an error":                 {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") }, "no paper", nil},
+		"an error":          {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") }, "no paper", nil},
+		"a text with a NUL": {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no\x00paper") }, "no\uFFFDpaper", nil},
+		"a text of many bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			return errors.New(strings.Repeat("no paper ", 10_000))
+		}, "no paper no paper", nil},
 		"a panic":                  {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire", nil},
 		"an error of the database": {send("SELECT 1/0"), "22012", nil},
 		"an error of the database, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -91,6 +95,8 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		l.expectFates(map[schedule.Fate]int64{schedule.FateDead: 1, schedule.FateDone: 1})
 		if e := l.entries[1]; e.Fate != schedule.FateDead || e.Error == "" || !strings.Contains(e.Error, fails[l.name].says) {
 			t.Errorf("%s: %s with error %q, which does not say %q", l.name, e.Fate, e.Error, fails[l.name].says)
+		} else if len(e.Error) > 64<<10 {
+			t.Errorf("%s: %d bytes of its error are kept", l.name, len(e.Error))
 		}
 	}
 }
