@@ -98,7 +98,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			if fates, err = r.supersede(have, now); err != nil {
 				return err
 			}
-			r.Anchor = now
+			r.Anchor, r.CursorLocal, r.WaitsSince = now, nil, nil // the cursor may lie ahead, where the clock was set back
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
@@ -108,7 +108,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 			}
 		} else {
 			r.Revision++
-			r.Waits, r.WaitsSince = nil, nil
+			r.Waits = nil // but for what it has waited it is not late
 		}
 		written, err := s.sendPut(ctx, tx, &r, fates)
 		if err != nil || written {

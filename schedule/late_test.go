@@ -216,3 +216,20 @@ func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 	}))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 2, schedule.FateDone: 1})
 }
+
+// While the clock is behind, a schedule in Tokyo becomes one in UTC: what the clocks of Tokyo showed at its last tick is none of that rule's.
+func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "Asia/Tokyo")))
+	w.run()
+	db.setClock(midnight.Add(time.Hour)) // 10:00 in Tokyo
+	l.settled(w.Scheduler)
+	db.setClock(midnight.Add(30 * time.Minute))
+	ok(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
+	db.setClock(midnight.Add(2 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+}

@@ -143,3 +143,30 @@ func TestBadInputIsRefused(t *testing.T) {
 	}
 	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "fine", "schedules")
 }
+
+// What was put right makes nothing late: the schedule has waited for that.
+func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.SweepEvery(50 * time.Millisecond) // it is due since long
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	put := func() error {
+		return books.Put(t.Context(), "close", args{1}, hourly, schedule.MissedAll, schedule.Grace(time.Minute))
+	}
+	ok(t, put())
+	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
+	l := newLedger(db, "close")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "it waits", func() bool {
+		s, err := w.Get(t.Context(), "close")
+		ok(t, err)
+		return s.Waits != ""
+	})
+	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
+	ok(t, put())
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50})
+	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50, schedule.FateMissed: 2})
+}
