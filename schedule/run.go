@@ -81,9 +81,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item) {
 		}
 		var pause time.Duration
 		switch {
-		case o.ctx.Err() != nil || errors.Is(err, pgleases.ErrNotOwner):
+		case o.ctx.Err() != nil || a.handler == nil && errors.Is(err, pgleases.ErrNotOwner):
 			return nil // the next owner does it
-		case moved(err):
+		case a.handler == nil && moved(err):
 			return nil // an edit came first, or it had been committed
 		case conflict(err) && conflicts < maxConflicts-1:
 			conflicts++

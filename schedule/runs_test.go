@@ -3,12 +3,15 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -34,6 +37,12 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		"a text of many bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
 			return errors.New(strings.Repeat("no paper ", 10_000))
 		}, "no paper no paper", nil},
+		"another lease's error": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			return fmt.Errorf("shipping: %w", pgleases.ErrNotOwner)
+		}, "shipping", nil},
+		"another cursor's error": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			return &pgconn.PgError{Code: "PS002", Message: "shipped"}
+		}, "shipped", nil},
 		"a panic":                  {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire", nil},
 		"an error of the database": {send("SELECT 1/0"), "22012", nil},
 		"an error of the database, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
