@@ -55,7 +55,10 @@ type kind struct {
 // registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
 func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	k := &kind{name: name}
-	k.parse = func(args json.RawMessage) error { return json.Unmarshal(args, new(Args)) }
+	k.parse = func(args json.RawMessage) (err error) {
+		defer caught(&err)
+		return json.Unmarshal(args, new(Args))
+	}
 	k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
 		run := Run[Args]{r.Name, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Partition, r.Epoch}
 		if err := json.Unmarshal(r.Args, &run.Args); err != nil {
@@ -72,14 +75,23 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 	return &Kind[Args]{s, k}
 }
 
-// call calls the handler of a kind. A panic is an error of it, as in no other run of the process anything is wrong.
-func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
-		}
+// call calls the handler of a kind, in a goroutine that it may end.
+func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
+	ended := make(chan error, 1)
+	go func() {
+		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
+		defer func() { ended <- err }()
+		defer caught(&err)
+		err = k.run(ctx, handlerTx{tx}, r)
 	}()
-	return k.run(ctx, handlerTx{tx}, r)
+	return <-ended
+}
+
+// caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
+func caught(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+	}
 }
 
 // handlerTx is the transaction as the handler has it: it cannot end it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,7 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		"a text of many bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
 			return errors.New(strings.Repeat("no paper ", 10_000))
 		}, "no paper no paper", nil},
+		"an end of its goroutine": {func(context.Context, pgx.Tx, schedule.Run[args]) error { runtime.Goexit(); return nil }, "runtime.Goexit", nil},
 		"another lease's error": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
 			return fmt.Errorf("shipping: %w", pgleases.ErrNotOwner)
 		}, "shipping", nil},

@@ -170,3 +170,26 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50, schedule.FateMissed: 2})
 }
+
+// brittle are arguments that panic when they are read.
+type brittle struct{}
+
+func (*brittle) UnmarshalJSON([]byte) error { panic("brit\x00tle") }
+
+// A panic in the application's reading of arguments stops nobody, and whatever its text is, it is shown.
+func TestArgumentsThatPanicWait(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	ok(t, schedule.InTx(w.Scheduler, "brittle", func(context.Context, pgx.Tx, schedule.Run[brittle]) error { return nil }).Put(t.Context(), "brittle", brittle{}, hourly))
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	l := newLedger(db, "close")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	until(t, "it waits", func() bool {
+		s, err := w.Get(t.Context(), "brittle")
+		ok(t, err)
+		return strings.Contains(s.Waits, "panic: brit\uFFFDtle")
+	})
+}
