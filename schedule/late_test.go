@@ -117,6 +117,7 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 		receive(t, "it runs", began)
 	}
 	db.setClock(midnight.Add(4 * time.Hour))
+	db.looked() // until the process knows when its runs end
 	close(end)
 	for _, l := range []*ledger{skip, buffer, all} {
 		l.settled(w.Scheduler)
@@ -231,5 +232,43 @@ func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 	db.setClock(midnight.Add(30 * time.Minute))
 	ok(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
 	db.setClock(midnight.Add(2 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+}
+
+// The clock is wrong by eight hours when a run ends: what it says then does not make the ticks of those hours skipped.
+func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	log := new(lines)
+	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w.Doubt(time.Minute)
+	began, end := make(chan struct{}, 10), make(chan struct{})
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		began <- struct{}{}
+		select {
+		case <-end:
+		case <-ctx.Done():
+		}
+		return effect(ctx, tx, r)
+	})
+	l := newLedger(db, "close")
+	l.should = func(after, until time.Time) (ticks []time.Time) {
+		for t := after.Truncate(40 * time.Second).Add(40 * time.Second); !t.After(until); t = t.Add(40 * time.Second) {
+			ticks = append(ticks, t)
+		}
+		return ticks
+	}
+	ok(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
+	w.run()
+	db.looked()
+	db.setClock(midnight.Add(40 * time.Second))
+	receive(t, "it runs", began)
+	db.setClock(midnight.Add(8 * time.Hour))
+	until(t, "it is doubted", func() bool { return log.count("has stepped") == 1 })
+	close(end)
+	until(t, "the run has ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	db.setClock(midnight.Add(40 * time.Second))
+	until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
+	db.setClock(midnight.Add(80 * time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }

@@ -231,12 +231,16 @@ func (p *planner) hear(told, sent, answered time.Time) bool {
 	return believed
 }
 
+// now is the database's time, as far as it is believed.
+func (p *planner) now() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.clock.at(time.Now())
+}
+
 // believes reports whether the database's time now is the expected. If not, it is looked at.
 func (p *planner) believes(told time.Time) bool {
-	p.mu.Lock()
-	expected := p.clock.at(time.Now())
-	p.mu.Unlock()
-	if told.Sub(expected).Abs() <= doubted {
+	if told.Sub(p.now()).Abs() <= doubted {
 		return true
 	}
 	p.look()

@@ -153,6 +153,8 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt, tries int
 	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
 	defer cancel()
 	a.handler = k.call(ctx, tx, told)
+	ended := p.now()
+	a.decided.RanUntil = &ended
 	switch status := tx.Conn().PgConn().TxStatus(); {
 	case context.Cause(ctx) == ErrTimeout && (a.handler != nil || tx.Conn().IsClosed()): // the context's end closes a connection in use
 		a.handler = timedOut{a.handler}

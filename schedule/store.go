@@ -65,6 +65,7 @@ type step struct {
 	Due         *time.Time `json:"due"`
 	Done        *time.Time `json:"done"`
 	RanFrom     *time.Time `json:"ran_from"`
+	RanUntil    *time.Time `json:"ran_until"`
 	Waits       *string    `json:"waits"`
 	Fates       []fate     `json:"fates"`
 }
