@@ -18,7 +18,7 @@ var processStart = time.Now()
 // heard takes the database's time from an answer to what was sent, and reports whether it is believed. A step is believed after a while.
 func (c *serverClock) heard(told, sent, answered time.Time, doubted time.Duration) bool {
 	middle := sent.Add(answered.Sub(sent) / 2)
-	ahead := told.Sub(processStart.Add(middle.Sub(processStart)))
+	ahead := told.Sub(undated(middle))
 	switch step := (ahead - c.ahead).Abs(); {
 	case !c.known || step <= time.Minute:
 	case c.doubt.IsZero() && doubted > 0:
@@ -32,4 +32,7 @@ func (c *serverClock) heard(told, sent, answered time.Time, doubted time.Duratio
 }
 
 // at returns the database's time at an instant of this host.
-func (c *serverClock) at(t time.Time) time.Time { return t.Add(c.ahead) }
+func (c *serverClock) at(t time.Time) time.Time { return undated(t).Add(c.ahead) }
+
+// undated is an instant of this host by what has passed since processStart: the host's date may have been set since.
+func undated(t time.Time) time.Time { return processStart.Add(t.Sub(processStart)) }

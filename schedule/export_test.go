@@ -2,6 +2,13 @@ package schedule
 
 import "time"
 
+// ServerTime is the database's time at an instant of this host, where it was told at another.
+func ServerTime(told, then, now time.Time) time.Time {
+	var c serverClock
+	c.heard(told, then, then, 0)
+	return c.at(now)
+}
+
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
 func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 10*time.Millisecond, 0 }
 

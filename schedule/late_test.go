@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/jackc/pgx/v5"
 
@@ -271,4 +272,14 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
 	db.setClock(midnight.Add(80 * time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+}
+
+// The host's clock is set forward while the process runs: that moves nothing.
+func TestTheDateOfTheHostDoesNotMatter(t *testing.T) {
+	then := time.Now()
+	set := then
+	*(*uint64)(unsafe.Pointer(&set)) += 3600 << 30 // the seconds of its date, beside which it has the time that passed
+	expect(t, set.Round(0).Sub(then.Round(0)), time.Hour, "how far the clock was set forward")
+	expect(t, set.Sub(then), 0, "what has passed")
+	expect(t, schedule.ServerTime(midnight, then, set).Sub(midnight), 0, "what has passed for the database")
 }
