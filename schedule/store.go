@@ -191,12 +191,13 @@ func (s *Scheduler) sendClose(ctx context.Context, q querier, r *record, run str
 
 // sendGet returns the time, and the schedule; nil: there is none.
 func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *record, err error) {
+	var micro int64
 	var found *string
-	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&clock, &found); err != nil {
+	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&micro, &found); err != nil {
 		return clock, nil, err
 	}
 	r, err = decode[record](found)
-	return clock, r, err
+	return time.UnixMicro(micro), r, err
 }
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.

@@ -69,14 +69,15 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	}
 }
 
-// The sessions have the zone of a place: what the clocks of a rule's zone showed at the last tick is read as it was written.
-func TestTheZoneOfTheSessionDoesNotMatter(t *testing.T) {
+// The sessions have the zone of a place, and write dates as there: what the clocks of a rule's zone showed at the last tick is read as it was written.
+func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	address, err := url.Parse(db.url)
 	ok(t, err)
 	settings := address.Query()
 	settings.Set("timezone", "Asia/Tokyo")
+	settings.Set("DateStyle", "German, DMY")
 	address.RawQuery = settings.Encode()
 	db.url = address.String()
 	w := newWorker(db)

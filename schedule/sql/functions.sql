@@ -126,10 +126,10 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb) IS 'Steps a schedule''s cursor, and writes down what became of its ticks. See close.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock pg_catalog.timestamptz, OUT answer pg_catalog.jsonb)
+CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    clock := pgleases.schedule_clock();
+    clock_us := (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint;
     IF $3 THEN
         PERFORM FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2 FOR UPDATE;
     END IF;
