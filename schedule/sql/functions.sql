@@ -106,7 +106,7 @@ BEGIN
         UPDATE pgleases.schedules AS r
         SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
             ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
-            due = CASE WHEN s.revision <> $3 THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
+            due = CASE WHEN s.revision <> $3 THEN coalesce(t.ran_until, now) ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
             waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
         WHERE r.id = $1;
     ELSE -- where an edit passed over these ticks while they ran, they have run all the same
