@@ -77,7 +77,14 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 		}
 	}
 	for until := now; ; {
-		due := rule.Due(r.Anchor, last, until, p.Missed, grace)
+		left := grace
+		if grace > 0 {
+			left -= now.Sub(until)
+			if left <= 0 {
+				return Due{Missed: rule.Passed(r.Anchor, last, until)}
+			}
+		}
+		due := rule.Due(r.Anchor, last, until, p.Missed, left)
 		n := len(due.Run)
 		if n == 0 || !jitter(r.Name, due.Run[n-1].At, p.Jitter).After(now) {
 			return due

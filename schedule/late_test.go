@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -289,4 +290,31 @@ func TestTheDateOfTheHostDoesNotMatter(t *testing.T) {
 	expect(t, set.Round(0).Sub(then.Round(0)), time.Hour, "how far the clock was set forward")
 	expect(t, set.Sub(then), 0, "what has passed")
 	expect(t, schedule.ServerTime(midnight, then, set).Sub(midnight), 0, "what has passed for the database")
+}
+
+// The next tick has passed, but is held back still: by now the one before is too late, as it would be if that one had run.
+func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	name, due := "", time.Time{}
+	for i := 0; due.Before(midnight.Add(130 * time.Minute)); i++ { // until the tick of 2:00 is held back for more than ten minutes
+		name = fmt.Sprint("close ", i)
+		db.setClock(midnight.Add(90 * time.Minute))
+		ok(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute)))
+		s, err := w.Get(t.Context(), name)
+		ok(t, err)
+		due = s.Due
+		ok(t, w.Delete(t.Context(), name))
+	}
+	db.setClock(midnight)
+	l := newLedger(db, name)
+	ok(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute), schedule.Grace(15*time.Minute)))
+	db.setClock(midnight.Add(130 * time.Minute)) // 70 minutes after the tick of 1:00, which is run for 65
+	w.run()
+	until(t, "the tick of 1:00 has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "missed", "the fate of the tick of 1:00")
+	db.setClock(due.Add(time.Second))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
 }
