@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"math"
@@ -141,6 +142,8 @@ func sameJSON(a, b json.RawMessage) bool {
 	return reflect.DeepEqual(values[0], values[1])
 }
 
+var errUntold = errors.New("its ticks until now cannot be told here")
+
 // supersede has the schedule begin anew now. The ticks of its rule until then that have no fate are cancelled.
 func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
 	if !now.After(have.Cursor) {
@@ -148,7 +151,7 @@ func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
 	}
 	rule, err := Parse(have.Rule)
 	if err != nil {
-		return nil, fmt.Errorf("its ticks until now cannot be told here: %w", err)
+		return nil, fmt.Errorf("%w: %w", errUntold, err)
 	}
 	since, n := have.Cursor, rule.Passed(have.Anchor, have.cursor(), now).Count
 	r.Cursor, r.CursorLocal = now, nil

@@ -185,6 +185,10 @@ func (s *Scheduler) putDeclared(ctx context.Context) error {
 			if err == nil {
 				err = s.put(ctx, tx, r, rule)
 			}
+			if errors.Is(err, errUntold) {
+				s.log.Warn("schedule: not put: its rule until now is not known here", slog.String("name", r.Name), slog.Any("error", err))
+				continue // it waits for a process that knows it, and stops nobody
+			}
 			if err != nil {
 				return fmt.Errorf("put schedule %q: %w", r.Name, err)
 			}

@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -192,4 +193,28 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 		ok(t, err)
 		return strings.Contains(s.Waits, "panic: brit\uFFFDtle")
 	})
+}
+
+// The code gives a schedule another rule than one whose zone this host does not know: that schedule waits, and the others run.
+func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	maker := newWorker(db)
+	ok(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
+	db.exec(`UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 30 * * * *'`)
+	log := new(lines)
+	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, books.Add("close", args{}, hourly))
+	ok(t, books.Add("fine", args{}, hourly))
+	l := newLedger(db, "fine")
+	w.run().has("fine")
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	until(t, "it waits", func() bool {
+		s, err := w.Get(t.Context(), "close")
+		ok(t, err)
+		return strings.Contains(s.Waits, "Mars/Olympus")
+	})
+	expect(t, log.count("its rule until now is not known here"), 1, "lines of the log")
 }
