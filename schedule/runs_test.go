@@ -329,3 +329,30 @@ func TestJitterHoldsRunsBack(t *testing.T) {
 	db.setClock(s.Due)
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
+
+// A schedule's row is locked by an edit, for longer than its run may take: that is none of the run's time.
+func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = 1"); err != nil {
+			return err
+		}
+		return effect(ctx, tx, r)
+	}, schedule.Timeout(200*time.Millisecond))
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.looked()
+	edit, err := db.Begin(t.Context())
+	ok(t, err)
+	ok(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "the end of the run waits for the edit", func() bool {
+		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+			AND query LIKE '%schedule_close%' AND clock_timestamp() - query_start > interval '1.5 s')`)
+	})
+	ok(t, edit.Rollback(t.Context()))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}

@@ -184,9 +184,14 @@ func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run strin
 	return decode[record](found)
 }
 
-func (s *Scheduler) sendClose(ctx context.Context, q querier, r *record, run string, st step) error {
+// sendClose closes a run, under limits of its own: those until then are the handler's.
+func (s *Scheduler) sendClose(ctx context.Context, tx pgx.Tx, r *record, run string, st step) error {
 	st.Fates = listed(st.Fates)
-	return void(ctx, q, s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+	batch := new(pgx.Batch)
+	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
+	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", lockWait.Milliseconds()))
+	batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+	return tx.SendBatch(ctx, batch).Close()
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.
