@@ -133,7 +133,7 @@ func (s *Scheduler) declare(r *record) error {
 }
 
 // Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrain, and leaves. It returns
-// the cause. The group's lease is "schedule/" and its name. A Scheduler is run once.
+// the cause. The group's lease is "schedule/" and its name. A Scheduler is run once, and one at a time of a client and a group.
 //
 // A schedule whose kind, arguments or zone this process does not know, or that another version of the code declares, is left: it waits for a process
 // that does, and for what that takes it is not late.
@@ -149,6 +149,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	case again:
 		return fmt.Errorf("schedule: run group %q: it was run already", s.group)
 	}
+	mine := membership{s.client, s.group}
+	if _, taken := memberships.LoadOrStore(mine, nil); taken {
+		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.group)
+	}
+	defer memberships.Delete(mine)
 	lease, err := s.client.Lease(ctx, leaseOf+s.group, s.options.partitions)
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
@@ -166,6 +171,14 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	defer stop()
 	return lease.Run(ctx, p.serve)
 }
+
+// A membership is a client's in a group. One Scheduler at a time has it: it ends with its Run.
+type membership struct {
+	client *pgleases.Client
+	group  string
+}
+
+var memberships sync.Map // of those that are taken
 
 // putDeclared puts what the code declares, in the order of the names, as all processes do.
 func (s *Scheduler) putDeclared(ctx context.Context) error {

@@ -218,3 +218,21 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	})
 	expect(t, log.count("its rule until now is not known here"), 1, "lines of the log")
 }
+
+// A second Scheduler of the same client and group is refused, and the first goes on.
+func TestTwoSchedulersOfOneClient(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	l := newLedger(db, "close")
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	w.run().has("close")
+	db.looked()
+	second, err := schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration())
+	ok(t, err)
+	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
+		t.Fatalf("to run a second: %v", err)
+	}
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
