@@ -266,3 +266,34 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
+
+// A process that starts locks few of its schedules at a time: others that start, and runs, do not wait for all of them.
+func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	maker := newWorker(db)
+	k := schedule.InTx(maker.Scheduler, "books", effect)
+	w := newWorker(db)
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	for i := range 50 {
+		name := fmt.Sprintf("close %02d", i)
+		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		ok(t, books.Add(name, args{}, hourly))
+	}
+	l := newLedger(db, "close 49")
+	edit, err := db.Begin(t.Context())
+	ok(t, err)
+	ok(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
+	w.run()
+	until(t, "the start waits for the edit of the last", func() bool {
+		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%')`)
+	})
+	for _, free := range []string{"SELECT FROM pgleases.schedule_groups FOR UPDATE NOWAIT", "SELECT FROM pgleases.schedules WHERE name < 'close 40' FOR UPDATE NOWAIT"} {
+		if _, err := db.Exec(t.Context(), free); err != nil {
+			t.Errorf("%s: %v", free, err)
+		}
+	}
+	ok(t, edit.Rollback(t.Context()))
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}

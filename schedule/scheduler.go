@@ -180,6 +180,9 @@ type membership struct {
 
 var memberships sync.Map // of those that are taken
 
+// together is how many schedules are put in one transaction: few, as processes that start at once wait for each other there, and runs for them.
+const together = 20
+
 // putDeclared puts what the code declares, in the order of the names, as all processes do.
 func (s *Scheduler) putDeclared(ctx context.Context) error {
 	s.mu.Lock()
@@ -189,25 +192,31 @@ func (s *Scheduler) putDeclared(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	slices.SortFunc(rows, func(a, b *record) int { return strings.Compare(a.Name, b.Name) })
-	return s.inTx(ctx, func(tx pgx.Tx) error {
-		if err := s.sendJoin(ctx, tx); err != nil {
+	if err := s.inTx(ctx, func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
+		return err
+	}
+	for few := range slices.Chunk(rows, together) {
+		if err := s.inTx(ctx, func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
 			return err
 		}
-		for _, r := range rows {
-			rule, err := Parse(r.Rule)
-			if err == nil {
-				err = s.put(ctx, tx, r, rule)
-			}
-			if errors.Is(err, errUntold) {
-				s.log.Warn("schedule: not put: its rule until now is not known here", slog.String("name", r.Name), slog.Any("error", err))
-				continue // it waits for a process that knows it, and stops nobody
-			}
-			if err != nil {
-				return fmt.Errorf("put schedule %q: %w", r.Name, err)
-			}
+	}
+	return nil
+}
+
+func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error {
+	for _, r := range rows {
+		rule, err := Parse(r.Rule)
+		if err == nil {
+			err = s.put(ctx, tx, r, rule)
 		}
-		return nil
-	})
+		switch {
+		case errors.Is(err, errUntold): // it waits for a process that knows it, and stops nobody
+			s.log.Warn("schedule: not put: its rule until now is not known here", slog.String("name", r.Name), slog.Any("error", err))
+		case err != nil:
+			return fmt.Errorf("put schedule %q: %w", r.Name, err)
+		}
+	}
+	return nil
 }
 
 // lockWait bounds how long a statement of ours waits for a lock.
