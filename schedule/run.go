@@ -156,7 +156,7 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt, tries int
 	ended := p.now()
 	a.decided.RanUntil = &ended
 	switch status := tx.Conn().PgConn().TxStatus(); {
-	case context.Cause(ctx) == ErrTimeout && (a.handler != nil || tx.Conn().IsClosed()): // the context's end closes a connection in use
+	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil:
 	case status == 'E':
