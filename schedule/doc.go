@@ -30,6 +30,8 @@
 //   - Effects outside of the transaction come once only as far as the handler sees to it: it may be called again for a tick, when its transaction was broken off or
 //     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
 //   - A failed run is not tried again: its tick is dead, and the next one runs. A handler that kills its process is called again by the next owner.
+//   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
+//     rule, begins at the time that it shows then, and what it cancels stays cancelled.
 //   - The history is kept until you delete rows of the table history. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks

@@ -115,7 +115,8 @@ const (
 // to run the schedule does not count.
 type Grace time.Duration
 
-// Jitter moves each run behind its tick by less than this, the same for all processes, so that not all schedules of a full hour run at once; default 0.
+// Jitter moves each run behind its tick by less than this, the same for all processes, so that not all schedules of a full hour run at once; default 0. It is to be
+// less than the time between two ticks: of ticks that it would bring out of their order, those that are overtaken are missed.
 type Jitter time.Duration
 
 // Key is the key under which runs never overlap, over all schedules of the group with that key; default the schedule's name.
