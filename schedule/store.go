@@ -97,14 +97,9 @@ func (i item) due() time.Time { return time.UnixMicro(i.DueMicro) }
 // Migrate makes the tables of package schedule, or brings them up to date, after those of the engine, see pgleases.Migrate: of which it has
 // the promises, too. The only option is WithSchema; any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
-	o, err := newOptions(opts)
+	o, err := onlySchema("Migrate", opts)
 	if err != nil {
 		return err
-	}
-	for _, name := range o.given {
-		if name != "WithSchema" {
-			return fmt.Errorf("schedule: %s means nothing to Migrate: only WithSchema does", name)
-		}
 	}
 	if err := pgleases.Migrate(ctx, pool, pgleases.WithSchema(o.schema)); err != nil {
 		return err
@@ -112,10 +107,25 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
 }
 
-// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway and the like. The only option is WithSchema.
+// Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway and the like. The only option is WithSchema;
+// any other is an error.
 func Schema(opts ...Option) (string, error) {
+	o, err := onlySchema("Schema", opts)
+	if err != nil {
+		return "", err
+	}
+	return part.DDL(o.schema), nil
+}
+
+// onlySchema returns the options of a call that takes no other than WithSchema.
+func onlySchema(call string, opts []Option) (options, error) {
 	o, err := newOptions(opts)
-	return part.DDL(o.schema), err
+	for _, name := range o.given {
+		if err == nil && name != "WithSchema" {
+			err = fmt.Errorf("schedule: %s means nothing to %s: only WithSchema does", name, call)
+		}
+	}
+	return o, err
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {

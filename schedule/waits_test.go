@@ -108,6 +108,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	_, partitionsErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithPartitions(0))
 	_, runningErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithMaxRunning(6))
 	_, nilErr := schedule.New(t.Context(), nil, w.pool, "g")
+	_, ddlErr := schedule.Schema(schedule.WithDrain(time.Second))
 	_, schemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"), schedule.WithoutMigration())
 	for says, err := range map[string]error{
 		`name "" is empty`:                        put("", hourly),
@@ -131,6 +132,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"client or pool is nil":                   nilErr,
 		`package schedule in schema "elsewhere"`:  schemaErr,
 		`register kind "fast"`:                    w.Run(t.Context()),
+		"WithDrain means nothing to Schema":       ddlErr,
 		"WithPartitions means nothing to Migrate": schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
 		"From(7)": func() error {
 			ok(t, put("fine", hourly))
