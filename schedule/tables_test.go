@@ -77,7 +77,7 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	ok(t, err)
 	settings := address.Query()
 	settings.Set("timezone", "Asia/Tokyo")
-	settings.Set("DateStyle", "German, DMY")
+	settings.Set("DateStyle", "German")
 	address.RawQuery = settings.Encode()
 	db.url = address.String()
 	w := newWorker(db)

@@ -204,6 +204,7 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	maker := newWorker(db)
 	ok(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
 	db.exec(`UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 30 * * * *'`)
+	db.setClock(midnight.Add(10 * time.Minute))
 	log := new(lines)
 	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	books := schedule.InTx(w.Scheduler, "books", effect)
