@@ -245,7 +245,7 @@ var mutants = append(asleep(), []mutant{
 	{"only the last change of the clocks is looked at", "ticks", `a tick at`, []edit{
 		{"schedule/cron.go", `start > s.start-apart && start != never;`, `start == s.start && start != never;`, 0},
 	}},
-	{"spans start as package time tells", "ticks", `tick at|is due then`, []edit{
+	{"spans start as package time tells", "ticks", `tick at|is due then|is next, and`, []edit{
 		{"schedule/cron.go", `end <= at; end = c.end(end)`, `end < s.start; end = c.end(end)`, 0},
 	}},
 	{"hours that come twice on a rule's only day tick once", "ticks", `no tick at`, []edit{
