@@ -236,19 +236,19 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `(s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval(`, `pg_catalog.nextval(`, 0},
 		{"sql/functions.sql", `(present << 32) + nextval(`, `nextval(`, 2},
 	}},
-	{"times that are left out are not made up for", "ticks", `no tick at`, []edit{
+	{"times that are left out are not made up for", "ticks", `no tick at|is next, and`, []edit{
 		{"schedule/cron.go", `s.makeUp = !c.matches(shown)`, `s.makeUp = false`, 0},
 	}},
-	{"times that come twice tick twice", "ticks", `a tick at`, []edit{
+	{"times that come twice tick twice", "ticks", `a tick at|is next, and`, []edit{
 		{"schedule/cron.go", `s.from = max(s.from, start+before.offset)`, `s.from = max(s.from, s.start+s.offset, before.start)`, 0},
 	}},
-	{"only the last change of the clocks is looked at", "ticks", `a tick at`, []edit{
+	{"only the last change of the clocks is looked at", "ticks", `a tick at|is next, and`, []edit{
 		{"schedule/cron.go", `start > s.start-apart && start != never;`, `start == s.start && start != never;`, 0},
 	}},
 	{"spans start as package time tells", "ticks", `tick at|is due then|is next, and`, []edit{
 		{"schedule/cron.go", `end <= at; end = c.end(end)`, `end < s.start; end = c.end(end)`, 0},
 	}},
-	{"hours that come twice on a rule's only day tick once", "ticks", `no tick at`, []edit{
+	{"hours that come twice on a rule's only day tick once", "ticks", `no tick at|is next, and`, []edit{
 		{"schedule/cron.go", `c.ceil(s.end - apart)`, `c.ceil(s.end + s.offset)`, 0},
 	}},
 	{"the local time of the last tick is not looked at", "ticks", `the clocks show`, []edit{
