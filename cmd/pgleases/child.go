@@ -160,9 +160,8 @@ func (s *supervisor) killOrphansOnce() (left bool, err error) {
 			continue
 		}
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it is a child, so the number is nobody else's
-		if reaped, _ := syscall.Wait4(pid, nil, syscall.WNOHANG, nil); reaped != pid {
-			left = true
-		}
+		_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
+		left = true // also where it is gone now: its children may have become this process's after they were looked at
 	}
 	return left, err
 }

@@ -4,13 +4,17 @@ package main
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
@@ -333,4 +337,41 @@ func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
 		t.Errorf("exit code %d, want 75", code)
 	}
 	awaitRecord(t, dir, 0, "ends", nil) // it was asked to, in time
+}
+
+// What a keeper leaves may die while it is looked at, of the kernel's signal, and leave children in turn.
+func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
+	s, err := newSupervisor(&runner{ttl: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
+	for n := range 300 {
+		began := time.Now()
+		if _, err := directChildren(); err != nil {
+			t.Fatal(err)
+		}
+		look := time.Since(began)
+		parent := exec.Command("sh", "-c", "sleep 1000 & echo begun; exec sleep 1000")
+		out, err := parent.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := parent.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(rand.N(2*look), func() { _ = parent.Process.Kill() })
+		if err := s.killOrphans(); err != nil {
+			t.Fatal(err)
+		}
+		out.Close()
+		for _, pid := range childrenOf(os.Getpid()) {
+			if !s.strange[pid] {
+				t.Fatalf("process %d is left, of the %dth parent that died", pid, n+1)
+			}
+		}
+	}
 }
