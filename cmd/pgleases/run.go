@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases"
@@ -140,7 +141,7 @@ func newRun() *cobra.Command {
 	flags.DurationVar(&r.ttl, "ttl", 6*time.Second, "how long a process that died keeps its partitions: 1s to 10m")
 	flags.DurationVar(&r.grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 or more")
 	flags.BoolVar(&r.once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
-	flags.BoolVar(&r.try, "try", false, "exit with 75 as soon as it is clear that others have it")
+	flags.BoolVar(&r.try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
 	flags.DurationVar(&r.wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever)")
 	flags.StringVar(&r.id, "id", "", "client ID, unique among the live ones; one that outlives the process, as a host's name, keeps partitions\nwhere they are (default: random)")
 	return cmd
@@ -275,7 +276,6 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	defer cancel(nil)
 	none := exit{exitNotOwned, fmt.Errorf("lease %q: others have it", r.lease)}
 	if r.try {
-		r.wait = r.ttl // it is clear before, as a rule
 		go func() {
 			if err := r.othersHaveIt(ctx, client.ID()); err != nil {
 				cancel(err)
@@ -284,7 +284,9 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 			cancel(none)
 		}()
 	}
-	defer time.AfterFunc(r.wait, func() { cancel(none) }).Stop()
+	if r.wait > 0 {
+		defer time.AfterFunc(r.wait, func() { cancel(none) }).Stop()
+	}
 	if err := lease.Wait(ctx); err != nil && ctx.Err() != nil {
 		return context.Cause(ctx)
 	} else if err != nil {
@@ -293,18 +295,24 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 	return nil
 }
 
-// othersHaveIt returns when nothing is to be had: no partition is free or on its way here, and the other members are as many as the
-// partitions at least. It looks every 50 ms, and returns the error where it cannot.
+// othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its way here, and they are as many as the
+// partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
+// returns the error where it cannot.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
-	conn, err := pgx.Connect(ctx, r.url())
+	config, err := pgxpool.ParseConfig(r.url()) // as the client does: it may have settings of a pool
+	if err != nil {
+		return err
+	}
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
 	if err != nil {
 		return err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
 	schema := pgx.Identifier{r.schema}.Sanitize()
-	query := fmt.Sprintf(`SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client <> $2) >= count(*)
-	       AND bool_and(owner <> $2 AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
-	FROM %[1]s.status WHERE lease = $1`, schema)
+	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp())
+		SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) >= count(*)
+		       AND bool_and(owner IN (SELECT id FROM others) AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
+		FROM %[1]s.status WHERE lease = $1`, schema)
 	for {
 		var others bool
 		err := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.lease, id).Scan(&others)

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -95,6 +98,51 @@ func TestTryAndWaitEndWhereAnotherHasIt(t *testing.T) {
 		if code := c.wait(); code != 0 || !strings.Contains(c.output.String(), "ran") {
 			t.Errorf("%s on a free lease: exit code %d, want 0; output %q", flags, code, c.output.String())
 		}
+	}
+}
+
+// Who died owns it still where nobody was there to take over, as between two nights when cron starts all of them.
+func TestTryTakesOverWhatADeadOneHas(t *testing.T) {
+	t.Parallel()
+	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
+	dead := runProgram(t, dir, "", databaseEnv(database), "nightly", "--ttl", "1s")
+	awaitRecord(t, dir, 0, "begins", nil)
+	dead.signal(syscall.SIGKILL)
+	conn, err := pgx.Connect(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	await(t, "the dead one has expired", func() (expired bool) {
+		if err := conn.QueryRow(t.Context(), "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients").Scan(&expired); err != nil {
+			t.Fatal(err)
+		}
+		return expired
+	})
+	pooled, err := url.Parse(database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings := pooled.Query()
+	settings.Set("pool_max_conns", "2") // as applications have in theirs
+	pooled.RawQuery = settings.Encode()
+	env := databaseEnv(pooled.String())
+	var both [2]*command
+	for i := range both {
+		both[i] = run(t, env, "run", "nightly", "--ttl", "1s", "--try", "--once", "--", "echo", "ran")
+	}
+	ran := 0
+	for _, c := range both {
+		switch code := c.wait(); code {
+		case 0:
+			ran++
+		case 75:
+		default:
+			t.Errorf("exit code %d, want 0 or 75", code)
+		}
+	}
+	if ran == 0 {
+		t.Error("both left it to a dead one")
 	}
 }
 
