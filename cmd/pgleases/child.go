@@ -98,9 +98,7 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	s.mu.Lock()
 	delete(s.keepers, keeper.Process.Pid)
 	s.mu.Unlock()
-	if err := s.killOrphans(); err != nil {
-		return 0, err
-	}
+	s.killOrphans()
 	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
 		return exitNotOwned, nil
 	}
@@ -141,11 +139,16 @@ func (s *supervisor) start(orders *os.File, p pgleases.Partition) (*exec.Cmd, er
 }
 
 // killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper ended in order nothing is.
-func (s *supervisor) killOrphans() error {
+func (s *supervisor) killOrphans() {
+	told := false
 	for again := killAgain; ; again = min(2*again, lookAtLeast) {
 		left, err := s.killOrphansOnce()
-		if err != nil || !left {
-			return err
+		switch {
+		case err != nil && !told:
+			told = true
+			s.runner.log.Error("cannot see what is left of the program, so the partition waits", slog.Any("error", err))
+		case err == nil && !left:
+			return
 		}
 		time.Sleep(again)
 	}

@@ -96,10 +96,7 @@ func (k *keeper) keep(program []string) (int, error) {
 		if !left && treeGone(k.pid) {
 			break
 		}
-		wake, err := k.act(now)
-		if err != nil {
-			return exitFailed, err
-		}
+		wake := k.act(now)
 		k.await(min(wake-now, lookAtLeast))
 	}
 	if k.unowned {
@@ -109,7 +106,7 @@ func (k *keeper) keep(program []string) (int, error) {
 }
 
 // act does to the program what is due, and returns when the next is.
-func (k *keeper) act(now time.Duration) (wake time.Duration, err error) {
+func (k *keeper) act(now time.Duration) (wake time.Duration) {
 	end, kill := k.deadline-k.endLead, k.deadline-k.killLead
 	k.toEnd = k.toEnd || now >= end
 	k.toKill = k.toKill || now >= kill || k.toEnd && k.killAt != 0 && now >= k.killAt
@@ -117,28 +114,28 @@ func (k *keeper) act(now time.Duration) (wake time.Duration, err error) {
 	switch {
 	case k.toKill || k.ended: // also what it left running
 		k.again = min(max(2*k.again, killAgain), lookAtLeast)
-		return now + k.again, k.kill()
+		k.kill()
+		return now + k.again
 	case !k.toEnd:
-		return end, nil
+		return end
 	case k.killAt == 0:
 		k.killAt = now + k.grace
 		_ = syscall.Kill(-k.pid, syscall.SIGTERM)
 		_ = syscall.Kill(-k.pid, syscall.SIGCONT) // what is stopped would not see it
 	}
-	return min(kill, k.killAt), nil
+	return min(kill, k.killAt)
 }
 
 // kill kills the program's group, and the keeper's children: whoever has left the group, or lost his parent, is one of them now,
-// or will be when his parent is dead. Numbers are nobody else's: only reap gives them free.
-func (k *keeper) kill() error {
+// or will be when his parent is dead. Numbers are nobody else's: only reap gives them free. Whom it cannot find now, it finds the next time.
+func (k *keeper) kill() {
 	if !k.ended {
 		_ = syscall.Kill(-k.pid, syscall.SIGKILL)
 	}
-	children, err := directChildren()
+	children, _ := directChildren()
 	for _, pid := range children {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	return err
 }
 
 // reap takes notice of processes that ended, and reports whether any are left.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/url"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -412,14 +414,40 @@ func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.AfterFunc(rand.N(2*look), func() { _ = parent.Process.Kill() })
-		if err := s.killOrphans(); err != nil {
-			t.Fatal(err)
-		}
+		s.killOrphans()
 		out.Close()
 		for _, pid := range childrenOf(os.Getpid()) {
 			if !s.strange[pid] {
 				t.Fatalf("process %d is left, of the %dth parent that died", pid, n+1)
 			}
 		}
+	}
+}
+
+func TestProcessesThatCannotBeReadAreNotTakenForGone(t *testing.T) {
+	child := exec.Command("sleep", "1000")
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}()
+	file, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free := uint64(file.Fd()) // the lowest one
+	file.Close()
+	var limit syscall.Rlimit
+	check(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: free + 1, Max: limit.Max})) // the folder of processes opens, what is in it does not
+	children, err := directChildren()
+	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	if err == nil && !slices.Contains(children, child.Process.Pid) {
+		t.Errorf("children %v, and no error: want %d among them, or an error", children, child.Process.Pid)
+	}
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("error %v: the limit did not take hold", err)
 	}
 }

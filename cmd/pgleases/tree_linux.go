@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -39,8 +40,9 @@ func treeGone(int) bool { return true }
 // executable is this program, also where its file was replaced.
 func executable() (string, error) { return "/proc/self/exe", nil }
 
-// directChildren returns the children of this process, dead ones too. The file `children` would leave out some while others end.
-func directChildren() ([]int, error) {
+// directChildren returns the children of this process, dead ones too, and an error where there may be others. The file `children` would
+// leave out some while others end.
+func directChildren() (children []int, failed error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return nil, err
@@ -50,7 +52,6 @@ func directChildren() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	var children []int
 	self := []byte(strconv.Itoa(os.Getpid()))
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
@@ -58,8 +59,12 @@ func directChildren() ([]int, error) {
 			continue
 		}
 		stat, err := os.ReadFile("/proc/" + name + "/stat")
-		if err != nil {
-			continue // it is gone
+		switch {
+		case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ESRCH), errors.Is(err, os.ErrPermission):
+			continue // it is gone, or somebody else's
+		case err != nil: // no file is free, for instance
+			failed = err
+			continue
 		}
 		// pid (name) state parent ...; the name may contain anything
 		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
@@ -67,5 +72,5 @@ func directChildren() ([]int, error) {
 			children = append(children, pid)
 		}
 	}
-	return children, nil
+	return children, failed
 }
