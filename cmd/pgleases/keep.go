@@ -69,8 +69,9 @@ func (k *keeper) keep(program []string) (int, error) {
 	if err := adoptOrphans(); err != nil {
 		return exitFailed, err
 	}
-	// A supervisor of services may send these to all processes. They are not ignored, as the program would inherit that.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	// A supervisor of services may send these to all processes. They are not ignored here, as the program would inherit that; what is
+	// ignored already it is to inherit.
+	notifyUnlessIgnored(make(chan os.Signal, 1))
 	signal.Notify(k.children, syscall.SIGCHLD)
 	go k.readOrders(os.NewFile(ordersFile, "orders"))
 	for {

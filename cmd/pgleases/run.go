@@ -193,11 +193,7 @@ func (r *runner) run() error {
 	r.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 
 	asked := make(chan os.Signal, 2)
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-		if !signal.Ignored(sig) { // nohup has SIGHUP ignored
-			signal.Notify(asked, sig)
-		}
-	}
+	notifyUnlessIgnored(asked)
 	var err error
 	if r.children, err = newSupervisor(r); err != nil {
 		return err
@@ -217,6 +213,15 @@ func (r *runner) run() error {
 		return context.Cause(ctx)
 	}
 	return err
+}
+
+// notifyUnlessIgnored has the signals that ask to end sent to c, but for those that are to be ignored: nohup has SIGHUP ignored.
+func notifyUnlessIgnored(c chan<- os.Signal) {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(sig) {
+			signal.Notify(c, sig)
+		}
+	}
 }
 
 // work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -449,5 +450,15 @@ func TestProcessesThatCannotBeReadAreNotTakenForGone(t *testing.T) {
 	}
 	if !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("error %v: the limit did not take hold", err)
+	}
+}
+
+func TestUnderNohupTheProgramIgnoresSIGHUPToo(t *testing.T) {
+	signal.Ignore(syscall.SIGHUP)
+	c := run(t, databaseEnv(pgtest.MigratedDatabase(t)), "run", "nohup", "--once", "--", "sh", "-c", "kill -HUP $$; echo survived")
+	signal.Reset(syscall.SIGHUP)
+	c.signal(syscall.SIGHUP)
+	if code := c.wait(); code != 0 || !strings.Contains(c.output.String(), "survived") {
+		t.Errorf("exit code %d, want 0; output %q", code, c.output.String())
 	}
 }
