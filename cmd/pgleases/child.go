@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -172,10 +173,10 @@ func (s *supervisor) killOrphansOnce() (left bool, err error) {
 // orderEnd has the keeper end the program in order; any other order is the deadline, by boottime. The end of the pipe is the order to kill.
 const orderEnd time.Duration = 0
 
-// tell gives the keeper an order. One that has not read thousands is stopped, and is killed.
+// tell gives the keeper an order, unless it has been ordered to kill. One that has not read thousands is stopped, and is killed.
 func (s *supervisor) tell(keeper *exec.Cmd, w *os.File, order time.Duration) {
 	_ = w.SetWriteDeadline(time.Now().Add(s.lead / 2))
-	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil {
+	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil && !errors.Is(err, os.ErrClosed) {
 		_ = keeper.Process.Kill() // or it has ended
 	}
 }

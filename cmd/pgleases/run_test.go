@@ -462,3 +462,26 @@ func TestUnderNohupTheProgramIgnoresSIGHUPToo(t *testing.T) {
 		t.Errorf("exit code %d, want 0; output %q", code, c.output.String())
 	}
 }
+
+// A keeper that kills is not killed: elsewhere than on Linux nobody would kill the program then.
+func TestAKeeperThatWasOrderedToKillIsLeftToIt(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	keeper := exec.Command("cat")
+	in, err := keeper.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := keeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	(&supervisor{lead: time.Second}).tell(keeper, w, orderEnd)
+	in.Close()
+	if err := keeper.Wait(); err != nil {
+		t.Errorf("it did not end in order: %v", err)
+	}
+}
