@@ -57,7 +57,7 @@ The database is the one of --database, else of the variable DATABASE_URL, else o
 		SilenceErrors: true, // main tells them
 		SilenceUsage:  true,
 	}
-	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values (default: the variable DATABASE_URL, then PG*)")
+	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)")
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
 	root.AddCommand(newRun(), &cobra.Command{

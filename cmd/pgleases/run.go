@@ -64,14 +64,15 @@ What is not covered. In these cases the program may run for a while beside its s
 
   - All is frozen together: a container, a virtual machine, a cgroup, a suspended machine. What is frozen cannot be killed; it is killed
     when it thaws.
-  - This command and the keeper are stopped both; or killed both at once, where processes that the program started have not the kernel's
-    care that the program itself has. (systemd's KillMode=control-group, and the end of a container, kill all.)
+  - Neither this command nor the keeper can act, each being stopped or killed: pkill -9 -f with the program's name finds both. Where
+    the keeper is killed, the kernel kills the program, but not what it started. (systemd's KillMode=control-group, and the end of a
+    container, kill all.)
   - A program that hangs: this command watches processes, not their work. It stays the owner. Have the program end itself.
   - What is not a descendant of the program: a container that it starts through a daemon, a job of at or of systemd-run, a session on
     another machine.
   - A process that may not be killed, being of another user (sudo), or cannot be, waiting in the kernel (a hung NFS). A hand-over waits
     for it, but trust in an ownership ends all the same.
-  - Elsewhere than on Linux: processes that leave the program's process group, and the death of the keeper together with this command.
+  - Elsewhere than on Linux: processes that leave the program's process group, and the death of the keeper.
 
 Where it matters, write in a transaction that checks the epoch first; a partition that was lost is refused with SQLSTATE PL001:
 
@@ -81,7 +82,7 @@ It does not work on Windows.`
 
 const runExample = `  pgleases run reports -- ./make-reports --daily
   pgleases run shards -n 16 --id "$HOSTNAME" -- sh -c 'exec ./consume --shard "$PGLEASES_PARTITION"'
-  pgleases run nightly --try --once -- ./backup   # from cron on every machine: one of them does it`
+  pgleases run nightly --try --once -- ./backup   # from cron on every machine: no two at once`
 
 const (
 	backoffMin   = 100 * time.Millisecond
@@ -142,7 +143,7 @@ func newRun() *cobra.Command {
 	flags.DurationVar(&r.grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 or more")
 	flags.BoolVar(&r.once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
 	flags.BoolVar(&r.try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
-	flags.DurationVar(&r.wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever)")
+	flags.DurationVar(&r.wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that died")
 	flags.StringVar(&r.id, "id", "", "client ID, unique among the live ones; one that outlives the process, as a host's name, keeps partitions\nwhere they are (default: random)")
 	return cmd
 }
