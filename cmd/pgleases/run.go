@@ -88,6 +88,8 @@ const (
 	backoffMin   = 100 * time.Millisecond
 	backoffMax   = 30 * time.Second
 	backoffReset = time.Minute // of a program that ran that long, the next start waits backoffMin
+
+	graceMax = 365 * 24 * time.Hour
 )
 
 // A runner is one call of `pgleases run`.
@@ -131,7 +133,7 @@ func newRun() *cobra.Command {
 			r.database, _ = cmd.Flags().GetString("database")
 			r.schema, _ = cmd.Flags().GetString("schema")
 			r.verbose, _ = cmd.Flags().GetBool("verbose")
-			if err := r.validate(cmd.Flags().Changed("wait")); err != nil {
+			if err := r.validate(cmd.Flags().Changed); err != nil {
 				return err
 			}
 			return r.run()
@@ -140,7 +142,7 @@ func newRun() *cobra.Command {
 	flags := cmd.Flags()
 	flags.IntVarP(&r.partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; the same for all, and fixed when the lease is made")
 	flags.DurationVar(&r.ttl, "ttl", 6*time.Second, "how long a process that died keeps its partitions: 1s to 10m")
-	flags.DurationVar(&r.grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 or more")
+	flags.DurationVar(&r.grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 to 8760h")
 	flags.BoolVar(&r.once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
 	flags.BoolVar(&r.try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
 	flags.DurationVar(&r.wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that died")
@@ -148,10 +150,14 @@ func newRun() *cobra.Command {
 	return cmd
 }
 
-func (r *runner) validate(waits bool) error {
-	switch {
+func (r *runner) validate(given func(flag string) bool) error {
+	switch waits := given("wait"); {
 	case r.grace < 0:
 		return fmt.Errorf("--grace %v is negative: give 0 or more", r.grace)
+	case r.grace > graceMax: // sums with it would not fit
+		return fmt.Errorf("--grace %v is too long: give %v at most", r.grace, graceMax)
+	case r.id == "" && given("id"): // of a variable that is not set
+		return errors.New("--id is empty: give 1 to 255 bytes, or no --id for a random one")
 	case waits && r.wait <= 0:
 		return fmt.Errorf("--wait %v: give a time above 0, or --try", r.wait)
 	case waits && r.try:

@@ -62,6 +62,8 @@ func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
 		{"run one true", 125, `"true" is neither the lease nor behind --`},
 		{"run one two -- true", 125, `"two" is neither the lease nor behind --`},
 		{"run one --grace -1s -- true", 125, "--grace -1s is negative: give 0 or more"},
+		{"run one --grace 2562047h -- true", 125, "--grace 2562047h0m0s is too long: give 8760h0m0s at most"},
+		{"run one --id= -- true", 125, "--id is empty"},
 		{"run one --ttl 1ms -- true", 125, "TTL 1ms is out of range: 1s to 10m0s"},
 		{"run one --wait 0s -- true", 125, "--wait 0s: give a time above 0, or --try"},
 		{"run one --wait 1s --try -- true", 125, "--try and --wait: give one of them"},
