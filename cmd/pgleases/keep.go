@@ -89,6 +89,7 @@ func (k *keeper) keep(program []string) (int, error) {
 				return startError(err)
 			}
 			k.pid = pid
+			continue // with the time as it is now
 		}
 		left, err := k.reap()
 		if err != nil {

@@ -304,7 +304,7 @@ func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			const ttl = 2 * time.Second
+			const ttl = 4 * time.Second
 			dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
 			way := newProxy(t, url)
 			c := runProgram(t, dir, modeFamily, databaseEnv(way.url), "trusted", "--ttl", ttl.String(), "--grace", "1h")
@@ -383,7 +383,7 @@ func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	way := newProxy(t, pgtest.MigratedDatabase(t))
-	c := runProgram(t, dir, "", databaseEnv(way.url), "lost", "--once", "--ttl", "1s")
+	c := runProgram(t, dir, "", databaseEnv(way.url), "lost", "--once", "--ttl", "4s")
 	awaitRecord(t, dir, 0, "begins", nil)
 	way.set(true, false)
 	if code := c.wait(); code != 75 {
