@@ -32,8 +32,6 @@
 //   - A failed run is not tried again: its tick is dead, and the next one runs. A handler that kills its process is called again by the next owner.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
 //     rule, begins at the time that it shows then, and what it cancels stays cancelled.
-//   - Of each partition the first 100 schedules that are due are looked at each second. Where more are due at once, those of one [Key] that wait for a long run
-//     hold up what comes after them in their partition. More partitions, or keys that differ, help.
 //   - The history is kept until you delete rows of the table history. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks

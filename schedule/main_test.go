@@ -237,6 +237,7 @@ type wire struct {
 	open  map[*wired]struct{}
 	loses string // the next message with this text is lost, with its connection; empty: none
 	after bool   // it arrives, and its answer is lost
+	mutes bool   // its connection stays, and says nothing more
 }
 
 func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
@@ -273,7 +274,13 @@ func (w *wire) setCut(cut bool) {
 func (w *wire) lose(text string, after bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.loses, w.after = text, after
+	w.loses, w.after, w.mutes = text, after, false
+}
+
+func (w *wire) mute(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.loses, w.after, w.mutes = text, false, true
 }
 
 // armed reports whether a message is still to be lost.
@@ -286,8 +293,9 @@ func (w *wire) armed() bool {
 type wired struct {
 	net.Conn
 	wire *wire
-	mu   sync.Mutex // guards deaf
+	mu   sync.Mutex // guards what follows
 	deaf bool       // the next answer is lost
+	mute bool       // nothing arrives
 }
 
 func (c *wired) Write(b []byte) (int, error) {
@@ -296,8 +304,15 @@ func (c *wired) Write(b []byte) (int, error) {
 	if hit {
 		c.wire.loses = ""
 	}
-	after := c.wire.after
+	after, mutes := c.wire.after, c.wire.mutes
 	c.wire.mu.Unlock()
+	c.mu.Lock()
+	c.mute = c.mute || hit && mutes
+	mute := c.mute
+	c.mu.Unlock()
+	if mute {
+		return len(b), nil
+	}
 	if hit && !after {
 		_ = c.Conn.Close()
 		return len(b), nil
@@ -317,6 +332,9 @@ func (c *wired) Read(b []byte) (int, error) {
 	if c.deaf { // the server has done it
 		_ = c.Conn.Close()
 		return 0, io.ErrUnexpectedEOF
+	}
+	if c.mute && err != nil { // given up; or its user would wait for the server's goodbye
+		_ = c.Conn.Close()
 	}
 	return n, err
 }

@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -36,6 +37,8 @@ type planner struct {
 	queue   []item              // what is due soon and does not run, by when it is due
 	running map[int64]time.Time // by schedule: for when it was due
 	keys    map[string]struct{} // under which something runs
+	crowded bool                // so it was when it last looked
+	passed  map[string]struct{} // keys that were left out when it last looked
 	low     time.Time           // nothing that was due before is left
 	swept   time.Time           // when it last looked at everything
 	failing bool                // the last look failed
@@ -136,9 +139,13 @@ func (p *planner) find(ctx context.Context) {
 	if sweeps {
 		since = time.Time{}
 	}
+	passed := make(map[string]struct{})
+	if p.crowded { // perhaps by keys under which something runs: what is behind them is to be found too
+		maps.Copy(passed, p.keys)
+	}
 	ctx, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
-	clock, due, err := p.s.sendLook(ctx, p.s.pool, partitions, fresh, since, lookAhead, lookMost)
+	clock, due, err := p.s.sendLook(ctx, p.s.pool, partitions, fresh, since, lookAhead, lookMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
 	if err != nil {
 		if !p.failing && ctx.Err() == nil {
 			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", err))
@@ -156,11 +163,14 @@ func (p *planner) find(ctx context.Context) {
 		delete(p.fresh, int(n))
 	}
 	p.mu.Unlock()
-	if sweeps {
-		p.swept = sent
-	}
-	if len(due) < lookMost { // else there is more in one of the partitions
-		p.low = clock
+	p.passed, p.crowded = passed, crowded(due)
+	if len(passed) == 0 {
+		if sweeps {
+			p.swept = sent
+		}
+		if !p.crowded {
+			p.low = clock
+		}
 	}
 	for _, it := range due {
 		if _, runs := p.running[it.ID]; !runs {
@@ -171,6 +181,18 @@ func (p *planner) find(ctx context.Context) {
 	for _, due := range p.running {
 		p.low = earlier(p.low, due)
 	}
+}
+
+// crowded reports whether there may be more in a partition than was found.
+func crowded(due []item) bool {
+	n := make(map[int]int)
+	for _, it := range due {
+		n[it.Partition]++
+		if n[it.Partition] == lookMost {
+			return true
+		}
+	}
+	return false
 }
 
 // begin begins what is due, as far as there is room, and returns how long the next is not due.
@@ -208,6 +230,9 @@ func (p *planner) begin() time.Duration {
 func (p *planner) end(f finish) {
 	delete(p.running, f.ID)
 	delete(p.keys, f.Key)
+	if _, ok := p.passed[f.Key]; ok || p.crowded && len(p.queue) == 0 {
+		p.look()
+	}
 	if f.again == nil {
 		p.low = earlier(p.low, f.due())
 		return

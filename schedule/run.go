@@ -231,20 +231,23 @@ func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) e
 		return err
 	}
 	defer conn.Release()
-	tx, err := conn.BeginTx(o.ctx, readCommitted)
+	var tx pgx.Tx
+	err = p.s.within(o.ctx, func(ctx context.Context) (err error) {
+		tx, err = conn.BeginTx(ctx, readCommitted)
+		return err
+	})
 	if err != nil {
 		return err
 	}
 	defer func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), closing)
-		defer cancel()
-		_ = tx.Rollback(ctx) // where it was not committed; an error has closed the connection
+		_ = p.s.within(context.WithoutCancel(o.ctx), tx.Rollback) // where it was not committed; an error has closed the connection
 	}()
-	if err = p.lease.Guard(o.ctx, tx, o.Partition); err != nil {
+	err = p.s.within(o.ctx, func(ctx context.Context) error { return p.lease.Guard(ctx, tx, o.Partition) })
+	if err != nil {
 		return err
 	}
 	if err = f(o.ctx, tx); err == nil {
-		err = tx.Commit(o.ctx)
+		err = p.s.within(o.ctx, tx.Commit)
 	}
 	if err != nil && conn.Conn().IsClosed() {
 		return lost{err}
@@ -252,15 +255,24 @@ func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) e
 	return err
 }
 
+// within bounds what the database is asked besides a handler's statements: a connection that was dropped without a word holds up no run.
+func (s *Scheduler) within(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, s.answers)
+	defer cancel()
+	return f(ctx)
+}
+
 // lost is an error of a transaction whose connection is gone.
 type lost struct{ error }
 
 func (e lost) Unwrap() error { return e.error }
 
-func (p *planner) acquire(o *ownership) (*pgxpool.Conn, error) {
-	ctx, cancel := context.WithTimeout(o.ctx, closing)
-	defer cancel()
-	return p.s.pool.Acquire(ctx)
+func (p *planner) acquire(o *ownership) (conn *pgxpool.Conn, err error) {
+	err = p.s.within(o.ctx, func(ctx context.Context) error {
+		conn, err = p.s.pool.Acquire(ctx)
+		return err
+	})
+	return conn, err
 }
 
 // conflict reports whether the database broke a transaction off in favour of another.

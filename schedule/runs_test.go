@@ -361,3 +361,65 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	ok(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
+
+// A connection is dropped without a word, at a statement of the scheduler's own: the run is done on another one.
+func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"begin", ".guard(", "schedule_open", "schedule_close", "commit"} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db)
+			w.Give(time.Second)
+			k := schedule.InTx(w.Scheduler, "books", effect)
+			l := newLedger(db, "close")
+			ok(t, k.Put(t.Context(), "close", args{}, hourly))
+			w.run()
+			db.looked()
+			w.wire.mute(text)
+			db.setClock(midnight.Add(time.Hour))
+			until(t, "it fell silent", func() bool { return !w.wire.armed() })
+			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+		})
+	}
+}
+
+// More schedules than one look finds wait for a run under their key. What is behind them in the partition runs.
+func TestABusyKeyHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(1))
+	began, end := make(chan struct{}, 1), make(chan struct{})
+	bulk := schedule.InTx(w.Scheduler, "bulk", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		select {
+		case began <- struct{}{}:
+			select {
+			case <-end:
+			case <-ctx.Done():
+			}
+		default:
+		}
+		return effect(ctx, tx, r)
+	})
+	ledgers := make([]*ledger, 120)
+	ok(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		for i := range ledgers {
+			ledgers[i] = newLedger(db, fmt.Sprintf("bulk %03d", i))
+			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, schedule.Key("bulk")); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "last", args{}, schedule.Cron("1 1 * * *", "UTC")))
+	w.run()
+	db.looked()
+	db.setClock(midnight.Add(62 * time.Minute))
+	receive(t, "one runs", began)
+	until(t, "the last has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'last'") == 1 })
+	close(end)
+	for _, l := range ledgers {
+		l.settled(w.Scheduler)
+	}
+}

@@ -28,6 +28,7 @@ type Scheduler struct {
 	log        *slog.Logger
 	doubted    time.Duration // how long a step of the database's clock is doubted
 	lookEvery  time.Duration // how often it is looked what is due
+	answers    time.Duration // how long the database is given for an answer
 	sweepEvery time.Duration // and how often also what has been for long
 
 	mu       sync.Mutex // guards what follows
@@ -71,7 +72,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, sweepEvery: sweepEvery,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, answers: closing, sweepEvery: sweepEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }

@@ -173,11 +173,11 @@ func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
 	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
 }
 
-// sendLook returns what is due after since, up to ahead from now, and the database's time.
-func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int) (clock time.Time, due []item, err error) {
+// sendLook returns what is due after since, up to ahead from now, but for some keys, and the database's time.
+func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but []string) (clock time.Time, due []item, err error) {
 	var micro int64
 	var found string
-	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most).Scan(&micro, &found)
+	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but).Scan(&micro, &found)
 	if err == nil {
 		err = json.Unmarshal([]byte(found), &due)
 	}
@@ -187,7 +187,9 @@ func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh [
 // sendOpen returns the schedule; nil: there is none.
 func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run string, timeout, idle, lock time.Duration) (*record, error) {
 	var found *string
-	err := q.QueryRow(ctx, s.statements.open, id, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
+	err := s.within(ctx, func(ctx context.Context) error {
+		return q.QueryRow(ctx, s.statements.open, id, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +203,7 @@ func (s *Scheduler) sendClose(ctx context.Context, tx pgx.Tx, r *record, run str
 	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", lockWait.Milliseconds()))
 	batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
-	return tx.SendBatch(ctx, batch).Close()
+	return s.within(ctx, func(ctx context.Context) error { return tx.SendBatch(ctx, batch).Close() })
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.

@@ -32,7 +32,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int,
+CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int, but pg_catalog.text[],
     OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -51,13 +51,13 @@ BEGIN
     FROM unnest($2) AS p (partition)
     CROSS JOIN LATERAL (
         SELECT s.id, s.key, s.kind, s.due FROM pgleases.schedules AS s
-        WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until
+        WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until AND s.key <> ALL ($7)
           AND s.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END -- behind an old snapshot, dead entries of the index pile up before it
         ORDER BY s.due LIMIT $6
     ) AS d;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int) IS 'What is due soon. See look.sql.';
+COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]) IS 'What is due soon. See look.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_open(schedule bigint, run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$

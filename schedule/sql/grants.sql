@@ -5,7 +5,7 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.history TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_join(pg_catalog.text, int),
-    pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int),
+    pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]),
     pgleases.schedule_open(bigint, pg_catalog.text, int, int, int),
     pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb),
     pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb),
