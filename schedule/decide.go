@@ -56,10 +56,7 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 		d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: d.run.At, Ticks: 1, Epoch: &epoch, StartedAt: &now})
 		d.moveTo(*d.run)
 	}
-	if next, ok := rule.Next(r.Anchor, d.cursor()); ok {
-		at := jitter(r.Name, next.At, r.Policy.Jitter)
-		d.Due = &at
-	}
+	d.Due = r.dueAfter(rule, d.cursor())
 	return d
 }
 
@@ -98,10 +95,4 @@ func (s *step) moveTo(t Tick) {
 	s.Cursor, s.CursorLocal = t.At, &t.Local
 }
 
-func (s *step) cursor() Tick {
-	t := Tick{At: s.Cursor}
-	if s.CursorLocal != nil {
-		t.Local = *s.CursorLocal
-	}
-	return t
-}
+func (s *step) cursor() Tick { return tickAt(s.Cursor, s.CursorLocal) }

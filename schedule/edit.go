@@ -162,18 +162,29 @@ func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
 }
 
 // cursor is the cursor as the rule takes it.
-func (r *record) cursor() Tick {
-	t := Tick{At: r.Cursor}
-	if r.CursorLocal != nil {
-		t.Local = r.CursorLocal.UTC()
+func (r *record) cursor() Tick { return tickAt(r.Cursor, r.CursorLocal) }
+
+// tickAt is a cursor as a rule takes it: the local time is nil where the cursor is no tick.
+func tickAt(cursor time.Time, local *time.Time) Tick {
+	t := Tick{At: cursor}
+	if local != nil {
+		t.Local = *local
 	}
 	return t
 }
 
 // next returns when the schedule's owner is to look at it next; nil: never.
 func (r *record) next(rule Rule) *time.Time {
-	tick, ok := rule.Next(r.Anchor, r.cursor())
-	if !ok || r.PausedAt != nil {
+	if r.PausedAt != nil {
+		return nil
+	}
+	return r.dueAfter(rule, r.cursor())
+}
+
+// dueAfter returns when the first tick after another is due; nil: there is none.
+func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
+	tick, ok := rule.Next(r.Anchor, last)
+	if !ok {
 		return nil
 	}
 	due := jitter(r.Name, tick.At, r.Policy.Jitter)

@@ -97,10 +97,7 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Equal(midnight.Add(time.Hour)) {
 			began <- struct{}{}
-			select {
-			case <-end:
-			case <-ctx.Done():
-			}
+			released(ctx, end)
 		}
 		return effect(ctx, tx, r)
 	})
@@ -149,12 +146,18 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.buf.String(), text)
 }
 
+// newLogged returns a worker and what its scheduler logs.
+func newLogged(db *database) (*worker, *lines) {
+	db.t.Helper()
+	log := new(lines)
+	return newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil)))), log
+}
+
 // The database's clock is wrong by eight hours for a moment: nothing runs for it. The time here passes as it does.
 func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	log := new(lines)
-	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w, log := newLogged(db)
 	w.Doubt(time.Minute)
 	db.setClock(midnight.Add(59*time.Minute + 30*time.Second))
 	l := newLedger(db, "close")
@@ -178,8 +181,7 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 func TestAClockThatStepsForGood(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	log := new(lines)
-	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w, log := newLogged(db)
 	w.Doubt(50 * time.Millisecond)
 	l := newLedger(db, "close")
 	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
@@ -241,16 +243,12 @@ func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	log := new(lines)
-	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w, log := newLogged(db)
 	w.Doubt(time.Minute)
 	began, end := make(chan struct{}, 10), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- struct{}{}
-		select {
-		case <-end:
-		case <-ctx.Done():
-		}
+		released(ctx, end)
 		return effect(ctx, tx, r)
 	})
 	ledgers := []*ledger{newLedger(db, "close"), newLedger(db, "edited")}

@@ -185,6 +185,14 @@ func effect(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 	return err
 }
 
+// released waits until a test lets a handler go on, or the run ends.
+func released(ctx context.Context, end <-chan struct{}) {
+	select {
+	case <-end:
+	case <-ctx.Done():
+	}
+}
+
 func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {

@@ -220,10 +220,7 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	began, end := make(chan string, 10), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- r.Key
-		select {
-		case <-end:
-		case <-ctx.Done():
-		}
+		released(ctx, end)
 		return effect(ctx, tx, r)
 	})
 	var ledgers []*ledger
@@ -290,10 +287,7 @@ func TestNoMoreRunsAtOnceThanTheyMay(t *testing.T) {
 	began, end := make(chan struct{}, 10), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- struct{}{}
-		select {
-		case <-end:
-		case <-ctx.Done():
-		}
+		released(ctx, end)
 		return effect(ctx, tx, r)
 	})
 	var ledgers []*ledger
@@ -393,10 +387,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 	bulk := schedule.InTx(w.Scheduler, "bulk", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		select {
 		case began <- struct{}{}:
-			select {
-			case <-end:
-			case <-ctx.Done():
-			}
+			released(ctx, end)
 		default:
 		}
 		return effect(ctx, tx, r)

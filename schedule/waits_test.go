@@ -2,7 +2,6 @@ package schedule_test
 
 import (
 	"context"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -205,8 +204,7 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	ok(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
 	db.exec(`UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 30 * * * *'`)
 	db.setClock(midnight.Add(10 * time.Minute))
-	log := new(lines)
-	w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w, log := newLogged(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	ok(t, books.Add("close", args{}, hourly))
 	ok(t, books.Add("fine", args{}, hourly))
