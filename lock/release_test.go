@@ -19,7 +19,9 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 	cancel()
 	for range 20 {
 		h := a.held(a.TryAcquire, "x")
-		wraps(t, "release", h.Release(ended), context.Canceled)
+		if err := h.Release(ended); err != nil { // the client may be the faster one
+			wraps(t, "release", err, context.Canceled)
+		}
 		until(t, "the client has released it", func() bool { return count(t, db, rows) == 0 })
 	}
 }
