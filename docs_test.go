@@ -3,12 +3,8 @@ package pgleases_test
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log"
-	"net/http"
-	"net/http/httptest"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -87,84 +83,6 @@ func Example_changingN() {
 	x.Check(<-left)
 	fmt.Println(lease.Name(), lease.Partitions())
 	// Output: orders-256 256
-}
-
-func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) error {
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(os.Getenv("POD_NAME")))
-	if err != nil {
-		return err
-	}
-	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		if err := client.Err(); err != nil {
-			http.Error(w, err.Error(), http.StatusServiceUnavailable)
-		}
-	})
-	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if client.Stats().Trust == 0 {
-			http.Error(w, "no heartbeat succeeded in time", http.StatusServiceUnavailable)
-		}
-	})
-	lease, err := client.Lease(ctx, "orders", 128, pgleases.WithDrainTimeout(20*time.Second))
-	if err == nil {
-		go func() { _ = lease.Run(context.WithoutCancel(ctx), work) }() // Close ends it
-		select {
-		case <-ctx.Done(): // SIGTERM
-		case <-client.Done(): // superseded
-			err = client.Err()
-		}
-	}
-	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 25*time.Second)
-	defer cancel()
-	return errors.Join(err, client.Close(closing))
-}
-
-// The program of kubernetes.md: a pod of the same name supersedes it, SIGTERM ends it once its work has ended.
-func TestThePodOfThePageServesAndEnds(t *testing.T) {
-	t.Setenv("POD_NAME", "worker-0")
-	pool := newPool(t, pgtest.Database(t))
-	type pod struct {
-		mux  *http.ServeMux
-		stop context.CancelFunc
-		done chan error
-		runs chan pgleases.Partition
-	}
-	start := func() pod {
-		ctx, cancel := context.WithCancel(context.Background())
-		t.Cleanup(cancel)
-		p := pod{http.NewServeMux(), cancel, make(chan error, 1), make(chan pgleases.Partition, 256)}
-		go func() {
-			p.done <- serve(ctx, pool, p.mux, func(ctx context.Context, partition pgleases.Partition) error {
-				p.runs <- partition
-				<-ctx.Done()
-				return nil
-			})
-		}()
-		receive(t, "it works", p.runs)
-		return p
-	}
-	probe := func(p pod, path string) int {
-		answer := httptest.NewRecorder()
-		p.mux.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
-		return answer.Code
-	}
-	older := start()
-	for _, path := range []string{"/livez", "/readyz"} { // that it has no trust may be true for a moment
-		until(t, path+" of a pod that works says 200", func() bool { return probe(older, path) == http.StatusOK })
-	}
-	newer := start()
-	wraps(t, "it ended with", receive(t, "the older ends", older.done), pgleases.ErrSuperseded)
-	for _, path := range []string{"/livez", "/readyz"} {
-		if code := probe(older, path); code != http.StatusServiceUnavailable {
-			t.Errorf("%s of a pod that ended: %d", path, code)
-		}
-	}
-	newer.stop()
-	if err := receive(t, "the newer ends", newer.done); err != nil {
-		t.Error(err)
-	}
-	if n := value[int](t, pool, "SELECT count(*) FROM pgleases.clients"); n != 0 {
-		t.Errorf("%d sessions are left, not 0", n)
-	}
 }
 
 // headed returns a page's blocks of SQL by the heading above them, and the headings in order.

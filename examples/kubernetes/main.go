@@ -1,0 +1,78 @@
+// Command kubernetes is the program of worker.yaml: a worker with the probes of a pod. docs/kubernetes.md tells the rest.
+package main
+
+import (
+	"context"
+	"errors"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+)
+
+const (
+	address      = ":8080"          // of the probes
+	drainTimeout = 20 * time.Second // for work to end
+	closeTimeout = 25 * time.Second // for the hand-over, work included
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	mux := http.NewServeMux()
+	server := &http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go func() { log.Println("probes:", server.ListenAndServe()) }()
+	defer server.Close()
+	return serve(ctx, pool, mux, func(ctx context.Context, p pgleases.Partition) error {
+		log.Printf("partition %d begins", p.Number) // the application's work
+		<-ctx.Done()
+		return nil
+	})
+}
+
+// serve works until ctx ends.
+func serve(ctx context.Context, pool *pgxpool.Pool, mux *http.ServeMux, work func(context.Context, pgleases.Partition) error) error {
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(os.Getenv("POD_NAME")))
+	if err != nil {
+		return err
+	}
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		if err := client.Err(); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if client.Stats().Trust == 0 {
+			http.Error(w, "no heartbeat succeeded in time", http.StatusServiceUnavailable)
+		}
+	})
+	lease, err := client.Lease(ctx, "orders", 128, pgleases.WithDrainTimeout(drainTimeout))
+	if err == nil {
+		go func() { _ = lease.Run(context.WithoutCancel(ctx), work) }() // Close ends it
+		select {
+		case <-ctx.Done(): // SIGTERM
+		case <-client.Done(): // superseded
+			err = client.Err()
+		}
+	}
+	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	return errors.Join(err, client.Close(closing))
+}
