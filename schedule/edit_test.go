@@ -72,6 +72,23 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	}
 }
 
+// A schedule that catches up is due at once, and then at ticks that have long passed: also where its process looks just between two of its runs.
+func TestALookBetweenTwoRunsLosesNoTick(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.LookAlways()
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "all", args{}, hourly, schedule.MissedAll))
+	ok(t, w.Pause(t.Context(), "all"))
+	l := newLedger(db, "all")
+	w.run()
+	db.setClock(midnight.Add(190 * time.Minute))
+	db.looked()
+	ok(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
+}
+
 func earlier(a, b time.Time) time.Time {
 	if a.Before(b) {
 		return a

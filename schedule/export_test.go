@@ -12,6 +12,9 @@ func ServerTime(told, then, now time.Time) time.Time {
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
 func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 10*time.Millisecond, 0 }
 
+// LookAlways has a scheduler look before whatever else it does.
+func (s *Scheduler) LookAlways() { s.lookEvery = 0 }
+
 // Doubt sets how long a step of the database's clock is doubted.
 func (s *Scheduler) Doubt(d time.Duration) { s.doubted = d }
 

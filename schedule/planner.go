@@ -47,7 +47,8 @@ type planner struct {
 // A finish is the end of a run.
 type finish struct {
 	item
-	again *item // when it is due again; nil: that is to be looked up
+	again *item     // when it is due again; nil: that is to be looked up
+	from  time.Time // the instant before which it is not due
 }
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
@@ -220,7 +221,8 @@ func (p *planner) begin() time.Duration {
 		p.running[it.ID], p.keys[it.Key] = it.due(), struct{}{}
 		go func() {
 			defer o.runs.Done()
-			p.finished <- finish{it, p.carryOut(o, it)}
+			again, from := p.carryOut(o, it)
+			p.finished <- finish{it, again, from}
 		}()
 	}
 	return p.s.lookEvery
@@ -233,8 +235,8 @@ func (p *planner) end(f finish) {
 	if _, ok := p.passed[f.Key]; ok || p.crowded && len(p.queue) == 0 {
 		p.look()
 	}
+	p.low = earlier(p.low, f.from) // where it catches up it is due before it was, and it may be looked for before it begins
 	if f.again == nil {
-		p.low = earlier(p.low, f.due())
 		return
 	}
 	i, _ := slices.BinarySearchFunc(p.queue, f.again.due(), func(it item, t time.Time) int { return it.due().Compare(t) })

@@ -67,30 +67,35 @@ type attempt struct {
 	handler error // the handler's; nil: it did not fail, or was not called
 }
 
-// carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next; nil: that is to be looked up.
-func (p *planner) carryOut(o *ownership, it item) (again *item) {
+// carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next, nil: that is to be looked up; and an
+// instant before which it is not.
+func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) {
+	from = it.due()
 	conflicts, breaks := 0, 0
 	for tries := 1; ; tries++ {
 		a, err := p.try(o, it, tries)
+		if a.row != nil {
+			from = earlier(from, a.row.Cursor) // whose next tick may be due, whatever has become of this step
+		}
 		if err == nil {
 			if a.row == nil || a.decided.Due == nil {
-				return nil
+				return nil, from
 			}
 			it.DueMicro, it.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
-			return &it
+			return &it, it.due()
 		}
 		var pause time.Duration
 		switch {
 		case o.ctx.Err() != nil || a.handler == nil && errors.Is(err, pgleases.ErrNotOwner):
-			return nil // the next owner does it
+			return nil, from // the next owner does it
 		case a.handler == nil && moved(err):
-			return nil // an edit came first, or it had been committed
+			return nil, from // an edit came first, or it had been committed
 		case conflict(err) && conflicts < maxConflicts-1:
 			conflicts++
 			pause = 10 * time.Millisecond << conflicts
 		case a.handler == nil:
 			p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
-			return nil
+			return nil, from
 		case broken(err) && breaks < maxBreaks-1:
 			breaks++
 			pause = 50 * time.Millisecond << breaks
@@ -99,7 +104,7 @@ func (p *planner) carryOut(o *ownership, it item) (again *item) {
 			if err := p.bury(o, a, err); err != nil && o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
 				p.s.logOf(it).Warn("schedule: failure not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 			}
-			return nil
+			return nil, from
 		}
 		select {
 		case <-time.After(pause):
