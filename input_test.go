@@ -260,10 +260,16 @@ func TestASchemaNameThatNeedsQuotingWorks(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%q", schema), func(t *testing.T) {
 			t.Parallel()
-			pool := newPool(t, pgtest.EmptyDatabase(t))
+			url := pgtest.EmptyDatabase(t)
+			pool := newPool(t, url)
+			direct, _ := pgtest.DirectURL(url) // where notifications arrive: heartbeats are rare
+			config, err := pgx.ParseConfig(direct)
+			if err != nil {
+				t.Fatal(err)
+			}
 			var log logbook
 			client := func(id string) *pgleases.Client {
-				return newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID(id), log.option(),
+				return newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID(id), log.option(), pgleases.WithConnConfig(config),
 					pgleases.WithHeartbeat(calmTTL/2)) // statements wait for locks for a quarter of it, and warn after that
 			}
 			ca, cb := client("a"), client("b")
