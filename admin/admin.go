@@ -1,0 +1,114 @@
+// Package admin looks at the leases of a schema from outside: who owns what, who is alive, what waits, and what is wrong. It needs no client,
+// takes part in nothing, and writes nothing. The command pgleases is made of it.
+//
+// All that it reads is the business of operators: an application that wants to know what it owns asks its own Lease.
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/admin/sql"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+const (
+	defaultSchema   = "pgleases"
+	maxSchemaBytes  = 63
+	defaultInterval = time.Second
+	minInterval     = 100 * time.Millisecond
+
+	// answers is how long the server may take for one statement. A snapshot of 65,536 partitions takes a fraction of a second.
+	answers = 10 * time.Second
+)
+
+// An Admin looks at one schema. All methods are safe for concurrent use.
+type Admin struct {
+	pool                *pgxpool.Pool
+	options             options
+	snapshot, partition string // statements
+	locks               *store.Locks
+	shared              shared // by all that watch
+}
+
+type options struct {
+	schema   string
+	interval time.Duration
+}
+
+// An Option changes where or how an Admin looks.
+type Option func(*options)
+
+// WithSchema sets the schema of the tables, as pgleases.WithSchema does for clients; default "pgleases".
+func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
+
+// WithInterval sets the time between two looks of Watch: 100ms or more, default 1s.
+func WithInterval(d time.Duration) Option { return func(o *options) { o.interval = d } }
+
+// New returns an Admin on a pool, which it borrows and never closes. It connects to nothing, so only a bad option is an error. What it reads needs the
+// rights that Grants gives to readers.
+func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
+	o := options{schema: defaultSchema, interval: defaultInterval}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, errors.New("admin: option is nil")
+		}
+		opt(&o)
+	}
+	switch {
+	case pool == nil:
+		return nil, errors.New("admin: pool is nil")
+	case o.interval < minInterval:
+		return nil, fmt.Errorf("admin: interval %v is out of range: %v or more", o.interval, minInterval)
+	}
+	if err := checkSchema(o.schema); err != nil {
+		return nil, err
+	}
+	text := store.Texts(sql.Files, o.schema)
+	return &Admin{pool: pool, options: o, snapshot: text("snapshot"), partition: text("partition"),
+		locks: &store.Locks{Statements: store.StatementsFor(o.schema)}}, nil
+}
+
+func checkSchema(name string) error {
+	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) {
+		return fmt.Errorf("admin: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8", name, maxSchemaBytes)
+	}
+	return nil
+}
+
+// settings are those of a transaction that reads: it does not wait for ever, and calls no function or operator that a stranger has put before those
+// of the system.
+var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL jit = off; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
+
+// begin has a message of the simple protocol, which is one transaction, read one snapshot and write nothing.
+const begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
+
+// failure says what to do about an error.
+func (a *Admin) failure(doing string, err error) error {
+	var misfit *store.SchemaError
+	remedy := ""
+	switch code := store.Code(err); {
+	case err == nil:
+		return nil
+	case errors.As(err, &misfit) && misfit.TooNew:
+		remedy = "run a newer version of this program"
+	case errors.As(err, &misfit):
+		remedy = "run pgleases migrate, or the DDL that pgleases schema prints, as a role that may"
+	case code == "3F000" || code == "42P01" || code == "42883" || code == "42703":
+		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.options.schema)
+	case store.Denied(err):
+		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.options.schema)
+	case code == "0A000":
+		remedy = "the server is a standby, which lacks a part of the tables: look at the primary"
+	case code == "57014":
+		remedy = "the server took too long: run pgleases doctor"
+	}
+	if remedy == "" {
+		return fmt.Errorf("admin: %s: %w", doing, err)
+	}
+	return fmt.Errorf("admin: %s: %w\n%s", doing, err, remedy)
+}

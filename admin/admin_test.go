@@ -1,0 +1,391 @@
+package admin_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/lock"
+)
+
+const soon = 100 * time.Millisecond // between two looks of a test that waits
+
+func TestASnapshotTellsWhatTheClientsKnow(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a := newAdmin(t, pool, admin.WithInterval(soon))
+	one, two := newClient(t, pool, "one"), newClient(t, pool, "two\n\x1b[2J\u202e")
+	x, y := joined(t, one, "orders", 12), joined(t, two, "orders", 12, pgleases.WithWeight(3))
+	joined(t, two, "leader", 1)
+	even := func(s *admin.Snapshot) bool {
+		l := s.Lease("orders")
+		return len(l.Members) == 2 && l.Members[0].Owned == 3 && l.Members[1].Owned == 9 && s.Lease("leader").Members[0].Owned == 1
+	}
+	s := awaitSnapshot(t, a, "shares by weight", even)
+	l := s.Lease("orders")
+	if m := l.Members; m[0].Client != "one" || m[1].Client != "two\n\x1b[2J\u202e" || m[0].Weight != 1 || m[1].Weight != 3 || m[0].Share != 3 || m[1].Share != 9 {
+		t.Errorf("members %+v", l.Members)
+	}
+	var all admin.Ranges
+	for _, h := range l.Holdings {
+		lease, id := x, "one"
+		if h.Owner != id {
+			lease, id = y, two.ID()
+		}
+		if h.Owner != id || h.Target != id || h.LastOwner != id || h.OwnerSession == 0 || h.OwnerSession != h.TargetSession || h.Since.IsZero() || !h.Asked.IsZero() || h.Moves() {
+			t.Errorf("holding %+v", h)
+		}
+		for _, p := range lease.Values() {
+			if !h.Partitions.Contains(p) {
+				t.Errorf("%q owns %d, which is not in %v", id, p, h.Partitions)
+			}
+		}
+		all = append(all, h.Partitions...)
+	}
+	if len(l.Holdings) != 2 || all.Count() != 12 {
+		t.Errorf("holdings %+v", l.Holdings)
+	}
+	if len(s.Clients) != 2 || s.Clients[0].ID != "one" || s.Clients[0].TTL != calmTTL || s.Clients[0].PID == 0 || s.Clients[0].Host == "" || s.Clients[0].Superseded ||
+		s.Clients[0].Dead || s.Clients[0].HeartbeatAge < 0 || s.Clients[0].HeartbeatAge > patience || s.Clients[0].FastFailover {
+		t.Errorf("clients %+v", s.Clients)
+	}
+	if s.At.IsZero() || s.Version < 2 || !s.Server.Marked || s.Server.Timeline != s.Server.Settled || s.Server.Timeline == 0 {
+		t.Errorf("snapshot %+v", s)
+	}
+	if s.Lease("none") != nil || len(s.Orphans(l)) != 0 {
+		t.Errorf("a lease that is none, or orphans: %v", s.Orphans(l))
+	}
+	text, err := json.Marshal(s)
+	if err != nil || !strings.Contains(string(text), `"share":9`) || strings.Contains(string(text), "0001-01-01") {
+		t.Errorf("JSON %s, %v", text, err)
+	}
+}
+
+// A hand-over that waits for work, a client that is superseded, and one that died, as the tables have them.
+func TestASnapshotTellsWhatWaits(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, i, clock_timestamp() + age, '1 minute', 'host', 7, now()
+			FROM (VALUES (11, 'a', 1, interval '1 minute'), (12, 'b', 1, interval '1 minute'), (13, 'b', 2, interval '1 minute'), (14, 'dead', 1, interval '-1 hour')) AS v (s, id, i, age);
+		INSERT INTO pgleases.identities SELECT id, max(incarnation), 1, now() FROM pgleases.clients GROUP BY id;
+		INSERT INTO pgleases.presences VALUES (11, -1);
+		INSERT INTO pgleases.leases VALUES ('l', 10, 5, 1, 0, 'infinity', now()), ('dropped', 0, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at) SELECT 'l', s, 1, now() FROM unnest('{11,12,13,99}'::bigint[]) AS s;
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, home_id, owned_since, asked_at) VALUES
+			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
+			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p`)
+	a := newAdmin(t, newPool(t, url))
+	s, err := a.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := s.Lease("l")
+	if s.Lease("dropped") != nil || l == nil || len(l.Members) != 3 {
+		t.Fatalf("%+v", s)
+	}
+	for i, want := range []admin.Member{
+		{Session: 11, Client: "a", Weight: 1, Share: 5, Owned: 6, Going: 1, Coming: 1},
+		{Session: 12, Client: "b", Weight: 1, Share: 0, Owned: 1, Going: 1},
+		{Session: 13, Client: "b", Weight: 1, Share: 5, Coming: 2},
+	} {
+		got := l.Members[i]
+		got.Joined = time.Time{}
+		if got != want {
+			t.Errorf("member %+v, want %+v", got, want)
+		}
+	}
+	var told []string
+	for _, h := range l.Holdings {
+		told = append(told, strings.Join([]string{h.Partitions.String(), h.Owner, h.Target, h.LastOwner, h.Home}, "|"))
+		if h.Moves() != (h.Partitions[0].First == 1 || h.Partitions[0].First == 5) {
+			t.Errorf("%v moves: %v", h.Partitions, h.Moves())
+		}
+	}
+	if got, want := strings.Join(told, " "), "0,6-9|a|a|a| 1|a|b|a| 2|dead|dead|dead| 3||a|gone|gone 4|||| 5|b|b|b|"; got != want {
+		t.Errorf("holdings %s, want %s", got, want)
+	}
+	if got := s.Orphans(l).String(); got != "2-4" {
+		t.Errorf("orphans %s, want 2-4", got)
+	}
+	if c := s.Client(12); !c.Superseded || c.Dead || s.Client(13).Superseded || !s.Client(14).Dead || !s.Client(11).FastFailover || c.FastFailover {
+		t.Errorf("clients %+v", s.Clients)
+	}
+	for partition, want := range map[int]string{
+		0: `owned by "a", of weight 1, whose share is 5.00 of 10 partitions among 3 working members; it owns 6`,
+		1: `wanted by "b". The owner was asked for it`,
+		2: `"dead" has sent no heartbeat for 1h`,
+		3: `Its owner "gone" was taken out`,
+		4: `had no owner yet`,
+		5: `A newer process has the ID "b"`,
+	} {
+		e, err := a.Explain(t.Context(), "l", partition)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) || e.Epoch != 3 {
+			t.Errorf("partition %d, epoch %d: %s, want %s", partition, e.Epoch, got, want)
+		}
+	}
+	for _, lease := range []string{"l", "none"} {
+		if _, err := a.Explain(t.Context(), lease, 10); !errors.Is(err, admin.ErrNoSuchPartition) {
+			t.Errorf("partition 10 of %q: %v", lease, err)
+		}
+	}
+}
+
+func TestAllThatWatchShareTheLooks(t *testing.T) {
+	t.Parallel()
+	var looks atomic.Int64
+	pool := newPool(t, pgtest.MigratedDatabase(t), func(config *pgxpool.Config) {
+		config.BeforeAcquire = func(context.Context, *pgx.Conn) bool { looks.Add(1); return true }
+	})
+	a := newAdmin(t, pool, admin.WithInterval(soon))
+	const watchers, each = 50, 5
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	seen := make(map[*admin.Snapshot]int)
+	for range watchers {
+		wg.Go(func() {
+			n := 0
+			for s, err := range a.Watch(t.Context()) {
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				seen[s]++
+				mu.Unlock()
+				if n++; n == each {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := looks.Load(); n < each || int(n) > 2*len(seen) || n >= watchers*each/2 {
+		t.Errorf("%d looks for %d snapshots that %d saw", n, len(seen), watchers)
+	}
+	after := looks.Load()
+	for s, err := range a.Watch(t.Context()) { // after a pause it looks again
+		if err != nil || seen[s] > 0 {
+			t.Errorf("an old snapshot, or %v", err)
+		}
+		break
+	}
+	if looks.Load() == after {
+		t.Error("nobody looked again")
+	}
+}
+
+func TestWhoIsSlowGetsTheLatestAlone(t *testing.T) {
+	t.Parallel()
+	a := newAdmin(t, newPool(t, pgtest.MigratedDatabase(t)), admin.WithInterval(soon))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	quick := make(chan *admin.Snapshot)
+	go func() {
+		defer close(quick)
+		for s := range a.Watch(ctx) {
+			select {
+			case quick <- s:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	var latest *admin.Snapshot
+	for s, err := range a.Watch(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if latest != nil {
+			if s.At.Before(latest.At) {
+				t.Errorf("a look of %v, where there was one of %v", s.At, latest.At)
+			}
+			break
+		}
+		for range 4 { // it is slow
+			latest = <-quick
+		}
+	}
+	cancel()
+	for range quick {
+	}
+}
+
+// An outage is told, and over when the database is back.
+func TestAWatchGoesOnAfterAnError(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	a := newAdmin(t, newPool(t, url), admin.WithInterval(soon))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	stage := 0
+	for s, err := range a.Watch(ctx) {
+		switch {
+		case stage == 0 && err == nil:
+			exec(t, url, "ALTER TABLE pgleases.leases RENAME TO hidden")
+			stage = 1
+		case stage == 1 && err != nil:
+			if s != nil || !strings.Contains(err.Error(), "pgleases migrate") {
+				t.Errorf("%v, %v", s, err)
+			}
+			exec(t, url, "ALTER TABLE pgleases.hidden RENAME TO leases")
+			stage = 2
+		case stage == 2 && err == nil:
+			return
+		}
+	}
+	t.Errorf("it stayed in stage %d", stage)
+}
+
+func TestLocksTellsWhoHoldsThem(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	client := newClient(t, pool, "holder")
+	held, err := lock.New(client, pool).Acquire(t.Context(), "a/one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := lock.New(client, pool).AcquireShared(t.Context(), "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAdmin(t, pool)
+	var names []string
+	for l, err := range a.Locks(t.Context(), "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		names = append(names, l.Name)
+	}
+	if got := strings.Join(names, " "); got != "a/one b" {
+		t.Errorf("locks %q", got)
+	}
+	for l, err := range a.Locks(t.Context(), "a/") {
+		if err != nil || l.Name != "a/one" || l.Shared || l.Waiting != 0 || len(l.Holders) != 1 || l.Holders[0].Client != "holder" ||
+			l.Holders[0].Token != held.Token() || l.Holders[0].TimeLeft <= 0 || l.Holders[0].TimeLeft > calmTTL || l.Holders[0].Since.IsZero() {
+			t.Errorf("%+v, %v", l, err)
+		}
+	}
+	for _, h := range []*lock.Held{held, other} {
+		if err := h.Release(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestALagQueryCanButRead(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, "CREATE TABLE public.work (partition int, n int); INSERT INTO public.work VALUES (1, 10), (1, 5), (3, 7); GRANT ALL ON public.work TO PUBLIC",
+		"CREATE FUNCTION public.sneak() RETURNS int LANGUAGE plpgsql AS 'BEGIN DELETE FROM public.work; RETURN 1; END'")
+	pool := newPool(t, url)
+	a := newAdmin(t, pool)
+	for _, query := range []string{"SELECT partition, sum(n) FROM public.work GROUP BY 1", "SELECT partition, n FROM public.work; -- all"} {
+		lag, err := a.Lag(t.Context(), query, patience)
+		if strings.HasSuffix(query, "all") {
+			if err == nil {
+				t.Error("a second statement passed")
+			}
+			continue
+		}
+		if err != nil || len(lag) != 2 || lag[1] != 15 || lag[3] != 7 {
+			t.Errorf("%s: %v, %v", query, lag, err)
+		}
+	}
+	for query, want := range map[string]string{
+		"SELECT partition, n FROM public.work -- rows;":                                           "",
+		"DELETE FROM public.work RETURNING partition, n":                                          "syntax error",
+		"SELECT 1, public.sneak()":                                                                "read-only transaction",
+		"SELECT 1, 2) AS q (partition, lag); DELETE FROM public.work; SELECT 1 FROM (SELECT 1, 2": "cannot insert multiple commands",
+		"SELECT 1, set_config('transaction_read_only', 'off', true)::int":                         "read-write",
+		"SELECT 1":            "2 columns",
+		"SELECT NULL::int, 1": "NULL",
+	} {
+		_, err := a.Lag(t.Context(), query, patience)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "two columns")) {
+			t.Errorf("%s: %v, want %q", query, err, want)
+		}
+	}
+	if _, err := a.Lag(t.Context(), "SELECT 1, 2 FROM pg_sleep(1000)", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "57014") {
+		t.Errorf("a query that takes long: %v", err)
+	}
+	if _, err := a.Lag(t.Context(), "SELECT 1, 2", 0); err == nil {
+		t.Error("a limit of 0")
+	}
+	var n int
+	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM public.work").Scan(&n); err != nil || n != 3 {
+		t.Errorf("%d rows are left, %v", n, err)
+	}
+}
+
+func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.EmptyDatabase(t))
+	for _, test := range []struct {
+		pool *pgxpool.Pool
+		opt  admin.Option
+		want string
+	}{
+		{nil, admin.WithInterval(time.Second), "pool is nil"},
+		{pool, nil, "option is nil"},
+		{pool, admin.WithInterval(0), "interval 0s is out of range: 100ms or more"},
+		{pool, admin.WithSchema(""), `schema name ""`},
+		{pool, admin.WithSchema(strings.Repeat("x", 64)), "1 to 63 bytes"},
+	} {
+		if _, err := admin.New(test.pool, test.opt); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%v, want %q", err, test.want)
+		}
+	}
+	if _, err := newAdmin(t, pool, admin.WithSchema("no such")).Snapshot(t.Context()); err == nil || !strings.Contains(err.Error(), `schema "no such" is missing`) {
+		t.Error(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := newAdmin(t, pool).Snapshot(ended); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+func TestRangesAreReadAndWritten(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('big', 65536, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, epoch) SELECT 'big', p, nullif(p % 3, 0), 1 FROM generate_series(0, 65535) AS p`)
+	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	count, sum := 0, 0.0
+	for i, h := range s.Lease("big").Holdings {
+		count += h.Partitions.Count()
+		for _, r := range h.Partitions {
+			if r.First != r.Last || r.First%3 != i {
+				t.Fatalf("holding %d has %v", i, r)
+			}
+			sum += float64(r.First)
+		}
+	}
+	if count != 65536 || math.Abs(sum-65536*65535/2) > 0.1 {
+		t.Errorf("%d partitions, sum %v", count, sum)
+	}
+	text, err := json.Marshal(admin.Ranges{{0, 4}, {7, 7}})
+	if got := (admin.Ranges{{0, 4}, {7, 7}}).String(); err != nil || string(text) != "[[0,4],[7,7]]" || got != "0-4,7" || (admin.Ranges{}).String() != "-" {
+		t.Errorf("%s, %s, %v", text, got, err)
+	}
+}

@@ -1,0 +1,71 @@
+package admin
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	enginesql "github.com/pgleases/pgleases/sql"
+)
+
+// A Purpose is what a role is for.
+type Purpose string
+
+// The purposes of roles.
+const (
+	ForClients  Purpose = "clients"  // runs clients
+	ForReader   Purpose = "reader"   // looks: all that package admin reads
+	ForGuard    Purpose = "guard"    // writes under Guard, and runs no clients
+	ForOperator Purpose = "operator" // besides the rights of clients: drops leases, and calls new_era
+)
+
+// Purposes are all of them.
+var Purposes = []Purpose{ForClients, ForReader, ForGuard, ForOperator}
+
+// Grants returns the GRANT statements that a role needs for a purpose, where another role owns the tables of the schema. The owner runs them, again after each
+// migration. The errors: names that are none, an unknown purpose.
+func Grants(role, schema string, purpose Purpose) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
+	if role == "" || len(role) > maxSchemaBytes {
+		return "", fmt.Errorf("admin: role %q is out of range: an identifier of 1 to %d bytes", role, maxSchemaBytes)
+	}
+	raw, err := enginesql.Files.ReadFile("grants.sql")
+	if err != nil {
+		panic(err) // a build that cannot work
+	}
+	// grants.sql has the rights of clients first, then, as comments, each under a line of its own, those of others.
+	quoted, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{schema}.Sanitize()
+	clients, others, _ := strings.Cut(string(raw), "\n-- A role that only writes")
+	guard, operator, _ := strings.Cut(others, "\n-- A role that drops")
+	clients = clients[strings.Index(clients, "\nGRANT")+1:]
+	named := strings.NewReplacer("SCHEMA pgleases TO", "SCHEMA "+in+" TO", "pgleases.", in+".",
+		"pgleases_app", quoted, "TO worker;", "TO "+quoted+";", "TO operator;", "TO "+quoted+";").Replace
+	switch purpose {
+	case ForClients:
+		return named(clients), nil
+	case ForGuard:
+		return named(uncommented(guard)), nil
+	case ForOperator:
+		return named(clients) + named(uncommented(operator)), nil
+	case ForReader:
+		return fmt.Sprintf("GRANT USAGE ON SCHEMA %[1]s TO %[2]s;\nGRANT SELECT ON ALL TABLES IN SCHEMA %[1]s TO %[2]s;\n"+
+			"-- For databases where PUBLIC may not execute functions.\n"+
+			"GRANT EXECUTE ON FUNCTION %[1]s.timeline(), %[1]s.lock_list(pg_catalog.text, pg_catalog.text, int) TO %[2]s;\n"+
+			"-- To see what other roles' sessions do, which pgleases doctor looks at:\n--   GRANT pg_monitor TO %[2]s;\n", in, quoted), nil
+	}
+	return "", fmt.Errorf("admin: purpose %q is none of %v", purpose, Purposes)
+}
+
+// uncommented returns the statements that stand in comments.
+func uncommented(text string) string {
+	var b strings.Builder
+	for line := range strings.SplitSeq(text, "\n") {
+		if statement, ok := strings.CutPrefix(line, "--   "); ok {
+			b.WriteString(statement + "\n")
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,120 @@
+package admin_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "after all tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// patience bounds what a test waits for. It is reached only where that never comes.
+const patience = 2 * time.Minute
+
+const (
+	// calmTTL is that of clients which no test expects to die.
+	calmTTL       = time.Minute
+	calmHeartbeat = 200 * time.Millisecond
+)
+
+func newPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // through any pooler
+	for _, f := range configure {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
+	t.Helper()
+	a, err := admin.New(pool, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
+	t.Helper()
+	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
+		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			t.Errorf("Close of %s: %v", id, err)
+		}
+	})
+	return c
+}
+
+func joined(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
+	t.Helper()
+	l, err := c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func exec(t *testing.T, url string, statements ...string) {
+	t.Helper()
+	pool := newPool(t, pgtest.OwnerURL(url))
+	defer pool.Close()
+	for _, statement := range statements {
+		if _, err := pool.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+}
+
+// awaitSnapshot watches until a snapshot is as it should be, and returns it.
+func awaitSnapshot(t *testing.T, a *admin.Admin, what string, is func(*admin.Snapshot) bool) *admin.Snapshot {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var last *admin.Snapshot
+	for s, err := range a.Watch(ctx) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last = s; is(s) {
+			return s
+		}
+	}
+	t.Fatalf("not so within %v: %s: %+v", patience, what, last)
+	return nil
+}

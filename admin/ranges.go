@@ -1,0 +1,107 @@
+package admin
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// A Range is the partitions from First to Last.
+type Range struct{ First, Last int }
+
+// Ranges are partitions: ranges in order, none of which meets the next. In JSON they are pairs, [[0,4],[7,7]].
+type Ranges []Range
+
+// Count is how many partitions they are.
+func (rs Ranges) Count() (n int) {
+	for _, r := range rs {
+		n += r.Last - r.First + 1
+	}
+	return n
+}
+
+// Contains reports whether a partition is one of them.
+func (rs Ranges) Contains(partition int) bool {
+	return slices.ContainsFunc(rs, func(r Range) bool { return r.First <= partition && partition <= r.Last })
+}
+
+// String writes them as people read them, "0-4,7"; none as "-".
+func (rs Ranges) String() string {
+	if len(rs) == 0 {
+		return "-"
+	}
+	var b strings.Builder
+	for i, r := range rs {
+		if i > 0 {
+			b.WriteByte(',')
+		}
+		fmt.Fprint(&b, r.First)
+		if r.Last > r.First {
+			fmt.Fprintf(&b, "-%d", r.Last)
+		}
+	}
+	return b.String()
+}
+
+// MarshalJSON never fails.
+func (rs Ranges) MarshalJSON() ([]byte, error) {
+	pairs := make([][2]int, len(rs))
+	for i, r := range rs {
+		pairs[i] = [2]int{r.First, r.Last}
+	}
+	return json.Marshal(pairs)
+}
+
+// merged returns ranges of any order as Ranges are to be.
+func (rs Ranges) merged() (all Ranges) {
+	slices.SortFunc(rs, func(a, b Range) int { return cmp.Compare(a.First, b.First) })
+	for _, r := range rs {
+		if last := len(all) - 1; last >= 0 && r.First <= all[last].Last+1 {
+			all[last].Last = max(all[last].Last, r.Last)
+		} else {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// common returns the partitions that are in both.
+func (rs Ranges) common(others Ranges) (both Ranges) {
+	for _, r := range rs {
+		for _, o := range others {
+			if first, last := max(r.First, o.First), min(r.Last, o.Last); first <= last {
+				both = append(both, Range{first, last})
+			}
+		}
+	}
+	return both.merged()
+}
+
+// parseRanges reads a multirange of PostgreSQL, "{[0,5),[7,8)}".
+func parseRanges(text string) (rs Ranges, err error) {
+	inner, opened := strings.CutPrefix(text, "{[")
+	inner, closed := strings.CutSuffix(inner, ")}")
+	if !opened || !closed {
+		return nil, fmt.Errorf("%q is no multirange", text)
+	}
+	for word := range strings.SplitSeq(inner, "),[") {
+		var first, end int
+		if _, err := fmt.Sscanf(word, "%d,%d", &first, &end); err != nil {
+			return nil, fmt.Errorf("%q is no multirange: %w", text, err)
+		}
+		rs = append(rs, Range{first, end - 1})
+	}
+	return rs, nil
+}
+
+func sortMembers(members []Member) {
+	slices.SortStableFunc(members, func(a, b Member) int {
+		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Session, b.Session))
+	})
+}
+
+func sortHoldings(holdings []Holding) {
+	slices.SortFunc(holdings, func(a, b Holding) int { return cmp.Compare(a.Partitions[0].First, b.Partitions[0].First) })
+}

@@ -1,0 +1,386 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A Snapshot is what the tables say at one moment. It may be shared with others who watch: do not change it.
+type Snapshot struct {
+	At      time.Time `json:"at"`             // by the database's clock
+	Version int       `json:"schema_version"` // of the schema
+	Server  Server    `json:"server"`
+	Clients []Client  `json:"clients"` // by ID, then incarnation
+	Leases  []Lease   `json:"leases"`  // by name, byte by byte; without those that were dropped
+
+	minCode int // the oldest code that can run here
+}
+
+// Server is which server it is. In JSON its numbers are texts, as they have up to 63 bits.
+type Server struct {
+	Timeline int64 `json:"timeline,string"` // as the SQL function timeline names the server and its timeline; 0: it does not tell
+	Settled  int64 `json:"settled,string"`  // the settled one. While it is another, nothing moves
+	Era      int64 `json:"era"`             // the high part of new epochs
+	Marked   bool  `json:"marked"`          // false: it has crashed or was promoted, and no client has come since
+}
+
+// Client is a session that has not been taken out.
+type Client struct {
+	Session      int64         `json:"session,string"`
+	ID           string        `json:"id"`
+	Incarnation  int64         `json:"incarnation"`
+	Superseded   bool          `json:"superseded"` // a newer process has its ID: it ends
+	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
+	TTL          time.Duration `json:"ttl_ns"`
+	Dead         bool          `json:"dead"`          // silent for longer than its TTL: another may take it out
+	FastFailover bool          `json:"fast_failover"` // it has WithFastFailover
+	Host         string        `json:"host"`
+	PID          int           `json:"pid"`
+	Started      time.Time     `json:"started"` // by its own clock
+}
+
+// Lease is a lease with its members and partitions.
+type Lease struct {
+	Name       string    `json:"name"`
+	Partitions int       `json:"partitions"`
+	Generation int64     `json:"generation"`   // rises with every change of its members, owners or targets
+	Planned    time.Time `json:"planned"`      // when a plan was last claimed or made
+	Due        time.Time `json:"due,omitzero"` // when the next plan is due; zero: none is
+	Members    []Member  `json:"members"`      // by client ID
+	Holdings   []Holding `json:"holdings"`     // by their first partition
+}
+
+// Member is a client's part in a lease.
+type Member struct {
+	Session int64     `json:"session,string"`
+	Client  string    `json:"client"`
+	Weight  int       `json:"weight"`
+	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are not superseded
+	Owned   int       `json:"owned"`
+	Coming  int       `json:"coming"` // on their way to it
+	Going   int       `json:"going"`  // that it owns, and was asked to hand over
+	Joined  time.Time `json:"joined"`
+}
+
+// Holding is the partitions of a lease that have the same owner and the same target.
+type Holding struct {
+	OwnerSession  int64     `json:"owner_session,string"`  // 0: none
+	TargetSession int64     `json:"target_session,string"` // 0: none
+	Owner         string    `json:"owner"`                 // its client ID; empty: it has none, or one that was taken out
+	Target        string    `json:"target"`                // the client that shall own them; empty: none
+	LastOwner     string    `json:"last_owner"`            // the ID of the owner, or of the last one; empty: they never had one
+	Home          string    `json:"home"`                  // the ID of the client to which they return; empty: none
+	Since         time.Time `json:"since,omitzero"`        // the oldest of these ownerships; zero: there is none
+	Asked         time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: it is not
+	Partitions    Ranges    `json:"partitions"`
+}
+
+// Moves reports whether the owner, who lives, is asked to hand over.
+func (h Holding) Moves() bool { return h.Owner != "" && h.OwnerSession != h.TargetSession }
+
+// Snapshot reads all leases, with their partitions as ranges, and all clients, in one round trip. Several thousand partitions that are
+// scattered among the clients are as many ranges. ctx covers the call; the server may take 10 s for it.
+//
+// The errors: the pool's, the database's; the text of one names its remedy.
+func (a *Admin) Snapshot(ctx context.Context) (*Snapshot, error) {
+	var s *Snapshot
+	err := a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) (err error) {
+		s, err = a.readSnapshot(ctx, conn.Conn(), begin+settings)
+		return err
+	})
+	return s, a.failure("read a snapshot", err)
+}
+
+// readSnapshot sends what comes first, settings, and the statement, in one message.
+func (a *Admin) readSnapshot(ctx context.Context, conn *pgx.Conn, first string) (*Snapshot, error) {
+	results, err := conn.PgConn().Exec(ctx, first+a.snapshot).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	rows := results[len(results)-1].Rows
+	if len(rows) != 1 {
+		return nil, fmt.Errorf("schema %q has no row that tells its version or its server", a.options.schema)
+	}
+	var r tables
+	if err := json.Unmarshal(rows[0][0], &r); err != nil {
+		return nil, err
+	}
+	return r.snapshot()
+}
+
+// tables is what snapshot.sql tells.
+type tables struct {
+	At                     int64
+	Version                int
+	MinCode                int `json:"min_code"`
+	Timeline, Settled, Era int64
+	Marked                 bool
+	Clients                []struct {
+		Session, Incarnation int64
+		ID, Host             string
+		PID                  int
+		Superseded, Fast     bool
+		Started, TTL, Silent int64
+	}
+	Leases []struct {
+		Name       string
+		Partitions int
+		Generation int64
+		Planned    int64
+		Due        *int64
+		Members    []struct {
+			Session, Joined int64
+			Weight          int
+		}
+		Holdings []struct {
+			Owner, Target *int64
+			OwnerID       *string `json:"owner_id"`
+			HomeID        *string `json:"home_id"`
+			Since, Asked  *int64
+			Numbers       string
+		}
+	}
+}
+
+func (r *tables) snapshot() (*Snapshot, error) {
+	s := &Snapshot{At: time.UnixMicro(r.At), Version: r.Version, minCode: r.MinCode, Server: Server{r.Timeline, r.Settled, r.Era, r.Marked},
+		Clients: make([]Client, len(r.Clients)), Leases: make([]Lease, len(r.Leases))}
+	clients := make(map[int64]*Client, len(r.Clients)) // by session
+	for i, c := range r.Clients {
+		s.Clients[i] = Client{Session: c.Session, ID: c.ID, Incarnation: c.Incarnation, Superseded: c.Superseded,
+			HeartbeatAge: micros(c.Silent), TTL: micros(c.TTL), Dead: c.Silent > c.TTL, FastFailover: c.Fast,
+			Host: c.Host, PID: c.PID, Started: time.UnixMicro(c.Started)}
+		clients[c.Session] = &s.Clients[i]
+	}
+	for i, l := range r.Leases {
+		lease := &s.Leases[i]
+		*lease = Lease{Name: l.Name, Partitions: l.Partitions, Generation: l.Generation, Planned: time.UnixMicro(l.Planned), Due: point(l.Due),
+			Members: []Member{}, Holdings: make([]Holding, len(l.Holdings))}
+		members := make(map[int64]int, len(l.Members)) // by session, the place in Members
+		weights := 0
+		for _, m := range l.Members {
+			c := clients[m.Session]
+			if c == nil {
+				continue // it was taken out, and its row goes with the next check
+			}
+			if !c.Superseded {
+				weights += m.Weight
+			}
+			lease.Members = append(lease.Members, Member{Session: m.Session, Client: c.ID, Weight: m.Weight, Joined: time.UnixMicro(m.Joined)})
+		}
+		sortMembers(lease.Members)
+		for j := range lease.Members {
+			m := &lease.Members[j]
+			members[m.Session] = j
+			if weights > 0 && !clients[m.Session].Superseded {
+				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
+			}
+		}
+		for j, h := range l.Holdings {
+			numbers, err := parseRanges(h.Numbers)
+			if err != nil {
+				return nil, err
+			}
+			to := &lease.Holdings[j]
+			*to = Holding{OwnerSession: value(h.Owner), TargetSession: value(h.Target), LastOwner: value(h.OwnerID), Home: value(h.HomeID),
+				Since: point(h.Since), Asked: point(h.Asked), Partitions: numbers}
+			if c := clients[to.OwnerSession]; c != nil {
+				to.Owner = c.ID
+			}
+			if c := clients[to.TargetSession]; c != nil {
+				to.Target = c.ID
+			}
+			owner, owned := members[to.OwnerSession]
+			target, aimed := members[to.TargetSession]
+			if owned {
+				lease.Members[owner].Owned += numbers.Count()
+			}
+			if to.OwnerSession != to.TargetSession {
+				if owned {
+					lease.Members[owner].Going += numbers.Count()
+				}
+				if aimed {
+					lease.Members[target].Coming += numbers.Count()
+				}
+			}
+		}
+		sortHoldings(lease.Holdings)
+	}
+	return s, nil
+}
+
+// Lease returns the lease of a name; nil: there is none.
+func (s *Snapshot) Lease(name string) *Lease {
+	for i := range s.Leases {
+		if s.Leases[i].Name == name {
+			return &s.Leases[i]
+		}
+	}
+	return nil
+}
+
+// Client returns the client of a session; nil: it was taken out, or there was none.
+func (s *Snapshot) Client(session int64) *Client {
+	for i := range s.Clients {
+		if s.Clients[i].Session == session {
+			return &s.Clients[i]
+		}
+	}
+	return nil
+}
+
+// Orphans returns the partitions of a lease that nobody who lives owns.
+func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
+	for _, h := range l.Holdings {
+		if c := s.Client(h.OwnerSession); c == nil || c.Dead {
+			orphans = append(orphans, h.Partitions...)
+		}
+	}
+	return orphans.merged()
+}
+
+// ErrNoSuchPartition is returned by Explain for a lease that nobody has made, and for a number that it has not.
+var ErrNoSuchPartition = errors.New("admin: there is no such partition")
+
+// An Explanation is why a partition is where it is.
+type Explanation struct {
+	Lease     string    `json:"lease"`
+	Partition int       `json:"partition"`
+	Epoch     int64     `json:"epoch,string"`   // fencing token, a text in JSON, as it has up to 63 bits
+	Owner     string    `json:"owner"`          // its client ID; empty: none
+	Since     time.Time `json:"since,omitzero"` // zero: it has no owner
+	Target    string    `json:"target"`         // the client that shall own it; empty: none
+	LastOwner string    `json:"last_owner"`
+	Home      string    `json:"home"`           // the client to which it returns; empty: none
+	Asked     time.Time `json:"asked,omitzero"` // when the owner was asked to hand over; zero: it is not
+	Member    *Member   `json:"member"`         // the owner's part in the lease; nil: none
+	Members   []Member  `json:"members"`        // of the lease
+	Reasons   []string  `json:"reasons"`        // sentences: first why it is there, then what waits
+}
+
+// Explain tells why a partition is where it is: its owner's share and weight, and what waits. The errors are those of Snapshot, and
+// ErrNoSuchPartition.
+func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Explanation, error) {
+	doing := fmt.Sprintf("explain partition %d of lease %q", partition, lease)
+	var s *Snapshot
+	e := &Explanation{Lease: lease, Partition: partition}
+	var owner, target *int64
+	var ownerID, homeID *string
+	var since, asked *time.Time
+	err := pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
+		err = tx.QueryRow(ctx, a.partition, lease, partition).Scan(&e.Epoch, &owner, &target, &ownerID, &homeID, &since, &asked)
+		if err != nil {
+			return err
+		}
+		s, err = a.readSnapshot(ctx, tx.Conn(), settings)
+		return err
+	})
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
+	}
+	if err != nil {
+		return nil, a.failure(doing, err)
+	}
+	l := s.Lease(lease)
+	if l == nil {
+		return nil, fmt.Errorf("%w: lease %q was dropped", ErrNoSuchPartition, lease)
+	}
+	e.LastOwner, e.Home, e.Members = value(ownerID), value(homeID), l.Members
+	if since != nil {
+		e.Since = *since
+	}
+	if asked != nil {
+		e.Asked = *asked
+	}
+	e.reason(s, l, s.Client(value(owner)), s.Client(value(target)), owner != nil)
+	return e, nil
+}
+
+// reason writes the sentences. Owner and target are nil where they do not live, had says whether it had an owner.
+func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had bool) {
+	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
+	working := 0
+	for i, m := range l.Members {
+		if m.Weight > 0 {
+			working++
+		}
+		if owner != nil && m.Session == owner.Session {
+			e.Member = &l.Members[i]
+		}
+	}
+	if target != nil {
+		e.Target = target.ID
+	}
+	switch {
+	case owner == nil && had:
+		say("Its owner %q was taken out. It waits for a plan, or for a guarded transaction of that owner to end.", e.LastOwner)
+	case owner == nil && e.LastOwner == "":
+		say("It has had no owner yet.")
+	case owner == nil:
+		say("It has no owner. The last one was %q.", e.LastOwner)
+	default:
+		e.Owner = owner.ID
+	}
+	if owner != nil {
+		switch m := e.Member; {
+		case m == nil:
+			say("Its owner %q is no member of the lease any more.", owner.ID)
+		default:
+			say("It is owned by %q, of weight %d, whose share is %.2f of %d partitions among %d working members; it owns %d.",
+				owner.ID, m.Weight, m.Share, l.Partitions, working, m.Owned)
+		}
+		switch {
+		case owner.Dead:
+			say("%q has sent no heartbeat for %v, longer than its TTL of %v. A client that has watched the clock for that TTL takes it out.",
+				owner.ID, round(owner.HeartbeatAge), owner.TTL)
+		case owner.Superseded:
+			say("A newer process has the ID %q. This one ends when its work has ended.", owner.ID)
+		}
+	}
+	if e.Home != "" && e.Home != e.Owner {
+		say("Its home is %q: it returns there once that client has room for it in its share.", e.Home)
+	}
+	switch {
+	case owner != nil && target != nil && owner != target:
+		say("It is wanted by %q. The owner was asked for it %v ago, and hands over when its work on it has ended, and all guarded transactions.",
+			target.ID, round(s.At.Sub(e.Asked)))
+	case owner != nil && target == nil && !e.Asked.IsZero():
+		say("The owner was asked to give it up %v ago, and nobody is there to own it.", round(s.At.Sub(e.Asked)))
+	case owner == nil && len(l.Members) == 0:
+		say("The lease has no members: start a process that joins it.")
+	case owner == nil && working == 0:
+		say("All members have weight 0: give one a weight, or start another.")
+	}
+	if s.Server.Settled != s.Server.Timeline {
+		say("The server was promoted, or is a copy, and is not settled: nothing moves until a client has watched it for the longest TTL.")
+	}
+	if !l.Due.IsZero() {
+		say("A plan of the lease is due, %v after its last one. Any client makes it.", round(max(0, s.At.Sub(l.Planned))))
+	}
+}
+
+func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// point is a point in time; zero for none.
+func point(micro *int64) time.Time {
+	if micro == nil {
+		return time.Time{}
+	}
+	return time.UnixMicro(*micro)
+}
+
+// value is the zero value for none.
+func value[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}

@@ -1,0 +1,66 @@
+-- doctor.sql: what the catalogs and statistics tell about a server and a schema, which may be missing. The search_path is to be pg_catalog alone.
+--
+-- $1 text              schema
+-- $2 text              role whose rights are told; empty: the current one
+-- $3 double precision  seconds from which on a transaction is told that idles; ten times that for one that works
+--
+-- One text, JSON. Of sessions of other roles who is no member of pg_read_all_stats is not told what they do.
+WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
+role AS MATERIALIZED (
+    SELECT n.name, r.oid, r.rolconnlimit
+    FROM (SELECT CASE WHEN $2::text = '' THEN current_user::text ELSE $2::text END AS name) AS n
+    LEFT JOIN pg_roles AS r ON r.rolname = n.name
+),
+space AS MATERIALIZED (SELECT n.oid FROM (SELECT) AS one LEFT JOIN pg_namespace AS n ON n.nspname = $1::text),
+sessions AS MATERIALIZED (SELECT a.* FROM pg_stat_activity AS a WHERE a.backend_type = 'client backend'),
+busy AS MATERIALIZED (
+    SELECT a.pid, coalesce(a.usename, '') AS owner, coalesce(a.application_name, '') AS application, a.state LIKE 'idle in transaction%' AS idle,
+           extract(epoch FROM t.now - a.xact_start)::double precision AS seconds, a.backend_xmin IS NOT NULL AS keeps
+    FROM sessions AS a CROSS JOIN t
+    WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+),
+relations AS MATERIALIZED (
+    SELECT c.oid, c.relname, c.relkind, c.reloptions, r.oid AS role
+    FROM pg_class AS c CROSS JOIN space AS s CROSS JOIN role AS r
+    WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
+)
+SELECT json_build_object(
+    'server_version', current_setting('server_version_num')::int,
+    'recovery', pg_is_in_recovery(),
+    'read_only', current_setting('default_transaction_read_only')::boolean,
+    'backend', pg_backend_pid(),
+    'autovacuum', current_setting('autovacuum')::boolean AND current_setting('track_counts')::boolean,
+    'sees_all', pg_has_role(current_user, 'pg_read_all_stats', 'usage'),
+    'schema', s.oid IS NOT NULL,
+    'role', r.name,
+    'role_exists', r.oid IS NOT NULL,
+    'room', json_build_array( -- how many sessions may be, and are: on the server, in the database, of the role
+        json_build_object('of', 'the server', 'most', current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
+                          'now', (SELECT count(*) FROM sessions)),
+        json_build_object('of', 'the database', 'most', d.datconnlimit, 'now', (SELECT count(*) FROM sessions AS a WHERE a.datid = d.oid)),
+        json_build_object('of', 'the role', 'most', coalesce(r.rolconnlimit, -1), 'now', (SELECT count(*) FROM sessions AS a WHERE a.usesysid = r.oid))),
+    'idle', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE b.idle AND b.seconds > $3),
+    'old', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE NOT b.idle AND b.keeps AND b.seconds > 10 * $3),
+    'tables', (
+        SELECT coalesce(json_object_agg(c.relname, json_build_object(
+            'live', pg_stat_get_live_tuples(c.oid), 'dead', pg_stat_get_dead_tuples(c.oid),
+            'updates', pg_stat_get_tuples_updated(c.oid), 'hot', pg_stat_get_tuples_hot_updated(c.oid),
+            'vacuums', NOT EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o
+                                   WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean))), '{}')
+        FROM relations AS c WHERE c.relkind = 'r'),
+    'functions', (SELECT coalesce(json_agg(json_build_object('name', f.proname, 'body', f.prosrc)), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid),
+    'triggers', (SELECT coalesce(json_agg(g.tgname), '[]') FROM pg_trigger AS g JOIN relations AS c ON c.oid = g.tgrelid
+                 WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A')),
+    'rights', (
+        SELECT coalesce(json_agg(p.held), '[]')
+        FROM (SELECT c.relname || ' ' || k.kind AS held
+              FROM relations AS c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS k (kind)
+              WHERE c.relkind <> 'S' AND has_table_privilege(c.role, c.oid, k.kind)
+              UNION ALL
+              SELECT c.relname || ' USAGE' FROM relations AS c WHERE c.relkind = 'S' AND has_sequence_privilege(c.role, c.oid, 'USAGE')
+              UNION ALL
+              SELECT DISTINCT f.proname || ' EXECUTE' FROM pg_proc AS f WHERE f.pronamespace = s.oid AND has_function_privilege(r.oid, f.oid, 'EXECUTE')
+              UNION ALL
+              SELECT 'USAGE' WHERE has_schema_privilege(r.oid, s.oid, 'USAGE')) AS p)
+)::text
+FROM role AS r CROSS JOIN space AS s JOIN pg_database AS d ON d.datname = current_database()
