@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"slices"
 	"strings"
 	"testing"
@@ -113,45 +112,5 @@ func TestHandoverEndsWithTheLastPartition(t *testing.T) {
 	all := []ownership{{0, "c", 7, after(8)}, {1, "b", 10, after(6)}, {2, "c", 10, after(9)}}
 	if values, since := owned(all, "c"); !slices.Equal(values, []int{0, 2}) || !since.Equal(after(9)) {
 		t.Errorf("c owns %v since %v", values, since)
-	}
-}
-
-func TestScreen(t *testing.T) {
-	var out bytes.Buffer
-	s := &screen{began: time.Now(), out: &out, terminal: true}
-	s.table([]string{"one", "two"})
-	s.event("it rains")
-	s.clear()
-	const table = "\x1b[?7lone\ntwo\n\x1b[?7h"
-	const gone = "\x1b[2A\x1b[J"
-	if want := table + gone + "  0.0 s  it rains\n" + table + gone; out.String() != want {
-		t.Errorf("wrote %q, want %q", out.String(), want)
-	}
-}
-
-func TestTailKeepsTheLastLines(t *testing.T) {
-	var lines int
-	l := tail{line: func(string) { lines++ }}
-	for _, part := range []string{strings.Repeat("early\n", 100), "in two ", "parts\nnot ended"} {
-		if _, err := l.Write([]byte(part)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text := l.String()
-	if lines != 101 || strings.Count(text, "\n") != tailLines || !strings.HasSuffix(text, "  in two parts\n") {
-		t.Errorf("%d lines, kept %q", lines, text)
-	}
-}
-
-func TestNumbersAsPeopleReadThem(t *testing.T) {
-	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 20_004: "20,004", 1_000_050: "1,000,050"} {
-		if got := thousands(n); got != want {
-			t.Errorf("thousands(%d) = %q, want %q", n, got, want)
-		}
-	}
-	for d, want := range map[time.Duration]string{12_600 * time.Microsecond: "13 ms", 2041 * time.Millisecond: "2.041 s"} {
-		if got := seconds(d); got != want {
-			t.Errorf("seconds(%v) = %q, want %q", d, got, want)
-		}
 	}
 }

@@ -11,8 +11,8 @@
 // database of its own, which it drops again, unless it is itself killed. Ctrl-C ends it early.
 //
 // The loop of the workers is in examples/internal/jobs, the same that examples/worker runs. The rest is the show: story.go
-// has the events, process.go the processes, observe.go what is read of the tables of pgleases, screen.go the display, and
-// summary.go the figures.
+// has the events, observe.go what is read of the tables of pgleases, screen.go what is shown, and summary.go the figures; the
+// processes and the display are in examples/internal/show.
 package main
 
 import (
@@ -31,6 +31,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/examples/internal/jobs"
+	"github.com/pgleases/pgleases/examples/internal/show"
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
@@ -82,13 +83,9 @@ func main() {
 // A fleet is the workers, and what is needed to watch them.
 type fleet struct {
 	ttl    time.Duration
-	url    string
 	pool   *pgxpool.Pool
-	screen *screen
-	fail   context.CancelCauseFunc // ends the run
-
-	mu      sync.Mutex // guards workers
-	workers []*worker
+	screen *show.Screen
+	crew   *show.Crew
 
 	events []event // the story's only
 	frozen *handover
@@ -103,7 +100,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, drop()) }()
-	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers\n", ttl, jobs.Partitions, thousands(jobCount), customerCount)
+	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers\n", ttl, jobs.Partitions, show.Thousands(jobCount), customerCount)
 
 	pool, err := connect(ctx, url)
 	if err != nil {
@@ -122,8 +119,10 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	f := &fleet{ttl: ttl, url: url, pool: pool, screen: newScreen(os.Stdout, began, verbose), fail: fail}
-	defer f.killAll()
+	screen := show.NewScreen(os.Stdout, began, verbose)
+	crew := &show.Crew{Screen: screen, Fail: fail, Env: func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + url} }}
+	f := &fleet{ttl: ttl, pool: pool, screen: screen, crew: crew}
+	defer f.crew.KillAll()
 
 	var showing sync.WaitGroup
 	shown, hide := context.WithCancel(ctx)
@@ -131,7 +130,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 	err = f.story(ctx, began.Add(limit))
 	hide()
 	showing.Wait()
-	f.screen.clear()
+	f.screen.Clear()
 	if err != nil {
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause // the error is but that the context ended
@@ -146,7 +145,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 	problems = verdict(figures, f.events, f.probe)
 	fmt.Print(summary(figures, f.events, f.probe, problems, ttl, time.Since(began)))
 	if len(problems) > 0 {
-		f.printLogs(os.Stderr)
+		f.crew.PrintLogs(os.Stderr)
 	}
 	return problems, nil
 }

@@ -3,85 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"os"
-	"runtime"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/examples/internal/show"
 	"github.com/pgleases/pgleases/internal/ranges"
 )
-
-// A screen shows events, which stay, and below them a table that is drawn again and again. Where the output is not a
-// terminal it writes lines only.
-type screen struct {
-	began    time.Time
-	chatty   bool
-	terminal bool
-
-	mu    sync.Mutex // guards out and drawn
-	out   io.Writer
-	drawn []string // the table's lines, as they stand on the terminal
-}
-
-func newScreen(out *os.File, began time.Time, chatty bool) *screen {
-	info, err := out.Stat()
-	terminal := err == nil && info.Mode()&os.ModeCharDevice != 0 &&
-		runtime.GOOS != "windows" && os.Getenv("TERM") != "" && os.Getenv("TERM") != "dumb"
-	return &screen{began: began, chatty: chatty, terminal: terminal, out: out}
-}
-
-// event writes a line that stays.
-func (s *screen) event(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	line := fmt.Sprintf("%5.1f s  ", time.Since(s.began).Seconds()) + fmt.Sprintf(format, args...)
-	fmt.Fprint(s.out, s.erasure(), line, "\n", s.drawing())
-}
-
-// verbose writes a line that stays, if that was asked for.
-func (s *screen) verbose(line string) {
-	if s.chatty {
-		s.event("%s", line)
-	}
-}
-
-// table replaces the table.
-func (s *screen) table(lines []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	erasure := s.erasure()
-	s.drawn = lines
-	fmt.Fprint(s.out, erasure, s.drawing())
-}
-
-// clear removes the table.
-func (s *screen) clear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	fmt.Fprint(s.out, s.erasure())
-	s.drawn = nil
-}
-
-// erasure goes up to the table's first line and clears from there to the end of the screen.
-func (s *screen) erasure() string {
-	if len(s.drawn) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("\x1b[%dA\x1b[J", len(s.drawn))
-}
-
-// drawing writes the table with the terminal's line wrap off, so that a line that is too long takes one line all the same,
-// and going up by the number of lines leads to the first.
-func (s *screen) drawing() string {
-	if len(s.drawn) == 0 {
-		return ""
-	}
-	return "\x1b[?7l" + strings.Join(s.drawn, "\n") + "\n\x1b[?7h"
-}
 
 // A progress is how many jobs were done when.
 type progress struct {
@@ -92,10 +21,7 @@ type progress struct {
 
 // show shows who owns what and what is done, until ctx ends.
 func (f *fleet) show(ctx context.Context) {
-	interval := time.Second // lines
-	if f.screen.terminal {
-		interval = 250 * time.Millisecond
-	}
+	interval := f.screen.Interval()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	var past []progress
@@ -110,7 +36,7 @@ func (f *fleet) show(ctx context.Context) {
 		case ctx.Err() != nil:
 			return
 		case err != nil:
-			f.screen.event("cannot read the tables: %v", err) // the story fails for it, or it was a moment's trouble
+			f.screen.Event("cannot read the tables: %v", err) // the story fails for it, or it was a moment's trouble
 			continue
 		}
 		past = append(past, now)
@@ -119,10 +45,10 @@ func (f *fleet) show(ctx context.Context) {
 			first := max(0, last-int(time.Second/interval))
 			past = past[first:]
 		}
-		if f.screen.terminal {
-			f.screen.table(f.table(now, past[0], all))
+		if f.screen.Terminal {
+			f.screen.Table(f.table(now, past[0], all))
 		} else {
-			f.screen.event("%s", f.line(now, past[0], all))
+			f.screen.Event("%s", f.line(now, past[0], all))
 		}
 	}
 }
@@ -158,15 +84,15 @@ func (f *fleet) table(now, then progress, all []ownership) []string {
 	bar := strings.Repeat("#", now.all*width/jobCount)
 	lines := []string{
 		"",
-		fmt.Sprintf("  [%-*s]  %s of %s jobs done, %d/s", width, bar, thousands(now.all), thousands(jobCount),
+		fmt.Sprintf("  [%-*s]  %s of %s jobs done, %d/s", width, bar, show.Thousands(now.all), show.Thousands(jobCount),
 			rate(now.all, then.all, took)),
 		"",
 		"  worker        pid  state      jobs  jobs/s  owns",
 	}
-	for _, w := range f.all() {
-		values, _ := owned(all, w.id)
-		lines = append(lines, fmt.Sprintf("  %-9s %7d  %-7s %7s  %6d  %3d: %s", w.id, w.cmd.Process.Pid, w.is(),
-			thousands(now.byWorker[w.id]), rate(now.byWorker[w.id], then.byWorker[w.id], took),
+	for _, w := range f.crew.All() {
+		values, _ := owned(all, w.ID)
+		lines = append(lines, fmt.Sprintf("  %-9s %7d  %-7s %7s  %6d  %3d: %s", w.ID, w.PID(), w.State(),
+			show.Thousands(now.byWorker[w.ID]), rate(now.byWorker[w.ID], then.byWorker[w.ID], took),
 			len(values), ranges.Format(values)))
 	}
 	if values, _ := owned(all, ""); len(values) > 0 {
@@ -177,27 +103,19 @@ func (f *fleet) table(now, then progress, all []ownership) []string {
 
 func (f *fleet) line(now, then progress, all []ownership) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%6s jobs %4d/s", thousands(now.all), rate(now.all, then.all, now.at.Sub(then.at)))
-	for _, w := range f.all() {
-		values, _ := owned(all, w.id)
-		state := w.is()
+	fmt.Fprintf(&b, "%6s jobs %4d/s", show.Thousands(now.all), rate(now.all, then.all, now.at.Sub(then.at)))
+	for _, w := range f.crew.All() {
+		values, _ := owned(all, w.ID)
+		state := w.State()
 		switch {
-		case len(values) > 0 && state == working:
-			fmt.Fprintf(&b, " | %s: %s", w.id, ranges.Format(values))
+		case len(values) > 0 && state == show.Working:
+			fmt.Fprintf(&b, " | %s: %s", w.ID, ranges.Format(values))
 		case len(values) > 0:
-			fmt.Fprintf(&b, " | %s (%s): %s", w.id, state, ranges.Format(values))
+			fmt.Fprintf(&b, " | %s (%s): %s", w.ID, state, ranges.Format(values))
 		}
 	}
 	if values, _ := owned(all, ""); len(values) > 0 {
 		fmt.Fprintf(&b, " | nobody: %s", ranges.Format(values))
 	}
 	return b.String()
-}
-
-// thousands writes a number as people read it: 20,000.
-func thousands(n int) string {
-	if n < 1000 {
-		return fmt.Sprint(n)
-	}
-	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }

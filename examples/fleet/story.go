@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/examples/internal/jobs"
+	"github.com/pgleases/pgleases/examples/internal/show"
 )
 
 const (
@@ -55,7 +56,7 @@ func (f *fleet) steps(ctx context.Context, deadline time.Time) (err error) {
 	steps := []func(context.Context) error{f.startFour, f.addFifth, f.closeOne, f.freezeOne, f.killOne}
 	for i, step := range steps {
 		if i > 0 {
-			if err := pause(ctx, between); err != nil {
+			if err := show.Pause(ctx, between); err != nil {
 				return err
 			}
 		}
@@ -63,7 +64,7 @@ func (f *fleet) steps(ctx context.Context, deadline time.Time) (err error) {
 			return err
 		}
 	}
-	f.screen.event("the other jobs are left to %d workers", len(f.living()))
+	f.screen.Event("the other jobs are left to %d workers", len(f.crew.Living()))
 	return f.finish(ctx)
 }
 
@@ -72,14 +73,14 @@ func (f *fleet) startFour(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.screen.event("start: four workers")
+	f.screen.Event("start: four workers")
 	for n := range 4 {
-		if _, err := f.start(fmt.Sprintf("worker-%d", n+1)); err != nil {
+		if _, err := f.crew.Start(fmt.Sprintf("worker-%d", n+1)); err != nil {
 			return err
 		}
 	}
 	e := event{name: "start", what: "four workers were started", until: "until each owned its share"}
-	return f.shared(ctx, e, began, f.living())
+	return f.shared(ctx, e, began, f.crew.Living())
 }
 
 func (f *fleet) addFifth(ctx context.Context) error {
@@ -87,91 +88,91 @@ func (f *fleet) addFifth(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.screen.event("join: a fifth worker is started")
-	fifth, err := f.start("worker-5")
+	f.screen.Event("join: a fifth worker is started")
+	fifth, err := f.crew.Start("worker-5")
 	if err != nil {
 		return err
 	}
 	e := event{name: "join", what: "worker-5 was started", until: "until it owned its share"}
-	return f.shared(ctx, e, began, []*worker{fifth})
+	return f.shared(ctx, e, began, []*show.Worker{fifth})
 }
 
 func (f *fleet) closeOne(ctx context.Context) error {
-	w := f.all()[0]
+	w := f.crew.All()[0]
 	h, err := f.loses(ctx, w)
 	if err != nil {
 		return err
 	}
-	f.screen.event("close: %s is asked to end (SIGTERM)", w.id)
-	w.set(closing)
-	if err := w.askToEnd(); err != nil {
-		return fmt.Errorf("end %s: %w", w.id, err)
+	f.screen.Event("close: %s is asked to end (SIGTERM)", w.ID)
+	w.Set(show.Closing)
+	if err := w.AskToEnd(); err != nil {
+		return fmt.Errorf("end %s: %w", w.ID, err)
 	}
-	e := event{name: "close", what: w.id + " was asked to end (SIGTERM)", until: "until others owned what it had"}
+	e := event{name: "close", what: w.ID + " was asked to end (SIGTERM)", until: "until others owned what it had"}
 	if err := f.takenOver(ctx, &e, h); err != nil {
 		return err
 	}
-	if err := w.wait(ctx, patience); err != nil {
-		e.failure = fmt.Sprintf("%s did not end well: %v", w.id, err)
+	if err := w.Wait(ctx, patience); err != nil {
+		e.failure = fmt.Sprintf("%s did not end well: %v", w.ID, err)
 	}
 	f.happened(e)
 	return nil
 }
 
 func (f *fleet) freezeOne(ctx context.Context) error {
-	if !canFreeze {
-		f.screen.event("freeze: left out, this system cannot stop a process with a signal")
+	if !show.CanFreeze {
+		f.screen.Event("freeze: left out, this system cannot stop a process with a signal")
 		return nil
 	}
-	w := f.all()[1]
+	w := f.crew.All()[1]
 	h, err := f.loses(ctx, w)
 	if err != nil {
 		return err
 	}
-	f.screen.event("freeze: %s is stopped in the midst of its work (SIGSTOP)", w.id)
-	w.set(frozen)
+	f.screen.Event("freeze: %s is stopped in the midst of its work (SIGSTOP)", w.ID)
+	w.Set(show.Frozen)
 	stopped := time.Now()
-	if err := w.freeze(); err != nil {
-		return fmt.Errorf("freeze %s: %w", w.id, err)
+	if err := w.Freeze(); err != nil {
+		return fmt.Errorf("freeze %s: %w", w.ID, err)
 	}
-	e := event{name: "freeze", what: w.id + " was stopped (SIGSTOP)", until: "until others owned what it had"}
+	e := event{name: "freeze", what: w.ID + " was stopped (SIGSTOP)", until: "until others owned what it had"}
 	if err := f.takenOver(ctx, &e, h); err != nil {
 		return err
 	}
 	e.note = f.afterHeartbeat(h)
 	f.happened(e)
 
-	if err := pause(ctx, f.ttl+2*time.Second-time.Since(stopped)); err != nil {
+	if err := show.Pause(ctx, f.ttl+2*time.Second-time.Since(stopped)); err != nil {
 		return err
 	}
 	if h.thawed, err = databaseTime(ctx, f.pool); err != nil {
 		return err
 	}
 	f.frozen = h
-	f.screen.event("thaw: %s goes on after %.1f s (SIGCONT)", w.id, time.Since(stopped).Seconds())
-	w.set(working)
-	if err := w.thaw(); err != nil {
-		return fmt.Errorf("thaw %s: %w", w.id, err)
+	f.screen.Event("thaw: %s goes on after %.1f s (SIGCONT)", w.ID, time.Since(stopped).Seconds())
+	w.Set(show.Working)
+	if err := w.Thaw(); err != nil {
+		return fmt.Errorf("thaw %s: %w", w.ID, err)
 	}
 	if f.probe, err = h.ask(ctx, f.pool); err != nil {
 		return err
 	}
 	e = event{
-		name: "thaw", what: fmt.Sprintf("%s went on after %.1f s (SIGCONT)", w.id, time.Since(stopped).Seconds()),
+		name: "thaw", what: fmt.Sprintf("%s went on after %.1f s (SIGCONT)", w.ID, time.Since(stopped).Seconds()),
 		until: "until it owned its share again",
 	}
-	return f.shared(ctx, e, h.thawed, []*worker{w})
+	return f.shared(ctx, e, h.thawed, []*show.Worker{w})
 }
 
 func (f *fleet) killOne(ctx context.Context) error {
-	w := f.all()[2]
+	w := f.crew.All()[2]
 	h, err := f.loses(ctx, w)
 	if err != nil {
 		return err
 	}
-	f.screen.event("kill: %s is killed (SIGKILL)", w.id)
-	w.kill()
-	e := event{name: "kill", what: w.id + " was killed (SIGKILL)", until: "until others owned what it had"}
+	f.screen.Event("kill: %s is killed (SIGKILL)", w.ID)
+	w.Kill()
+	e := event{name: "kill", what: w.ID + " was killed (SIGKILL)", until: "until others owned what it had"}
 	if err := f.takenOver(ctx, &e, h); err != nil {
 		return err
 	}
@@ -189,10 +190,10 @@ func (f *fleet) finish(ctx context.Context) error {
 			return err
 		}
 		if done {
-			f.screen.event("all jobs are done")
+			f.screen.Event("all jobs are done")
 			return nil
 		}
-		if err := pause(ctx, 100*time.Millisecond); err != nil {
+		if err := show.Pause(ctx, 100*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -200,24 +201,24 @@ func (f *fleet) finish(ctx context.Context) error {
 
 // closeAll ends the workers that are left.
 func (f *fleet) closeAll(ctx context.Context) error {
-	living := f.living()
+	living := f.crew.Living()
 	for _, w := range living {
-		w.set(closing)
-		if err := w.askToEnd(); err != nil {
-			return fmt.Errorf("end %s: %w", w.id, err)
+		w.Set(show.Closing)
+		if err := w.AskToEnd(); err != nil {
+			return fmt.Errorf("end %s: %w", w.ID, err)
 		}
 	}
 	for _, w := range living {
-		if err := w.wait(ctx, patience); err != nil {
-			failure := fmt.Sprintf("%s did not end well: %v", w.id, err)
-			f.happened(event{name: "end", what: w.id + " was asked to end", failure: failure})
+		if err := w.Wait(ctx, patience); err != nil {
+			failure := fmt.Sprintf("%s did not end well: %v", w.ID, err)
+			f.happened(event{name: "end", what: w.ID + " was asked to end", failure: failure})
 		}
 	}
 	return ctx.Err()
 }
 
 // loses begins to measure how a worker's partitions go to others.
-func (f *fleet) loses(ctx context.Context, w *worker) (*handover, error) {
+func (f *fleet) loses(ctx context.Context, w *show.Worker) (*handover, error) {
 	all, err := owners(ctx, f.pool)
 	if err != nil {
 		return nil, err
@@ -226,7 +227,7 @@ func (f *fleet) loses(ctx context.Context, w *worker) (*handover, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newHandover(w.id, began, all), nil
+	return newHandover(w.ID, began, all), nil
 }
 
 // takenOver waits until others own all that a worker had.
@@ -254,7 +255,7 @@ func (f *fleet) takenOver(ctx context.Context, e *event, h *handover) error {
 				len(h.epochs)-len(h.taken), len(h.epochs), f.ttl+patience)
 			return nil
 		}
-		if err := pause(ctx, look); err != nil {
+		if err := show.Pause(ctx, look); err != nil {
 			return err
 		}
 	}
@@ -266,12 +267,12 @@ func (f *fleet) afterHeartbeat(h *handover) string {
 		return ""
 	}
 	late := h.last().Sub(h.expiry)
-	return fmt.Sprintf("that is %s after its last heartbeat: the TTL + %s", seconds(f.ttl+late), seconds(late))
+	return fmt.Sprintf("that is %s after its last heartbeat: the TTL + %s", show.Seconds(f.ttl+late), show.Seconds(late))
 }
 
 // shared waits until each of the workers owns its share of the partitions, and none is without owner.
-func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []*worker) error {
-	share := jobs.Partitions / len(f.living())
+func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []*show.Worker) error {
+	share := jobs.Partitions / len(f.crew.Living())
 	for deadline := time.Now().Add(f.ttl + patience); ; {
 		all, err := owners(ctx, f.pool)
 		if err != nil {
@@ -281,7 +282,7 @@ func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []
 		complete := len(all) == jobs.Partitions && len(nobody) == 0
 		var have, last = 0, began
 		for _, w := range workers {
-			values, since := owned(all, w.id)
+			values, since := owned(all, w.ID)
 			complete = complete && len(values) >= share
 			have += len(values)
 			if since.After(last) {
@@ -296,7 +297,7 @@ func (f *fleet) shared(ctx context.Context, e event, began time.Time, workers []
 			e.failure = fmt.Sprintf("a share of %d partitions each was not reached after %v", share, f.ttl+patience)
 			break
 		}
-		if err := pause(ctx, look); err != nil {
+		if err := show.Pause(ctx, look); err != nil {
 			return err
 		}
 	}
@@ -309,30 +310,10 @@ func (f *fleet) happened(e event) {
 	f.events = append(f.events, e)
 	switch {
 	case e.failure != "":
-		f.screen.event("%s: FAILED: %s", e.name, e.failure)
+		f.screen.Event("%s: FAILED: %s", e.name, e.failure)
 	case e.note != "":
-		f.screen.event("%s: %d partitions, %s %s, %s", e.name, e.partitions, seconds(e.took), e.until, e.note)
+		f.screen.Event("%s: %d partitions, %s %s, %s", e.name, e.partitions, show.Seconds(e.took), e.until, e.note)
 	default:
-		f.screen.event("%s: %d partitions, %s %s", e.name, e.partitions, seconds(e.took), e.until)
+		f.screen.Event("%s: %d partitions, %s %s", e.name, e.partitions, show.Seconds(e.took), e.until)
 	}
-}
-
-// pause waits, not longer than ctx lasts.
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// seconds writes a duration as people read it: 2.041 s, or 21 ms.
-func seconds(d time.Duration) string {
-	if d < time.Second {
-		return fmt.Sprintf("%d ms", d.Round(time.Millisecond).Milliseconds())
-	}
-	return fmt.Sprintf("%.3f s", d.Seconds())
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/examples/internal/jobs"
+	"github.com/pgleases/pgleases/examples/internal/show"
 )
 
 // figures are counted in the database, after the last worker ended.
@@ -64,19 +65,19 @@ func count(ctx context.Context, pool *pgxpool.Pool, h *handover) (figures, error
 func verdict(f figures, events []event, p probe) (problems []string) {
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	if f.Twice != 0 {
-		wrong("%s jobs were done more than once", thousands(f.Twice))
+		wrong("%s jobs were done more than once", show.Thousands(f.Twice))
 	}
 	if f.Left != 0 {
-		wrong("%s jobs are left over", thousands(f.Left))
+		wrong("%s jobs are left over", show.Thousands(f.Left))
 	}
 	if f.Once != jobCount {
-		wrong("%s jobs were done once, not %s", thousands(f.Once), thousands(jobCount))
+		wrong("%s jobs were done once, not %s", show.Thousands(f.Once), show.Thousands(jobCount))
 	}
 	if f.Outdated != 0 {
-		wrong("%s jobs were done by an owner after the next one had begun", thousands(f.Outdated))
+		wrong("%s jobs were done by an owner after the next one had begun", show.Thousands(f.Outdated))
 	}
 	if f.AfterThaw != 0 {
-		wrong("the frozen worker did %s jobs under what it owned before", thousands(f.AfterThaw))
+		wrong("the frozen worker did %s jobs under what it owned before", show.Thousands(f.AfterThaw))
 	}
 	if p.refused != p.asked {
 		wrong("the guard let %d of %d outdated epochs pass", p.asked-p.refused, p.asked)
@@ -100,19 +101,19 @@ func summary(f figures, events []event, p probe, problems []string, ttl, took ti
 			line("  %-38s  FAILED: %s", e.what, e.failure)
 			continue
 		}
-		line("  %-38s  %3d partitions  %8s %s", e.what, e.partitions, seconds(e.took), e.until)
+		line("  %-38s  %3d partitions  %8s %s", e.what, e.partitions, show.Seconds(e.took), e.until)
 		if e.note != "" {
 			line("%66s %s", "", e.note)
 		}
 	}
 
 	line("\nThe jobs, counted in the database:\n")
-	line("  %6s done once, by %d workers", thousands(f.Once), f.Workers)
-	line("  %6s done more than once", thousands(f.Twice))
-	line("  %6s left over", thousands(f.Left))
-	line("  %6s done by an owner after the partition's next one had begun", thousands(f.Outdated))
+	line("  %6s done once, by %d workers", show.Thousands(f.Once), f.Workers)
+	line("  %6s done more than once", show.Thousands(f.Twice))
+	line("  %6s left over", show.Thousands(f.Left))
+	line("  %6s done by an owner after the partition's next one had begun", show.Thousands(f.Outdated))
 	if p.asked > 0 {
-		line("  %6s done by the frozen worker, when it went on, under what it owned before", thousands(f.AfterThaw))
+		line("  %6s done by the frozen worker, when it went on, under what it owned before", show.Thousands(f.AfterThaw))
 		line("\nThe guard refused %d of the %d epochs under which the frozen worker had owned, when asked after", p.refused, p.asked)
 		line("the thaw, and %d jobs to workers at work.", f.Refused)
 	} else {
@@ -121,7 +122,7 @@ func summary(f figures, events []event, p probe, problems []string, ttl, took ti
 
 	if len(problems) == 0 {
 		line("\nAll is as it should be: %s jobs over %d partitions, none lost, none done twice, in %.1f s.",
-			thousands(jobCount), jobs.Partitions, took.Seconds())
+			show.Thousands(jobCount), jobs.Partitions, took.Seconds())
 	} else {
 		line("\nNOT as it should be, after %.1f s:\n", took.Seconds())
 		for _, problem := range problems {

@@ -3,17 +3,15 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/examples/internal/jobs"
+	"github.com/pgleases/pgleases/examples/internal/show"
 )
 
 const (
@@ -39,13 +37,8 @@ CREATE TABLE pgleases_example.refusals (
 // work is a worker process: examples/worker, with work that takes a set time.
 func work(id string, ttl time.Duration) (err error) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	ctx, stop := show.Told()
 	defer stop()
-	go func() {
-		// The fleet holds the other end, and writes nothing. The end of the file is the end of the fleet, or its wish.
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		stop()
-	}()
 
 	pool, err := connect(ctx, os.Getenv(envURL))
 	if err != nil {

@@ -1,9 +1,0 @@
-package main
-
-import "syscall"
-
-// attributes has the kernel kill a worker when the fleet ends, however it does, even if the worker is frozen. In a group of
-// their own the workers do not get the terminal's Ctrl-C: the fleet ends them.
-func attributes() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-}
