@@ -45,6 +45,7 @@ type Config struct {
 	Clients    int           // 0 is one
 	Locks      int           // take so many locks too, of the first client; Log is not empty then
 	Effects    bool          // write under Guard
+	Schedules  bool          // run Schedules too, with the first client
 	DirectURL  string        // for the writes of Effects; empty: URL
 	Env        []string      // added to the worker's environment
 	Program    string        // that is the worker; empty: this one
@@ -176,6 +177,10 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err != nil {
 		return err
 	}
+	scheduled, err := runSchedules(config, clients[0], log)
+	if err != nil {
+		return err
+	}
 	if err := tell(Event{Kind: "joined"}); err != nil {
 		return err
 	}
@@ -183,6 +188,9 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	select {
 	case <-lines:
 	case <-first.Done():
+	}
+	if err := scheduled(); err != nil {
+		return err
 	}
 	closing, stop := context.WithTimeout(ctx, 10*time.Second)
 	defer stop()
