@@ -11,6 +11,7 @@ type decision struct {
 	step
 	run    *Tick // null: nothing is to be run
 	missed int64 // by the run
+	before Tick  // the cursor before it: there it stays until the run has its fate
 }
 
 // unknown is how soon what waits is looked at again. A process that takes its partition over looks at once.
@@ -18,7 +19,7 @@ const unknown = time.Minute
 
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no database.
 func (r *record) decide(k *kind, declared bool, epoch int64) decision {
-	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal}}
+	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying, Failures: r.Failures}}
 	now := r.Clock
 	if r.PausedAt != nil {
 		return d
@@ -38,6 +39,20 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 		d.Waits, d.Due = kept(err), &again
 		return d
 	}
+	begin := func(tick Tick, missed int64, began time.Time) {
+		d.run, d.missed, d.before, d.RanFrom = &tick, missed, d.cursor(), &began
+		d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now})
+		d.moveTo(tick)
+	}
+	if t := r.Trying; t != nil { // it is run to its fate, however late; meanwhile it counts as under way
+		if t.Again.After(now) {
+			d.Due = &t.Again
+			return d
+		}
+		begin(Tick{At: t.At, Local: t.Local}, t.Missed, t.Began)
+		d.Due = r.dueAfter(rule, d.cursor())
+		return d
+	}
 
 	pass := func(p Passed, f Fate) {
 		if p.Count > 0 {
@@ -52,12 +67,57 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 	due := r.due(rule, d.cursor(), now)
 	pass(due.Missed, FateMissed)
 	if len(due.Run) > 0 {
-		d.run, d.missed, d.RanFrom = &due.Run[0], due.Missed.Count, &now
-		d.Fates = append(d.Fates, fate{Since: d.Cursor, Until: d.run.At, Ticks: 1, Epoch: &epoch, StartedAt: &now})
-		d.moveTo(*d.run)
+		begin(due.Run[0], due.Missed.Count, now)
 	}
 	d.Due = r.dueAfter(rule, d.cursor())
 	return d
+}
+
+// attempts is how many attempts at the tick under way have failed.
+func (r *record) attempts() int {
+	if r.Trying == nil {
+		return 0
+	}
+	return r.Trying.Attempts
+}
+
+// done gives the run its fate.
+func (d *decision) done() {
+	d.Fates[len(d.Fates)-1].Fate = FateDone
+	d.Done, d.Trying, d.Failures = &d.run.At, nil, 0
+}
+
+// failed says what becomes of a run that failed: the tick is tried again, or it is dead.
+func (d *decision) failed(r *record, l limits, err error, now time.Time) {
+	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts()}
+	if r.Trying != nil {
+		t.Error = r.Trying.Error
+	}
+	now = now.Truncate(time.Microsecond) // as the database keeps it
+	var later snoozed
+	d.Done, d.Failures = nil, r.Failures // whatever its handler had returned
+	switch {
+	case errors.As(err, &later):
+		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
+	case t.Attempts+1 < l.attempts && !final(err):
+		t.Attempts++
+		t.Error, t.Again = kept(err), now.Add(l.pauses.after(t.Attempts))
+	default:
+		last := &d.Fates[len(d.Fates)-1]
+		last.Fate, last.Error = FateDead, kept(err)
+		d.Trying = nil
+		d.Failures++
+		if n := r.Policy.PauseAfter; n > 0 && d.Failures >= n {
+			d.PausedAt, d.Due = &now, nil
+		}
+		return
+	}
+	d.Fates = d.Fates[:len(d.Fates)-1]
+	d.Cursor, d.CursorLocal = d.before.At, nil
+	if !d.before.Local.IsZero() {
+		d.CursorLocal = &d.before.Local
+	}
+	d.Trying, d.Due = &t, &t.Again
 }
 
 // due tells what is to be done about the ticks after the last. A tick that jitter holds back has not come.

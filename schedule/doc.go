@@ -21,6 +21,9 @@
 // The database's clock decides what is due: no run is early, and the clocks of the processes may show anything. A step of more than a minute is believed after a
 // minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules go on when the clock is past their cursors.
 //
+// A run that fails is tried again as its kind's [Retry] says, by whoever owns the schedule then. Until it has its fate its tick counts as under way: the cursor
+// does not pass it.
+//
 // An outage or a deploy loses no tick: [Missed] and [Grace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
 // is not late for it, says why in [Schedule].Waits, and stops nobody.
@@ -29,7 +32,7 @@
 //
 //   - Effects outside of the transaction come once only as far as the handler sees to it: it may be called again for a tick, when its transaction was broken off or
 //     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
-//   - A failed run is not tried again: its tick is dead, and the next one runs. A handler that kills its process is called again by the next owner.
+//   - A handler that kills its process is called again by the next owner.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
 //     rule, begins at the time that it shows then, and what it cancels stays cancelled.
 //   - The history is kept until you delete rows of the table history. No entry is read by the scheduler but cancelled ones, while a run is under way.

@@ -26,6 +26,9 @@ type Schedule struct {
 	Due      time.Time // when its owner looks at it next; zero: never
 	Done     time.Time // the last tick that was done; zero: none was
 	PausedAt time.Time // zero: it is not paused
+	Failures int       // how many ticks in a row are dead since the last that was done, or since Resume
+	Attempts int       // of the tick that is tried again at Due, how many have failed
+	Error    string    // of the last of them
 	Waits    string    // why the process that owns it cannot run it; empty: nothing is known against it
 }
 
@@ -37,6 +40,13 @@ func (r *record) schedule() Schedule {
 	}{{&s.Due, r.Due}, {&s.Done, r.Done}, {&s.PausedAt, r.PausedAt}} {
 		if t.from != nil {
 			*t.to = *t.from
+		}
+	}
+	s.Failures = r.Failures
+	if r.Trying != nil {
+		s.Attempts = r.Trying.Attempts
+		if r.Trying.Error != nil {
+			s.Error = *r.Trying.Error
 		}
 	}
 	if r.Waits != nil {
@@ -62,6 +72,7 @@ type Entry struct {
 	Since, Until time.Time // it tells of the ticks after Since, up to Until. Of a run, Until is the tick
 	Ticks        int64     // how many
 	Fate         Fate
+	Attempts     int       // of a run, how many there were; see Retry
 	Error        string    // of a dead one; its first 64 KiB, with U+FFFD for each NUL
 	Epoch        int64     // under which it ran; 0: nothing ran
 	StartedAt    time.Time // zero: nothing ran
@@ -75,6 +86,7 @@ type entry struct {
 	Until     time.Time  `json:"until"`
 	Ticks     int64      `json:"ticks"`
 	Fate      Fate       `json:"fate"`
+	Attempts  int        `json:"attempts"`
 	Error     string     `json:"error"`
 	Epoch     int64      `json:"epoch"`
 	StartedAt *time.Time `json:"started_at"`
@@ -121,7 +133,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 // keep keeps what is not the caller's to choose.
 func (r *record) keep(have *record) {
 	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
-	r.Waits, r.WaitsSince = have.Waits, have.WaitsSince
+	r.Waits, r.WaitsSince, r.Trying, r.Failures = have.Waits, have.WaitsSince, have.Trying, have.Failures
 }
 
 // same reports whether a schedule is what the caller wants already.
@@ -146,6 +158,7 @@ var errUntold = errors.New("its ticks until now cannot be told here")
 
 // supersede has the schedule begin anew now. The ticks of its rule until then that have no fate are cancelled.
 func (r *record) supersede(have *record, now time.Time) ([]fate, error) {
+	r.Trying = nil
 	if !now.After(have.Cursor) {
 		return nil, nil // the clock was set back
 	}
@@ -177,6 +190,9 @@ func tickAt(cursor time.Time, local *time.Time) Tick {
 func (r *record) next(rule Rule) *time.Time {
 	if r.PausedAt != nil {
 		return nil
+	}
+	if r.Trying != nil {
+		return &r.Trying.Again
 	}
 	return r.dueAfter(rule, r.cursor())
 }
@@ -217,7 +233,7 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 		if r.PausedAt == nil {
 			return nil, false, nil
 		}
-		r.PausedAt = nil
+		r.PausedAt, r.Failures = nil, 0
 		switch from {
 		case FromNow:
 			if fates, err = r.supersede(r, now); err != nil {
@@ -319,7 +335,7 @@ func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, e
 				return
 			}
 			for _, e := range rows {
-				entry := Entry{e.Since, e.Until, e.Ticks, e.Fate, e.Error, e.Epoch, time.Time{}, e.EndedAt}
+				entry := Entry{e.Since, e.Until, e.Ticks, e.Fate, e.Attempts, e.Error, e.Epoch, time.Time{}, e.EndedAt}
 				if e.StartedAt != nil {
 					entry.StartedAt = *e.StartedAt
 				}

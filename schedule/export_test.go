@@ -23,3 +23,6 @@ func (s *Scheduler) SweepEvery(d time.Duration) { s.sweepEvery = d }
 
 // Give sets how long the database is given for an answer.
 func (s *Scheduler) Give(d time.Duration) { s.answers = d }
+
+// WaitForLocks sets how long a statement waits for a lock.
+func (s *Scheduler) WaitForLocks(d time.Duration) { s.lockWait = d }

@@ -26,7 +26,7 @@ type Run[Args any] struct {
 	At      time.Time // the tick: what the run is for. Not the time at which it runs
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
-	Attempt int       // from 1; above it where the database broke off the transaction of the one before. Not counted over processes
+	Attempt int       // from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
 
 	Partition int   // to which the key belongs
 	Epoch     int64 // under which this process owns it: a fencing token
@@ -44,7 +44,8 @@ type kind struct {
 
 // InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED: what it writes there, the schedule's step to the next tick and
 // the history are committed together, under Guard, or nothing of it. So its effects in this database come exactly once for each tick. It returns nil to
-// have the transaction committed; it does not end it itself. When it returns an error or panics, nothing of it is committed, and the tick is dead.
+// have the transaction committed; it does not end it itself. When it returns an error or panics, nothing of it is committed, and Retry says whether the tick is tried
+// again or dead; see Discard and Snooze too. A handler that ended its transaction itself is not called again for its tick, as its work may stand.
 // Where the database broke off the transaction (a serialization failure or a deadlock, three times; a lost connection, five times) it is called again.
 // Effects outside of the database come more often then: where ctx ends or a process dies, too.
 //

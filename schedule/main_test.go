@@ -9,7 +9,9 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -50,7 +52,32 @@ var midnight = time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 
 func newDatabase(t testing.TB) *database {
 	t.Helper()
-	url := pgtest.MigratedDatabase(t)
+	return newDatabaseAt(t, pgtest.MigratedDatabase(t))
+}
+
+// newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
+func newEncodedDatabase(t testing.TB, encoding string) *database {
+	t.Helper()
+	address, err := url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
+	ok(t, err)
+	maker, err := pgx.Connect(t.Context(), address.String())
+	ok(t, err)
+	name := strings.ToLower("encoded_" + rand.Text())
+	_, err = maker.Exec(t.Context(), fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
+	ok(t, err)
+	t.Cleanup(func() {
+		_, err := maker.Exec(context.Background(), fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
+		ok(t, errors.Join(err, maker.Close(context.Background())))
+	})
+	address.Path = "/" + name
+	query := address.Query()
+	query.Set("client_encoding", "UTF8")
+	address.RawQuery = query.Encode()
+	return newDatabaseAt(t, address.String())
+}
+
+func newDatabaseAt(t testing.TB, url string) *database {
+	t.Helper()
 	db := &database{t, url, newPool(t, pgtest.OwnerURL(url), nil)}
 	ok(t, schedule.Migrate(t.Context(), db.Pool))
 	grants, err := sql.Files.ReadFile("grants.sql")

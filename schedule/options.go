@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -98,9 +99,11 @@ type policy struct {
 	Overlap Overlap       `json:"overlap"`
 	Grace   time.Duration `json:"grace_ns"`
 	Jitter  time.Duration `json:"jitter_ns"`
+
+	PauseAfter int `json:"pause_after,omitempty"`
 }
 
-// A ScheduleOption changes a schedule: Missed, Overlap, Grace, Jitter and Key are ones.
+// A ScheduleOption changes a schedule: Missed, Overlap, Grace, Jitter, PauseAfter and Key are ones.
 type ScheduleOption interface{ set(*record) }
 
 // Overlap says what becomes of ticks that pass while the schedule's run before is under way.
@@ -119,6 +122,9 @@ type Grace time.Duration
 // less than the time between two ticks: of ticks that it would bring out of their order, those that are overtaken are missed.
 type Jitter time.Duration
 
+// PauseAfter pauses the schedule when so many ticks in a row are dead; default 0: never. Resume has it go on.
+type PauseAfter int
+
 // Key is the key under which runs never overlap, over all schedules of the group with that key; default the schedule's name.
 type Key string
 
@@ -126,7 +132,10 @@ func (m Missed) set(r *record)  { r.Policy.Missed = m }
 func (o Overlap) set(r *record) { r.Policy.Overlap = o }
 func (g Grace) set(r *record)   { r.Policy.Grace = time.Duration(g) }
 func (j Jitter) set(r *record)  { r.Policy.Jitter = time.Duration(j) }
-func (k Key) set(r *record)     { r.Key = string(k) }
+func (n PauseAfter) set(r *record) {
+	r.Policy.PauseAfter = int(n)
+}
+func (k Key) set(r *record) { r.Key = string(k) }
 
 // check checks what was chosen for a schedule.
 func (r *record) check() error {
@@ -138,6 +147,8 @@ func (r *record) check() error {
 		return fmt.Errorf("Overlap(%d) is neither OverlapSkip nor OverlapBuffer", p.Overlap)
 	case p.Grace < 0:
 		return fmt.Errorf("grace of %v is negative", p.Grace)
+	case p.PauseAfter < 0:
+		return fmt.Errorf("to pause after %d dead ticks is out of range: 1 or more, or 0 for never", p.PauseAfter)
 	case p.Jitter < 0 || p.Jitter > 24*time.Hour:
 		return fmt.Errorf("jitter of %v is out of range: 0 to 24h", p.Jitter)
 	}
@@ -149,13 +160,15 @@ func checkName(what, name string) error { return store.CheckName(what, name) }
 // limits of the runs of a kind.
 type limits struct {
 	timeout, idle time.Duration
+	attempts      int
+	pauses        Pauses
 }
 
 // A KindOption changes a kind of handlers.
 type KindOption func(*limits)
 
-// Timeout sets how long a run may take: 1ms to 24h, default 1min. Then the handler's context ends, with ErrTimeout, nothing of it is committed, and the
-// tick is dead. The server ends each statement a second later than that at the latest, also where the process was
+// Timeout sets how long a run may take: 1ms to 24h, default 1min. Then the handler's context ends, with ErrTimeout, and nothing of it is committed: that is
+// a failed attempt. The server ends each statement a second later than that at the latest, also where the process was
 // stopped meanwhile.
 func Timeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = d } }
 
@@ -163,8 +176,30 @@ func Timeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = 
 // run delays the next owner by that much.
 func Idle(d time.Duration) KindOption { return func(l *limits) { l.idle = d } }
 
+// Retry has a run that failed tried again, so many times in all: 1 to 1,000, default 1. Until then its tick has no fate, and counts as under way, see Overlap. Attempts that
+// the database broke off in favour of another transaction (three at most), or by ending the connection (five), count as one.
+func Retry(attempts int, pauses Pauses) KindOption {
+	return func(l *limits) { l.attempts, l.pauses = attempts, pauses }
+}
+
+// Pauses are made by Backoff.
+type Pauses struct{ min, max time.Duration }
+
+// Backoff are pauses between attempts: min after the first that failed, twice as long after each further one, at most max; each up to a tenth longer, at random. Both
+// are 1ms to 30 days.
+func Backoff(min, max time.Duration) Pauses { return Pauses{min, max} }
+
+// after is the pause after so many attempts that failed.
+func (p Pauses) after(failed int) time.Duration {
+	d := p.max
+	if doublings := failed - 1; doublings < 62 && p.min <= p.max>>doublings {
+		d = p.min << doublings
+	}
+	return (d + rand.N(d/10+1)).Truncate(time.Microsecond)
+}
+
 func newLimits(opts []KindOption) (limits, error) {
-	l := limits{timeout: time.Minute, idle: 30 * time.Second}
+	l := limits{timeout: time.Minute, idle: 30 * time.Second, attempts: 1}
 	for _, opt := range opts {
 		if opt == nil {
 			return l, errors.New("option is nil")
@@ -178,6 +213,14 @@ func newLimits(opts []KindOption) (limits, error) {
 		if limit.d < time.Millisecond || limit.d > 24*time.Hour {
 			return l, fmt.Errorf("%s %v is out of range: 1ms to 24h", limit.what, limit.d)
 		}
+	}
+	const longest = 30 * 24 * time.Hour
+	switch b := l.pauses; {
+	case l.attempts < 1 || l.attempts > 1000:
+		return l, fmt.Errorf("%d attempts is out of range: 1 to 1000", l.attempts)
+	case b == (Pauses{}) && l.attempts == 1:
+	case b.min < time.Millisecond || b.max > longest || b.min > b.max:
+		return l, fmt.Errorf("backoff from %v to %v is out of range: from at least 1ms, to at most %v, the first no longer than the last", b.min, b.max, longest)
 	}
 	return l, nil
 }

@@ -72,17 +72,17 @@ type attempt struct {
 func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) {
 	from = it.due()
 	conflicts, breaks := 0, 0
-	for tries := 1; ; tries++ {
-		a, err := p.try(o, it, tries)
+	for tried := (*record)(nil); ; {
+		a, err := p.try(o, it)
 		if a.row != nil {
 			from = earlier(from, a.row.Cursor) // whose next tick may be due, whatever has become of this step
+			if tried != nil && (!tried.Cursor.Equal(a.row.Cursor) || tried.attempts() != a.row.attempts()) {
+				conflicts, breaks = 0, 0 // that was committed, and its answer was lost
+			}
+			tried = a.row
 		}
 		if err == nil {
-			if a.row == nil || a.decided.Due == nil {
-				return nil, from
-			}
-			it.DueMicro, it.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
-			return &it, it.due()
+			return a.next(it, from)
 		}
 		var pause time.Duration
 		switch {
@@ -90,18 +90,35 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 			return nil, from // the next owner does it
 		case a.handler == nil && moved(err):
 			return nil, from // an edit came first, or it had been committed
-		case conflict(err) && conflicts < maxConflicts-1:
+		case errors.As(err, new(locked)):
+			p.s.logOf(it).Warn("schedule: not committed, as its schedule was locked for too long by an edit, run again soon", slog.String("name", a.row.Name), slog.Any("error", err))
+			return nil, from
+		case !decisive(err) && conflict(err) && conflicts < maxConflicts-1:
 			conflicts++
 			pause = 10 * time.Millisecond << conflicts
 		case a.handler == nil:
 			p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
 			return nil, from
-		case broken(err) && breaks < maxBreaks-1:
+		case !decisive(err) && broken(err) && breaks < maxBreaks-1:
 			breaks++
 			pause = 50 * time.Millisecond << breaks
 		default:
-			p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
-			if err := p.bury(o, a, err); err != nil && o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
+			a.decided.failed(a.row, p.s.kind(it.Kind).limits, err, *a.decided.RanUntil)
+			switch {
+			case errors.As(err, new(snoozed)):
+			case a.decided.Trying != nil:
+				p.s.logOf(it).Warn("schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err))
+			default:
+				p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+			}
+			err := repeat(o.ctx, maxBreaks, passing, func() error { return p.write(o, a) })
+			switch {
+			case err == nil:
+				if a.decided.PausedAt != nil {
+					p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", a.decided.Failures))
+				}
+				return a.next(it, from)
+			case o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err):
 				p.s.logOf(it).Warn("schedule: failure not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 			}
 			return nil, from
@@ -113,8 +130,17 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 	}
 }
 
+// next returns when a schedule is due after what was decided, as carryOut does.
+func (a *attempt) next(it item, from time.Time) (*item, time.Time) {
+	if a.row == nil || a.decided.Due == nil {
+		return nil, from
+	}
+	it.DueMicro, it.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
+	return &it, it.due()
+}
+
 // try does it once. Its error is nil where all is committed.
-func (p *planner) try(o *ownership, it item, tries int) (a attempt, err error) {
+func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 	k := p.s.kind(it.Kind)
 	l := limits{timeout: closing, idle: closing}
 	if k != nil {
@@ -122,7 +148,7 @@ func (p *planner) try(o *ownership, it item, tries int) (a attempt, err error) {
 	}
 	run := rand.Text()
 	err = p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout+time.Second, l.idle, lockWait) // the handler's context ends first
+		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout+time.Second, l.idle, p.s.lockWait) // the handler's context ends first
 		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
 			return err
 		}
@@ -131,7 +157,7 @@ func (p *planner) try(o *ownership, it item, tries int) (a attempt, err error) {
 		}
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch)
 		if a.decided.run != nil {
-			if err := p.handle(o, tx, k, &a, tries); err != nil {
+			if err := p.handle(o, tx, k, &a); err != nil {
 				return err
 			}
 		} else if a.decided.unchanged(r) {
@@ -146,11 +172,11 @@ func (p *planner) try(o *ownership, it item, tries int) (a attempt, err error) {
 }
 
 // handle calls the handler, and takes the fate from it.
-func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt, tries int) error {
+func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
 	r := a.row
 	told := Run[json.RawMessage]{
 		Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
-		Attempt: tries, Partition: o.Number, Epoch: o.Epoch,
+		Attempt: r.attempts() + 1, Partition: o.Number, Epoch: o.Epoch,
 	}
 	if r.Done != nil {
 		told.From = r.Done.UTC()
@@ -169,7 +195,7 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt, tries int
 	case status == 'I':
 		a.handler = errEnded
 	}
-	a.decided.end(FateDone, nil)
+	a.decided.done()
 	return a.handler
 }
 
@@ -185,33 +211,23 @@ func (e timedOut) Error() string {
 	return fmt.Sprintf("%v: %v", ErrTimeout, e.err)
 }
 
-// bury writes down that a run failed, in a transaction of its own.
-func (p *planner) bury(o *ownership, a attempt, err error) error {
-	a.decided.end(FateDead, err)
+// write writes down what was decided, in a transaction without a handler.
+func (p *planner) write(o *ownership, a attempt) error {
 	run := rand.Text()
-	for conflicts := 1; ; conflicts++ {
-		err := p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
-			if _, err := p.s.sendOpen(ctx, tx, a.row.ID, run, closing, closing, lockWait); err != nil {
-				return err
-			}
-			return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
-		})
-		if !conflict(err) && !broken(err) || conflicts == maxBreaks || o.ctx.Err() != nil {
+	return p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
+		if _, err := p.s.sendOpen(ctx, tx, a.row.ID, run, closing, closing, p.s.lockWait); err != nil {
 			return err
 		}
-	}
+		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
+	})
 }
 
-// end gives the run its fate.
-func (d *decision) end(f Fate, err error) {
-	last := &d.Fates[len(d.Fates)-1]
-	last.Fate = f
-	if d.Done = nil; f == FateDone {
-		d.Done = &d.run.At
-	}
-	if err != nil {
-		last.Error = kept(err)
-	}
+// decisive reports whether a handler said what is to become of its tick, whatever led to that.
+func decisive(err error) bool { return errors.As(err, new(snoozed)) || errors.As(err, new(discarded)) }
+
+// final reports whether a run that failed so is not to be tried again: the handler said so, or may have committed its work.
+func final(err error) bool {
+	return errors.As(err, new(discarded)) || errors.Is(err, errEnded) || store.Code(err) == codeEnded
 }
 
 // maxText is how many bytes of an error's text are kept.
@@ -231,9 +247,13 @@ func (d *decision) unchanged(r *record) bool {
 
 // guarded runs f in a transaction of the pool's under the guard of the partition, and commits it.
 func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) error {
-	conn, err := p.acquire(o)
-	if err != nil {
+	var conn *pgxpool.Conn
+	err := p.s.within(o.ctx, func(ctx context.Context) (err error) {
+		conn, err = p.s.pool.Acquire(ctx)
 		return err
+	})
+	if err != nil {
+		return lost{err}
 	}
 	defer conn.Release()
 	var tx pgx.Tx
@@ -241,23 +261,36 @@ func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) e
 		tx, err = conn.BeginTx(ctx, readCommitted)
 		return err
 	})
-	if err != nil {
-		return err
-	}
-	defer func() {
-		_ = p.s.within(context.WithoutCancel(o.ctx), tx.Rollback) // where it was not committed; an error has closed the connection
-	}()
-	err = p.s.within(o.ctx, func(ctx context.Context) error { return p.lease.Guard(ctx, tx, o.Partition) })
-	if err != nil {
-		return err
-	}
-	if err = f(o.ctx, tx); err == nil {
-		err = p.s.within(o.ctx, tx.Commit)
+	if err == nil {
+		defer func() {
+			_ = p.s.within(context.WithoutCancel(o.ctx), tx.Rollback) // where it was not committed; an error has closed the connection
+		}()
+		err = p.s.within(o.ctx, func(ctx context.Context) error { return p.lease.Guard(ctx, tx, o.Partition) })
+		if err == nil {
+			err = f(o.ctx, tx)
+		}
+		if err == nil {
+			err = p.s.within(o.ctx, tx.Commit)
+		}
 	}
 	if err != nil && conn.Conn().IsClosed() {
 		return lost{err}
 	}
 	return err
+}
+
+// repeat calls f until it fails no more for a reason that passes, so many times.
+func repeat(ctx context.Context, atMost int, passes func(error) bool, f func() error) error {
+	for tries := 1; ; tries++ {
+		err := f()
+		if err == nil || !passes(err) || tries == atMost || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-time.After(min(10*time.Millisecond<<tries, 2*time.Second)):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // within bounds what the database is asked besides a handler's statements: a connection that was dropped without a word holds up no run.
@@ -271,14 +304,6 @@ func (s *Scheduler) within(ctx context.Context, f func(context.Context) error) e
 type lost struct{ error }
 
 func (e lost) Unwrap() error { return e.error }
-
-func (p *planner) acquire(o *ownership) (conn *pgxpool.Conn, err error) {
-	err = p.s.within(o.ctx, func(ctx context.Context) error {
-		conn, err = p.s.pool.Acquire(ctx)
-		return err
-	})
-	return conn, err
-}
 
 // conflict reports whether the database broke a transaction off in favour of another.
 func conflict(err error) bool {
@@ -297,6 +322,9 @@ func broken(err error) bool {
 	code := store.Code(err)
 	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
 }
+
+// passing reports whether a transaction of ours may succeed when it is repeated.
+func passing(err error) bool { return conflict(err) || broken(err) }
 
 // moved reports whether an edit came first, or the step had been committed before.
 func moved(err error) bool {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
@@ -30,6 +31,7 @@ type Scheduler struct {
 	lookEvery  time.Duration // how often it is looked what is due
 	answers    time.Duration // how long the database is given for an answer
 	sweepEvery time.Duration // and how often also what has been for long
+	lockWait   time.Duration // how long a statement of ours waits for a lock
 
 	mu       sync.Mutex // guards what follows
 	running  bool       // a Run is under way, or was
@@ -72,7 +74,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, answers: closing, sweepEvery: sweepEvery,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, answers: closing, sweepEvery: sweepEvery, lockWait: lockWait,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }
@@ -184,6 +186,9 @@ var memberships sync.Map // of those that are taken
 // together is how many schedules are put in one transaction: few, as processes that start at once wait for each other there, and runs for them.
 const together = 20
 
+// maxStarts is how often what the code declares is put where the database cannot do it now: for ten seconds.
+const maxStarts = 12
+
 // putDeclared puts what the code declares, in the order of the names, as all processes do.
 func (s *Scheduler) putDeclared(ctx context.Context) error {
 	s.mu.Lock()
@@ -193,11 +198,14 @@ func (s *Scheduler) putDeclared(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	slices.SortFunc(rows, func(a, b *record) int { return strings.Compare(a.Name, b.Name) })
-	if err := s.inTx(ctx, func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
+	put := func(f func(pgx.Tx) error) error { // writes the same each time: so a lost answer does no harm
+		return repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
+	}
+	if err := put(func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
 		return err
 	}
 	for few := range slices.Chunk(rows, together) {
-		if err := s.inTx(ctx, func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
+		if err := put(func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
 			return err
 		}
 	}
@@ -225,17 +233,16 @@ const lockWait = 5 * time.Second
 
 // inTx runs f in a transaction of its own, again where the database broke it off.
 func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
-	for tries := 1; ; tries++ {
-		err := pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", lockWait.Milliseconds())); err != nil {
-				return err
-			}
-			return f(tx)
-		})
-		if !conflict(err) || tries == maxConflicts || ctx.Err() != nil {
+	return repeat(ctx, maxConflicts, conflict, func() error { return s.inOneTx(ctx, f) })
+}
+
+func (s *Scheduler) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds())); err != nil {
 			return err
 		}
-	}
+		return f(tx)
+	})
 }
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}

@@ -5,7 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -50,6 +53,8 @@ type record struct {
 	Done        *time.Time      `json:"done"`
 	RanFrom     *time.Time      `json:"ran_from"`
 	RanUntil    *time.Time      `json:"ran_until"`
+	Trying      *trial          `json:"trying"`
+	Failures    int             `json:"failures"`
 	Revision    int64           `json:"revision"`
 	PausedAt    *time.Time      `json:"paused_at"`
 	Waits       *string         `json:"waits"`
@@ -66,8 +71,22 @@ type step struct {
 	Done        *time.Time `json:"done"`
 	RanFrom     *time.Time `json:"ran_from"`
 	RanUntil    *time.Time `json:"ran_until"`
+	Trying      *trial     `json:"trying"`
+	Failures    int        `json:"failures"`
+	PausedAt    *time.Time `json:"paused_at"` // null: it does not pause it
 	Waits       *string    `json:"waits"`
 	Fates       []fate     `json:"fates"`
+}
+
+// A trial is a tick that was begun, and has no fate yet.
+type trial struct {
+	At       time.Time `json:"at"`
+	Local    time.Time `json:"local"`
+	Missed   int64     `json:"missed"`
+	Began    time.Time `json:"began"`    // the first attempt
+	Attempts int       `json:"attempts"` // that failed
+	Error    *string   `json:"error"`    // of the last of them
+	Again    time.Time `json:"again"`    // not before
 }
 
 // A fate is a row of the history, as it is written.
@@ -77,6 +96,7 @@ type fate struct {
 	Ticks     int64      `json:"ticks"`
 	Fate      Fate       `json:"fate"`
 	Error     *string    `json:"error"`
+	Attempts  int        `json:"attempts"`
 	Epoch     *int64     `json:"epoch"`
 	StartedAt *time.Time `json:"started_at"`
 }
@@ -199,11 +219,44 @@ func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run strin
 // sendClose closes a run, under limits of its own: those until then are the handler's.
 func (s *Scheduler) sendClose(ctx context.Context, tx pgx.Tx, r *record, run string, st step) error {
 	st.Fates = listed(st.Fates)
+	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
+		st.inASCII()
+	}
 	batch := new(pgx.Batch)
 	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
-	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", lockWait.Milliseconds()))
+	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds()))
 	batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
-	return s.within(ctx, func(ctx context.Context) error { return tx.SendBatch(ctx, batch).Close() })
+	err := s.within(ctx, func(ctx context.Context) error { return tx.SendBatch(ctx, batch).Close() })
+	if store.LockTimeout(err) {
+		return locked{err}
+	}
+	return err
+}
+
+// locked is an error of sendClose: another transaction has the schedule's row locked.
+type locked struct{ error }
+
+func (e locked) Unwrap() error { return e.error }
+
+// inASCII writes the texts of errors so that every encoding of a database can keep them.
+func (st *step) inASCII() {
+	for i := range st.Fates {
+		st.Fates[i].Error = inASCII(st.Fates[i].Error)
+	}
+	st.Waits = inASCII(st.Waits)
+	if st.Trying != nil {
+		t := *st.Trying
+		t.Error = inASCII(t.Error)
+		st.Trying = &t
+	}
+}
+
+func inASCII(text *string) *string {
+	if text == nil || !strings.ContainsFunc(*text, func(r rune) bool { return r >= utf8.RuneSelf }) {
+		return text
+	}
+	quoted := strconv.QuoteToASCII(*text)
+	return &quoted
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.

@@ -76,9 +76,9 @@ COMMENT ON FUNCTION pgleases.schedule_open(bigint, pg_catalog.text, int, int, in
 CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, error, epoch, started_at, ended_at)
-    SELECT s.id, s.group_name, s.name, f.since, f.until, f.ticks, f.fate, f.error, f.epoch, f.started_at, pgleases.schedule_clock()
-    FROM jsonb_to_recordset($2) AS f (since timestamptz, until timestamptz, ticks bigint, fate text, error text, epoch bigint, started_at timestamptz)
+    INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at)
+    SELECT s.id, s.group_name, s.name, f.since, f.until, f.ticks, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock()
+    FROM jsonb_to_recordset($2) AS f (since timestamptz, until timestamptz, ticks bigint, fate text, error text, attempts int, epoch bigint, started_at timestamptz)
     ORDER BY f.until;
 END
 $pgleases_body$;
@@ -106,6 +106,7 @@ BEGIN
         UPDATE pgleases.schedules AS r
         SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
             ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
+            trying = t.trying, failures = t.failures, paused_at = coalesce(r.paused_at, t.paused_at),
             due = CASE WHEN s.revision <> $3 THEN coalesce(t.ran_until, now) ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
             waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
         WHERE r.id = $1;
@@ -154,7 +155,7 @@ BEGIN
     ELSE
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
-            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
+            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
         WHERE t.id = s.id;
         PERFORM pgleases.schedule_fates(s, $4);
         RETURN true;

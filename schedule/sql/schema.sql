@@ -39,6 +39,8 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     done         pg_catalog.timestamptz,
     ran_from     pg_catalog.timestamptz,
     ran_until    pg_catalog.timestamptz,
+    trying       pg_catalog.jsonb,
+    failures     int NOT NULL DEFAULT 0,
     revision     bigint NOT NULL,
     paused_at    pg_catalog.timestamptz,
     waits        pg_catalog.text,
@@ -66,6 +68,8 @@ COMMENT ON COLUMN pgleases.schedules.due IS 'When its owner looks at it next: at
 COMMENT ON COLUMN pgleases.schedules.done IS 'The last tick whose run was done; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: there was none.';
 COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: there was none.';
+COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that was begun and has no fate yet: how many attempts failed, when it is tried again; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules.failures IS 'How many ticks in a row are dead.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not.';
 COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
@@ -82,6 +86,7 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
     ticks      bigint NOT NULL CHECK (ticks OPERATOR(pg_catalog.>) 0),
     fate       pg_catalog.text NOT NULL,
     error      pg_catalog.text,
+    attempts   int NOT NULL DEFAULT 0,
     epoch      bigint,
     started_at pg_catalog.timestamptz,
     ended_at   pg_catalog.timestamptz NOT NULL
@@ -98,6 +103,7 @@ COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is 
 COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
 COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; missed: the policy on late ticks passed over them; skipped: the run before was still under way; cancelled: an edit, a resumption or a deletion came first.';
 COMMENT ON COLUMN pgleases.history.error IS 'Why it is dead.';
+COMMENT ON COLUMN pgleases.history.attempts IS 'Of a run, how many there were.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: nobody ran it.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: there was none.';
 COMMENT ON COLUMN pgleases.history.ended_at IS 'When this was written.';

@@ -1,0 +1,322 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// waitsForRetry waits until so many attempts at a tick have failed.
+func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
+	w.t.Helper()
+	until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
+		var err error
+		s, err = w.Get(w.t.Context(), name)
+		ok(w.t, err)
+		return s.Attempts == attempts
+	})
+	return s
+}
+
+// A run that fails is tried again after its pauses, by the database's clock. Meanwhile its tick has no fate, and the ticks that come find it under way. At last each
+// has exactly one fate.
+func TestARunThatFailsIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	first := midnight.Add(time.Hour)
+	calls := make(chan int, 100)
+	kind := func(name string, fails int) *schedule.Kind[args] {
+		return schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			if err := effect(ctx, tx, r); err != nil || !r.At.Equal(first) {
+				return err
+			}
+			calls <- r.Attempt
+			if r.Attempt <= fails {
+				return fmt.Errorf("no paper, %d", r.Attempt)
+			}
+			return nil
+		}, schedule.Retry(3, schedule.Backoff(50*time.Minute, 80*time.Minute)))
+	}
+	twice, thrice := kind("twice", 2), kind("thrice", 3)
+	ok(t, twice.Put(t.Context(), "skip", args{}, hourly))
+	ok(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
+	ok(t, thrice.Put(t.Context(), "dead", args{}, hourly))
+	names := []string{"skip", "buffer", "dead"}
+	ledgers := make(map[string]*ledger)
+	for _, name := range names {
+		ledgers[name] = newLedger(db, name)
+	}
+	w.run()
+	now := first
+	for attempt := 1; attempt <= 3; attempt++ {
+		db.setClock(now)
+		for range names {
+			expect(t, receive(t, "a call", calls), attempt, "attempt")
+		}
+		if attempt == 3 {
+			break
+		}
+		soonest, latest := now.Add(1000*time.Hour), now
+		for _, name := range names {
+			s := waitsForRetry(w, name, attempt)
+			expect(t, s.Error, fmt.Sprintf("no paper, %d", attempt), "error of "+name)
+			pause := []time.Duration{50 * time.Minute, 80 * time.Minute}[attempt-1]
+			if s.Due.Before(now.Add(pause)) || s.Due.After(now.Add(pause/10*11+time.Minute)) { // a run takes its time too
+				t.Fatalf("%s is tried again at %v, %v after its run", name, s.Due, s.Due.Sub(now))
+			}
+			soonest = earlier(soonest, s.Due)
+			if s.Due.After(latest) {
+				latest = s.Due
+			}
+		}
+		db.setClock(soonest.Add(-3 * time.Second))
+		db.looked()
+		expect(t, len(calls), 0, "calls before it is time")
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates until then")
+		now = latest
+	}
+	for _, name := range names {
+		until(t, "the tick of "+name+" has its fate", func() bool {
+			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name) == 1
+		})
+	}
+	db.setClock(now.Truncate(time.Hour).Add(time.Hour))
+	under := int64(len(hours(first, now))) // ticks that came while the first was under way
+	for name, want := range map[string]fates{
+		"skip": {schedule.FateDone: 2, schedule.FateSkipped: under}, "buffer": {schedule.FateDone: 2 + under},
+		"dead": {schedule.FateDead: 1, schedule.FateDone: 1, schedule.FateSkipped: under},
+	} {
+		ledgers[name].settled(w.Scheduler).expectFates(want)
+	}
+	expect(t, len(calls), 0, "further calls")
+}
+
+// The tick that waits for its retry is run by whoever owns it then, and told its attempt; an answer that is lost counts nothing twice.
+func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	calls := make(chan int, 100)
+	start := func() *worker {
+		w := newWorker(db)
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			if err := effect(ctx, tx, r); err != nil {
+				return err
+			}
+			if r.At.Equal(midnight.Add(time.Hour)) {
+				calls <- r.Attempt
+				return errors.New("no paper")
+			}
+			if r.Attempt != 1 {
+				t.Errorf("the tick of %v is told attempt %d", r.At, r.Attempt)
+			}
+			return nil
+		}, schedule.Retry(4, schedule.Backoff(time.Minute, time.Minute)))
+		ok(t, k.Add("close", args{}, hourly, schedule.MissedAll))
+		return w.run().has("close")
+	}
+	l := newLedger(db, "close")
+	w := start()
+	for attempt := 1; attempt <= 4; attempt++ {
+		db.looked()
+		w.wire.lose([]string{"schedule_close", "commit"}[attempt%2], true)
+		db.setClock(midnight.Add(time.Hour + time.Duration(2*(attempt-1))*time.Minute))
+		expect(t, receive(t, "a call", calls), attempt, "attempt")
+		if attempt < 4 {
+			waitsForRetry(w, "close", attempt)
+			until(t, "the answer was lost", func() bool { return !w.wire.armed() })
+			w.close()
+			w = start()
+		}
+	}
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	expect(t, l.entries[0].Attempts, 4, "attempts in the history")
+	w.wire.lose("commit", true) // of a run that is done: the next tick is told that it is its first attempt
+	db.setClock(midnight.Add(3 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 2})
+	expect(t, len(calls), 0, "further calls")
+}
+
+// What handlers say decides: to discard, to snooze.
+func TestHandlersDiscardAndSnooze(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	calls := make(chan int, 100)
+	snooze := true
+	retry := schedule.Retry(10, schedule.Backoff(time.Minute, time.Minute))
+	sleepy := schedule.InTx(w.Scheduler, "sleepy", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		calls <- r.Attempt
+		if snooze {
+			snooze = false
+			return errors.Join(effect(ctx, tx, r), schedule.Snooze(30*time.Minute))
+		}
+		return effect(ctx, tx, r)
+	}, retry)
+	discarded := make(chan struct{}, 100)
+	discards := schedule.InTx(w.Scheduler, "discards", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		discarded <- struct{}{}
+		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$") // which would be tried again
+		return schedule.Discard(fmt.Errorf("wrong address: %w", err))
+	}, retry)
+	ok(t, sleepy.Put(t.Context(), "sleepy", args{}, hourly))
+	ok(t, discards.Put(t.Context(), "discards", args{}, hourly))
+	a, b := newLedger(db, "sleepy"), newLedger(db, "discards")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	b.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	expect(t, len(discarded), 1, "calls of what was discarded")
+	if !strings.Contains(b.entries[0].Error, "wrong address") {
+		t.Errorf("error %q of what was discarded", b.entries[0].Error)
+	}
+	expect(t, receive(t, "a call", calls), 1, "attempt")
+	var due time.Time
+	until(t, "it is snoozed", func() bool {
+		s, err := w.Get(t.Context(), "sleepy")
+		ok(t, err)
+		due = s.Due
+		return due.After(midnight.Add(89*time.Minute)) && due.Before(midnight.Add(92*time.Minute))
+	})
+	db.setClock(due.Add(-3 * time.Second))
+	db.looked()
+	expect(t, len(calls), 0, "calls while it snoozes")
+	db.setClock(due)
+	a.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	expect(t, receive(t, "a call", calls), 1, "attempt")
+	expect(t, a.entries[0].Attempts, 1, "attempts in the history")
+}
+
+// So many ticks in a row are dead: the schedule is paused, and Resume has it go on. One that is done begins the count anew.
+func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if err := effect(ctx, tx, r); err != nil || r.At.Hour() == 2 {
+			return err
+		}
+		return errors.New("no paper")
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.PauseAfter(2), schedule.MissedAll))
+	w.run()
+	db.setClock(midnight.Add(6 * time.Hour))
+	paused := func() bool {
+		s, err := w.Get(t.Context(), "close")
+		ok(t, err)
+		return !s.PausedAt.IsZero() && s.Failures == 2
+	}
+	until(t, "it is paused", paused)
+	db.looked()
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "fates of what is paused") // dead, done, dead, dead
+	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 5, schedule.FateDone: 1})
+	until(t, "it is paused again", paused)
+}
+
+// Edits while a tick waits for its retry: another rule, a resumption from now and a deletion cancel it, and other edits do not.
+func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if err := effect(ctx, tx, r); err != nil || r.Args.N == 1 {
+			return err
+		}
+		return errors.New("no paper")
+	}, schedule.Retry(2, schedule.Backoff(30*time.Minute, 30*time.Minute)))
+	resumed := func(from schedule.From) func(context.Context, string) error {
+		return func(ctx context.Context, name string) error {
+			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, from))
+		}
+	}
+	edits := map[string]struct {
+		edit func(ctx context.Context, name string) error
+		want fates
+	}{
+		"new arguments": {func(ctx context.Context, name string) error { return k.Put(ctx, name, args{1}, hourly) }, fates{schedule.FateDone: 1}},
+		"another rule": {func(ctx context.Context, name string) error {
+			return k.Put(ctx, name, args{1}, schedule.Cron("0 0-22 * * *", "UTC"))
+		}, fates{schedule.FateCancelled: 1}},
+		"a pause":    {resumed(schedule.CatchUp), fates{schedule.FateDead: 1}},
+		"from now":   {resumed(schedule.FromNow), fates{schedule.FateCancelled: 1}},
+		"a deletion": {w.Delete, fates{schedule.FateCancelled: 1}},
+	}
+	ledgers := make(map[string]*ledger)
+	for name := range edits {
+		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		ledgers[name] = newLedger(db, name)
+	}
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	for name, e := range edits {
+		waitsForRetry(w, name, 1)
+		ok(t, e.edit(t.Context(), name))
+	}
+	db.looked()
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate <> 'cancelled'"), 0, "runs before it is time")
+	db.setClock(midnight.Add(110 * time.Minute))
+	for name, l := range ledgers {
+		l.settled(w.Scheduler).expectFates(edits[name].want)
+	}
+}
+
+// The texts of errors that the database's encoding does not have are kept in ASCII.
+func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
+	t.Parallel()
+	db := newEncodedDatabase(t, "LATIN1")
+	w := newWorker(db)
+	fail := func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("нет бумаги") }
+	ok(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
+	ok(t, schedule.InTx(w.Scheduler, "again", fail, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
+	l := newLedger(db, "dead")
+	w.run().has("dead")
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	expect(t, l.entries[0].Error, `"\u043d\u0435\u0442 \u0431\u0443\u043c\u0430\u0433\u0438"`, "error")
+	expect(t, waitsForRetry(w, "again", 1).Error, l.entries[0].Error, "error")
+}
+
+// An edit keeps the schedule's row locked for longer than all that the end of a run waits for it: the tick gets its fate after that.
+func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w, log := newLogged(db)
+	w.WaitForLocks(10 * time.Millisecond)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.looked()
+	edit, err := db.Begin(t.Context())
+	ok(t, err)
+	ok(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "the run was not committed, ten times", func() bool { return log.count("locked for too long") >= 10 })
+	ok(t, edit.Rollback(t.Context()))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
+
+// The database's fault passes while a process starts: it starts all the same.
+func TestAStartSurvivesAFaultThatPasses(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	for _, text := range []string{"schedule_join", "schedule_get", "schedule_put"} {
+		for _, after := range []bool{false, true} {
+			w := newWorker(db)
+			name := fmt.Sprint(text, after)
+			ok(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly))
+			w.wire.lose(text, after)
+			w.run().has(name)
+			expect(t, w.wire.armed(), false, "whether the message is still to be lost")
+			w.close()
+		}
+	}
+}
