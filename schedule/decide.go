@@ -112,6 +112,23 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 		}
 		return
 	}
+	d.unstep(t)
+}
+
+// charge counts a crash of the process that is about to call the handler: the end of the run takes it back.
+func (d *decision) charge(r *record, epoch int64) {
+	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom}
+	if r.Trying != nil {
+		t = *r.Trying
+	}
+	t.Crashes++
+	t.Epoch = epoch
+	d.unstep(t)
+	d.Due = r.Due
+}
+
+// unstep leaves the cursor before the run: its tick has no fate yet.
+func (d *decision) unstep(t trial) {
 	d.Fates = d.Fates[:len(d.Fates)-1]
 	d.Cursor, d.CursorLocal = d.before.At, nil
 	if !d.before.Local.IsZero() {

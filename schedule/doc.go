@@ -24,6 +24,9 @@
 // A run that fails is tried again as its kind's [Retry] says, by whoever owns the schedule then. Until it has its fate its tick counts as under way: the cursor
 // does not pass it.
 //
+// A run that kills its process, again and again, is dead after its kind's [Crashes]. What only runs beside it is not: what is suspected runs alone in its process. While it waits
+// for that, nothing else begins there.
+//
 // An outage or a deploy loses no tick: [Missed] and [Grace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
 // is not late for it, says why in [Schedule].Waits, and stops nobody.
@@ -32,7 +35,6 @@
 //
 //   - Effects outside of the transaction come once only as far as the handler sees to it: it may be called again for a tick, when its transaction was broken off or
 //     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
-//   - A handler that kills its process is called again by the next owner.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
 //     rule, begins at the time that it shows then, and what it cancels stays cancelled.
 //   - The history is kept until you delete rows of the table history. No entry is read by the scheduler but cancelled ones, while a run is under way.

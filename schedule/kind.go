@@ -27,6 +27,7 @@ type Run[Args any] struct {
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
 	Attempt int       // from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
+	Crashes int       // how many processes died while it ran, without the first
 
 	Partition int   // to which the key belongs
 	Epoch     int64 // under which this process owns it: a fencing token
@@ -61,7 +62,7 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 		return json.Unmarshal(args, new(Args))
 	}
 	k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-		run := Run[Args]{r.Name, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Partition, r.Epoch}
+		run := Run[Args]{r.Name, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch}
 		if err := json.Unmarshal(r.Args, &run.Args); err != nil {
 			return err
 		}

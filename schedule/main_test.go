@@ -27,6 +27,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if url := os.Getenv(victimOf); url != "" {
+		fmt.Fprintln(os.Stderr, victim(url))
+		os.Exit(1)
+	}
 	code := m.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {

@@ -161,6 +161,7 @@ func checkName(what, name string) error { return store.CheckName(what, name) }
 type limits struct {
 	timeout, idle time.Duration
 	attempts      int
+	crashes       int
 	pauses        Pauses
 }
 
@@ -182,6 +183,10 @@ func Retry(attempts int, pauses Pauses) KindOption {
 	return func(l *limits) { l.attempts, l.pauses = attempts, pauses }
 }
 
+// Crashes sets how many processes may die while they run a tick: 2 to 100, default 3. Then it is dead. The first that dies does not count, as it is not known then
+// what it ran; from the second on what it may have been runs alone in its process. What only ran beside it is not dead for that.
+func Crashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
+
 // Pauses are made by Backoff.
 type Pauses struct{ min, max time.Duration }
 
@@ -199,7 +204,7 @@ func (p Pauses) after(failed int) time.Duration {
 }
 
 func newLimits(opts []KindOption) (limits, error) {
-	l := limits{timeout: time.Minute, idle: 30 * time.Second, attempts: 1}
+	l := limits{timeout: time.Minute, idle: 30 * time.Second, attempts: 1, crashes: 3}
 	for _, opt := range opts {
 		if opt == nil {
 			return l, errors.New("option is nil")
@@ -213,6 +218,9 @@ func newLimits(opts []KindOption) (limits, error) {
 		if limit.d < time.Millisecond || limit.d > 24*time.Hour {
 			return l, fmt.Errorf("%s %v is out of range: 1ms to 24h", limit.what, limit.d)
 		}
+	}
+	if l.crashes < 2 || l.crashes > 100 {
+		return l, fmt.Errorf("%d crashes is out of range: 2 to 100", l.crashes)
 	}
 	const longest = 30 * 24 * time.Hour
 	switch b := l.pauses; {

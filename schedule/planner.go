@@ -37,6 +37,7 @@ type planner struct {
 	queue   []item              // what is due soon and does not run, by when it is due
 	running map[int64]time.Time // by schedule: for when it was due
 	keys    map[string]struct{} // under which something runs
+	alone   bool                // what runs is suspected to kill the process
 	crowded bool                // so it was when it last looked
 	passed  map[string]struct{} // keys that were left out when it last looked
 	low     time.Time           // nothing that was due before is left
@@ -73,6 +74,7 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	delete(p.fresh, o.Number)
 	p.mu.Unlock()
 	o.drain(p.s.options.drain)
+	p.close(o)
 	return ctx.Err()
 }
 
@@ -201,11 +203,15 @@ func (p *planner) begin() time.Duration {
 	p.mu.Lock()
 	clock := p.clock
 	p.mu.Unlock()
-	for i := 0; i < len(p.queue) && len(p.running) < p.s.options.maxRunning; {
+	for i := 0; i < len(p.queue) && !p.alone && len(p.running) < p.s.options.maxRunning; {
 		it := p.queue[i]
 		now := time.Now()
 		if wait := max(it.due().Sub(clock.at(now)), it.earliest.Sub(now)); wait > 0 {
 			return wait
+		}
+		alone := it.Crashes > 0
+		if alone && len(p.running) > 0 {
+			break // nothing else begins before it
 		}
 		if _, busy := p.keys[it.Key]; busy {
 			i++ // begun after that one's end
@@ -218,7 +224,7 @@ func (p *planner) begin() time.Duration {
 		if o == nil || !o.begin() {
 			continue
 		}
-		p.running[it.ID], p.keys[it.Key] = it.due(), struct{}{}
+		p.running[it.ID], p.keys[it.Key], p.alone = it.due(), struct{}{}, alone
 		go func() {
 			defer o.runs.Done()
 			again, from := p.carryOut(o, it)
@@ -232,6 +238,7 @@ func (p *planner) begin() time.Duration {
 func (p *planner) end(f finish) {
 	delete(p.running, f.ID)
 	delete(p.keys, f.Key)
+	p.alone = false
 	if _, ok := p.passed[f.Key]; ok || p.crowded && len(p.queue) == 0 {
 		p.look()
 	}

@@ -38,6 +38,11 @@ type ownership struct {
 	mu    sync.Mutex // guards ended, and the first run of runs
 	ended bool       // no new run begins
 	runs  sync.WaitGroup
+
+	crashes sync.Mutex // guards what follows; held while it is opened
+	opened  time.Time  // by the database; zero: nothing has run in it
+	died    bool       // the owner before did, while something may have run
+	charged []int64    // schedules that count a crash of this owner's until their run has ended
 }
 
 // begin reports whether a run may begin. runs.Done is to be called at its end.
@@ -65,12 +70,19 @@ type attempt struct {
 	opened  time.Time // by this host, when row was read
 	decided decision
 	handler error // the handler's; nil: it did not fail, or was not called
+	charged bool  // a crash is counted, until the run has ended: now it may begin
 }
 
 // carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next, nil: that is to be looked up; and an
 // instant before which it is not.
 func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) {
 	from = it.due()
+	if err := p.open(o); err != nil {
+		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
+			p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
+		}
+		return nil, from
+	}
 	conflicts, breaks := 0, 0
 	for tried := (*record)(nil); ; {
 		a, err := p.try(o, it)
@@ -80,6 +92,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 				conflicts, breaks = 0, 0 // that was committed, and its answer was lost
 			}
 			tried = a.row
+		}
+		if err == nil && a.charged {
+			continue
 		}
 		if err == nil {
 			return a.next(it, from)
@@ -135,6 +150,7 @@ func (a *attempt) next(it item, from time.Time) (*item, time.Time) {
 	if a.row == nil || a.decided.Due == nil {
 		return nil, from
 	}
+	it.Crashes = a.decided.Trying.crashes()
 	it.DueMicro, it.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
 	return &it, it.due()
 }
@@ -147,7 +163,7 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 		l = k.limits
 	}
 	run := rand.Text()
-	err = p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
+	err = p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
 		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout+time.Second, l.idle, p.s.lockWait) // the handler's context ends first
 		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
 			return err
@@ -156,11 +172,22 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 			return nil // looked at again when the clock is believed
 		}
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch)
+		switch d := &a.decided; {
+		case d.run == nil:
+		case r.Trying.crashes() >= k.limits.crashes && !r.Trying.chargedTo(o.Epoch):
+			p.s.logOf(it).Error("schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int("crashes", r.Trying.crashes()))
+			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
+			d.run = nil
+		case o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch):
+			o.charge(r.ID)
+			d.charge(r, o.Epoch)
+			d.run, a.charged = nil, true
+		}
 		if a.decided.run != nil {
 			if err := p.handle(o, tx, k, &a); err != nil {
 				return err
 			}
-		} else if a.decided.unchanged(r) {
+		} else if !a.charged && a.decided.unchanged(r) {
 			return nil
 		}
 		return p.s.sendClose(ctx, tx, r, run, a.decided.step)
@@ -176,7 +203,7 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
 	r := a.row
 	told := Run[json.RawMessage]{
 		Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
-		Attempt: r.attempts() + 1, Partition: o.Number, Epoch: o.Epoch,
+		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: o.Number, Epoch: o.Epoch,
 	}
 	if r.Done != nil {
 		told.From = r.Done.UTC()
@@ -214,7 +241,7 @@ func (e timedOut) Error() string {
 // write writes down what was decided, in a transaction without a handler.
 func (p *planner) write(o *ownership, a attempt) error {
 	run := rand.Text()
-	return p.guarded(o, func(ctx context.Context, tx pgx.Tx) error {
+	return p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := p.s.sendOpen(ctx, tx, a.row.ID, run, closing, closing, p.s.lockWait); err != nil {
 			return err
 		}
@@ -245,10 +272,56 @@ func (d *decision) unchanged(r *record) bool {
 	return len(d.Fates) == 0 && d.Waits == nil && r.Waits == nil && (d.Due == nil) == (r.Due == nil) && (d.Due == nil || d.Due.Equal(*r.Due))
 }
 
+var errCrashed = errors.New("so many processes died while it ran: see Crashes")
+
+// open writes down, before the first run in a partition, that something runs in it: whoever finds that not taken back knows that this process died.
+func (p *planner) open(o *ownership) error {
+	o.crashes.Lock()
+	defer o.crashes.Unlock()
+	if !o.opened.IsZero() {
+		return nil
+	}
+	err := repeat(o.ctx, maxBreaks, passing, func() error {
+		return p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) (err error) {
+			o.died, err = p.s.sendBegin(ctx, tx, o.Number, o.Epoch)
+			return err
+		})
+	})
+	if err == nil {
+		o.opened = p.now()
+	}
+	return err
+}
+
+// close takes it back, when all runs have ended. Where that fails the next owner is careful for nothing.
+func (p *planner) close(o *ownership) {
+	o.crashes.Lock()
+	defer o.crashes.Unlock()
+	if o.opened.IsZero() {
+		return
+	}
+	_ = p.guarded(o.Partition.Context(), o.Partition, func(ctx context.Context, tx pgx.Tx) error {
+		return p.s.sendEnd(ctx, tx, o.Number, o.Epoch, o.charged)
+	})
+}
+
+// suspects reports whether the run of a schedule may kill this process: others died while it ran, or may have.
+func (o *ownership) suspects(it item, r *record) bool {
+	o.crashes.Lock()
+	defer o.crashes.Unlock()
+	return r.Trying.crashes() > 0 || o.died && !it.due().After(o.opened)
+}
+
+func (o *ownership) charge(schedule int64) {
+	o.crashes.Lock()
+	defer o.crashes.Unlock()
+	o.charged = append(o.charged, schedule)
+}
+
 // guarded runs f in a transaction of the pool's under the guard of the partition, and commits it.
-func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) error {
+func (p *planner) guarded(life context.Context, partition pgleases.Partition, f func(context.Context, pgx.Tx) error) error {
 	var conn *pgxpool.Conn
-	err := p.s.within(o.ctx, func(ctx context.Context) (err error) {
+	err := p.s.within(life, func(ctx context.Context) (err error) {
 		conn, err = p.s.pool.Acquire(ctx)
 		return err
 	})
@@ -257,20 +330,20 @@ func (p *planner) guarded(o *ownership, f func(context.Context, pgx.Tx) error) e
 	}
 	defer conn.Release()
 	var tx pgx.Tx
-	err = p.s.within(o.ctx, func(ctx context.Context) (err error) {
+	err = p.s.within(life, func(ctx context.Context) (err error) {
 		tx, err = conn.BeginTx(ctx, readCommitted)
 		return err
 	})
 	if err == nil {
 		defer func() {
-			_ = p.s.within(context.WithoutCancel(o.ctx), tx.Rollback) // where it was not committed; an error has closed the connection
+			_ = p.s.within(context.WithoutCancel(life), tx.Rollback) // where it was not committed; an error has closed the connection
 		}()
-		err = p.s.within(o.ctx, func(ctx context.Context) error { return p.lease.Guard(ctx, tx, o.Partition) })
+		err = p.s.within(life, func(ctx context.Context) error { return p.lease.Guard(ctx, tx, partition) })
 		if err == nil {
-			err = f(o.ctx, tx)
+			err = f(life, tx)
 		}
 		if err == nil {
-			err = p.s.within(o.ctx, tx.Commit)
+			err = p.s.within(life, tx.Commit)
 		}
 	}
 	if err != nil && conn.Conn().IsClosed() {

@@ -87,7 +87,19 @@ type trial struct {
 	Attempts int       `json:"attempts"` // that failed
 	Error    *string   `json:"error"`    // of the last of them
 	Again    time.Time `json:"again"`    // not before
+	Crashes  int       `json:"crashes"`  // how many processes died while it ran, and the one that runs it now, under Epoch
+	Epoch    int64     `json:"epoch"`
 }
+
+func (t *trial) crashes() int {
+	if t == nil {
+		return 0
+	}
+	return t.Crashes
+}
+
+// chargedTo reports whether the last crash is that of an owner.
+func (t *trial) chargedTo(epoch int64) bool { return t != nil && t.Epoch == epoch }
 
 // A fate is a row of the history, as it is written.
 type fate struct {
@@ -108,6 +120,7 @@ type item struct {
 	Key       string `json:"key"`
 	Kind      string `json:"kind"`
 	DueMicro  int64  `json:"due_us"`
+	Crashes   int    `json:"crashes"` // counted
 
 	earliest time.Time // by this host: it is not due before, as the database said when its last run began; zero: it said nothing
 }
@@ -167,13 +180,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, open, close, get, put, delete, list, history string
+	join, look, begin, end, open, close, get, put, delete, list, history string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		join: text("join"), look: text("look"), open: text("open"), close: text("close"), get: text("get"), put: text("put"),
+		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"),
 	}
 }
@@ -202,6 +215,20 @@ func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh [
 		err = json.Unmarshal([]byte(found), &due)
 	}
 	return time.UnixMicro(micro), due, err
+}
+
+// sendBegin reports whether the owner before died while something may have run.
+func (s *Scheduler) sendBegin(ctx context.Context, q querier, partition int, epoch int64) (died bool, err error) {
+	err = s.within(ctx, func(ctx context.Context) error {
+		return q.QueryRow(ctx, s.statements.begin, s.group, partition, epoch, s.lockWait.Milliseconds()).Scan(&died)
+	})
+	return died, err
+}
+
+func (s *Scheduler) sendEnd(ctx context.Context, q querier, partition int, epoch int64, charged []int64) error {
+	return s.within(ctx, func(ctx context.Context) error {
+		return void(ctx, q, s.statements.end, s.group, partition, epoch, append([]int64{}, charged...), s.lockWait.Milliseconds())
+	})
 }
 
 // sendOpen returns the schedule; nil: there is none.

@@ -46,11 +46,12 @@ BEGIN
                    FOR UPDATE SKIP LOCKED);
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
     SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'partition', p.partition, 'key', d.key, 'kind', d.kind,
-                                                 'due_us', (extract(epoch FROM d.due) * 1000000)::bigint) ORDER BY d.due, d.id), '[]')
+                                                 'due_us', (extract(epoch FROM d.due) * 1000000)::bigint,
+                                                 'crashes', coalesce((d.trying ->> 'crashes')::int, 0)) ORDER BY d.due, d.id), '[]')
     INTO answer
     FROM unnest($2) AS p (partition)
     CROSS JOIN LATERAL (
-        SELECT s.id, s.key, s.kind, s.due FROM pgleases.schedules AS s
+        SELECT s.id, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
         WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until AND s.key <> ALL ($7)
           AND s.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END -- behind an old snapshot, dead entries of the index pile up before it
         ORDER BY s.due LIMIT $6
@@ -58,6 +59,33 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]) IS 'What is due soon. See look.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_begin(group_name pg_catalog.text, partition int, epoch bigint, lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    answer boolean;
+BEGIN
+    PERFORM set_config('lock_timeout', $4::text, true);
+    INSERT INTO pgleases.schedule_owners AS o (group_name, partition, opened, died) VALUES ($1, $2, $3, false)
+    ON CONFLICT ON CONSTRAINT schedule_owners_pkey DO UPDATE
+    SET opened = $3, died = CASE WHEN o.opened = $3 THEN o.died ELSE o.opened > o.closed END -- called again: its answer was lost
+    RETURNING o.died INTO answer;
+    RETURN answer;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_begin(pg_catalog.text, int, bigint, int) IS 'Notes that an owner begins to run something. See begin.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_end(group_name pg_catalog.text, partition int, epoch bigint, charged bigint[], lock_ms int) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM set_config('lock_timeout', $5::text, true);
+    UPDATE pgleases.schedules AS s
+    SET trying = s.trying || jsonb_build_object('crashes', (s.trying ->> 'crashes')::int - 1, 'epoch', 0)
+    WHERE s.id = ANY ($4) AND (s.trying ->> 'epoch')::bigint = $3;
+    UPDATE pgleases.schedule_owners AS o SET closed = $3 WHERE o.group_name = $1 AND o.partition = $2 AND o.opened = $3;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], int) IS 'Notes that all that an owner ran has ended. See end.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_open(schedule bigint, run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$

@@ -76,6 +76,21 @@ COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a
 COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it at its start.';
 
+CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
+    group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    partition  int NOT NULL,
+    opened     bigint NOT NULL,
+    closed     bigint NOT NULL DEFAULT 0,
+    died       boolean NOT NULL,
+    PRIMARY KEY (group_name, partition)
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgleases.schedule_owners IS 'Of each partition, who ran something in it last, so that the next owner knows whether that one died.';
+COMMENT ON COLUMN pgleases.schedule_owners.group_name IS 'The group.';
+COMMENT ON COLUMN pgleases.schedule_owners.partition IS 'The partition of its lease.';
+COMMENT ON COLUMN pgleases.schedule_owners.opened IS 'The epoch of the last owner that began to run something.';
+COMMENT ON COLUMN pgleases.schedule_owners.closed IS 'The epoch of the last owner whose runs had all ended.';
+COMMENT ON COLUMN pgleases.schedule_owners.died IS 'The owner before the one of opened died.';
+
 CREATE TABLE IF NOT EXISTS pgleases.history (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     schedule   bigint NOT NULL,

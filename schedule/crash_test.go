@@ -1,0 +1,163 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+const (
+	victimOf   = "PGLEASES_SCHEDULE_VICTIM" // the database of a process that the poison job kills
+	killed     = 3                          // how it exits
+	bystanders = 3
+)
+
+// names of the poison job and of those that run beside it.
+func jobs() (names []string) {
+	for i := range bystanders {
+		names = append(names, fmt.Sprint("bystander ", i))
+	}
+	return append(names, "poison")
+}
+
+// victim is a process with a poison job. It is killed in the middle of all the handlers, where they run side by side.
+func victim(url string) error {
+	ctx := context.Background()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	config.MaxConns = 12
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	if err != nil {
+		return err
+	}
+	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(4), schedule.WithoutMigration(), schedule.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		return err
+	}
+	s.Hasten()
+	beside := make(chan struct{}, bystanders)
+	var running atomic.Int32
+	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if err := effect(ctx, tx, r); err != nil {
+			return err
+		}
+		defer running.Add(-1)
+		switch n := running.Add(1); {
+		case r.Crashes > 0 && n > 1:
+			os.Exit(4) // something runs beside what is suspected
+		case r.Name == "poison":
+			for i := 0; i < bystanders && r.Crashes == 0; i++ {
+				<-beside
+			}
+			os.Exit(killed)
+		case r.Crashes == 0:
+			beside <- struct{}{}
+			<-ctx.Done()
+		}
+		return nil
+	}, schedule.Idle(time.Second))
+	for _, name := range jobs() {
+		if err := books.Add(name, args{}, hourly); err != nil {
+			return err
+		}
+	}
+	return s.Run(ctx)
+}
+
+// A job kills its process each time that it runs. After three crashes besides the first, of which nobody knows the cause, it is dead; what ran beside it is not.
+func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	maker := newWorker(db)
+	k := schedule.InTx(maker.Scheduler, "books", effect)
+	ledgers := make(map[string]*ledger)
+	for _, name := range jobs() {
+		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		ledgers[name] = newLedger(db, name)
+	}
+	db.setClock(midnight.Add(time.Hour))
+	for life := 1; life <= 4; life++ {
+		process := exec.Command(os.Args[0])
+		process.Env = append(os.Environ(), victimOf+"="+db.url)
+		ended := make(chan error, 1)
+		ok(t, process.Start())
+		go func() { ended <- process.Wait() }()
+		t.Cleanup(func() { _ = process.Process.Kill() })
+		var exit *exec.ExitError
+		if err := receive(t, fmt.Sprintf("process %d is killed by its job", life), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
+			t.Fatalf("process %d: %v, not killed by its job", life, err)
+		}
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'poison'"), 0, "fates of the poison job")
+	}
+	w := newWorker(db)
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	for _, name := range jobs() {
+		ok(t, books.Add(name, args{}, hourly))
+	}
+	w.run()
+	for name, l := range ledgers {
+		want := fates{schedule.FateDone: 1}
+		if name == "poison" {
+			want = fates{schedule.FateDead: 1}
+		}
+		l.settled(w.Scheduler).expectFates(want)
+	}
+	db.setClock(midnight.Add(2 * time.Hour)) // the next tick begins anew
+	ledgers["poison"].settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 1})
+}
+
+// A crash is counted when the run begins, and taken back where the process ended the run in good order, or drained.
+func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	began := make(chan string, 10)
+	kinds := func(w *worker) *worker {
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			began <- r.Name
+			<-ctx.Done()
+			return context.Cause(ctx)
+		}, schedule.Idle(time.Second))
+		ok(t, k.Add("close", args{}, hourly))
+		return w.run().has("close")
+	}
+	crashes := func() int64 {
+		return one[int64](db, "SELECT coalesce((trying ->> 'crashes')::bigint, 0) FROM pgleases.schedules")
+	}
+	w := kinds(newWorker(db, schedule.WithDrain(0)))
+	db.setClock(midnight.Add(time.Hour))
+	receive(t, "it runs", began)
+	expect(t, crashes(), 0, "crashes, where no owner before died")
+	w.die()
+	w = kinds(newWorker(db, schedule.WithDrain(0)))
+	receive(t, "it runs", began)
+	expect(t, crashes(), 1, "crashes, while it runs after an owner that died")
+	w.close()
+	expect(t, crashes(), 0, "crashes, after it was drained")
+	w = kinds(newWorker(db, schedule.WithDrain(0)))
+	receive(t, "it runs", began)
+	expect(t, crashes(), 0, "crashes, where the owner before ended in good order")
+	w.close()
+	next := newWorker(db)
+	l := &ledger{db: db, name: "close", should: hours, begins: midnight}
+	ok(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
+	next.run()
+	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
