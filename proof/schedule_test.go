@@ -23,7 +23,7 @@ import (
 )
 
 var (
-	scheduleFaults = flag.Int("schedule-faults", 20, "how many faults befall processes that run schedules, and half as many those behind a pooler")
+	scheduleFaults = flag.Int("schedule-faults", 12, "how many faults befall processes that run schedules, and half as many those behind a pooler")
 	scheduleSeed   = flag.Uint64("schedule-seed", 0, "the seed that decides which; 0: any")
 )
 
@@ -38,7 +38,7 @@ func TestEveryTickHasOneFateAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			punctual.Run(t, func(t *punctual.Try) {
-				server := pgserver.Private(t)
+				server := pgserver.Private(t, committing)
 				database := &faults.Database{Server: server, URL: server.URL()}
 				url := server.URL()
 				if test.pooled {
@@ -49,6 +49,9 @@ func TestEveryTickHasOneFateAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T
 		})
 	}
 }
+
+// committing has a server note when transactions were committed.
+var committing = pgserver.WithSettings(map[string]string{"track_commit_timestamp": "on"})
 
 // withSchedules makes the tables, and returns what workers are that run schedules.
 func withSchedules(t testing.TB, url, direct string) faults.Config {
@@ -197,7 +200,8 @@ type scheduleEffect struct {
 	Partition         int
 	Epoch             int64
 	At, Began         time.Time
-	Ended             *time.Time
+	Whole             bool
+	Committed         time.Time
 }
 
 func readLedger(t testing.TB, pool *pgxpool.Pool) *scheduleLedger {
@@ -211,7 +215,8 @@ func readLedger(t testing.TB, pool *pgxpool.Pool) *scheduleLedger {
 	for _, e := range entries {
 		l.history[e.Name] = append(l.history[e.Name], e)
 	}
-	rows, _ = pool.Query(t.Context(), "SELECT name, key, worker, partition, epoch, at, began, ended FROM ticks ORDER BY began, n")
+	rows, _ = pool.Query(t.Context(), `SELECT name, key, worker, partition, epoch, at, began, ended IS NOT NULL, pg_xact_commit_timestamp(xmin)
+		FROM ticks ORDER BY began, n`)
 	if l.effects, err = pgx.CollectRows(rows, pgx.RowToStructByPos[scheduleEffect]); err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +274,7 @@ func (l *scheduleLedger) check() (problems []string) {
 			wrong("fates: %s: the last entry ends at %v, and the cursor is %v", name, reached, s.Cursor)
 		}
 	}
-	newest := make(map[int]int64)             // epoch, by partition
+	owners := make(map[int]scheduleEffect)    // by partition: of the newest epoch so far, the one that was committed last
 	latest := make(map[string]scheduleEffect) // by key
 	for _, e := range l.effects {
 		k := tick{e.Name, e.At.UnixMicro()}
@@ -279,19 +284,23 @@ func (l *scheduleLedger) check() (problems []string) {
 			wrong("effects: there is one of a tick that is not done: %+v", e)
 		case seen:
 			wrong("effects: there is a second one: %+v", e)
-		case e.Ended == nil:
+		case !e.Whole:
 			wrong("effects: there is half of one: %+v", e)
 		case e.Began.Before(e.At):
 			wrong("early: %+v", e)
+		default:
+			before, ok := owners[e.Partition]
+			if ok && (e.Epoch < before.Epoch || e.Epoch > before.Epoch && e.Began.Before(before.Committed)) {
+				wrong("frozen: an owner writes on after the next has begun: %+v and %+v", before, e)
+			}
+			if !ok || e.Epoch > before.Epoch || e.Epoch == before.Epoch && e.Committed.After(before.Committed) {
+				owners[e.Partition] = e
+			}
 		}
 		if isDone {
 			done[k] = true
 		}
-		if e.Epoch < newest[e.Partition] {
-			wrong("effects: there is one of a frozen owner: %+v, after one of epoch %d", e, newest[e.Partition])
-		}
-		newest[e.Partition] = max(newest[e.Partition], e.Epoch)
-		if before, ok := latest[e.Key]; ok && before.Ended != nil && before.Ended.After(e.Began) {
+		if before, ok := latest[e.Key]; ok && before.Committed.After(e.Began) {
 			wrong("overlap: under key %q: %+v and %+v", e.Key, before, e)
 		}
 		latest[e.Key] = e

@@ -110,7 +110,7 @@ func runScheduler(ctx context.Context, config Config, client *pgleases.Client, p
 	for _, kind := range []string{quick, slow, fails} {
 		kinds[kind] = schedule.InTx(s, kind, func(ctx context.Context, tx pgx.Tx, r schedule.Run[struct{}]) error {
 			return handle(ctx, config, kind, tx, r)
-		}, schedule.Timeout(5*config.TTL), schedule.Idle(config.TTL))
+		}, schedule.Timeout(5*config.TTL), schedule.Idle(3*config.TTL)) // what is frozen in a run is there when the next owner has begun
 	}
 	for _, all := range Schedules() {
 		if err := kinds[all.Kind].Add(all.Name, struct{}{}, all.Rule, all.Options...); err != nil {
@@ -127,7 +127,7 @@ func handle(ctx context.Context, config Config, kind string, tx pgx.Tx, r schedu
 	if err != nil {
 		return err
 	}
-	if kind == slow && !pause(ctx, rand.N(config.TTL/5)) {
+	if kind == slow && !pause(ctx, rand.N(config.TTL/2)) {
 		return context.Cause(ctx)
 	}
 	if kind == fails && FailsAt(r.At) {

@@ -92,6 +92,18 @@ var detectors = map[string]detector{
 	"ticks": {"schedule", func(int) []string {
 		return []string{"-test.run=Oracle|LocalTimesRise", "-rapid.shrinktime=1s", "-rapid.nofailfile"}
 	}},
+	// Worker processes that run schedules, under faults, on a real server.
+	"schedule fleet": {"proof", func(seed int) []string {
+		return []string{"-test.run=^TestEveryTickHasOneFate/^direct$", "-schedule-faults=60", fmt.Sprint("-schedule-seed=", seed)}
+	}},
+	// Runs of schedules on a real server.
+	"runs": {"schedule", func(int) []string {
+		return []string{"-test.run=WhoseTickHasAFate|EditsWhileItRuns|CommitsItself"}
+	}},
+	// Runs whose partition is to go to another process.
+	"guarded runs": {"schedule", func(int) []string { return []string{"-test.run=NobodyOwns"} }},
+	// A run by a clock that the test sets.
+	"clock": {"schedule", func(int) []string { return []string{"-test.run=UnderOneKey"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
 }
@@ -253,6 +265,36 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"the local time of the last tick is not looked at", "ticks", `the clocks show`, []edit{
 		{"schedule/cron.go", `if t.Local.IsZero() {`, `if true {`, 0},
+	}},
+	{"a run without a guard", "guarded runs", `in the middle of a run`, []edit{
+		{"schedule/run.go", `return p.lease.Guard(ctx, tx, o.Partition)`, `return nil`, 0},
+	}},
+	{"a closing that does not raise", "runs", `effects|fates|entry`, []edit{
+		{"schedule/sql/functions.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';`, `RETURN;`, 0},
+	}},
+	{"a closing in another transaction", "runs", `it has its fate`, []edit{
+		{"schedule/sql/functions.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN`, `IF false THEN`, 0},
+		{"schedule/run.go", `a.handler = errEnded`, ``, 0},
+	}},
+	{"the client's clock decides", "clock", `fate`, []edit{
+		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 0},
+	}},
+	{"a clock that is ahead", "schedule fleet", `early`, []edit{
+		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 0},
+	}},
+	{"the cursor locked before the handler", "runs", `put|lock`, []edit{
+		{"schedule/sql/functions.sql", `FROM pgleases.schedules AS s WHERE s.id = $1);`, `FROM pgleases.schedules AS s WHERE s.id = $1 FOR UPDATE);`, 0},
+	}},
+	{"ticks that are passed over without a fate", "schedule fleet", `fates`, []edit{
+		{"schedule/decide.go", `pass(due.Missed, FateMissed)`, `if due.Missed.Count > 0 {
+		d.moveTo(due.Missed.Last)
+	}`, 0},
+	}},
+	{"a step without its history", "schedule fleet", `effects|fates`, []edit{
+		{"schedule/sql/functions.sql", `    PERFORM pgleases.schedule_fates(s, fates);`, `    IF s.id % 2 = 0 THEN PERFORM pgleases.schedule_fates(s, fates); END IF;`, 0},
+	}},
+	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
+		{"schedule/planner.go", `if _, busy := p.keys[it.Key]; busy {`, `if false {`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
 		{"locks.go", `	case s.term != now.term || !s.term.trusted():
