@@ -411,8 +411,8 @@ func measureHeld(ctx context.Context, l *lab, out *part) error {
 func persecond(u usage) string { return significant(float64(calls(u.statements)) / u.span.Seconds()) }
 
 // rest measures what is used while nothing is done for a while.
-func (k *lockers) rest(ctx context.Context, span time.Duration) (usage, error) {
-	told, err := k.meter(ctx)
+func (g *gauge) rest(ctx context.Context, span time.Duration) (usage, error) {
+	told, err := g.meter(ctx)
 	if err != nil {
 		return usage{}, err
 	}

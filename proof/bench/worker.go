@@ -27,6 +27,7 @@ type job struct {
 	Leases     []string // each client joins one, as many the first as the last; one lease after the other
 	Partitions int      // of each lease
 	TTL        time.Duration
+	Schedules  bool // run schedules instead, as a client with the prefix for its ID
 }
 
 // A tiding is what a worker tells at every change.
@@ -52,7 +53,11 @@ func workIfAsked() {
 			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the parent
 			os.Exit(0)
 		}()
-		err = j.work(context.Background(), json.NewEncoder(os.Stdout))
+		if j.Schedules {
+			err = j.runSchedules(context.Background())
+		} else {
+			err = j.work(context.Background(), json.NewEncoder(os.Stdout))
+		}
 	}
 	fmt.Fprintln(os.Stderr, "bench:", err)
 	os.Exit(1)
