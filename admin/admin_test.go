@@ -151,7 +151,7 @@ func TestAllThatWatchShareTheLooks(t *testing.T) {
 	t.Parallel()
 	var looks atomic.Int64
 	pool := newPool(t, pgtest.MigratedDatabase(t), func(config *pgxpool.Config) {
-		config.BeforeAcquire = func(context.Context, *pgx.Conn) bool { looks.Add(1); return true }
+		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { looks.Add(1); return true, nil }
 	})
 	a := newAdmin(t, pool, admin.WithInterval(soon))
 	const watchers, each = 50, 5

@@ -208,9 +208,13 @@ func functionPattern(schema string) *regexp.Regexp {
 
 // functions compares the functions in the database with those of this code.
 func (d *doctor) functions(f *facts) {
+	// The files of package sql, run as they stand, do not quote the schema's name.
+	unquoted := func(body string) string {
+		return strings.ReplaceAll(body, pgx.Identifier{d.options.schema}.Sanitize()+".", d.options.schema+".")
+	}
 	have := make(map[string][]string)
 	for _, fn := range f.Functions {
-		have[fn.Name] = append(have[fn.Name], fn.Body)
+		have[fn.Name] = append(have[fn.Name], unquoted(fn.Body))
 	}
 	var missing, changed []string
 	for name, bodies := range d.wanted(f) {
@@ -218,7 +222,7 @@ func (d *doctor) functions(f *facts) {
 			switch {
 			case len(have[name]) == 0:
 				missing = append(missing, name)
-			case !slices.Contains(have[name], body):
+			case !slices.Contains(have[name], unquoted(body)):
 				changed = append(changed, name)
 			}
 		}
@@ -347,10 +351,10 @@ func (d *doctor) rows(f *facts) {
 		}
 	}
 	switch {
-	case !f.Autovacuum:
-		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows stay for ever")
 	case len(without) > 0:
 		d.found("autovacuum", Warning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows stay for ever", listed(without))
+	case !f.Autovacuum:
+		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows stay for ever")
 	default:
 		d.found("autovacuum", OK, "", "it is on")
 	}

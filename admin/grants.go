@@ -41,7 +41,7 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	clients, others, _ := strings.Cut(string(raw), "\n-- A role that only writes")
 	guard, operator, _ := strings.Cut(others, "\n-- A role that drops")
 	clients = clients[strings.Index(clients, "\nGRANT")+1:]
-	named := strings.NewReplacer("SCHEMA pgleases TO", "SCHEMA "+in+" TO", "pgleases.", in+".",
+	named := strings.NewReplacer("SCHEMA pgleases ", "SCHEMA "+in+" ", "pgleases.", in+".",
 		"pgleases_app", quoted, "TO worker;", "TO "+quoted+";", "TO operator;", "TO "+quoted+";").Replace
 	switch purpose {
 	case ForClients:

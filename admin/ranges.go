@@ -54,6 +54,17 @@ func (rs Ranges) MarshalJSON() ([]byte, error) {
 	return json.Marshal(pairs)
 }
 
+// UnmarshalJSON reads what MarshalJSON writes.
+func (rs *Ranges) UnmarshalJSON(text []byte) error {
+	var pairs [][2]int
+	err := json.Unmarshal(text, &pairs)
+	*rs = make(Ranges, len(pairs))
+	for i, pair := range pairs {
+		(*rs)[i] = Range{pair[0], pair[1]}
+	}
+	return err
+}
+
 // merged returns ranges of any order as Ranges are to be.
 func (rs Ranges) merged() (all Ranges) {
 	slices.SortFunc(rs, func(a, b Range) int { return cmp.Compare(a.First, b.First) })

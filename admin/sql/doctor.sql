@@ -57,7 +57,7 @@ SELECT json_build_object(
               FROM relations AS c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS k (kind)
               WHERE c.relkind <> 'S' AND has_table_privilege(c.role, c.oid, k.kind)
               UNION ALL
-              SELECT c.relname || ' USAGE' FROM relations AS c WHERE c.relkind = 'S' AND has_sequence_privilege(c.role, c.oid, 'USAGE')
+              SELECT c.relname || ' USAGE' FROM relations AS c WHERE CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.role, c.oid, 'USAGE') END
               UNION ALL
               SELECT DISTINCT f.proname || ' EXECUTE' FROM pg_proc AS f WHERE f.pronamespace = s.oid AND has_function_privilege(r.oid, f.oid, 'EXECUTE')
               UNION ALL

@@ -1,4 +1,6 @@
-// Command pgleases runs programs under leases, from a shell: see docs/cli.md, which is made from its help.
+// Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md, which is made from its help.
+//
+// look.go has the verbs that look, setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints.
 //
 // In the order of a run: run.go opens a client and has Lease.Run call for each partition; child.go starts a keeper for the
 // partition, and tells it for how long the ownership can be trusted; keep.go is the keeper, a process that starts the program, and
@@ -41,9 +43,14 @@ func main() {
 	e := exit{code: exitFailed, err: err}
 	errors.As(err, &e)
 	if e.err != nil {
-		fmt.Fprintln(os.Stderr, "pgleases:", strings.TrimPrefix(e.err.Error(), "pgleases: "))
+		fmt.Fprintln(os.Stderr, "pgleases:", told(e.err))
 	}
 	os.Exit(e.code)
+}
+
+// told is what people are told of an error.
+func told(err error) string {
+	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), "pgleases: "), "admin: ")
 }
 
 // newRoot returns the tree of commands.
@@ -53,14 +60,18 @@ func newRoot() *cobra.Command {
 		Short: "Leases on PostgreSQL, from a shell",
 		Long: `Leases on PostgreSQL, from a shell.
 
-The database is the one of --database, else of the variable DATABASE_URL, else of the PG* variables that psql reads.`,
+The database is the one of --database, else of the variable DATABASE_URL, else of the PG* variables that psql reads.
+
+A name that is not all printable characters, or is empty, is shown quoted, as a string of Go.
+
+Exit codes, but for run and doctor, which have their own: 0, or 125 where the command failed; stderr says why.`,
 		SilenceErrors: true, // main tells them
 		SilenceUsage:  true,
 	}
 	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)")
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
-	root.AddCommand(newRun(), &cobra.Command{
+	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newMigrate(), newSchema(), newGrants(), newDoctor(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -176,14 +175,6 @@ func (r *runner) validate(given func(flag string) bool) error {
 	return nil
 }
 
-// url returns the connection string; "" leads to the PG* variables.
-func (r *runner) url() string {
-	if r.database != "" {
-		return r.database
-	}
-	return os.Getenv("DATABASE_URL")
-}
-
 func (r *runner) options() []pgleases.Option {
 	opts := []pgleases.Option{pgleases.WithTTL(r.ttl), pgleases.WithSchema(r.schema), pgleases.WithLogger(r.log)}
 	if r.id != "" {
@@ -233,13 +224,10 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 
 // work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
 func (r *runner) work(ctx context.Context) error {
-	client, err := pgleases.Open(ctx, r.url(), r.options()...)
-	var refused *pgconn.ConnectError
-	if errors.As(err, &refused) || err != nil && r.url() == "" {
-		err = fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)
-	}
+	url := databaseURL(r.database)
+	client, err := pgleases.Open(ctx, url, r.options()...)
 	if err != nil {
-		return err
+		return unreachable(err, url)
 	}
 	// Bounded all the same: by the end of the work, which the grace bounds, and by that of the trust where there is no database.
 	defer func() {
@@ -311,7 +299,7 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 // partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
 // returns the error where it cannot.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
-	config, err := pgxpool.ParseConfig(r.url()) // as the client does: it may have settings of a pool
+	config, err := pgxpool.ParseConfig(databaseURL(r.database)) // as the client does: it may have settings of a pool
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@
 // in the database, how often each job was done, and tells how long each change of owners took; the exit status is 1 if
 // anything is not as it should be.
 //
+// It prints the URL of its database, for the command pgleases, which shows the leases from another terminal.
+//
 // It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run. It works in a
 // database of its own, which it drops again, unless it is itself killed. Ctrl-C ends it early.
 //
@@ -20,6 +22,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/url"
 	"os"
 	"os/signal"
 	"sync"
@@ -95,14 +98,15 @@ type fleet struct {
 // run does the whole show, and returns what was not as it should be.
 func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []string, err error) {
 	began := time.Now()
-	url, drop, err := pgtest.NewDatabase(ctx)
+	databaseURL, drop, err := pgtest.NewDatabase(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, drop()) }()
 	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers\n", ttl, jobs.Partitions, show.Thousands(jobCount), customerCount)
+	fmt.Printf("to look at it from another terminal: export DATABASE_URL='%s'\n", shownURL(databaseURL))
 
-	pool, err := connect(ctx, url)
+	pool, err := connect(ctx, databaseURL)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +124,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	screen := show.NewScreen(os.Stdout, began, verbose)
-	crew := &show.Crew{Screen: screen, Fail: fail, Env: func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + url} }}
+	crew := &show.Crew{Screen: screen, Fail: fail, Env: func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + databaseURL} }}
 	f := &fleet{ttl: ttl, pool: pool, screen: screen, crew: crew}
 	defer f.crew.KillAll()
 
@@ -148,6 +152,14 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 		f.crew.PrintLogs(os.Stderr)
 	}
 	return problems, nil
+}
+
+// shownURL is the database's URL, without the password where the server is not one of ours.
+func shownURL(databaseURL string) string {
+	if u, err := url.Parse(databaseURL); err == nil && os.Getenv("DATABASE_URL") != "" {
+		return u.Redacted()
+	}
+	return databaseURL
 }
 
 // connect opens a small pool: seven processes share what the server grants.

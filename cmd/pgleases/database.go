@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// databaseURL returns the connection string that the flag --database and the environment give; "" leads to the PG* variables.
+func databaseURL(flag string) string {
+	if flag != "" {
+		return flag
+	}
+	return os.Getenv("DATABASE_URL")
+}
+
+// unreachable adds what to do where there is no database.
+func unreachable(err error, url string) error {
+	var refused *pgconn.ConnectError
+	if errors.As(err, &refused) || err != nil && url == "" {
+		return fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)
+	}
+	return err
+}
+
+// withPool has a verb use a pool, until it returns, or a signal asks to end.
+func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Pool, schema string) error) error {
+	flag, _ := cmd.Flags().GetString("database")
+	schema, _ := cmd.Flags().GetString("schema")
+	config, err := pgxpool.ParseConfig(databaseURL(flag))
+	if err != nil {
+		return err
+	}
+	// Whatever pooler is between, and whatever the database's encoding.
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = "pgleases " + cmd.Name()
+	}
+	if config.ConnConfig.ConnectTimeout == 0 {
+		config.ConnConfig.ConnectTimeout = 5 * time.Second
+	}
+	config.MaxConns, config.MinConns = 2, 0
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return unreachable(use(ctx, pool, schema), databaseURL(flag))
+}
+
+// withAdmin is withPool for what package admin does.
+func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin) error, opts ...admin.Option) error {
+	return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+		a, err := admin.New(pool, append(opts, admin.WithSchema(schema))...)
+		if err != nil {
+			return err
+		}
+		return use(ctx, a)
+	})
+}
+
+// withSnapshot is withAdmin for a verb that shows one snapshot.
+func withSnapshot(cmd *cobra.Command, use func(s *admin.Snapshot) error) error {
+	return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+		s, err := a.Snapshot(ctx)
+		if err != nil {
+			return err
+		}
+		return use(s)
+	})
+}

@@ -1,0 +1,299 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// execute runs statements in a database, on a connection of their own.
+func execute(t *testing.T, databaseURL string, statements ...string) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	for _, statement := range statements {
+		if _, err := conn.PgConn().Exec(t.Context(), statement).ReadAll(); err != nil {
+			t.Fatalf("%s: %v", statement, err)
+		}
+	}
+}
+
+// examined runs doctor, and returns what it found and its exit code.
+func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.Finding, code int) {
+	t.Helper()
+	c := run(t, databaseEnv(databaseURL), append([]string{"doctor", "-o", "json"}, flags...)...)
+	code = c.wait()
+	if err := json.Unmarshal([]byte(c.output.String()), &found); err != nil {
+		t.Fatalf("doctor %v: %v: %s", flags, err, c.output.String())
+	}
+	return found, code
+}
+
+// ill returns the checks that found something, but for that of the tests' server, which has autovacuum off.
+func ill(found []admin.Finding) (checks []string) {
+	for _, f := range found {
+		if f.Level != admin.OK && (f.Check != "autovacuum" || !strings.Contains(f.Text, "off on the server")) {
+			checks = append(checks, string(f.Level)+" "+f.Check)
+		}
+	}
+	return checks
+}
+
+// sound makes a fleet of rows: two clients that share a lease.
+const sound = `
+	INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM (VALUES (11, 'a'), (12, 'b')) AS v (s, id);
+	INSERT INTO pgleases.identities SELECT id, 1, 1, now() FROM pgleases.clients;
+	INSERT INTO pgleases.server_mark VALUES (1);
+	INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
+	INSERT INTO pgleases.members (lease, session, weight, joined_at) VALUES ('l', 11, 1, now()), ('l', 12, 1, now());
+	INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now());`
+
+// Each fault is found, and nothing else is told beside it. Without it nothing is.
+func TestDoctorFindsEachFault(t *testing.T) {
+	t.Parallel()
+	updates := func(n int) string {
+		return fmt.Sprintf("DO $$ BEGIN FOR i IN 1..%d LOOP UPDATE pgleases.clients SET expires_at = expires_at + interval '1 microsecond' WHERE session = 11; END LOOP; END $$", n)
+	}
+	for _, test := range []struct {
+		name  string
+		fault string // a statement
+		flags []string
+		want  string // what is found, with commas between
+		text  string // of the first that is found
+	}{
+		{name: "none", want: ""},
+		{name: "writes stopped", fault: "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database()); END $$", want: "fault server", text: "default_transaction_read_only"},
+		{name: "another schema", flags: []string{"--schema", "none"}, want: "fault schema", text: `schema "none" is missing`},
+		{name: "old schema", fault: "UPDATE pgleases.schema_version SET version = 1, min_code = 1", want: "fault schema", text: "it has version 1, this code needs"},
+		{name: "new schema", fault: "UPDATE pgleases.schema_version SET version = 99, min_code = 99", want: "fault schema", text: "serves code for version 99"},
+		{name: "table missing", fault: "ALTER TABLE pgleases.presences RENAME TO elsewhere", want: "fault schema, fault rights", text: "presences"},
+		{name: "function missing", fault: "DROP FUNCTION pgleases.partition_for", want: "fault functions, fault rights", text: "missing: partition_for"},
+		{name: "function changed", fault: "CREATE OR REPLACE FUNCTION pgleases.guard_lock(name text, token bigint) RETURNS void LANGUAGE plpgsql AS 'BEGIN END'", want: "warning functions", text: "guard_lock"},
+		{name: "trigger disabled", fault: "ALTER TABLE pgleases.leases DISABLE TRIGGER changed", want: "fault functions", text: "trigger"},
+		{name: "no such role", flags: []string{"--role", "no such"}, want: "fault rights", text: `no role "no such"`},
+		{name: "another server", fault: "UPDATE pgleases.server SET timeline = timeline - 1", want: "warning timeline", text: "not settled"},
+		{name: "crashed", fault: "DELETE FROM pgleases.server_mark", want: "warning mark", text: "nobody takes over"},
+		{name: "TTLs", fault: "UPDATE pgleases.clients SET ttl = '1 minute' WHERE session = 11", want: "warning ttl", text: "1h0m0s (1), 1m0s (1)"},
+		{name: "dead", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning dead", text: `"gone"`},
+		{name: "orphan of a dead one", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
+		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `nobody works on "l"`},
+		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
+		{name: "hand-over", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning hand-overs", text: `"l" 0 of "a" for 1h0m`},
+		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
+		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},
+		{name: "dead rows", fault: updates(11_000), want: "warning dead-rows", text: "rows for 2 living"},
+		{name: "no HOT updates", fault: "CREATE INDEX ON pgleases.clients (expires_at); " + updates(1500), want: "warning hot-updates", text: "0 % of the updates"},
+		{name: "connections", fault: "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 3', current_database()); END $$", want: "warning connections", text: "of 3 are left for the database"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.MigratedDatabase(t)
+			execute(t, database, sound)
+			if strings.Contains(test.want, "dead-rows") { // else whoever reads the table removes them
+				conn, err := pgx.Connect(t.Context(), database)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close(context.Background())
+				if _, err := conn.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if test.fault != "" {
+				execute(t, database, test.fault)
+			}
+			expectIll(t, database, test.want, test.text, test.flags...)
+		})
+	}
+}
+
+// expectIll expects what doctor finds, and what it says of the first. What sessions do, and statistics, it may find a little later.
+func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
+	t.Helper()
+	exits := 0
+	switch {
+	case strings.Contains(want, "fault"):
+		exits = exitFaults
+	case strings.Contains(want, "warning"):
+		exits = exitWarnings
+	}
+	if !strings.Contains(want, "autovacuum") {
+		flags = append(flags, "--skip", "autovacuum")
+	}
+	var found []admin.Finding
+	var code int
+	late := time.Now()
+	if slices.ContainsFunc([]string{"dead-rows", "hot-updates", "transactions", "snapshots"}, func(check string) bool { return strings.Contains(want, check) }) {
+		late = late.Add(patience)
+	}
+	for {
+		found, code = examined(t, databaseURL, flags...)
+		if strings.Join(ill(found), ", ") == want || time.Now().After(late) {
+			break
+		}
+	}
+	i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Level != admin.OK })
+	switch got := strings.Join(ill(found), ", "); {
+	case got != want || code != exits:
+		t.Errorf("found %q with exit code %d, want %q with %d: %+v", got, code, want, exits, found)
+	case want != "" && (!strings.Contains(found[i].Text, text) || found[i].Remedy == ""):
+		t.Errorf("found %+v, want %q and a remedy", found[i], text)
+	}
+}
+
+func TestDoctorFindsTransactionsThatLast(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	conn, err := pgx.Connect(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	begin := func(statements ...string) {
+		t.Helper()
+		for _, statement := range statements {
+			if _, err := conn.Exec(t.Context(), statement); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	begin("BEGIN")
+	expectIll(t, database, "warning transactions", "1 idle for more than 1ms", "--long", "1ms")
+	begin("ROLLBACK", "BEGIN ISOLATION LEVEL REPEATABLE READ", "SELECT FROM pg_class")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = conn.Exec(ctx, "SELECT pg_sleep(1000)")
+	}()
+	expectIll(t, database, "warning snapshots", "1 in use for more than 10ms", "--long", "1ms")
+	cancel()
+	<-ended
+}
+
+func TestDoctorFindsWhatARoleLacks(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	role := newRole(t, database)
+	expectIll(t, database, "fault rights", "it lacks USAGE,", "--role", role)
+	execute(t, database, output1(t, database, "grants", role))
+	expectIll(t, database, "", "", "--role", role)
+	execute(t, database, "REVOKE INSERT ON pgleases.locks FROM "+role)
+	expectIll(t, database, "fault rights", "it lacks locks INSERT", "--role", role)
+}
+
+// What only the way to the database has: a filter makes it.
+func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		want, text string
+		filter     func(kind byte, body []byte) (keep bool)
+	}{
+		{"", "", func(byte, []byte) bool { return true }},
+		{"warning pooler", "a connection pooler is between", func(kind byte, body []byte) bool {
+			if kind == 'K' { // the process ID, as a pooler makes one up
+				body[0] ^= 0x40
+			}
+			return true
+		}},
+		{"warning notifications", "did not arrive", func(kind byte, _ []byte) bool { return kind != 'A' }},
+		{"warning round-trip", "cannot take over", func(kind byte, _ []byte) bool {
+			if kind == 'Z' { // the end of an answer
+				time.Sleep(55 * time.Millisecond) // a distance, not a wait for something
+			}
+			return true
+		}},
+	} {
+		t.Run(test.want, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.MigratedDatabase(t)
+			execute(t, database, sound)
+			if strings.Contains(test.want, "round-trip") {
+				execute(t, database, "UPDATE pgleases.clients SET ttl = '1 second'")
+			}
+			expectIll(t, newFilter(t, database, test.filter), test.want, test.text)
+		})
+	}
+	expectIll(t, "postgres://127.0.0.1:1/none", "fault connect", "connect", "--long", "1m")
+}
+
+func TestDoctorTellsAReaderWhatItCannotSee(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
+	expectIll(t, as(t, database, role), "note rights, note transactions, note snapshots", "cannot run clients")
+}
+
+// newFilter returns the URL of a way to a database on which a filter changes, or keeps back, what the server sends.
+func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []byte) (keep bool)) string {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	upstream := u.Host
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer client.Close()
+				server, err := net.Dial("tcp", upstream)
+				if err != nil {
+					return
+				}
+				defer server.Close()
+				go func() {
+					_, _ = io.Copy(server, client)
+					server.Close()
+				}()
+				for head := make([]byte, 5); ; {
+					if _, err := io.ReadFull(server, head); err != nil {
+						return
+					}
+					body := make([]byte, binary.BigEndian.Uint32(head[1:])-4)
+					if _, err := io.ReadFull(server, body); err != nil {
+						return
+					}
+					if !filter(head[0], body) {
+						continue
+					}
+					if _, err := client.Write(append(slices.Clone(head), body...)); err != nil {
+						return
+					}
+				}
+			}()
+		}
+	}()
+	u.Host = listener.Addr().String()
+	return u.String()
+}

@@ -1,0 +1,494 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// The verbs that look, and change nothing.
+
+// A lag is the flags of an application's query for what waits in each partition.
+type lag struct {
+	query string
+	limit time.Duration
+}
+
+func lagFlags(cmd *cobra.Command) *lag {
+	l := new(lag)
+	cmd.Flags().StringVar(&l.query, "lag-query", "", "query of two columns, partition and count, as 'SELECT partition, count(*) FROM orders GROUP BY 1':\nit adds a column with what waits; it runs in a transaction that can write nothing")
+	cmd.Flags().DurationVar(&l.limit, "lag-timeout", 5*time.Second, "after which the server ends the query")
+	return l
+}
+
+// read returns what waits in each partition; nil where it is not asked for.
+func (l *lag) read(ctx context.Context, a *admin.Admin) (map[int]int64, error) {
+	if l.query == "" {
+		return nil, nil
+	}
+	return a.Lag(ctx, l.query, l.limit)
+}
+
+// sum adds up what waits in some partitions.
+func sum(waits map[int]int64, ranges admin.Ranges) (n int64) {
+	for partition, waiting := range waits {
+		if ranges.Contains(partition) {
+			n += waiting
+		}
+	}
+	return n
+}
+
+func newList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "list",
+		Short: "List the leases",
+		Long: `List the leases, each with how many of its partitions have an owner, how many of these are on their way to another one, how many nobody
+who lives owns, and its members. With -o json each lease comes with its members and partitions, as of describe.`,
+		Args: cobra.NoArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return withSnapshot(cmd, func(s *admin.Snapshot) error {
+			return out.print(cmd.OutOrStdout(), s.Leases, func(w io.Writer) { writeLeases(w, s) })
+		})
+	}
+	return cmd
+}
+
+func writeLeases(w io.Writer, s *admin.Snapshot) {
+	t := table{{"LEASE", "PARTITIONS", "OWNED", "MOVING", "ORPHANS", "MEMBERS", "PLANNED"}}
+	for i := range s.Leases {
+		l := &s.Leases[i]
+		moving, orphans := 0, s.Orphans(l).Count()
+		for _, h := range l.Holdings {
+			if h.Moves() {
+				moving += h.Partitions.Count()
+			}
+		}
+		t.add(shown(l.Name), strconv.Itoa(l.Partitions), strconv.Itoa(l.Partitions-orphans), strconv.Itoa(moving), strconv.Itoa(orphans),
+			strconv.Itoa(len(l.Members)), ago(s.At, l.Planned)+" ago")
+	}
+	t.write(w)
+}
+
+// described is what describe prints as JSON.
+type described struct {
+	*admin.Lease
+	Lag map[int]int64 `json:"lag,omitempty"`
+}
+
+func newDescribe() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "describe LEASE",
+		Short: "Show a lease: its members, and who owns what",
+		Long: `Show a lease: its members with their weights and shares, and its partitions, as ranges of those that have the same owner.
+
+A share is what a member is due by its weight, in partitions. COMING are those on their way to it; GOING those that it was asked to hand over, which it
+does when its work on them has ended.`,
+		Args:              exactly("LEASE"),
+		ValidArgsFunction: completeLease,
+	}
+	out, lag := outputFlag(cmd), lagFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			s, err := a.Snapshot(ctx)
+			if err != nil {
+				return err
+			}
+			l, err := leaseOf(s, args[0])
+			if err != nil {
+				return err
+			}
+			waits, err := lag.read(ctx, a)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), described{l, waits}, func(w io.Writer) { writeLease(w, s, l, waits) })
+		})
+	}
+	return cmd
+}
+
+func leaseOf(s *admin.Snapshot, name string) (*admin.Lease, error) {
+	if l := s.Lease(name); l != nil {
+		return l, nil
+	}
+	return nil, fmt.Errorf("there is no lease %q: pgleases list shows those that there are", name)
+}
+
+func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease, waits map[int]int64) {
+	due := "none is due"
+	if !l.Due.IsZero() {
+		due = "one is due"
+	}
+	fmt.Fprintf(w, "%s: %d partitions, generation %d, last plan %s ago, %s\n\n", shown(l.Name), l.Partitions, l.Generation, ago(s.At, l.Planned), due)
+	members := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING", "HEARTBEAT", "STATE"}}
+	for _, m := range l.Members {
+		c := s.Client(m.Session)
+		members.add(shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned), strconv.Itoa(m.Coming), strconv.Itoa(m.Going),
+			period(c.HeartbeatAge), state(c))
+	}
+	members.write(w)
+	fmt.Fprintln(w)
+	holdings := table{{"PARTITIONS", "COUNT", "OWNER", "SINCE", "MOVING TO", "ASKED"}}
+	if waits != nil {
+		holdings[0] = append(holdings[0], "LAG")
+	}
+	for _, h := range l.Holdings {
+		to := ""
+		if h.OwnerSession != h.TargetSession {
+			to = h.Target
+		}
+		owner := orNothing(h.Owner)
+		if h.Owner == "" && h.LastOwner != "" {
+			owner = "- (last: " + shown(h.LastOwner) + ")"
+		}
+		row := []string{short(h.Partitions), strconv.Itoa(h.Partitions.Count()), owner, ago(s.At, h.Since), orNothing(to), ago(s.At, h.Asked)}
+		if waits != nil {
+			row = append(row, strconv.FormatInt(sum(waits, h.Partitions), 10))
+		}
+		holdings.add(row...)
+	}
+	holdings.write(w)
+}
+
+// short is ranges as a table has room for; the count stands beside them, and all of them are in the JSON.
+func short(ranges admin.Ranges) string {
+	const most = 60
+	text := ranges.String()
+	if len(text) <= most {
+		return text
+	}
+	return text[:strings.LastIndexByte(text[:most], ',')] + ",..."
+}
+
+// state is whether a client lives.
+func state(c *admin.Client) string {
+	switch {
+	case c.Dead:
+		return "dead"
+	case c.Superseded:
+		return "superseded"
+	}
+	return "lives"
+}
+
+func newClients() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "clients",
+		Short: "List the clients, with the ages of their heartbeats",
+		Long: `List the clients, each with the age of its last heartbeat, its TTL, and how many partitions it owns in how many leases.
+
+One is dead when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
+has ended. FAST tells whether it has fast fail-over.`,
+		Args: cobra.NoArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return withSnapshot(cmd, func(s *admin.Snapshot) error {
+			return out.print(cmd.OutOrStdout(), s.Clients, func(w io.Writer) { writeClients(w, s) })
+		})
+	}
+	return cmd
+}
+
+func writeClients(w io.Writer, s *admin.Snapshot) {
+	leases, owned := make(map[int64]int), make(map[int64]int) // by session
+	for _, l := range s.Leases {
+		for _, m := range l.Members {
+			leases[m.Session]++
+			owned[m.Session] += m.Owned
+		}
+	}
+	t := table{{"CLIENT", "STATE", "HEARTBEAT", "TTL", "LEASES", "OWNED", "HOST", "PID", "UP", "FAST"}}
+	for i := range s.Clients {
+		c := &s.Clients[i]
+		fast := "no"
+		if c.FastFailover {
+			fast = "yes"
+		}
+		t.add(shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL.String(), strconv.Itoa(leases[c.Session]), strconv.Itoa(owned[c.Session]), shown(c.Host), strconv.Itoa(c.PID), ago(s.At, c.Started), fast)
+	}
+	t.write(w)
+}
+
+func newWatch() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "watch [LEASE]",
+		Short: "Show leases and clients, again each second",
+		Long: `Show the leases and the clients, or one lease, again each second, until Ctrl-C. On a terminal each takes the place of the one before.
+
+When the database does not answer, what was seen last stays, with its age.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("%q is one name too many: pgleases watch [LEASE]", args[1])
+			}
+			return nil
+		},
+		ValidArgsFunction: completeLease,
+	}
+	out, lag := outputFlag(cmd), lagFlags(cmd)
+	interval := cmd.Flags().Duration("interval", time.Second, "time between two looks, 100ms or more")
+	count := cmd.Flags().Int("count", 0, "end after so many looks (default: never)")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if lag.query != "" && len(args) == 0 {
+			return errors.New("--lag-query is for the partitions of one lease: pgleases watch LEASE")
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			n := 0
+			var last error
+			screen := newScreen(cmd.OutOrStdout())
+			for s, err := range a.Watch(ctx) {
+				var l *admin.Lease
+				var waits map[int]int64
+				if err == nil && len(args) > 0 {
+					if l, err = leaseOf(s, args[0]); err == nil {
+						waits, err = lag.read(ctx, a)
+					}
+				}
+				if ctx.Err() != nil {
+					break
+				}
+				flag, _ := cmd.Flags().GetString("database")
+				err = unreachable(err, databaseURL(flag))
+				last = err
+				if *out == "json" {
+					err = screen.line(s, l, waits, err)
+				} else {
+					err = screen.draw(s, l, waits, err)
+				}
+				if err != nil {
+					return err
+				}
+				if n++; n == *count {
+					return last
+				}
+			}
+			return nil
+		}, admin.WithInterval(*interval))
+	}
+	return cmd
+}
+
+// A screen shows what is seen.
+type screen struct {
+	out      io.Writer
+	terminal bool
+	seen     string    // the last that was
+	at       time.Time // by this machine
+}
+
+func newScreen(out io.Writer) *screen {
+	f, ok := out.(*os.File)
+	if !ok {
+		return &screen{out: out}
+	}
+	info, err := f.Stat()
+	return &screen{out: out, terminal: err == nil && info.Mode()&os.ModeCharDevice != 0 && runtime.GOOS != "windows" &&
+		os.Getenv("TERM") != "" && os.Getenv("TERM") != "dumb"}
+}
+
+// draw shows a snapshot, or one lease of it; with an error what was seen last.
+func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]int64, err error) error {
+	var b strings.Builder
+	switch {
+	case err != nil && s.at.IsZero():
+		fmt.Fprintln(&b, told(err))
+	case err != nil:
+		fmt.Fprintf(&b, "%s\n\nWhat follows is %s old.\n%s", told(err), period(time.Since(s.at)), s.seen)
+	default:
+		fmt.Fprintf(&b, "%s\n\n", snapshot.At.Format(time.DateTime))
+		if l != nil {
+			writeLease(&b, snapshot, l, waits)
+		} else {
+			writeLeases(&b, snapshot)
+			b.WriteByte('\n')
+			writeClients(&b, snapshot)
+		}
+		s.seen, s.at = b.String(), time.Now()
+	}
+	text := b.String() + "\n"
+	if s.terminal { // to the corner; of each line and of the screen what is behind is erased; lines do not wrap
+		text = "\x1b[H\x1b[?7l" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[?7h\x1b[J"
+	}
+	_, err = io.WriteString(s.out, text)
+	return err
+}
+
+// line shows it as a line of JSON.
+func (s *screen) line(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]int64, err error) error {
+	var value any = snapshot
+	switch {
+	case err != nil:
+		value = map[string]string{"error": told(err)}
+	case l != nil:
+		value = described{l, waits}
+	}
+	text, err := asJSON(value, "")
+	if err == nil {
+		_, err = s.out.Write(text)
+	}
+	return err
+}
+
+func newExplain() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "explain LEASE/PARTITION",
+		Short: "Tell why a partition is where it is, and what waits",
+		Long: `Tell why a partition is where it is: the share and the weight of its owner among those of the other members, where it would rather be, and what it
+waits for.
+
+The plan gives each member its share by weight, to within one partition; it moves as few as possible, and first those that can go home, where they were
+before their owner went away.`,
+		Example: `  pgleases explain orders/17`,
+		Args:    exactly("LEASE/PARTITION"),
+	}
+	out, lag := outputFlag(cmd), lagFlags(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		slash := strings.LastIndexByte(args[0], '/')
+		partition, err := strconv.Atoi(args[0][slash+1:])
+		if slash < 0 || err != nil || partition < 0 {
+			return fmt.Errorf("%q names no partition: give the lease, a slash and the number, as orders/17", args[0])
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			e, err := a.Explain(ctx, args[0][:slash], partition)
+			if errors.Is(err, admin.ErrNoSuchPartition) {
+				return fmt.Errorf("%w: pgleases list shows the leases", err)
+			}
+			if err != nil {
+				return err
+			}
+			waits, err := lag.read(ctx, a)
+			if err != nil {
+				return err
+			}
+			value := struct {
+				*admin.Explanation
+				Lag *int64 `json:"lag,omitempty"`
+			}{Explanation: e}
+			if n := waits[partition]; waits != nil {
+				value.Lag = &n
+			}
+			return out.print(cmd.OutOrStdout(), value, func(w io.Writer) {
+				fmt.Fprintf(w, "%s/%d, epoch %d\n\n", shown(e.Lease), e.Partition, e.Epoch)
+				for _, sentence := range e.Reasons {
+					fmt.Fprintln(w, sentence)
+				}
+				if waits != nil {
+					fmt.Fprintf(w, "%d wait in it.\n", waits[partition])
+				}
+				fmt.Fprintln(w)
+				t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING"}}
+				for _, m := range e.Members {
+					t.add(shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned), strconv.Itoa(m.Coming), strconv.Itoa(m.Going))
+				}
+				t.write(w)
+			})
+		})
+	}
+	return cmd
+}
+
+func newLocks() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "locks [PREFIX]",
+		Short: "List the named locks, with who holds them",
+		Long: `List the named locks that somebody holds or awaits, whose names begin with PREFIX: a row for each that holds one. A lock that nobody holds is on its way to
+the first that waits. EXPIRES is when its holder may be taken out, if it sends no heartbeat until then.
+
+There is no verb that releases a lock. Its holder would go on with its work, and the next one would begin: two at once, where the lock is there for one. End
+the holder's process, which HOST and PID name; the lock is free then, at the latest after its TTL. Where the process cannot be reached, take its client ID away:
+"Forcing a client out" in docs/operations.md. A holder that is - was taken out: an open transaction that is guarded by the lock keeps it.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("%q is one prefix too many: pgleases locks [PREFIX]", args[1])
+			}
+			return nil
+		},
+		SuggestFor: []string{"unlock", "release"},
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			all := []admin.Lock{}
+			for l, err := range a.Locks(ctx, strings.Join(args, "")) {
+				if err != nil {
+					return err
+				}
+				all = append(all, l)
+			}
+			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
+				t := table{{"LOCK", "MODE", "HELD BY", "FOR", "HEARTBEAT", "EXPIRES", "HOST", "PID", "TOKEN", "WAITING"}}
+				for _, l := range all {
+					mode, waiting := "exclusive", strconv.Itoa(l.Waiting)
+					if l.Shared {
+						mode = "shared"
+					}
+					if len(l.Holders) == 0 {
+						t.add(shown(l.Name), nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, waiting)
+					}
+					for _, h := range l.Holders {
+						// By this machine's clock: that of the database is not far from it, or the table says so.
+						row := []string{shown(l.Name), mode, orNothing(h.Client), period(time.Since(h.Since)), period(h.HeartbeatAge), period(h.TimeLeft), orNothing(h.Host), strconv.Itoa(h.PID), strconv.FormatInt(h.Token, 10), waiting}
+						if h.Client == "" {
+							copy(row[4:8], slices.Repeat([]string{nothing}, 4))
+						}
+						t.add(row...)
+					}
+				}
+				t.write(w)
+			})
+		})
+	}
+	return cmd
+}
+
+// exactly has a verb take one argument.
+func exactly(name string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) == 0:
+			return fmt.Errorf("%s is missing: %s", name, cmd.UseLine())
+		case len(args) > 1:
+			return fmt.Errorf("%q is one argument too many: %s", args[1], cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// completeLease has a shell complete the name of a lease.
+func completeLease(cmd *cobra.Command, args []string, begun string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	err := withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+		soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		s, err := a.Snapshot(soon)
+		if err != nil {
+			return err
+		}
+		for _, l := range s.Leases {
+			if strings.HasPrefix(l.Name, begun) && shown(l.Name) == l.Name {
+				names = append(names, l.Name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
+}

@@ -1,0 +1,329 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"unicode"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/lock"
+)
+
+// output1 is what a verb prints that has to succeed.
+func output1(t *testing.T, databaseURL string, args ...string) string {
+	t.Helper()
+	c := run(t, databaseEnv(databaseURL), args...)
+	if code := c.wait(); code != 0 {
+		t.Fatalf("pgleases %s: exit code %d: %s", strings.Join(args, " "), code, c.output.String())
+	}
+	return c.output.String()
+}
+
+// decoded is the JSON that a verb prints.
+func decoded[T any](t *testing.T, databaseURL string, args ...string) (value T) {
+	t.Helper()
+	text := output1(t, databaseURL, append(args, "-o", "json")...)
+	if err := json.Unmarshal([]byte(text), &value); err != nil {
+		t.Fatalf("pgleases %s: %v: %s", strings.Join(args, " "), err, text)
+	}
+	return value
+}
+
+// newRole makes a role that goes with the test.
+func newRole(t *testing.T, databaseURL string) string {
+	t.Helper()
+	role := "pgleases_test_" + strings.ToLower(rand.Text()[:10])
+	execute(t, databaseURL, "CREATE ROLE "+role+" LOGIN PASSWORD '"+role+"'")
+	conn, err := pgxpool.New(context.Background(), databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // before the database goes
+		for _, statement := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
+			if _, err := conn.Exec(context.Background(), statement); err != nil {
+				t.Error(err)
+			}
+		}
+		conn.Close()
+	})
+	return role
+}
+
+// as is a database's URL for a role.
+func as(t *testing.T, databaseURL, role string) string {
+	t.Helper()
+	u, err := url.Parse(databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.User = url.UserPassword(role, role)
+	return u.String()
+}
+
+// unprintable fails the test for a character that moves the cursor, ends a line within a name, or turns the direction of writing around.
+func unprintable(t *testing.T, what, text string) {
+	t.Helper()
+	for _, r := range text {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Errorf("%s prints %q: %q", what, r, text)
+			return
+		}
+	}
+}
+
+const odd = "odd\n\x1b[2J\u202e\u009b" // ends the line, empties the screen, turns the direction around
+
+// Fleets of real processes: pgleases run.
+func TestTheVerbsShowAFleetAtWork(t *testing.T) {
+	t.Parallel()
+	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
+	env := databaseEnv(database)
+	ids := []string{"one", "two", odd}
+	for _, id := range ids {
+		runProgram(t, dir, "", env, "fleet", "-n", "6", "--ttl", "1m", "--id", id)
+	}
+	var lease admin.Lease
+	await(t, "two partitions each", func() bool {
+		leases := decoded[[]admin.Lease](t, database, "list")
+		if len(leases) != 1 || len(leases[0].Members) != len(ids) {
+			return false
+		}
+		lease = leases[0]
+		return !slices.ContainsFunc(lease.Members, func(m admin.Member) bool { return m.Owned != 2 || m.Going != 0 || m.Coming != 0 })
+	})
+	for _, m := range lease.Members {
+		if !slices.Contains(ids, m.Client) || m.Share != 2 || m.Weight != 1 {
+			t.Errorf("member %+v", m)
+		}
+	}
+
+	list := output1(t, database, "list")
+	if !regexp.MustCompile(`(?m)^LEASE +PARTITIONS +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED\nfleet +6 +6 +0 +0 +3 +\S+ ago$`).MatchString(list) {
+		t.Errorf("list: %s", list)
+	}
+	clients := output1(t, database, "clients")
+	for _, id := range ids {
+		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(shown(id)) + ` +lives +\S+ +1m0s +1 +2 +\S+ +[0-9]+ +\S+ +no$`).MatchString(clients) {
+			t.Errorf("clients, %q: %s", id, clients)
+		}
+	}
+	for _, c := range decoded[[]admin.Client](t, database, "clients") {
+		if !slices.Contains(ids, c.ID) || c.TTL.Minutes() != 1 || c.Dead || c.PID == 0 || c.Session == 0 {
+			t.Errorf("client %+v", c)
+		}
+	}
+	query := "SELECT p, p + 100 FROM generate_series(0, 4) AS p"
+	described := decoded[map[string]any](t, database, "describe", "fleet", "--lag-query", query)
+	if lag, ok := described["lag"].(map[string]any); !ok || len(lag) != 5 || lag["4"] != 104.0 || described["name"] != "fleet" {
+		t.Errorf("describe: %v", described)
+	}
+	describe := output1(t, database, "describe", "fleet", "--lag-query", query)
+	sum, n := 0, 0
+	for _, match := range regexp.MustCompile(`(?m)^[0-9,-]+ +2 +\S.* +([0-9]+)$`).FindAllStringSubmatch(describe, -1) {
+		var lag int
+		_, _ = fmt.Sscan(match[1], &lag)
+		sum, n = sum+lag, n+1
+	}
+	if n != 3 || sum != 100+101+102+103+104 || !strings.HasPrefix(describe, "fleet: 6 partitions, generation ") {
+		t.Errorf("describe adds up to %d in %d rows: %s", sum, n, describe)
+	}
+	explain := output1(t, database, "explain", "fleet/5", "--lag-query", query)
+	if !strings.Contains(explain, "of weight 1, whose share is 2.00 of 6 partitions among 3 working members; it owns 2.") || !strings.Contains(explain, "0 wait in it.") {
+		t.Errorf("explain: %s", explain)
+	}
+	if e := decoded[admin.Explanation](t, database, "explain", "fleet/5"); !slices.Contains(ids, e.Owner) || e.Epoch < 1 || len(e.Reasons) == 0 {
+		t.Errorf("explain: %+v", e)
+	}
+	watch := output1(t, database, "watch", "--count", "2", "--interval", "100ms")
+	if strings.Count(watch, "LEASE ") != 2 || strings.Count(watch, "CLIENT ") != 2 {
+		t.Errorf("watch: %s", watch)
+	}
+	one := output1(t, database, "watch", "fleet", "--count", "1", "--lag-query", query, "-o", "json")
+	if strings.Count(one, "\n") != 1 || !strings.Contains(one, `"lag":{"0":100,`) {
+		t.Errorf("watch of one lease: %s", one)
+	}
+	complete := output1(t, database, "__complete", "describe", "fl")
+	if !strings.HasPrefix(complete, "fleet\n") {
+		t.Errorf("completion: %s", complete)
+	}
+	for what, text := range map[string]string{"list": list, "clients": clients, "describe": describe, "explain": explain, "watch": watch, "watch -o json": one,
+		"clients -o json": output1(t, database, "clients", "-o", "json")} {
+		unprintable(t, what, text)
+	}
+	expectIll(t, database, "", "") // doctor finds nothing
+}
+
+func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool, err := pgxpool.New(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(odd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(t.Context())
+	for _, name := range []string{"plain", odd} {
+		held, err := lock.New(client, pool).Acquire(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Release(t.Context())
+	}
+	execute(t, database, "INSERT INTO pgleases.locks VALUES ('left', 1, 999, 1, true, 7, now())")
+	text := output1(t, database, "locks")
+	unprintable(t, "locks", text)
+	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +0`, `left +shared +- +\S+ +- +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
+		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(text) {
+			t.Errorf("locks lacks %s: %s", pattern, text)
+		}
+	}
+	all := decoded[[]admin.Lock](t, database, "locks", "pl")
+	if len(all) != 1 || all[0].Name != "plain" || all[0].Holders[0].Client != odd || all[0].Holders[0].Token == 0 {
+		t.Errorf("locks with a prefix: %+v", all)
+	}
+}
+
+// What was seen last stays while the database is away.
+func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	way := newProxy(t, database)
+	execute(t, database, sound)
+	c := run(t, databaseEnv(way.url), "watch", "--interval", "100ms")
+	await(t, "a look", func() bool { return strings.Contains(c.output.String(), "LEASE ") })
+	way.set(true, false)
+	await(t, "it says how old it is", func() bool {
+		_, after, found := strings.Cut(c.output.String(), "What follows is ")
+		return found && strings.Contains(after, "LEASE ") && strings.Contains(c.output.String(), "Set --database, DATABASE_URL")
+	})
+	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'", "UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
+	way.set(false, false)
+	await(t, "it looks again", func() bool { return strings.Contains(c.output.String(), "renamed ") })
+	c.signal(syscall.SIGINT)
+	if code := c.wait(); code != 0 {
+		t.Errorf("exit code %d after Ctrl-C", code)
+	}
+}
+
+func TestVerbsTellWhatWouldBeRight(t *testing.T) {
+	t.Parallel()
+	empty, database := pgtest.EmptyDatabase(t), pgtest.MigratedDatabase(t)
+	role := newRole(t, database)
+	for _, test := range []struct {
+		database, args string
+		want           string
+	}{
+		{empty, "list", "or run pgleases migrate"},
+		{empty, "locks", "or run pgleases migrate"},
+		{database, "list --schema none", `schema "none" is missing`},
+		{as(t, database, role), "list", "pgleases grants ROLE --for=reader"},
+		{as(t, database, role), "migrate --schema other", "permission denied"},
+		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
+		{"postgres://127.0.0.1:1/none", "watch --count 1", "Set --database, DATABASE_URL or the PG* variables"},
+		{"not a url", "clients", "cannot parse"},
+		{database, "list extra", "extra"},
+		{database, "list -o xml", `"xml" is neither table nor json`},
+		{database, "describe", "LEASE is missing: pgleases describe LEASE"},
+		{database, "describe none", `there is no lease "none": pgleases list shows`},
+		{database, "describe one two", `"two" is one argument too many`},
+		{database, "explain orders", `"orders" names no partition: give the lease, a slash and the number`},
+		{database, "explain orders/-1", "names no partition"},
+		{database, "explain orders/0", `0 of lease "orders": pgleases list shows`},
+		{database, "watch a b", `"b" is one name too many`},
+		{database, "watch --interval 1ms", "100ms or more"},
+		{database, "watch --lag-query x", "pgleases watch LEASE"},
+		{database, "grants", "ROLE is missing"},
+		{database, "grants r --for=all", "clients, reader, guard, operator"},
+		{database, "doctor --skip all", "give some of connect,"},
+		{database, "doctor --long 0s", "give 1ms or more"},
+		{database, "unlock plain", "locks"},
+		{database, "locks a b", `"b" is one prefix too many`},
+	} {
+		c := run(t, databaseEnv(test.database), strings.Fields(test.args)...)
+		if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), test.want) {
+			t.Errorf("%s: exit code %d, told %q, want %q", test.args, code, c.output.String(), test.want)
+		}
+	}
+}
+
+func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
+	t.Parallel()
+	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
+	for range 2 { // the second time nothing is to be done
+		output1(t, database, "migrate", "--schedules", "--schema", "it's")
+	}
+	execute(t, byText, "SET client_min_messages = warning", output1(t, byText, "schema", "--schedules", "--schema", "it's"))
+	for _, url := range []string{database, byText} {
+		expectIll(t, url, "", "", "--schema", "it's", "--skip", "round-trip") // without clients it is measured against a short TTL
+	}
+	execute(t, byText, `CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'`)
+	expectIll(t, byText, "warning functions", "schedule_clock", "--schema", "it's", "--skip", "round-trip")
+
+	execute(t, database, `REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA "it's" FROM PUBLIC`)
+	roles := make(map[string]string)
+	for _, purpose := range admin.Purposes {
+		roles[string(purpose)] = newRole(t, database)
+		execute(t, database, output1(t, database, "grants", roles[string(purpose)], "--for", string(purpose), "--schema", "it's"))
+	}
+	in := func(purpose string, args ...string) (int, string) {
+		c := run(t, databaseEnv(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
+		return c.wait(), c.output.String()
+	}
+	for _, verb := range [][]string{{"list"}, {"clients"}, {"locks"}, {"watch", "--count", "1"}} {
+		for _, purpose := range []string{"reader", "clients", "operator"} {
+			if code, text := in(purpose, verb...); code != 0 {
+				t.Errorf("%s as %s: %s", verb, purpose, text)
+			}
+		}
+	}
+	c := run(t, databaseEnv(as(t, database, roles["clients"])), "run", "reports", "--once", "--schema", "it's", "--", "true")
+	if code := c.wait(); code != 0 {
+		t.Errorf("run with the rights of clients: %d, %s", code, c.output.String())
+	}
+	for purpose, want := range map[string]bool{"reader": false, "clients": false, "guard": false, "operator": true} {
+		for _, statement := range []string{`SELECT "it's".drop_lease('reports')`} {
+			conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))
+			if err != nil {
+				t.Fatal(err)
+			}
+			tx, err := conn.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), statement); (err == nil) != want {
+				t.Errorf("%s as %s: %v", statement, purpose, err)
+			}
+			_ = tx.Rollback(t.Context())
+			conn.Close()
+		}
+	}
+	guard := `SELECT "it's".guard('reports', 0, 99)`
+	for purpose, want := range map[string]string{"guard": "PL001", "reader": "42501"} {
+		conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), guard); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s as %s: %v, want %s", guard, purpose, err, want)
+		}
+		conn.Close()
+	}
+}

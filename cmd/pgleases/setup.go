@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// The verbs that make the tables, and those that say whether all is well.
+
+const schedulesHelp = "also the tables of package schedule"
+
+func newMigrate() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "migrate",
+		Short: "Make the tables, or bring them up to date",
+		Long: `Make the tables, or bring them up to date, while clients run. Nothing happens where they are so already. It needs a role that may make the schema, or owns it.
+
+A transaction that uses the tables for long, as a dump, is waited for, for a minute.`,
+		Args: cobra.NoArgs,
+	}
+	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Minute)
+			defer cancel()
+			if *schedules {
+				return schedule.Migrate(ctx, pool, schedule.WithSchema(schema))
+			}
+			return pgleases.Migrate(ctx, pool, pgleases.WithSchema(schema))
+		})
+	}
+	return cmd
+}
+
+func newSchema() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "schema",
+		Short: "Print the statements that migrate runs",
+		Long: `Print the statements that migrate runs, for a migration tool, or for psql:
+
+    pgleases schema | psql -v ON_ERROR_STOP=1 --single-transaction "$DATABASE_URL"
+
+Unlike migrate, that also puts back functions that were changed by hand.`,
+		Args: cobra.NoArgs,
+	}
+	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		schema, _ := cmd.Flags().GetString("schema")
+		text, err := pgleases.Schema(pgleases.WithSchema(schema))
+		if err == nil && *schedules {
+			var more string
+			more, err = schedule.Schema(schedule.WithSchema(schema))
+			text += "\n" + more
+		}
+		if err == nil {
+			_, err = io.WriteString(cmd.OutOrStdout(), strings.TrimRight(text, "\n")+"\n")
+		}
+		return err
+	}
+	return cmd
+}
+
+func newGrants() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "grants ROLE",
+		Short: "Print the GRANT statements that a role needs",
+		Long: `Print the GRANT statements that a role needs, where another role owns the tables. The owner runs them, again after each migration:
+
+    pgleases grants app | psql -v ON_ERROR_STOP=1 "$DATABASE_URL"
+
+What for:
+
+    clients   to run clients, and pgleases run
+    reader    to look: all verbs that change nothing
+    guard     to write under Guard, without a client
+    operator  besides the rights of clients, to drop leases and to call new_era`,
+		Args: exactly("ROLE"),
+	}
+	var purposes []string
+	for _, p := range admin.Purposes {
+		purposes = append(purposes, string(p))
+	}
+	purpose := cmd.Flags().String("for", string(admin.ForClients), strings.Join(purposes, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions(purposes, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		schema, _ := cmd.Flags().GetString("schema")
+		if !slices.Contains(purposes, *purpose) {
+			return fmt.Errorf("--for %q: give one of %s", *purpose, strings.Join(purposes, ", "))
+		}
+		text, err := admin.Grants(args[0], schema, admin.Purpose(*purpose))
+		if err == nil {
+			_, err = io.WriteString(cmd.OutOrStdout(), text)
+		}
+		return err
+	}
+	return cmd
+}
+
+// The exit codes of doctor.
+const (
+	exitWarnings = 1
+	exitFaults   = 2
+)
+
+func newDoctor() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Look for what is wrong, and say what to do",
+		Long: `Look for what is wrong with the database, its tables and the fleet: one line for each check, with what to do. It writes nothing.
+
+A note is what may be meant so, or cannot be seen. Of other roles' sessions only members of pg_monitor are told what they do.
+
+The checks: ` + strings.Join(admin.Checks, ", ") + `.
+
+Exit codes:
+
+    0    all is well, but for notes
+    1    there are warnings: it works, but not as well as it could, or not for long
+    2    there are faults: something does not work
+    125  this command failed: bad flags`,
+		Args: cobra.NoArgs,
+	}
+	out := outputFlag(cmd)
+	role := cmd.Flags().String("role", "", "whose rights are looked at: the role of the clients (default: the one that connects)")
+	long := cmd.Flags().Duration("long", time.Minute, "from when on it is told that a hand-over, a wait, an idle transaction or a dead client's row lasts;\nof a transaction that works, after ten times that")
+	skip := cmd.Flags().StringSlice("skip", nil, "checks that are not to count, with commas between")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		for _, check := range *skip {
+			if !slices.Contains(admin.Checks, check) {
+				return fmt.Errorf("--skip %q: give some of %s", check, strings.Join(admin.Checks, ", "))
+			}
+		}
+		if *long < time.Millisecond {
+			return fmt.Errorf("--long %v: give 1ms or more", *long)
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			found := a.Doctor(ctx, admin.DoctorOptions{Role: *role, Long: *long})
+			found = slices.DeleteFunc(found, func(f admin.Finding) bool { return slices.Contains(*skip, f.Check) })
+			if ctx.Err() != nil {
+				return errors.New("interrupted")
+			}
+			err := out.print(cmd.OutOrStdout(), found, func(w io.Writer) {
+				t := table{{"LEVEL", "CHECK", "FOUND"}}
+				for _, f := range found {
+					text := f.Text
+					if f.Remedy != "" {
+						text += ". " + strings.ToUpper(f.Remedy[:1]) + f.Remedy[1:]
+					}
+					t.add(string(f.Level), f.Check, printable(text))
+				}
+				t.write(w)
+			})
+			is := func(level admin.Level) bool {
+				return slices.ContainsFunc(found, func(f admin.Finding) bool { return f.Level == level })
+			}
+			switch {
+			case err != nil:
+				return err
+			case is(admin.Fault):
+				return exit{code: exitFaults}
+			case is(admin.Warning):
+				return exit{code: exitWarnings}
+			}
+			return nil
+		})
+	}
+	return cmd
+}

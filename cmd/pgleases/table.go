@@ -1,0 +1,159 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+)
+
+// A table is rows of cells, the first of which is the heading.
+type table [][]string
+
+func (t *table) add(cells ...string) { *t = append(*t, cells) }
+
+func (t table) write(w io.Writer) {
+	widths := make([]int, len(t[0]))
+	for _, row := range t {
+		for i, cell := range row {
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+	for _, row := range t {
+		var line strings.Builder
+		for i, cell := range row {
+			line.WriteString(cell)
+			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+// nothing stands for none.
+const nothing = "-"
+
+// shown is a name as a table shows it: quoted where it is not all printable characters, or could be taken for something else. What moves the cursor, ends the line or
+// turns the direction of writing around is no printable character.
+func shown(name string) string {
+	plain := name != "" && name != nothing && name[0] != '"' && name == strings.TrimSpace(name) && utf8.ValidString(name)
+	for _, r := range name {
+		plain = plain && unicode.IsPrint(r)
+	}
+	if plain {
+		return name
+	}
+	return strconv.Quote(name)
+}
+
+// printable is a text of one line, in which what is no printable character is escaped.
+func printable(text string) string {
+	var b strings.Builder
+	for _, r := range text {
+		switch {
+		case r == '\n':
+			b.WriteString("; ")
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		default:
+			quoted := strconv.QuoteRune(r)
+			b.WriteString(quoted[1 : len(quoted)-1])
+		}
+	}
+	return b.String()
+}
+
+// orNothing is a name, or nothing.
+func orNothing(name string) string {
+	if name == "" {
+		return nothing
+	}
+	return shown(name)
+}
+
+// ago is how long before now a point in time was, as people read it; nothing for none.
+func ago(now, then time.Time) string {
+	if then.IsZero() {
+		return nothing
+	}
+	return period(now.Sub(then))
+}
+
+// period is a time as people read it: three digits or less of each of two units.
+func period(d time.Duration) string {
+	d = max(0, d)
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	case d < time.Hour:
+		return d.Round(time.Second).String()
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	}
+	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// An output is the flag -o.
+type output string
+
+func (o *output) String() string { return string(*o) }
+func (o *output) Type() string   { return "table|json" }
+func (o *output) Set(text string) error {
+	if text != "table" && text != "json" {
+		return fmt.Errorf("%q is neither table nor json", text)
+	}
+	*o = output(text)
+	return nil
+}
+
+// outputFlag gives a verb the flag -o.
+func outputFlag(cmd *cobra.Command) *output {
+	o := output("table")
+	cmd.Flags().VarP(&o, "output", "o", "how to print: table for people; json for programs, with times in nanoseconds where a name ends in _ns")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return &o
+}
+
+// print prints a value as JSON, or has it written as tables.
+func (o output) print(w io.Writer, value any, tables func(w io.Writer)) error {
+	if o != "json" {
+		tables(w)
+		return nil
+	}
+	text, err := asJSON(value, "  ")
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	return err
+}
+
+// asJSON returns JSON in which no character moves a terminal's cursor or turns the direction of writing around.
+func asJSON(value any, indent string) ([]byte, error) {
+	var plain bytes.Buffer
+	encoder := json.NewEncoder(&plain)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", indent)
+	if err := encoder.Encode(value); err != nil {
+		return nil, err
+	}
+	var b strings.Builder
+	for _, r := range plain.String() {
+		switch {
+		case r < 0x7f || unicode.IsPrint(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			fmt.Fprintf(&b, `\u%04x\u%04x`, 0xd800+(r-0x10000)>>10, 0xdc00+(r-0x10000)&0x3ff)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return []byte(b.String()), nil
+}
