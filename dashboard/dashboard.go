@@ -1,0 +1,168 @@
+// Package dashboard shows in a browser who owns what, who is alive, what waits and what is wrong, as it changes. It is an http.Handler for an
+// application's own server, made of package admin and the standard library. It writes nothing to the database.
+//
+//	a, err := admin.New(pool)
+//	...
+//	leases, err := dashboard.Handler(a, dashboard.Options{Authorize: operatorsOnly})
+//	...
+//	mux.Handle("/ops/leases/", http.StripPrefix("/ops/leases", leases))
+//
+// The database is asked the same however many look: see stream.go. Names of clients, leases and locks are what processes choose, so the page shows
+// them as text, and what text can hide as escapes.
+package dashboard
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// Access is what somebody may do.
+type Access int
+
+// The kinds of access. The zero value is none.
+const (
+	Denied   Access = iota // nothing: 403
+	ReadOnly               // see all
+)
+
+// Options are those of Handler. The zero value lets everybody look who reaches the handler.
+type Options struct {
+	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows nothing. It is asked again every 10 s while a page
+	// is open, with the request by which the page began to look, so it has to look up a session that can end each time. It is called concurrently.
+	// nil: everybody has ReadOnly.
+	Authorize func(*http.Request) (access Access, actor string)
+
+	// Title stands at the top of the page, to tell one environment from another; default "Leases".
+	Title string
+
+	// MaxViewers is how many pages can be open at once; default 200. A page that is in the background is not counted. One more gets 503, and tries again.
+	MaxViewers int
+}
+
+const (
+	defaultTitle      = "Leases"
+	defaultMaxViewers = 200
+
+	// policy allows no code, style or target but the handler's own files, and none in the page itself.
+	policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+//go:embed static
+var static embed.FS
+
+// files are what the browser loads besides the page.
+var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
+
+var page = template.Must(template.ParseFS(static, "static/page.html"))
+
+// Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with http.StripPrefix; all its URLs are relative, so that a proxy in front may
+// add to the path or take from it. It needs a server whose ResponseWriters can flush and have deadlines, as those of net/http: what wraps them needs a method Unwrap.
+//
+// It asks the database only while somebody looks. An error is that of a bad option.
+func Handler(a *admin.Admin, o Options) (http.Handler, error) {
+	switch {
+	case a == nil:
+		return nil, errors.New("dashboard: admin is nil")
+	case o.MaxViewers < 0:
+		return nil, fmt.Errorf("dashboard: MaxViewers %d is out of range: 1 or more, or 0 for %d", o.MaxViewers, defaultMaxViewers)
+	}
+	if o.MaxViewers == 0 {
+		o.MaxViewers = defaultMaxViewers
+	}
+	if o.Title == "" {
+		o.Title = defaultTitle
+	}
+	if o.Authorize == nil {
+		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
+	}
+	h := &handler{options: o, hub: newHub(a, o.MaxViewers), times: defaultTimes}
+	// What changes something is refused by where it comes from before it is looked at.
+	return http.NewCrossOriginProtection().Handler(h), nil
+}
+
+type handler struct {
+	options Options
+	hub     *hub
+	times   times
+}
+
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	head := w.Header()
+	head.Set("Content-Security-Policy", policy)
+	head.Set("X-Frame-Options", "DENY") // for browsers that do not know frame-ancestors
+	head.Set("X-Content-Type-Options", "nosniff")
+	head.Set("Referrer-Policy", "no-referrer")
+	head.Set("Cross-Origin-Resource-Policy", "same-origin")
+	head.Set("Cross-Origin-Opener-Policy", "same-origin")
+	head.Set("Cache-Control", "no-store")
+	access, actor := h.options.Authorize(r)
+	if access < ReadOnly {
+		http.Error(w, "You may not see this.", http.StatusForbidden)
+		return
+	}
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		head.Set("Allow", "GET, HEAD")
+		http.Error(w, "The dashboard only shows: it takes GET and HEAD.", http.StatusMethodNotAllowed)
+		return
+	}
+	name := strings.TrimPrefix(r.URL.Path, "/")
+	_, isFile := files[name]
+	switch {
+	case r.URL.Path == "": // the prefix without its slash, from which relative URLs would lead elsewhere
+		head.Set("Location", withSlash(r))
+		w.WriteHeader(http.StatusPermanentRedirect)
+	case name == "":
+		h.page(w, actor)
+	case name == "stream":
+		h.stream(w, r)
+	case isFile:
+		h.file(w, r, name)
+	default:
+		http.Error(w, fmt.Sprintf("The dashboard has no page %q. Where this is its own path, mount it with http.StripPrefix.", r.URL.Path), http.StatusNotFound)
+	}
+}
+
+// withSlash returns a relative URL, as only the browser knows the whole path.
+func withSlash(r *http.Request) string {
+	asked, err := url.ParseRequestURI(r.RequestURI)
+	if err != nil || path.Base(asked.Path) == "/" {
+		return "./"
+	}
+	return "./" + url.PathEscape(path.Base(asked.Path)) + "/"
+}
+
+func (h *handler) page(w http.ResponseWriter, actor string) {
+	var text bytes.Buffer
+	if err := page.Execute(&text, map[string]string{"Title": h.options.Title, "Actor": actor}); err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_, _ = w.Write(text.Bytes()) // the browser has gone
+}
+
+func (h *handler) file(w http.ResponseWriter, r *http.Request, name string) {
+	content, err := fs.ReadFile(static, "static/"+name)
+	if err != nil {
+		panic(err) // a build that cannot work
+	}
+	sum := sha256.Sum256(content)
+	w.Header().Set("Content-Type", files[name])
+	w.Header().Set("Cache-Control", "private, no-cache") // kept, and asked for each time: who is denied has it from before at most
+	w.Header().Set("ETag", `"`+hex.EncodeToString(sum[:8])+`"`)
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(content))
+}

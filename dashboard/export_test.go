@@ -1,0 +1,13 @@
+package dashboard
+
+import (
+	"net/http"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// HandlerWith is Handler with other times, without the protection against other origins.
+func HandlerWith(a *admin.Admin, o Options, write, authorize time.Duration) http.Handler {
+	return &handler{options: o, hub: newHub(a, o.MaxViewers), times: times{write, authorize}}
+}

@@ -1,0 +1,710 @@
+// Draws what the stream tells. Whatever a process has named goes through name(), as text: nothing here makes markup of it.
+"use strict";
+
+// ---- Colours. Each owner has a colour, a pattern that differs from that of the next ten, and letters: no two are alike in all three.
+
+const palette = ["#4c8fd0", "#e0a33a", "#3aa887", "#c972a4", "#7b6fc4", "#d9663d", "#8fbf4d", "#57b9c9", "#a98258", "#d6c84a"];
+const inks = palette.map(hex => {
+  const [r, g, b] = [1, 3, 5].map(i => (parseInt(hex.slice(i, i + 2), 16) / 255) ** 2.2);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#10161c" : "#ffffff";
+});
+
+const colourOf = slot => palette[slot % palette.length];
+const inkOf = slot => inks[slot % palette.length];
+
+function lettersOf(slot) {
+  let letters = "";
+  for (let n = slot + 1; n > 0; n = Math.floor((n - 1) / 26)) letters = String.fromCharCode(65 + (n - 1) % 26) + letters;
+  return letters;
+}
+
+const patterns = new Map(); // by colour and kind
+// The kinds: 0 plain, 1 falling lines, 2 dots, 3 rising lines, 4 a grid.
+function paint(context, slot, scale) {
+  const kind = Math.floor(slot / palette.length) % 5;
+  return kind === 0 ? colourOf(slot) : pattern(context, kind, colourOf(slot), inkOf(slot), scale);
+}
+function pattern(context, kind, ground, ink, scale) {
+  const key = [kind, ground, ink, scale].join();
+  if (!patterns.has(key)) {
+    const tile = document.createElement("canvas"), side = Math.round(6 * scale);
+    tile.width = tile.height = side;
+    const c = tile.getContext("2d");
+    c.fillStyle = ground;
+    c.fillRect(0, 0, side, side);
+    c.strokeStyle = c.fillStyle = ink;
+    c.globalAlpha = 0.55;
+    c.lineWidth = scale * 1.2;
+    c.beginPath();
+    for (const shift of [-side, 0, side]) {
+      if (kind === 1) { c.moveTo(shift, 0); c.lineTo(shift + side, side); }
+      if (kind === 3) { c.moveTo(shift, side); c.lineTo(shift + side, 0); }
+    }
+    if (kind === 4) { c.moveTo(0, side / 2); c.lineTo(side, side / 2); c.moveTo(side / 2, 0); c.lineTo(side / 2, side); }
+    c.stroke();
+    if (kind === 2) { c.beginPath(); c.arc(side / 2, side / 2, side / 4, 0, 7); c.fill(); }
+    patterns.set(key, tile);
+  }
+  return context.createPattern(patterns.get(key), "repeat");
+}
+
+// ---- Elements.
+
+const $ = id => document.getElementById(id);
+
+// make("p", "note", "text", child) makes an element. Strings become text.
+function make(tag, className, ...children) {
+  const e = document.createElement(tag);
+  if (className) e.className = className;
+  e.append(...children);
+  return e;
+}
+
+function setText(e, text) {
+  if (e.textContent !== text) e.textContent = text;
+}
+
+// What text can hide or act by: controls, marks of direction, other format characters, what is in no alphabet, spaces that are not the space.
+const hidden = /[\p{C}\p{Zl}\p{Zp}]|(?! )\p{Zs}/u;
+const hiddenAll = new RegExp(hidden, "gu");
+
+function escaped(c) {
+  return { "\n": "\\n", "\r": "\\r", "\t": "\\t" }[c] || "\\u{" + c.codePointAt(0).toString(16) + "}";
+}
+
+const plain = text => text.replace(hiddenAll, escaped); // for labels
+
+// name shows what a process has named: isolated, with what it hides as escapes.
+function name(text) {
+  const e = make("bdi", "name");
+  for (let rest = text; rest !== "";) {
+    const found = hidden.exec(rest), end = found ? found.index : rest.length;
+    if (end > 0) e.append(rest.slice(0, end));
+    if (!found) break;
+    e.append(make("span", "esc", escaped(found[0])));
+    rest = rest.slice(end + found[0].length);
+  }
+  return e;
+}
+
+// keyed has parent contain one element for each item, in order. Elements stay: what has the focus keeps it.
+function keyed(parent, items, keyOf, create, update) {
+  const old = new Map([...parent.children].map(e => [e.key, e]));
+  let place = parent.firstElementChild;
+  for (const item of items) {
+    const key = keyOf(item);
+    let e = old.get(key);
+    old.delete(key);
+    if (!e) {
+      e = create(item);
+      e.key = key;
+    }
+    if (e === place) place = place.nextElementSibling;
+    else parent.insertBefore(e, place);
+    update(e, item);
+  }
+  for (const e of old.values()) e.remove();
+}
+
+// fill puts children into a cell, where they are others than before.
+function fill(e, signature, ...children) {
+  if (e.signature === signature) return;
+  e.signature = signature;
+  e.replaceChildren(...children);
+}
+
+// ---- Words.
+
+const count = n => n.toLocaleString("en");
+const many = (n, one, more = one + "s") => count(n) + " " + (n === 1 ? one : more);
+
+function span(ms) {
+  const s = ms / 1000;
+  if (s < 10) return Math.max(0, s).toFixed(1) + " s";
+  if (s < 120) return Math.round(s) + " s";
+  if (s < 7200) return Math.round(s / 60) + " min";
+  if (s < 172800) return Math.round(s / 3600) + " h";
+  return Math.round(s / 86400) + " days";
+}
+
+function clock(time) {
+  const t = new Date(time), day = new Date();
+  const hours = t.toLocaleTimeString("en-GB");
+  return t.toDateString() === day.toDateString() ? hours : t.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + ", " + hours;
+}
+
+function rangesText(ranges, most = 12) {
+  const words = ranges.slice(0, most).map(([first, last]) => first === last ? count(first) : count(first) + "–" + count(last));
+  return words.join(", ") + (ranges.length > most ? ", …" : "");
+}
+const sizeOf = ranges => ranges.reduce((n, [first, last]) => n + last - first + 1, 0);
+
+// ---- What is known.
+
+const state = {
+  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, changes: null, health: null,
+  status: null,
+  seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
+  heardAt: 0, // when the stream last said anything
+  link: "connecting", // or open, lost, denied, full
+  filter: "", chosen: null, // the ID of the client whose partitions stand out
+};
+
+const topics = {
+  clients(list) {
+    state.clients = list;
+    state.bySession = new Map(list.map(c => [c.session, c]));
+    state.byID = new Map();
+    for (const c of list) if (!state.byID.has(c.id) || !c.superseded) state.byID.set(c.id, c);
+    if (state.chosen !== null && !state.byID.has(state.chosen)) state.chosen = null;
+    later("leases", "clients", "locks", "changes", "summary");
+  },
+  leases(list) { state.leases = list; later("leases", "clients", "summary"); },
+  ages(list) { state.ages = list; later("ages", "summary"); },
+  locks(told) { state.locks = told; later("locks", "summary"); },
+  changes(list) { state.changes = list; later("changes"); },
+  health(told) { state.health = told; later("health", "summary"); },
+  status(told) {
+    state.status = told;
+    if (told.seen) state.seenAt = Date.now() - told.age_ms;
+    later("state");
+  },
+};
+
+// later draws once for all that came at once.
+const due = new Set();
+function later(...what) {
+  if (due.size === 0) requestAnimationFrame(draw);
+  for (const w of what) due.add(w);
+}
+function draw() {
+  const now = [...due];
+  due.clear();
+  for (const what of now) draws[what]();
+}
+
+// who shows a client: its colour, pattern and letters, and its name. With a button, its partitions stand out.
+function tag(slot) {
+  const canvas = make("canvas", "tag"), ratio = window.devicePixelRatio || 1;
+  canvas.setAttribute("aria-hidden", "true");
+  const w = 26, h = 21;
+  canvas.width = w * ratio;
+  canvas.height = h * ratio;
+  const c = canvas.getContext("2d");
+  c.fillStyle = paint(c, slot, ratio);
+  c.fillRect(0, 0, canvas.width, canvas.height);
+  letter(c, slot, canvas.width / 2, canvas.height / 2, 11.5 * ratio);
+  return canvas;
+}
+function letter(c, slot, x, y, size) {
+  const letters = lettersOf(slot);
+  c.font = "600 " + size + "px system-ui, sans-serif";
+  c.textAlign = "center";
+  c.textBaseline = "middle";
+  if (slot >= palette.length) { // on a pattern letters need a ground
+    c.lineWidth = size / 3;
+    c.strokeStyle = colourOf(slot);
+    c.lineJoin = "round";
+    c.strokeText(letters, x, y + size / 14);
+  }
+  c.fillStyle = inkOf(slot);
+  c.fillText(letters, x, y + size / 14);
+}
+function who(id, asButton) {
+  const client = state.byID.get(id);
+  const e = make(asButton ? "button" : "span", "who");
+  if (client) e.append(tag(client.slot));
+  e.append(name(id));
+  if (asButton) {
+    e.type = "button";
+    e.title = "Let its partitions stand out";
+    e.setAttribute("aria-pressed", String(state.chosen === id));
+    e.addEventListener("click", () => {
+      state.chosen = state.chosen === id ? null : id;
+      later("leases", "clients");
+    });
+  }
+  return e;
+}
+const slotOf = id => state.byID.get(id)?.slot ?? -1;
+
+// whoIn puts it into a cell, and keeps it there while it is the same.
+function whoIn(cell, id, asButton) {
+  fill(cell, JSON.stringify([id, slotOf(id)]), id === "" ? make("span", "sub", "nobody") : who(id, asButton));
+  if (asButton) cell.querySelector("button")?.setAttribute("aria-pressed", String(state.chosen === id));
+}
+
+const matches = (...names) => state.filter === "" || names.some(n => plain(n).toLowerCase().includes(state.filter));
+
+// ---- Leases.
+
+const mostCards = 60, mostRows = 500;
+
+// facts of a lease: what moves, what has no living owner.
+function factsOf(lease) {
+  let moving = 0, orphans = 0;
+  for (const h of lease.holdings) {
+    const owner = state.bySession.get(h.owner_session), n = sizeOf(h.partitions);
+    if (!owner || owner.dead) orphans += n;
+    else if (h.owner_session !== h.target_session) moving += n;
+  }
+  return { moving, orphans };
+}
+
+const draws = {
+  leases() {
+    const named = state.leases.filter(l => matches(l.name, ...(state.filter ? l.members.map(m => m.client) : [])));
+    const large = named.filter(l => l.partitions > 1), single = named.filter(l => l.partitions === 1);
+    keyed($("lease-list"), large.slice(0, mostCards), l => l.name, createLease, updateLease);
+    $("singles").hidden = single.length === 0;
+    keyed($("single-rows"), single.slice(0, mostRows), l => l.name, l => {
+      const head = make("th", "", name(l.name));
+      head.scope = "row";
+      return make("tr", "", head, make("td"), make("td", "nowrap"), make("td", "n"));
+    }, (row, l) => {
+      const [, owner, since, members] = row.children, h = l.holdings[0];
+      whoIn(owner, h ? h.owner : "", true);
+      const client = h && state.bySession.get(h.owner_session);
+      setText(since, client && h.since ? clock(h.since) : "");
+      setText(members, count(l.members.length));
+      row.classList.toggle("dead", !client || client.dead);
+    });
+    const hiddenOnes = Math.max(0, large.length - mostCards) + Math.max(0, single.length - mostRows);
+    setText($("leases-note"), state.status?.seen !== true ? "" : state.leases.length === 0 ? "There is no lease yet." :
+      named.length === 0 ? "No lease, and no member of one, has such a name." : hiddenOnes > 0 ? many(hiddenOnes, "more lease") + " not shown: name them above." : "");
+  },
+
+  clients() {
+    const part = new Map(); // by session: what it owns, and of how many leases it is a member
+    for (const l of state.leases) for (const m of l.members) {
+      const p = part.get(m.session) || { owned: 0, leases: 0 };
+      p.owned += m.owned;
+      p.leases++;
+      part.set(m.session, p);
+    }
+    const shown = state.clients.filter(c => matches(c.id, c.host));
+    keyed($("client-rows"), shown.slice(0, mostRows), c => c.session, () => {
+      const head = make("th", "", make("span"), " ", make("span"));
+      head.scope = "row";
+      const beat = make("td", "", make("div", "beat", make("span", "nowrap"), make("div", "track", make("span", "fill"))));
+      beat.querySelector(".track").setAttribute("aria-hidden", "true");
+      return make("tr", "", head, beat, make("td", "n"), make("td", "n"), make("td", "sub process"), make("td", "sub nowrap started"));
+    }, (row, c) => {
+      const [head, , owned, leases, process, started] = row.children;
+      row.session = c.session;
+      whoIn(head.children[0], c.id, true);
+      const marks = [];
+      if (c.dead) marks.push(["bad", "silent for longer than its TTL"]);
+      if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
+      if (c.fast_failover) marks.push(["", "fast fail-over"]);
+      fill(head.children[1], JSON.stringify(marks), ...marks.map(([kind, text]) => make("span", "mark " + kind, text)));
+      const p = part.get(c.session) || { owned: 0, leases: 0 };
+      setText(owned, count(p.owned));
+      setText(leases, count(p.leases));
+      fill(process, JSON.stringify([c.host, c.pid]), name(c.host), " " + c.pid);
+      setText(started, clock(c.started));
+    });
+    setText($("clients-note"), state.status?.seen !== true ? "" : state.clients.length === 0 ? "No client is there." : shown.length === 0 ? "No client, and no host, has such a name." :
+      shown.length > mostRows ? many(shown.length - mostRows, "more client") + " not shown: name them above." : "");
+    draws.ages();
+  },
+
+  // The age of each heartbeat.
+  ages() {
+    const age = new Map(state.clients.map((c, i) => [c.session, state.ages[i] || 0]));
+    for (const row of $("client-rows").children) {
+      const c = state.bySession.get(row.session);
+      if (!c) continue;
+      const ms = age.get(c.session), ttl = c.ttl_ns / 1e6, cell = row.children[1], part = Math.min(1, ms / ttl);
+      setText(cell.querySelector("span"), span(ms) + " of " + span(ttl));
+      cell.querySelector(".fill").style.transform = "scaleX(" + part.toFixed(3) + ")";
+      cell.className = c.dead ? "dead" : part > 0.6 ? "late" : "";
+    }
+  },
+
+  locks() {
+    const told = state.locks;
+    if (!told) return;
+    const shown = told.locks.filter(l => matches(l.name, ...l.holders.map(h => h.client)));
+    $("locks-card").hidden = shown.length === 0;
+    keyed($("lock-rows"), shown, l => l.name, l => {
+      const head = make("th", "", name(l.name));
+      head.scope = "row";
+      return make("tr", "", head, make("td"), make("td", "nowrap"), make("td", "n"));
+    }, (row, l) => {
+      const [, by, since, waiting] = row.children;
+      const holders = l.holders.map(h => h.client);
+      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "one that has died") : who(id)]),
+        ...(holders.length === 0 ? [make("span", "sub", "nobody: on its way")] : []), ...(l.shared ? [" ", make("span", "mark", "shared")] : []));
+      setText(since, l.holders.length > 0 ? clock(l.holders[0].since) : "");
+      setText(waiting, count(l.waiting));
+    });
+    setText($("locks-note"), told.failure ? "The locks cannot be read: " + plain(told.failure) : shown.length === 0 ? (told.locks.length === 0 ? "Nobody holds a named lock, and nobody waits for one." : "No lock, and no holder of one, has such a name.") :
+      told.more ? "Only the first " + count(told.locks.length) + " by name are shown." : "");
+  },
+
+  changes() {
+    if (!state.changes) return;
+    $("change-list").hidden = state.changes.length === 0;
+    let n = 0;
+    const numbered = state.changes.toReversed().map(c => ({ c, key: JSON.stringify([c, slotOf(c.client), slotOf(c.from), slotOf(c.to)]) + n++ })).reverse();
+    keyed($("change-list"), numbered, x => x.key, ({ c }) => {
+      const time = make("time", "", clock(c.at));
+      time.dateTime = c.at;
+      if (new Date(c.at) - new Date(c.after) > 5000) time.append(" or before, after " + clock(c.after));
+      const text = make("span");
+      const one = id => id === "" ? "nobody" : who(id);
+      switch (c.what) {
+        case "came": text.append(one(c.client), " came"); break;
+        case "left": text.append(one(c.client), " left, or was taken out"); break;
+        case "silent": text.append(one(c.client), " has been silent for longer than its TTL"); break;
+        case "heard": text.append(one(c.client), " was heard again"); break;
+        case "superseded": text.append(one(c.client), " was superseded by a newer process"); break;
+        case "made": text.append("Lease ", name(c.lease), " was made"); break;
+        case "dropped": text.append("Lease ", name(c.lease), " was dropped"); break;
+        case "moved":
+          text.append(many(sizeOf(c.partitions), "partition"), " of ", name(c.lease), " from ", one(c.from), " to ", one(c.to), " ", make("span", "sub", rangesText(c.partitions)));
+      }
+      return make("li", "", time, text);
+    }, () => {});
+    setText($("changes-note"), (state.changes.length === 0 ? "Nothing has changed. " : "") + "What a dashboard saw while somebody looked, the latest first.");
+  },
+
+  health() {
+    if (!state.health) return;
+    const rank = { fault: 0, warning: 1, note: 2, ok: 3 };
+    const words = { fault: ["bad", "fault"], warning: ["warn", "warning"], note: ["", "note"], ok: ["good", "ok"] };
+    const sorted = state.health.findings.toSorted((a, b) => rank[a.level] - rank[b.level]);
+    $("finding-list").hidden = sorted.length === 0;
+    let n = 0;
+    keyed($("finding-list"), sorted.map(f => ({ f, key: JSON.stringify(f) + n++ })), x => x.key, ({ f }) => {
+      const [kind, word] = words[f.level] || ["", f.level];
+      const text = make("div", "", make("p", "", plain(f.text)));
+      if (f.remedy) text.append(make("p", "sub", plain(f.remedy)));
+      return make("li", "", make("span", "", make("span", "mark " + kind, word)), make("span", "check", f.check), text);
+    }, () => {});
+    setText($("health-note"), "Examined at " + clock(state.health.at) + ".");
+  },
+
+  summary() {
+    if (!state.status?.seen) return;
+    let partitions = 0, moving = 0, orphans = 0;
+    for (const l of state.leases) {
+      const f = factsOf(l);
+      partitions += l.partitions;
+      moving += f.moving;
+      orphans += f.orphans;
+    }
+    const silent = state.clients.filter(c => c.dead).length;
+    const held = state.locks ? state.locks.locks.filter(l => l.holders.length > 0).length : 0;
+    const waiting = state.locks ? state.locks.locks.reduce((n, l) => n + l.waiting, 0) : 0;
+    const bad = state.health ? state.health.findings.filter(f => f.level === "fault").length : 0;
+    const warned = state.health ? state.health.findings.filter(f => f.level === "warning").length : 0;
+    const boxes = [
+      ["Clients", count(state.clients.length - silent), silent ? count(silent) + " silent" : "all are heard", silent ? "bad" : ""],
+      ["Leases", count(state.leases.length), many(partitions, "partition"), ""],
+      ["Without owner", count(orphans), orphans ? "of " + many(partitions, "partition") : "none", orphans ? "bad" : ""],
+      ["Moving", count(moving), moving ? "asked to hand over" : "all is calm", ""],
+      ["Locks held", count(held) + (state.locks?.more ? "+" : ""), waiting ? many(waiting, "waits", "wait") : "nobody waits", ""],
+      ["Health", !state.health ? "…" : bad ? many(bad, "fault") : warned ? many(warned, "warning") : "good", !state.health ? "is being examined" : bad || warned ? "see below" : many(state.health.findings.length, "check"), bad ? "bad" : warned ? "warn" : ""],
+    ];
+    keyed($("summary"), boxes, b => b[0], b => make("div", "", make("dt", "", b[0]), make("dd"), make("dd")), (e, b) => {
+      setText(e.children[1], b[1]);
+      setText(e.children[2], b[2]);
+      e.className = b[3];
+    });
+  },
+
+  // How fresh all that is.
+  state() {
+    const silence = Date.now() - state.heardAt, link = state.link === "open" && silence > 8000 ? "lost" : state.link;
+    const stale = link !== "open" || !!state.status?.stale;
+    const since = state.seenAt > 0 ? clock(state.seenAt) : "";
+    const kind = stale && (state.seenAt > 0 || link !== "connecting" || state.status?.failure) ? "stale" : state.seenAt > 0 ? "live" : "connecting";
+    const quiet = kind === "stale" && link === "connecting"; // it was away for a moment, or comes back
+    $("state").dataset.kind = quiet ? "connecting" : kind;
+    setText($("state-text"), quiet || kind === "connecting" ? "Connecting" : kind === "live" ? "Live" : since ? "Stale since " + since : "No data");
+    const why = link === "denied" ? "You may not look any more. Sign in again, and reload this page." :
+      link === "full" ? "Too many pages are open. This one tries again by itself." :
+      link === "lost" ? "The dashboard does not answer. This page tries again by itself." : "The database does not answer as it should. The dashboard tries again each second.";
+    const show = kind === "stale" && !quiet;
+    if (show) setText($("banner-text"), why + (since ? " What you see is from " + since + "." : " Nothing was seen yet."));
+    $("banner").hidden = !show;
+    const failure = link === "open" && state.status?.failure || "";
+    $("banner-more").hidden = failure === "";
+    setText($("banner-failure"), plain(failure).replaceAll("\\n", "\n"));
+    $("main").classList.toggle("stale", show && state.seenAt > 0);
+    const told = state.status;
+    if (told?.server) {
+      const unsettled = told.server.timeline !== told.server.settled;
+      setText($("server"), "Schema version " + told.schema_version + ", era " + told.server.era +
+        (unsettled ? ". The server is not settled: nothing moves until a client has watched it for the longest TTL." : "."));
+    }
+  },
+};
+
+// ---- The map of a lease: one cell for each partition, a slider for who uses the keyboard or a screen reader.
+
+const recent = 4000; // for how long what moved is marked, in milliseconds
+
+function createLease(lease) {
+  const id = "lease-" + Math.random().toString(36).slice(2);
+  const title = make("h3", "", name(lease.name));
+  title.id = id;
+  const map = make("canvas", "map");
+  map.tabIndex = 0;
+  map.setAttribute("role", "slider");
+  map.setAttribute("aria-label", "Partitions of " + plain(lease.name) + ": arrow keys go through them");
+  const heads = [["", "Member"], ["n", "Owns"], ["n", "Share"], ["n", "Weight"], ["n", "Moves"]].map(([kind, text]) => {
+    const th = make("th", kind, text);
+    th.scope = "col";
+    return th;
+  });
+  const table = make("table", "", make("thead", "", make("tr", "", ...heads)), make("tbody"));
+  table.setAttribute("aria-labelledby", id);
+  const cell = make("p", "cell");
+  const e = make("article", "card lease", make("header", "", title, make("p", "facts")),
+    make("div", "parts", make("div", "", map, cell), make("div", "members", table, make("p", "note"))));
+  e.setAttribute("aria-labelledby", id);
+  Object.assign(e, { map, cell, cursor: -1, flashes: new Map(), owners: null });
+  const at = event => {
+    const box = map.getBoundingClientRect(), g = e.grid;
+    if (!g) return -1;
+    const column = Math.floor((event.clientX - box.left) / g.cell), row = Math.floor((event.clientY - box.top) / g.cell);
+    const p = row * g.columns + column;
+    return column >= 0 && column < g.columns && p >= 0 && p < e.lease.partitions ? p : -1;
+  };
+  map.addEventListener("pointermove", event => { e.pointed = at(event); describe(e); });
+  map.addEventListener("pointerleave", () => { e.pointed = -1; describe(e); });
+  map.addEventListener("click", event => { e.cursor = at(event); later("leases"); });
+  map.addEventListener("focus", () => { if (e.cursor < 0 && map.matches(":focus-visible")) move(e, 0); });
+  map.addEventListener("keydown", event => {
+    const g = e.grid, now = Math.max(0, e.cursor), last = e.lease.partitions - 1;
+    const to = { ArrowRight: now + 1, ArrowLeft: now - 1, ArrowDown: now + g.columns, ArrowUp: now - g.columns, Home: 0, End: last, PageDown: now + 10 * g.columns, PageUp: now - 10 * g.columns, Escape: -1 }[event.key];
+    if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    move(e, event.key === "Escape" ? -1 : Math.min(last, Math.max(0, to)));
+  });
+  sizes.observe(map.parentElement);
+  return e;
+}
+
+function move(e, to) {
+  e.cursor = to;
+  drawMap(e);
+  describe(e);
+}
+
+const sizes = new ResizeObserver(() => later("leases"));
+
+function updateLease(e, lease) {
+  e.lease = lease;
+  const { moving, orphans } = factsOf(lease);
+  const facts = [make("span", "", many(lease.partitions, "partition") + ", " + many(lease.members.length, "member"))];
+  if (moving) facts.push(", ", make("span", "warn", count(moving) + " asked to hand over"));
+  if (orphans) facts.push(", ", make("span", "bad", count(orphans) + " without a living owner"));
+  if (lease.due) facts.push(", a plan is due");
+  fill(e.querySelector(".facts"), facts.map(f => f.textContent ?? f).join(""), ...facts);
+  keyed(e.querySelector("tbody"), lease.members.slice(0, mostRows), m => m.session, () => {
+    const head = make("th");
+    head.scope = "row";
+    return make("tr", "", head, make("td", "n"), make("td", "n"), make("td", "n"), make("td", "n sub"));
+  }, (row, m) => {
+    const [head, owned, share, weight, moves] = row.children;
+    whoIn(head, m.client, true);
+    setText(owned, count(m.owned));
+    setText(share, Number.isInteger(m.share) ? count(m.share) : m.share.toFixed(1));
+    setText(weight, m.weight === 0 ? "0, drains" : count(m.weight));
+    setText(moves, [m.going ? "−" + count(m.going) : "", m.coming ? "+" + count(m.coming) : ""].join(" ").trim());
+    row.classList.toggle("dead", !!state.bySession.get(m.session)?.dead);
+  });
+  setText(e.querySelector(".members .note"), lease.members.length === 0 ? "It has no member: start a process that joins it." :
+    lease.members.length > mostRows ? many(lease.members.length - mostRows, "more member") + " not shown." : "");
+  spread(e);
+  drawMap(e);
+  describe(e);
+}
+
+// spread has e.at hold the holding of each partition, and notes what has moved since.
+function spread(e) {
+  if (e.shown === e.lease) return;
+  e.shown = e.lease;
+  const at = new Array(e.lease.partitions).fill(null), owners = new Array(e.lease.partitions).fill("0");
+  for (const h of e.lease.holdings) for (const [first, last] of h.partitions) for (let p = first; p <= last && p < at.length; p++) {
+    at[p] = h;
+    owners[p] = h.owner_session;
+  }
+  if (e.owners) {
+    const now = Date.now();
+    let moved = 0;
+    for (let p = 0; p < owners.length; p++) if (owners[p] !== e.owners[p]) {
+      e.flashes.set(p, now);
+      moved++;
+    }
+    if (moved > 0) setTimeout(() => drawMap(e), recent + 50);
+  }
+  e.at = at;
+  e.owners = owners;
+}
+
+function cellSize(n, width) {
+  for (const size of [30, 26, 22, 18, 15, 12, 10, 8, 7, 6, 5, 4, 3]) {
+    if (Math.ceil(n / Math.floor(width / size)) * size <= Math.max(120, Math.min(340, width * 0.9))) return size;
+  }
+  return width < 500 ? 3 : 4;
+}
+
+function drawMap(e) {
+  const width = e.map.parentElement.clientWidth, n = e.lease.partitions;
+  if (width === 0) return;
+  const least = cellSize(n, width), full = Math.floor(width / least), columns = Math.min(n, full), rows = Math.ceil(n / columns);
+  const cell = n > full ? width / full : least; // rows end where the map does
+  e.grid = { cell, columns };
+  const ratio = window.devicePixelRatio || 1, c = e.map.getContext("2d");
+  const w = Math.round(width * ratio), h = Math.round(rows * cell * ratio);
+  if (e.map.width !== w || e.map.height !== h) {
+    e.map.width = w;
+    e.map.height = h;
+    e.map.style.height = rows * cell + "px";
+  }
+  const style = getComputedStyle(document.documentElement), colour = n => style.getPropertyValue(n).trim();
+  const text = colour("--text"), bad = colour("--bad"), soft = colour("--soft"), card = colour("--card");
+  c.clearRect(0, 0, w, h);
+  const gap = cell >= 15 ? 2 * ratio : cell >= 7 ? ratio : cell >= 5 ? ratio / 2 : 0;
+  const now = Date.now(), nobody = pattern(c, 1, soft, bad, ratio);
+  const paints = new Map();
+  const paintOf = slot => paints.get(slot) ?? (paints.set(slot, paint(c, slot, ratio)), paints.get(slot));
+  for (let p = 0; p < n; p++) {
+    const x = Math.round((p % columns) * cell * ratio), y = Math.round(Math.floor(p / columns) * cell * ratio);
+    const side = Math.max(1, Math.round(cell * ratio - gap)), holding = e.at[p];
+    const owner = holding && state.bySession.get(holding.owner_session), target = holding && state.bySession.get(holding.target_session);
+    c.globalAlpha = state.chosen !== null && owner?.id !== state.chosen ? 0.16 : 1;
+    c.fillStyle = owner ? paintOf(owner.slot) : nobody;
+    c.fillRect(x, y, side, side);
+    if (owner?.dead) { // it is still its owner, and says nothing any more
+      c.fillStyle = nobody;
+      c.fillRect(x, y + side / 2, side, side / 2);
+    }
+    if (owner && target && owner !== target) { // on its way: the corner is the next owner's
+      c.beginPath();
+      c.moveTo(x + side, y);
+      c.lineTo(x + side, y + side);
+      c.lineTo(x, y + side);
+      c.closePath();
+      c.fillStyle = card;
+      c.fill();
+      c.save();
+      c.translate(gap / 2 + ratio, gap / 2 + ratio);
+      c.clip();
+      c.fillStyle = paintOf(target.slot);
+      c.fill();
+      c.restore();
+    } else if (cell >= 18 && owner && !owner.dead) {
+      letter(c, owner.slot, x + side / 2, y + side / 2, Math.min(cell * 0.44, 12) * ratio);
+    }
+    const flash = e.flashes.get(p);
+    if (flash !== undefined && now - flash < recent) {
+      c.lineWidth = Math.max(ratio, Math.min(2.5 * ratio, cell * ratio / 5));
+      c.strokeStyle = text;
+      c.strokeRect(x + c.lineWidth / 2, y + c.lineWidth / 2, side - c.lineWidth, side - c.lineWidth);
+    } else if (flash !== undefined) e.flashes.delete(p);
+  }
+  c.globalAlpha = 1;
+  if (e.cursor >= 0) {
+    const x = (e.cursor % columns) * cell * ratio, y = Math.floor(e.cursor / columns) * cell * ratio;
+    for (const [colour, inset, width] of [[card, 0, 4], [text, 0, 2]]) {
+      c.strokeStyle = colour;
+      c.lineWidth = width * ratio;
+      c.strokeRect(x + inset + c.lineWidth / 2, y + inset + c.lineWidth / 2, Math.max(cell * ratio - gap, 4) - c.lineWidth, Math.max(cell * ratio - gap, 4) - c.lineWidth);
+    }
+  }
+}
+
+// describe says which partition the pointer or the cursor is at.
+function describe(e) {
+  const p = e.pointed >= 0 ? e.pointed : e.cursor, map = e.map;
+  map.setAttribute("aria-valuemin", "0");
+  map.setAttribute("aria-valuemax", String(e.lease.partitions - 1));
+  map.setAttribute("aria-valuenow", String(Math.max(0, e.cursor)));
+  map.setAttribute("aria-valuetext", e.cursor < 0 ? "none is chosen" : sentence(e, e.cursor).map(x => typeof x === "string" ? x : plain(x.id)).join(""));
+  if (p < 0) {
+    fill(e.cell, "", "Point at a partition, or use the arrow keys, to see whose it is.");
+    return;
+  }
+  const words = sentence(e, p);
+  fill(e.cell, JSON.stringify(words.map(x => typeof x === "string" ? x : [x.id, slotOf(x.id)])), ...words.map(x => typeof x === "string" ? x : who(x.id)));
+}
+
+function sentence(e, p) {
+  const h = e.at[p], words = ["Partition " + count(p) + ": "];
+  const owner = h && state.bySession.get(h.owner_session), target = h && state.bySession.get(h.target_session);
+  if (owner) {
+    words.push({ id: owner.id });
+    if (owner.dead) words.push(", which is silent");
+    else if (owner !== target) words.push(...(target ? [", on its way to ", { id: target.id }] : [", asked to give it up"]));
+  } else if (h && h.last_owner) words.push("nobody, last ", { id: h.last_owner });
+  else words.push("nobody yet");
+  return words;
+}
+
+// ---- The stream. While the page is in the background it has none: a browser has but six connections to a server.
+
+let source = null, retry = 0, retries = 0;
+
+function connect() {
+  clearTimeout(retry);
+  if (source || document.hidden) return;
+  source = new EventSource("stream");
+  for (const topic of Object.keys(topics)) {
+    source.addEventListener(topic, event => {
+      state.heardAt = Date.now();
+      if (state.link !== "open") {
+        state.link = "open";
+        retries = 0;
+        later("state");
+      }
+      topics[topic](JSON.parse(event.data));
+    });
+  }
+  source.addEventListener("error", () => {
+    disconnect();
+    ask();
+  });
+}
+
+function disconnect() {
+  source?.close();
+  source = null;
+  clearTimeout(retry);
+}
+
+// ask finds out why there is no stream, which an EventSource does not tell.
+async function ask() {
+  let link = "lost";
+  try {
+    const answer = await fetch("stream", { method: "HEAD", redirect: "manual", cache: "no-store" });
+    const streams = (answer.headers.get("Content-Type") || "").startsWith("text/event-stream");
+    link = answer.status === 503 ? "full" : answer.ok && streams ? "connecting" : answer.status >= 500 ? "lost" : "denied";
+  } catch { /* the network, or the server, is away */ }
+  state.link = link;
+  later("state");
+  if (link === "denied") return;
+  retry = setTimeout(connect, link === "full" ? 15000 : Math.min(10000, 500 * 2 ** retries++));
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    disconnect();
+  } else if (state.link !== "denied") {
+    state.link = "connecting";
+    connect();
+    later("state");
+  }
+});
+$("filter").addEventListener("input", event => {
+  state.filter = event.target.value.toLowerCase();
+  later("leases", "clients", "locks");
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("leases"));
+setInterval(() => later("state"), 1000);
+connect();
