@@ -133,7 +133,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 			var words []string
 			for i, v := range row.RawValues() {
 				if name := row.FieldDescriptions()[i].Name; slices.Contains([]string{"oldest", "heartbeat_age", "expires_at",
-					"draining", "host", "dead_for", "open_for", "query"}, name) || name == "pid" && heading != "Open transactions" {
+					"draining", "host", "dead_for", "open_for", "query", "at", "tx", "id"}, name) || name == "pid" && heading != "Open transactions" {
 					continue // differs from run to run
 				}
 				words = append(words, string(v))
@@ -156,6 +156,12 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		tells(heading)
 	}
 	tells("Who owns what", "orders worker-1 6", "orders worker-2 6", "reports  2")
+	happened := run("What happened, and why")
+	if slices.Reverse(happened); !slices.Equal(happened[:4], []string{"joined reports  gone   ", "given reports  gone {[0,2)}  ", "handed over reports gone  {[0,2)}  ",
+		"left reports gone    "}) {
+		t.Errorf("first happened %q", happened[:4])
+	}
+	until(t, "whoever follows the events is told of all", func() bool { return slices.Equal(run("Follow the events"), happened) })
 	tells("Partitions without an owner", "reports 0 gone ", "reports 1 gone ")
 	if timeline := value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
 		t.Error("the server does not tell its timeline")
@@ -264,7 +270,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Who owns what", "reports dead 1", "reports  1")
 
 	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
-		"Dropping a lease", "A restored copy of the database")
+		"Dropping a lease", "A restored copy of the database", "What happened, and why", "Follow the events")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)

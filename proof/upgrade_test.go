@@ -222,7 +222,7 @@ func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
 	older := buildVersion1(t)
 	punctual.Run(t, func(t *punctual.Try) {
 		const partitions = 16
-		url := pgserver.EmptyDatabase(t) // its user makes the tables: version 1 knows no rights on what version 2 adds
+		url := pgserver.EmptyDatabase(t) // its user makes the tables: version 1 knows no rights on what later versions add
 		direct, _ := pgserver.DirectURL(url)
 		r := &rollout{
 			Try: t, dir: t.TempDir(), pool: newPool(t, direct, size(4)), pods: make(map[string]*faults.Process),
@@ -262,7 +262,7 @@ func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
 			return value[bool](t, r.pool, "SELECT coalesce(bool_and(expires_at - ttl > $1), false) FROM pgleases.clients", migrated)
 		})
 		r.settles("after the migration")
-		if v := version(); v != 2 {
+		if v := version(); v != 3 {
 			t.Fatalf("version %d of the schema after the migration", v)
 		}
 		if now := intervals(); now != before {
@@ -273,10 +273,10 @@ func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
 		r.close("a")
 		r.settles("after a of version 1 was closed")
 		r.start("a", newer)
-		r.settles("after a of version 2 came")
+		r.settles("after a of today came")
 		r.kill("b")
 		r.start("b", newer)
-		r.settles("after b of version 2 came for one that was killed")
+		r.settles("after b of today came for one that was killed")
 		for _, id := range []string{"a", "c"} {
 			frozen := r.freeze(id)
 			r.thaw(frozen)
@@ -284,9 +284,9 @@ func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
 			r.settles("after " + id + " goes on")
 		}
 
-		// Halfway, back: version 1 works alone on the schema of version 2.
+		// Halfway, back: version 1 works alone on the schema of today.
 		r.kill("a")
-		r.settles("after a of version 2 was killed")
+		r.settles("after a of today was killed")
 		r.start("a", older)
 		r.settles("after a of version 1 is back")
 		r.close("b")
@@ -296,7 +296,7 @@ func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
 		// And on. Of one that is frozen meanwhile another has the ID when it wakes up.
 		ghost := r.freeze("a")
 		r.start("a", newer)
-		r.settles("after a of version 2 took the ID")
+		r.settles("after a of today took the ID")
 		r.thaw(ghost)
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
@@ -305,13 +305,13 @@ func TestAFleetOfVersion1IsReplacedOneByOneUnderItsWork(t *testing.T) {
 		}
 		r.kill("b")
 		r.start("b", newer)
-		r.settles("after b of version 2 came for one that was killed")
+		r.settles("after b of today came for one that was killed")
 		r.close("c")
 		r.start("c", newer)
-		r.settles("after c of version 2 came")
+		r.settles("after c of today came")
 		// As a Deployment does: the new one first, under an ID of its own.
 		r.start("e", newer)
-		r.settles("after e of version 2 came")
+		r.settles("after e of today came")
 		r.close("d")
 		r.settles("after the last of version 1 was closed")
 		for _, id := range slices.Sorted(maps.Keys(r.pods)) {

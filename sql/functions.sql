@@ -196,6 +196,22 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';
 
+-- With the rights of its owner, as clients may not delete events; so it takes no argument. It looks at the first event alone where none is old.
+CREATE OR REPLACE FUNCTION pgleases.trim_events() RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
+DECLARE
+    old CONSTANT timestamptz := clock_timestamp() - (SELECT k.age FROM pgleases.events_kept AS k);
+BEGIN
+    IF (SELECT e.at FROM pgleases.events AS e ORDER BY e.tx, e.id LIMIT 1) < old THEN
+        DELETE FROM pgleases.events AS e
+        WHERE e.ctid = ANY (ARRAY(
+            SELECT o.ctid FROM (SELECT f.ctid, f.at FROM pgleases.events AS f ORDER BY f.tx, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS o
+            WHERE o.at < old));
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.trim_events() IS 'Deletes some events that are older than events_kept says. Checks for expired sessions call it.';
+
 -- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
 -- Locks are taken in one order: leases by name, then clients, then members. It waits for none of them, because the lock on the
 -- server's row keeps every other check from being made: what is locked is left to the next check.
@@ -271,6 +287,8 @@ BEGIN
     ), evicted AS (
         DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM dead AS d))
         RETURNING c.session, c.id
+    ), told AS (
+        INSERT INTO pgleases.events (cause, from_id) SELECT 'evicted', e.id FROM evicted AS e ORDER BY e.id
     ), left_behind AS ( -- not one whose session renewed itself meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
@@ -331,6 +349,7 @@ BEGIN
                                                      clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
     INTO evicted, asked, plan_due_in, check_due_in;
+    PERFORM pgleases.trim_events();
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
@@ -562,11 +581,11 @@ BEGIN
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
 
     WITH taken AS MATERIALIZED (
-        SELECT p.place, p.lease, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
+        SELECT p.place, p.lease, p.owner_id, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
                CASE WHEN b.heir <> 0 AND p.lease = ANY (as_planned) THEN b.heir ELSE p.target END AS target
         FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, heir) ORDER BY lease, partition) AS b
         CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
-            SELECT p.ctid AS place, p.lease, p.target
+            SELECT p.ctid AS place, p.lease, p.target, p.owner_id
             FROM pgleases.partitions AS p
             WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
             FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
@@ -597,7 +616,14 @@ BEGIN
         FROM taken AS k
         LEFT JOIN heirs AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
         WHERE p.ctid = k.place
-        RETURNING p.lease, p.partition, p.owner, p.epoch
+        RETURNING p.lease, p.partition, p.owner, p.epoch, k.renewed, k.owner_id AS from_id, h.id AS to_id
+    ), told AS (
+        INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
+        SELECT r.lease, 'handed over', r.from_id, r.to_id, range_agg(int4range(r.partition, r.partition, '[]')),
+               (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = r.lease)
+        FROM released AS r
+        WHERE NOT r.renewed
+        GROUP BY r.lease, r.from_id, r.to_id
     )
     SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
            coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL), '{}')
@@ -626,6 +652,11 @@ BEGIN
             DELETE FROM pgleases.members AS m
             WHERE m.session = $1 AND m.lease = ANY ($8) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $9
             RETURNING m.lease
+        ), told AS (
+            INSERT INTO pgleases.events (lease, cause, from_id, generation)
+            SELECT g.lease, 'left', (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1),
+                   (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
+            FROM gone AS g
         ), drained AS (
             UPDATE pgleases.members AS m SET weight = 0
             WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $9
@@ -785,10 +816,10 @@ BEGIN
             WHERE m.kept AND p.ctid = m.place
             RETURNING p.lease, p.owner
         ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
-            SELECT p.place, m.target, m.target_id
+            SELECT p.place, m.target, m.target_id, p.owner_id
             FROM moves AS m
             CROSS JOIN LATERAL (
-                SELECT p.ctid AS place FROM pgleases.partitions AS p
+                SELECT p.ctid AS place, p.owner_id FROM pgleases.partitions AS p
                 WHERE p.ctid = m.place AND p.owner IS NOT DISTINCT FROM m.owner AND p.epoch = m.epoch -- also once it is locked
                 FOR UPDATE SKIP LOCKED
             ) AS p
@@ -808,7 +839,13 @@ BEGIN
                 asked_at = NULL
             FROM free AS f
             WHERE p.ctid = f.place
-            RETURNING p.lease, p.owner
+            RETURNING p.lease, p.owner, p.partition, f.owner_id AS from_id, f.target_id AS to_id
+        ), told AS (
+            INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
+            SELECT g.lease, 'given', g.from_id, g.to_id, range_agg(int4range(g.partition, g.partition, '[]')),
+                   (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
+            FROM given AS g
+            GROUP BY g.lease, g.from_id, g.to_id
         ), done AS MATERIALIZED (
             SELECT d.lease, d.owner, count(*) FILTER (WHERE d.kept) AS asked, count(*) FILTER (WHERE NOT d.kept) AS given
             FROM (SELECT a.lease, a.owner, true AS kept FROM asked AS a
@@ -895,6 +932,8 @@ BEGIN
     WHERE l.name = $1;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
     DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+    INSERT INTO pgleases.events (lease, cause, actor, generation)
+    SELECT $1, 'dropped', session_user, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
@@ -1317,5 +1356,5 @@ $pgleases_body$;
 -- Last, after all tables and functions: a schema without its version counts as missing.
 INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
 VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
-INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (2, 1)
+INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (3, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -7,10 +7,10 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, p
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
 GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
-GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
+GRANT SELECT, INSERT ON pgleases.server_mark, pgleases.events TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
-    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int),
+    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int), pgleases.trim_events(),
     pgleases.attend(bigint, bigint, int), pgleases.look_out(bigint, bigint), pgleases.session_ends(),
     pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text),
     pgleases.read(bigint, pg_catalog.text[]),

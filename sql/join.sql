@@ -39,10 +39,10 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
                   FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
                         FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
     WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
-    RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
+    RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
 ), client AS ( -- read again under a lock, which keeps the session: no member without one
-    SELECT c.session FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
+    SELECT c.session, c.id FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
 ), made AS (
     INSERT INTO pgleases.partitions (lease, partition, epoch)
     SELECT lease.name, n, lease.epoch_floor
@@ -53,7 +53,10 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
     SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
-    RETURNING 1
+    RETURNING m.lease, m.xmax = 0 AS new -- the member is, and was not there before
+), told AS (
+    INSERT INTO pgleases.events (lease, cause, to_id, generation)
+    SELECT lease.name, 'joined', client.id, lease.generation - 1 FROM lease, client, member WHERE member.new
 )
 SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps
             ELSE EXISTS (SELECT FROM alive) END AS alive,

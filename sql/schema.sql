@@ -185,6 +185,44 @@ COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast fail-o
 COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
 COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
 
+-- Version 3. For people: no statement of the protocol reads it. Its rows are written by the statements that do what they tell, and one of
+-- them tells of all partitions that went from one client to another. Ordered by transaction: what a transaction writes is seen when it
+-- commits, which may be later than what has a higher id.
+CREATE TABLE IF NOT EXISTS pgleases.events (
+    tx         pg_catalog.xid8 NOT NULL DEFAULT pg_catalog.pg_current_xact_id(),
+    id         bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
+    at         pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    lease      pg_catalog.text COLLATE pg_catalog."C",
+    cause      pg_catalog.text NOT NULL,
+    actor      pg_catalog.text,
+    reason     pg_catalog.text,
+    from_id    pg_catalog.text COLLATE pg_catalog."C",
+    to_id      pg_catalog.text COLLATE pg_catalog."C",
+    partitions pg_catalog.int4multirange,
+    generation bigint,
+    PRIMARY KEY (tx, id)
+);
+COMMENT ON TABLE pgleases.events IS 'What happened to members and partitions, and why. What is older than events_kept is deleted.';
+COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote it. Whoever follows the events reads on from the last (tx, id), and only what is below pg_snapshot_xmin: nothing is written there any more.';
+COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
+COMMENT ON COLUMN pgleases.events.at IS 'When it was written.';
+COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: it is about all leases.';
+COMMENT ON COLUMN pgleases.events.cause IS 'What happened: joined, left, evicted, handed over (by the owner), given (by a plan: nobody living owned it), settled (a promoted server was accepted), dropped; or the name of an operator''s verb.';
+COMMENT ON COLUMN pgleases.events.actor IS 'Who asked for it; null: the protocol did it by itself.';
+COMMENT ON COLUMN pgleases.events.reason IS 'Why, in the words of the actor.';
+COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of who owned the partitions, or had last; of who left or was evicted.';
+COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of who owns the partitions from then on, null: nobody; of who joined.';
+COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
+COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before it.';
+
+CREATE TABLE IF NOT EXISTS pgleases.events_kept (
+    age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
+);
+CREATE UNIQUE INDEX IF NOT EXISTS events_kept_one_row ON pgleases.events_kept ((true));
+COMMENT ON TABLE pgleases.events_kept IS 'One row: how long events are kept. Change it with UPDATE.';
+COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions.';
+INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;
+
 CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
 COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the era is the high part.';
 
@@ -273,8 +311,8 @@ COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process r
 COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
 
--- In a migration from version 1, roles that run clients get the rights that grants.sql would give them: on each new relation those
--- that they have on an old one.
+-- In a migration, roles that run clients get the rights that grants.sql would give them: on each new relation those that they have on
+-- an old one, and on events no others than to read and to write anew.
 DO $pgleases_body$
 DECLARE
     statement pg_catalog.text;
@@ -285,13 +323,15 @@ BEGIN
                                  CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
                                       ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
         FROM (VALUES ('server_check'::pg_catalog.name, 'server'::pg_catalog.name), ('locks', 'clients'), ('lock_tokens', 'clients'),
-                     ('presences', 'clients'), ('locks_status', 'status')) AS pair (new, old)
+                     ('presences', 'clients'), ('locks_status', 'status'), ('events', 'clients')) AS pair (new, old)
         CROSS JOIN pgleases.schema_version AS v
         JOIN pg_catalog.pg_class AS here ON here.oid OPERATOR(pg_catalog.=) v.tableoid
         JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND new.relname OPERATOR(pg_catalog.=) pair.new
         JOIN pg_catalog.pg_class AS old ON old.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND old.relname OPERATOR(pg_catalog.=) pair.old
         CROSS JOIN LATERAL pg_catalog.aclexplode(old.relacl) AS acl
-        WHERE v.version OPERATOR(pg_catalog.=) 1
+        WHERE v.version OPERATOR(pg_catalog.<) 3
+          AND (new.relname OPERATOR(pg_catalog.<>) 'events'::pg_catalog.name
+               OR acl.privilege_type OPERATOR(pg_catalog.=) 'SELECT'::pg_catalog.text OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
           AND (new.relkind OPERATOR(pg_catalog.<>) 'S'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
     LOOP
         EXECUTE statement;

@@ -21,8 +21,12 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
       AND (SELECT m.mark FROM pgleases.server_mark AS m) = $4::bigint
       AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > $1::bigint * interval '1 microsecond')
     FOR UPDATE OF s SKIP LOCKED
+), settled AS (
+    UPDATE pgleases.server AS s
+    SET timeline = $2::bigint, era = due.era, next_check_at = clock_timestamp()
+    FROM due
+    RETURNING s.era
+), told AS (
+    INSERT INTO pgleases.events (cause, reason) SELECT 'settled', 'era ' || settled.era::text FROM settled
 )
-UPDATE pgleases.server AS s
-SET timeline = $2::bigint, era = due.era, next_check_at = clock_timestamp()
-FROM due
-RETURNING s.era
+SELECT settled.era FROM settled

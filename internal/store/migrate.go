@@ -11,7 +11,7 @@ import (
 )
 
 // Version is the schema version that this code was written for. functions.sql writes it too.
-const Version = 2
+const Version = 3
 
 // A Part of a schema is tables that have a version of their own: those of the engine, or those of another package of this module.
 type Part struct {

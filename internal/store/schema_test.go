@@ -166,8 +166,8 @@ func TestASchemaThatDoesNotFitIsNamed(t *testing.T) {
 		sql, says string
 		tooNew    bool
 	}{
-		{"UPDATE schema_version SET version = 0", "has version 0, this code needs 2", false},
-		{"UPDATE schema_version SET version = 9, min_code = 3", "has version 9, which serves code for version 3 and later, this is for 2", true},
+		{"UPDATE schema_version SET version = 0", "has version 0, this code needs 3", false},
+		{"UPDATE schema_version SET version = 9, min_code = 4", "has version 9, which serves code for version 4 and later, this is for 3", true},
 		{"DELETE FROM schema_version", "is missing", false},
 		{"DROP SCHEMA pgleases CASCADE", "is missing", false},
 	} {

@@ -1,0 +1,171 @@
+package store_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// events are those since the last call: cause, lease, from, to, partitions.
+func (f *fixture) events() string {
+	f.Helper()
+	told := f.text(`SELECT cause, coalesce(lease, '-'), coalesce(from_id, '-') || '>' || coalesce(to_id, '-'), coalesce(partitions::text, '-')
+		FROM events ORDER BY id`)
+	f.exec("TRUNCATE events")
+	return told
+}
+
+func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	tells := func(want ...string) {
+		t.Helper()
+		expect(t, f.events(), strings.Join(want, "\n"), "events")
+	}
+	a.join("l", 6)
+	b.join("l", 6)
+	tells("joined|l|->a|-", "joined|l|->b|-")
+	a.join("l", 6) // once more, after a lost answer
+	a.beat()
+	tells()
+	a.give("l", a.session, a.session, b.session, a.session)
+	tells("given|l|->a|{[0,2),[3,4)}", "given|l|->b|{[2,3)}")
+	a.give("l", b.session, b.session, b.session, b.session)
+	tells() // the owner is asked: nothing has moved
+	generation := value[int64](f, "SELECT generation FROM leases")
+	a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 3, 1}})
+	expect(t, value[int64](f, "SELECT generation FROM events"), generation, "generation of the event")
+	tells("handed over|l|a>b|{[0,2),[3,4)}")
+	a.release([]Release{{"l", 0, 1}}) // once more
+	tells()
+	b.release([]Release{{"l", 0, 2}, {"l", 1, 2}, {"l", 2, 1}}, "l")
+	tells("handed over|l|b>-|{[0,3)}") // it owns one still
+	b.release([]Release{{"l", 3, 2}}, "l")
+	tells("handed over|l|b>-|{[3,4)}", "left|l|b>-|-")
+	a.give("l", a.session, a.session)
+	tells("given|l|b>a|{[0,2)}")
+	c := f.client("c")
+	f.expire(a)
+	c.evict()
+	tells("evicted|-|a>-|-")
+	c.join("l", 6)
+	c.give("l", c.session, c.session)
+	tells("joined|l|->c|-", "given|l|a>c|{[0,2)}")
+	settled(c)
+	c.release([]Release{{"l", 0, 4}}) // renews it
+	tells("settled|-|->-|-")
+	c.release(nil, "l")
+	f.exec("DELETE FROM members; SELECT drop_lease('l')")
+	tells("dropped|l|->-|-")
+}
+
+func TestAPlanOfManyMovesIsAnEventForEachPairOfClients(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const n = 2000
+	a := f.client("a")
+	a.join("l", n)
+	sessions := []int64{a.session}
+	for i := range 3 {
+		c := f.client(fmt.Sprint("b", i))
+		c.join("l", n)
+		sessions = append(sessions, c.session)
+	}
+	f.events()
+	targets := make([]int64, n)
+	for i := range targets {
+		targets[i] = sessions[i*7%4]
+	}
+	a.give("l", targets...)
+	expect(t, f.text(`SELECT count(*), count(DISTINCT to_id), (SELECT count(*) FROM events, unnest(partitions) AS r, generate_series(lower(r), upper(r) - 1))
+		FROM events WHERE cause = 'given'`), "4|4|2000", "rows, owners, partitions")
+	expect(t, value[int](f, `SELECT count(*) FROM partitions AS p WHERE NOT EXISTS (
+		SELECT FROM events AS e WHERE e.to_id = p.owner_id AND p.partition <@ e.partitions)`), 0, "partitions of which no event tells")
+}
+
+func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	role := f.role()
+	grants, err := os.ReadFile("../../sql/grants.sql")
+	f.ok(err)
+	f.exec(strings.ReplaceAll(string(grants), "pgleases_app", role))
+	f.runAs = role
+	c := f.client("c")
+	f.exec(`INSERT INTO events (at, cause) SELECT now() - interval '31 days', 'old' FROM generate_series(1, 1200)`)
+	f.exec(`INSERT INTO events (at, cause) SELECT now() - interval '29 days', 'young' FROM generate_series(1, 3)`)
+	for _, want := range []string{"200|3", "0|3", "0|3"} {
+		f.checkNow()
+		c.evict()
+		expect(t, f.text("SELECT count(*) FILTER (WHERE cause = 'old'), count(*) FILTER (WHERE cause = 'young') FROM events"), want, "old and young")
+	}
+	tx, err := f.raw().Begin(f.ctx)
+	f.ok(err)
+	_, err = tx.Exec(f.ctx, "SELECT FROM pgleases.events FOR UPDATE") // a check waits for nobody
+	f.ok(err)
+	f.exec("UPDATE events_kept SET age = '28 days'")
+	f.checkNow()
+	c.evict()
+	f.ok(tx.Commit(f.ctx))
+	expect(t, value[int](f, "SELECT count(*) FROM events WHERE cause = 'young'"), 3, "locked")
+	f.checkNow()
+	c.evict()
+	expect(t, value[int](f, "SELECT count(*) FROM events WHERE cause = 'young'"), 0, "young where less is kept")
+	for _, forbidden := range []string{"DELETE FROM pgleases.events", "UPDATE pgleases.events SET cause = 'x'", "TRUNCATE pgleases.events",
+		"UPDATE pgleases.events_kept SET age = '0'"} {
+		if _, err := f.as(role).Exec(f.ctx, forbidden); Code(err) != "42501" {
+			t.Errorf("%s: %v", forbidden, err)
+		}
+	}
+}
+
+// By their ids alone it would miss those of a transaction that commits after one that began later.
+func TestWhoFollowsTheEventsMissesNoneThatIsCommittedLate(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec("INSERT INTO events (cause) VALUES ('first')")
+	commit := f.lock("INSERT INTO events (cause) VALUES ('late') RETURNING id")
+	f.exec("INSERT INTO events (cause) VALUES ('early')")
+	next := func(tx string, id int64) string {
+		return f.text(`SELECT tx::text, id, cause FROM events
+			WHERE (tx, id) > ($1::text::xid8, $2) AND (tx < pg_snapshot_xmin(pg_current_snapshot()) OR tx >= pg_snapshot_xmax(pg_current_snapshot()))
+			ORDER BY tx, id`, tx, id)
+	}
+	var tx string
+	var id int64
+	var cause string
+	f.until("the first is below all that is under way", func() bool { return next("0", 0) != "" }) // other tests' transactions end
+	_, err := fmt.Sscanf(strings.ReplaceAll(next("0", 0), "|", " "), "%s %d %s", &tx, &id, &cause)
+	f.ok(err)
+	expect(t, cause, "first", "event")
+	expect(t, next(tx, id), "", "events while one below is under way")
+	commit()
+	f.until("both are seen", func() bool { return strings.Count(next(tx, id), "\n") == 1 })
+	late, early, _ := strings.Cut(next(tx, id), "\n")
+	expect(t, strings.HasSuffix(late, "|late") && strings.HasSuffix(early, "|early"), true, late+" and "+early)
+}
+
+func TestEventsOfAnyNameAreJSON(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, name := range []string{"two\nlines", "\x1b[31mred\a", "\u202egnp.exe", `"quoted" \ {}`, "' OR 1 = 1 --", "\u2028", strings.Repeat("ü", 127), "a|b\t"} {
+		c := f.client(name)
+		c.join(name, 2)
+		c.give(name, c.session)
+		type event struct {
+			Lease string `json:"lease"`
+			To    string `json:"to_id"`
+		}
+		for _, text := range strings.Split(f.text("SELECT row_to_json(e)::text FROM events AS e ORDER BY id"), "\n") {
+			var got event
+			f.ok(json.Unmarshal([]byte(text), &got))
+			expect(t, got, event{name, name}, "event")
+		}
+		expect(t, strings.Count(f.events(), "joined"), 1, "joins")
+	}
+}

@@ -1,0 +1,29 @@
+-- claim.sql: claims the planning of leases for which a plan is due, for 100 ms and 10 us more for each partition. A claim only
+-- saves work: where two clients plan the same lease, apply.sql writes one plan.
+--
+-- $1 text[]  leases
+-- $2 int     lock timeout, milliseconds
+--
+-- One row: the leases claimed; those for which a plan is due too, but which another statement has locked.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+    SELECT pgleases.settings(true, $2::int) AS ok
+), due AS MATERIALIZED (
+    SELECT l.name FROM pgleases.leases AS l, settings
+    WHERE settings.ok AND l.name = ANY ($1::text[])
+      AND (l.next_check_at <= clock_timestamp() -- or further ahead than a plan can be: the clock stepped back
+           OR l.next_check_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds'
+              AND l.next_check_at < 'infinity')
+    ORDER BY l.name
+    FOR UPDATE OF l SKIP LOCKED -- the caller tries these again
+), claimed AS (
+    UPDATE pgleases.leases AS l
+    SET next_check_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '10 microseconds',
+        planned_at = clock_timestamp()
+    FROM due
+    WHERE l.name = due.name
+    RETURNING l.name
+)
+SELECT coalesce((SELECT array_agg(name ORDER BY name) FROM claimed), '{}') AS claimed,
+       coalesce((SELECT array_agg(l.name ORDER BY l.name) FROM pgleases.leases AS l
+                 WHERE l.name = ANY ($1::text[]) AND l.next_check_at <= clock_timestamp()
+                   AND l.name NOT IN (SELECT name FROM claimed)), '{}') AS locked

@@ -1,0 +1,20 @@
+-- close.sql: ends a session that is no member of any lease, and neither holds nor awaits a lock. A session that still does goes on; the
+-- answer to its join may have been lost.
+--
+-- $1 bigint  session
+-- $2 int     lock timeout, milliseconds
+--
+-- One row: whether the session is gone.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+    SELECT pgleases.settings(true, $2::int) AS ok
+), ended AS (
+    DELETE FROM pgleases.clients AS c USING settings
+    WHERE settings.ok AND c.session = $1::bigint
+      AND NOT EXISTS (SELECT FROM pgleases.members AS m WHERE m.session = $1::bigint)
+      AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = $1::bigint)
+    RETURNING c.id
+), used AS ( -- the day that an ID is kept begins now
+    UPDATE pgleases.identities AS i SET used_at = clock_timestamp() FROM ended WHERE i.id = ended.id
+)
+SELECT EXISTS (SELECT FROM ended)
+       OR NOT EXISTS (SELECT FROM pgleases.clients AS c, settings WHERE c.session = $1::bigint AND settings.ok) AS ended

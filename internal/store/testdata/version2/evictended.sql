@@ -1,0 +1,14 @@
+-- evictended.sql: with fast fail-over, removes sessions whose connection ended as that of a dead process does, and makes a plan due for every
+-- lease that lost a member or an owner, as evict.sql does. What the caller has seen is looked at once more. It waits for no lock.
+--
+-- $1 bigint[], $2 bigint[], $3 int[], $4 bigint[]  sessions; the keys of their locks; the server's processes that held them; expiries as
+--            seen with the lock free, microseconds since 1970
+-- $5 bigint abandoned, $6 bigint killed, $7 bigint fatal, $8 bigint reset: the counters when the locks were last seen held
+-- $9 bigint timeline, $10 bigint started, $11 bigint mark: the run of the server
+-- $12 int    lock timeout, milliseconds
+-- $13 text   channel to notify; empty: none
+--
+-- One row: client IDs of the evicted sessions; leases for which a plan is due; microseconds until it is due for all of them.
+SELECT evicted, asked, plan_due_in
+FROM pgleases.evict_ended($1::bigint[], $2::bigint[], $3::int[], $4::bigint[], $5::bigint, $6::bigint, $7::bigint, $8::bigint,
+                          $9::bigint, $10::bigint, $11::bigint, $12::int, $13::text)

@@ -1,0 +1,1321 @@
+-- functions.sql: the functions, then the first rows of the tables. It runs after schema.sql. Idempotent: functions are
+-- replaced, rows that exist stay.
+--
+-- No search_path may let a stranger's operator or type be called by the role that calls one of these. A function in PL/pgSQL sets its
+-- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
+-- functions, all is named with its schema.
+--
+-- For applications: partition_for, guard and guard_lock. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
+
+-- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
+-- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. With the
+-- rights of its owner, so that all roles are told the same: else clients of two roles would settle against each other for ever.
+CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
+LANGUAGE plpgsql STABLE SECURITY DEFINER AS $pgleases_body$
+DECLARE
+    number bigint := 0;
+BEGIN
+    number := ('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.lpad(pg_catalog.left(
+        pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8), 16, '0'::pg_catalog.text))::bit(64)::bigint;
+    RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c);
+EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow one of these functions
+    RETURN number;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.timeline() IS 'Names the server and its timeline now: the system identifier plus the timeline''s number, which rises with a promotion. The number alone, or 0, where the server does not tell them.';
+
+-- Where two copies of one server are settled in the same second, the microseconds of their starts keep the epochs apart.
+CREATE OR REPLACE FUNCTION pgleases.first_epoch(era bigint) RETURNS bigint
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF $1 = 0 THEN
+        RETURN 0; -- nothing was settled yet
+    END IF;
+    RETURN ($1 << 32) + ((extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch that a partition is given in an era.';
+
+-- A statement sets its own settings, because behind a pooler there is no session to keep them. It calls this function in a CTE and reads the result in
+-- what follows, because PostgreSQL does not run a SELECT in a CTE that nothing reads. IS NOT NULL is always true: it makes
+-- one boolean of both calls. In PL/pgSQL, because the server would parse SQL anew for each statement.
+CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+BEGIN
+    RETURN pg_catalog.set_config('synchronous_commit',
+               CASE WHEN NOT $1 THEN 'off'
+                    WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN 'on'
+                    ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL
+       AND pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NOT NULL;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, and how many milliseconds the statement waits for a lock. Always true.';
+
+-- Sets the column changed of leases. A trigger does, so that what clients of version 1 and operators change counts too.
+CREATE OR REPLACE FUNCTION pgleases.lease_changed() RETURNS trigger
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    NEW.changed := pg_current_xact_id();
+    RETURN NEW;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lease_changed() IS 'Notes in a lease which transaction has changed it.';
+DO $pgleases_body$
+DECLARE
+    wait CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+BEGIN
+    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true); -- see schema.sql
+    CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
+    PERFORM pg_catalog.set_config('lock_timeout', wait, true);
+END
+$pgleases_body$;
+
+-- A function, because the server keeps a function's plans for each connection; as plain SQL, planned every time, a heartbeat
+-- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
+-- removes the mark, and without the mark no watch goes on.
+--
+-- Two copies of one process, as of a virtual machine's snapshot that was started twice, have one session. They are told apart by
+-- the time of the last renewal: where that is later than the last one of which the caller knows, the other copy made it. An
+-- earlier one tells nothing: a crash or a promotion lost the renewals since. Times of two runs of the server are not compared.
+--
+-- Leases are told again only after a change of any of them. The UPDATE's snapshot tells both what has changed and from which transaction
+-- on it may have missed a change: a transaction that commits later is not below the snapshot's xmin, whatever the order in
+-- which transactions begin and commit. Every statement that changes members changes their lease too. A snapshot of another run
+-- of the server tells nothing, as a crash may lose transactions, and their numbers are given again.
+--
+-- It looks at every lease of the schema. With an index on that column it would not have to, but no update of a lease would be HOT, and
+-- where a thousand clients join one, each would look past the versions that the others left.
+--
+-- What is above the snapshot's xmax was written on another server, of which this database is a dump.
+--
+-- What runs every time names all with its schema, as a search_path of its own would take a tenth of the time, and is one
+-- statement. Its cost is that of getting ready for it: of each table, and of each function and operator in it. So it tells times as they are,
+-- what is due is left to the caller, and it returns one text. IS NULL makes one boolean of two calls.
+CREATE OR REPLACE FUNCTION pgleases.heartbeat(
+    session bigint, lock_ms int, renewed double precision, renewed_mark bigint, started double precision, mark bigint, seen pg_catalog.xid8)
+RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    told pg_catalog.text;
+    unchanged boolean; -- the server is in the run given, and its leases are as they were told
+BEGIN
+    unchanged := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL OR pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NULL;
+    UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
+    WHERE c.session OPERATOR(pg_catalog.=) $1
+      AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($3)
+    RETURNING
+        pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
+            (SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions) FROM pgleases.server AS s),
+            (SELECT extract(epoch FROM k.unwatched) FROM pgleases.server_check AS k),
+            coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
+            pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
+        pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
+            AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $6)
+            AND NOT EXISTS (SELECT FROM pgleases.leases AS l
+                            WHERE l.changed OPERATOR(pg_catalog.>=) $7
+                              AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
+    INTO told, unchanged;
+    IF unchanged THEN
+        RETURN told;
+    END IF;
+    IF told IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
+       AND NOT EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $4) THEN
+        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7); -- of another run, or not known: whatever the last renewal was
+    END IF;
+    RETURN pgleases.tell($1, told);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
+    run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
+                                   coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0));
+BEGIN
+    IF $2 IS NULL THEN
+        RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1) THEN 'copied' ELSE 'gone' END,
+                                 extract(epoch FROM now), s.timeline, s.era, run)
+                FROM pgleases.server AS s);
+    END IF;
+    -- due_in: negative for none, 0 also where the clock stepped back.
+    RETURN (SELECT concat_ws(' ', $2, run, string_agg(concat_ws(' ', l.generation,
+                       CASE WHEN l.next_check_at = 'infinity' THEN -0.000001
+                            WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
+                            ELSE greatest(extract(epoch FROM l.next_check_at - now), 0) END,
+                       m.weight), ' '),
+                   coalesce(array_agg(l.name), '{}'))
+            FROM pgleases.members AS m
+            JOIN pgleases.leases AS l ON l.name = m.lease
+            WHERE m.session = $1);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat with the run of the server and the leases in it, after what is told each time; null: the session is gone, or a copy has renewed it.';
+
+CREATE OR REPLACE FUNCTION pgleases.heartbeat(
+    session bigint, lock_ms int,
+    OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
+    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
+    OUT due_in bigint[], OUT weights int[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    answer CONSTANT text := pgleases.heartbeat($1, $2, double precision 'infinity', 0, 0, 0, '0');
+    n CONSTANT numeric[] := string_to_array(regexp_replace(split_part(answer, ' {', 1), '^[a-z]+ ', ''), ' ')::numeric[];
+BEGIN
+    alive := answer !~ '^[a-z]';
+    IF NOT alive THEN
+        clock := n[1] * 1000000;
+        settled := n[2];
+        timeline := n[4];
+        started := n[5] * 1000000;
+        mark := n[6];
+        incarnation := 0;
+        check_due_in := 0;
+        sessions := 0;
+        names := '{}';
+        generations := '{}';
+        due_in := '{}';
+        weights := '{}';
+        RETURN;
+    END IF;
+    clock := (n[1] - n[2]) * 1000000;
+    settled := n[3];
+    check_due_in := CASE WHEN n[5] > n[1] + 1 THEN 0 -- the clock stepped back: due now
+                         ELSE least(greatest(n[5] - n[1] + n[2], 0), CASE WHEN n[7] > 0 THEN n[7] END) * 1000000 END;
+    sessions := n[6];
+    incarnation := n[8];
+    timeline := n[10];
+    started := n[11] * 1000000;
+    mark := n[12];
+    names := substr(answer, strpos(answer, ' {') + 1)::text[];
+    generations := ARRAY(SELECT n[10 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
+    due_in := ARRAY(SELECT n[11 + 3 * i] * 1000000 FROM generate_series(1, cardinality(names)) AS i);
+    weights := ARRAY(SELECT n[12 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';
+
+-- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
+-- Locks are taken in one order: leases by name, then clients, then members. It waits for none of them, because the lock on the
+-- server's row keeps every other check from being made: what is locked is left to the next check.
+--
+-- It reads the clients once, into sessions: behind an old snapshot that table has every heartbeat since. For the same reason
+-- it names clients by an array, which has them looked up by their key, and compiles nothing (JIT).
+CREATE OR REPLACE FUNCTION pgleases.evict(
+    cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    now timestamptz := clock_timestamp();
+    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are dead
+    longest interval := $2 * interval '1 microsecond';
+BEGIN
+    PERFORM pgleases.settings(true, $7);
+    evicted := '{}';
+    asked := '{}';
+    plan_due_in := 0;
+    check_due_in := -1;
+    -- Is a check due, for all or for who has watched for so long, or did the clock step back? And is this still the run of the
+    -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
+    PERFORM FROM pgleases.server AS s
+    WHERE (s.next_check_at <= now
+           OR EXISTS (SELECT FROM pgleases.server_check AS k WHERE k.unwatched > interval '0' AND k.unwatched <= longest)
+           OR s.next_check_at > now + interval '1 second' + $3 * interval '1 microsecond')
+      AND now >= silent
+      AND s.timeline = $4 AND pgleases.timeline() = $4
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $5
+      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $6
+    FOR UPDATE OF s SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    WITH sessions AS MATERIALIZED (
+        SELECT c.session, c.id, c.ttl, c.expires_at,
+               c.expires_at < silent AND c.ttl <= longest AS dead,
+               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may be dead: it stays for who has watched for longer
+        FROM pgleases.clients AS c
+    ), gone AS MATERIALIZED (
+        SELECT m.lease, m.session, s.session IS NULL AS lost
+        FROM pgleases.members AS m
+        LEFT JOIN sessions AS s ON s.session = m.session
+        WHERE s.dead IS NOT FALSE
+    ), living AS MATERIALIZED (
+        SELECT m.lease, m.session FROM pgleases.members AS m
+        JOIN sessions AS s ON s.session = m.session
+        WHERE NOT s.dead
+    ), orphaned AS ( -- owners and targets that are no living members: evicted through another lease, or after a crash in between
+        SELECT p.lease
+        FROM (SELECT lease, owner AS session FROM pgleases.partitions WHERE owner IS NOT NULL
+              UNION SELECT lease, target FROM pgleases.partitions WHERE target IS NOT NULL) AS p
+        WHERE NOT EXISTS (SELECT FROM living AS a WHERE a.lease = p.lease AND a.session = p.session)
+          AND p.lease IN (SELECT a.lease FROM living AS a)
+    ), affected AS MATERIALIZED ( -- a plan of these is due. Of orphans alone where none is due or under way, which would be made in vain
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name IN (SELECT g.lease FROM gone AS g)
+           OR l.name IN (SELECT o.lease FROM orphaned AS o)
+              AND (l.next_check_at = 'infinity'
+                   OR l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds') -- the clock stepped back
+    ), locked AS MATERIALIZED (
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name = ANY (ARRAY(SELECT a.name FROM affected AS a))
+        ORDER BY l.name
+        FOR UPDATE OF l SKIP LOCKED
+    ), dead AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, as a locked session renews itself or joins a lease
+        SELECT c.session FROM pgleases.clients AS c
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.dead))
+          AND c.expires_at < silent
+          AND (SELECT count(*) FROM locked) >= 0 -- always true: it has the leases locked before the clients
+        ORDER BY c.session
+        FOR UPDATE OF c SKIP LOCKED
+    ), evicted AS (
+        DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM dead AS d))
+        RETURNING c.session, c.id
+    ), left_behind AS ( -- not one whose session renewed itself meanwhile
+        DELETE FROM pgleases.members AS m USING gone AS g
+        WHERE m.lease = g.lease AND m.session = g.session
+          AND m.lease IN (SELECT l.name FROM locked AS l)
+          AND (g.lost OR m.session IN (SELECT e.session FROM evicted AS e))
+    ), idle AS MATERIALIZED ( -- SKIP LOCKED: a locked ID is in use, by a registration that waits for this statement
+        SELECT i.id, i.id IN (SELECT e.id FROM evicted AS e) AS just_now FROM pgleases.identities AS i
+        WHERE i.id IN (SELECT e.id FROM evicted AS e)
+           OR i.used_at < now - interval '1 day' AND i.id NOT IN (SELECT s.id FROM sessions AS s)
+        FOR UPDATE OF i SKIP LOCKED
+    ), used AS ( -- the day that an ID is kept begins now
+        UPDATE pgleases.identities AS i SET used_at = clock_timestamp() FROM idle WHERE i.id = idle.id AND idle.just_now
+    ), forgotten AS (
+        DELETE FROM pgleases.identities AS i USING idle WHERE i.id = idle.id AND NOT idle.just_now
+    ), asked AS (
+        UPDATE pgleases.leases AS l
+        SET generation = l.generation + 1,
+            next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- else the clock stepped back
+                                 THEN greatest(clock_timestamp(), l.planned_at + interval '50 milliseconds' + l.partitions * interval '5 microseconds')
+                                 ELSE clock_timestamp() END
+        FROM locked
+        WHERE l.name = locked.name
+        RETURNING l.name, l.next_check_at
+    ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. Not now, which may be long ago
+        SELECT c.session FROM pgleases.clients AS c
+        WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
+          AND c.expires_at > clock_timestamp() + c.ttl + interval '1 second'
+        ORDER BY c.session
+        FOR NO KEY UPDATE OF c SKIP LOCKED
+    ), clamped AS (
+        UPDATE pgleases.clients AS c SET expires_at = least(c.expires_at, clock_timestamp() + c.ttl)
+        WHERE c.session = ANY (ARRAY(SELECT a.session FROM ahead AS a))
+    ), rest AS MATERIALIZED (
+        SELECT count(*) AS sessions,
+               min(least(s.expires_at, now + s.ttl)) FILTER (WHERE NOT s.unwatched) AS expires_at,
+               min(s.ttl) FILTER (WHERE s.unwatched) AS unwatched
+        FROM sessions AS s
+        WHERE s.session NOT IN (SELECT e.session FROM evicted AS e)
+    ), checked AS (
+        UPDATE pgleases.server AS s
+        SET sessions = rest.sessions,
+            next_check_at = greatest(now + interval '50 milliseconds',
+                CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM affected)
+                     THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
+                     ELSE coalesce(rest.expires_at, 'infinity') END)
+        FROM rest
+        RETURNING s.next_check_at, rest.unwatched
+    ), left_to_others AS (
+        UPDATE pgleases.server_check AS k SET unwatched = coalesce(rest.unwatched, interval '0')
+        FROM rest
+        WHERE k.unwatched <> coalesce(rest.unwatched, interval '0')
+    )
+    -- 11 minutes are more than any TTL: infinity less a time is an error.
+    SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
+           coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM asked AS a), '{}'),
+           coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM asked AS a), 0),
+           (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
+                                                     clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
+            FROM checked AS c)
+    INTO evicted, asked, plan_due_in, check_due_in;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
+
+-- The shortest TTL stands for the caller's. Where it is not known for which TTL a session stays, version 1 waits for nothing.
+CREATE OR REPLACE FUNCTION pgleases.evict(
+    cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint, OUT unwatched bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    SELECT e.evicted, e.asked, e.check_due_in, 0
+    FROM pgleases.evict($1, $2, (SELECT coalesce(min(extract(epoch FROM c.ttl) * 1000000), 0)::bigint FROM pgleases.clients AS c),
+                        $3, $4, $5, $6) AS e
+    INTO evicted, asked, check_due_in, unwatched;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
+
+-- From here to evict_ended: fast fail-over.
+
+-- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
+-- on this connection: else the end of an earlier connection could be taken for the client's. So could it where this statement comes late, from
+-- an earlier connection: of a session's keys the lowest is the last one.
+CREATE OR REPLACE FUNCTION pgleases.attend(session bigint, presence bigint, lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(true, $3);
+    INSERT INTO pgleases.presences AS p (session, presence)
+    SELECT c.session, $2 FROM pgleases.clients AS c WHERE c.session = $1
+    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence WHERE EXCLUDED.presence < p.presence;
+    DELETE FROM pgleases.presences AS p
+    WHERE p.session = ANY (ARRAY(
+        SELECT o.session FROM pgleases.presences AS o
+        WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = o.session)
+        FOR UPDATE OF o SKIP LOCKED));
+    IF EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2) THEN
+        RETURN false;
+    END IF;
+    IF NOT pg_try_advisory_lock($2) THEN -- last, as an error leaves it held, and a client repeats this with another key
+        RAISE EXCEPTION 'another connection holds advisory lock %', $2 USING ERRCODE = 'lock_not_available';
+    END IF;
+    RETURN true;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.attend(bigint, bigint, int) IS 'Has the connection hold the lock of its session''s presence. See attend.sql.';
+
+-- The counters come first: what ends a session between them and the locks is counted later, and seen as a change.
+CREATE OR REPLACE FUNCTION pgleases.look_out(
+    session bigint, known bigint,
+    OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
+    OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    here CONSTANT oid := (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
+BEGIN
+    abandoned := 0;
+    killed := 0;
+    fatal := 0;
+    reset := 0;
+    digest := 0;
+    held := '{}';
+    pids := '{}';
+    free := '{}';
+    free_sessions := '{}';
+    free_expiries := '{}';
+    watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.presences AS p
+                                          WHERE p.session < $1 AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.session)
+                                          ORDER BY p.session LIMIT 2) AS before);
+    IF NOT watches THEN
+        RETURN;
+    END IF;
+    SELECT s.abandoned, s.killed, s.fatal, s.reset FROM pgleases.session_ends() AS s INTO abandoned, killed, fatal, reset;
+    SELECT coalesce(bit_xor(p.presence) FILTER (WHERE l.pid IS NOT NULL), 0),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NOT NULL), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.pid IS NOT NULL), '{}'),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
+           coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}')
+    FROM pgleases.presences AS p
+    JOIN pgleases.clients AS c ON c.session = p.session
+    LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid FROM pg_locks AS k
+               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here AND k.granted
+                 AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_ended
+           ON l.presence = p.presence
+    INTO digest, held, pids, free, free_sessions, free_expiries;
+    IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
+        held := '{}';
+        pids := '{}';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.look_out(bigint, bigint) IS 'Which sessions'' locks are held, for two clients that watch them. See lookout.sql.';
+
+-- Functions, not the view pg_stat_database, which would read all of them.
+CREATE OR REPLACE FUNCTION pgleases.session_ends(OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    SELECT pg_stat_get_db_sessions_abandoned(d.oid), pg_stat_get_db_sessions_killed(d.oid), pg_stat_get_db_sessions_fatal(d.oid),
+           coalesce((extract(epoch FROM pg_stat_get_db_stat_reset_time(d.oid)) * 1000000)::bigint, 0)
+    FROM pg_database AS d WHERE d.datname = current_database()
+    INTO abandoned, killed, fatal, reset;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this database were abandoned by their clients, killed, and ended by a fatal error, since a reset.';
+
+-- A lock is free before its session's end is counted. Whoever is not among the server's processes any more has been counted. So the lock comes
+-- first, then the process, then the counters: as many sessions were abandoned as there are to be evicted, and none has
+-- ended in another way.
+--
+-- Who is dead is made to have expired long ago; evict does the rest. This row of the server keeps all other evictions from the sessions. The
+-- notification has the next two clients look out.
+CREATE OR REPLACE FUNCTION pgleases.evict_ended(
+    sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
+    timeline bigint, started bigint, mark bigint, lock_ms int, channel pg_catalog.text,
+    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT plan_due_in bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
+DECLARE
+    dead bigint[] := '{}';
+    r record;
+BEGIN
+    PERFORM pgleases.settings(true, $12);
+    evicted := '{}';
+    asked := '{}';
+    plan_due_in := 0;
+    PERFORM FROM pgleases.server AS s
+    WHERE s.timeline = $9 AND pgleases.timeline() = $9
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10
+      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $11
+    FOR UPDATE OF s SKIP LOCKED; -- another client evicts
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR r IN
+        SELECT p.session, p.presence, e.pid
+        FROM unnest($1, $2, $3, $4) AS e (session, presence, pid, expiry)
+        JOIN pgleases.clients AS c ON c.session = e.session
+        JOIN pgleases.presences AS p ON p.session = e.session
+        WHERE p.presence = e.presence AND (extract(epoch FROM c.expires_at) * 1000000)::bigint = e.expiry
+        ORDER BY p.session
+        FOR UPDATE OF c, p SKIP LOCKED -- a locked session renews itself, or has another connection
+    LOOP
+        IF pg_try_advisory_xact_lock_shared(r.presence) AND NOT EXISTS (SELECT FROM pg_stat_activity AS a WHERE a.pid = r.pid) THEN
+            dead := dead || r.session;
+        END IF;
+    END LOOP;
+    PERFORM FROM pgleases.session_ends() AS s
+    WHERE s.abandoned - $5 >= cardinality(dead) AND s.killed = $6 AND s.fatal = $7 AND s.reset = $8;
+    IF NOT FOUND OR cardinality(dead) = 0 THEN
+        RETURN;
+    END IF;
+    UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (dead);
+    UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
+    SELECT e.evicted, e.asked, e.plan_due_in
+    FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, $9, $10, $11, $12) AS e
+    INTO evicted, asked, plan_due_in;
+    IF $13 <> '' THEN
+        PERFORM pg_notify($13, string_agg(n.session::text, ','))
+        FROM (SELECT p.session FROM pgleases.presences AS p JOIN pgleases.clients AS c ON c.session = p.session
+              ORDER BY p.session LIMIT 2) AS n
+        HAVING count(*) > 0;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text) IS 'Removes sessions whose connection their client has left behind, as a process does that dies. See evictended.sql.';
+
+-- From here to apply they are functions for their plans, which the server keeps for each connection: to plan them anew cost more
+-- than to carry out what is usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
+-- So rows are looked up by their key or their address (ctid), and the planner has no choice: it does not join in another way what
+-- stands in LATERAL with OFFSET 0 or FOR UPDATE, and does not read a whole table (enable_seqscan). What is compared with many members
+-- is compared by hash, as every IN is that is no condition of WHERE. For nulls such an IN is slow, so they are kept from it.
+
+CREATE OR REPLACE FUNCTION pgleases.read(
+    session bigint, leases pg_catalog.text[],
+    OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT settled bigint, OUT era bigint,
+    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+BEGIN
+    RETURN QUERY
+    SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+           s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}')
+    FROM pgleases.server AS s, pgleases.leases AS l
+    LEFT JOIN (
+        SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
+               array_agg(p.target IS DISTINCT FROM p.owner) AS moving
+        FROM (SELECT p.lease, p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
+              WHERE p.owner = $1 AND (p.lease = ANY ($2)) IS TRUE -- IS TRUE: by the index on owner
+              ORDER BY p.lease, p.partition) AS p
+        GROUP BY p.lease
+    ) AS o ON o.lease = l.name
+    WHERE l.name = ANY ($2);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.read(bigint, pg_catalog.text[]) IS 'What a session owns. See read.sql.';
+
+-- Releases of several owners run side by side: none waits for another's flush. So a release that changes nothing but owners holds the
+-- row of the lease in the weakest mode, and does not write to it: announce does, in a transaction that waits for no flush. FOR KEY
+-- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
+CREATE OR REPLACE FUNCTION pgleases.release(
+    session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], heirs bigint[],
+    leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int,
+    OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
+    OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
+    as_planned text[]; -- leases to leave that are as the plan of the heirs read them
+    first bigint;
+    present bigint; -- the era
+    drained text[] := '{}';
+    alive boolean;
+    due text[]; -- leases for which a plan is due
+BEGIN
+    PERFORM pgleases.settings(true, $10);
+    IF cardinality($8) > 0 THEN
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    ELSE
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
+    END IF;
+    PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this is committed
+    alive := FOUND;
+    IF alive THEN
+        SELECT s.era, pgleases.first_epoch(s.era) INTO present, first
+        FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline(); -- the server is settled
+    END IF;
+    as_planned := ARRAY(SELECT l.name FROM unnest($6, $7) AS g (lease, generation)
+                        JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
+
+    WITH taken AS MATERIALIZED (
+        SELECT p.place, p.lease, b.epoch >> 32 < present AND NOT (p.lease = ANY ($6)) AS renewed,
+               CASE WHEN b.heir <> 0 AND p.lease = ANY (as_planned) THEN b.heir ELSE p.target END AS target
+        FROM (SELECT * FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, heir) ORDER BY lease, partition) AS b
+        CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: by the key is faster
+            SELECT p.ctid AS place, p.lease, p.target
+            FROM pgleases.partitions AS p
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+            FOR UPDATE SKIP LOCKED -- a guarded transaction has the others
+        ) AS p
+        WHERE present IS NOT NULL
+    ), heirs AS MATERIALIZED ( -- those that are living members
+        SELECT n.lease, n.session, c.id
+        FROM (SELECT DISTINCT k.lease, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
+        CROSS JOIN LATERAL (
+            SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+            WHERE m.lease = n.lease AND m.session = n.session
+            OFFSET 0
+        ) AS c
+        WHERE NOT (n.session = $1 AND n.lease = ANY ($6))
+    ), released AS (
+        UPDATE pgleases.partitions AS p
+        SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
+            epoch = greatest(p.epoch + 1, first),
+            owner_id = coalesce(h.id, p.owner_id),
+            home_id = CASE WHEN h.id = p.home_id THEN NULL
+                           WHEN h.id <> p.owner_id
+                            AND (p.lease = ANY ($6)
+                                 OR p.lease IN (SELECT own.lease FROM pgleases.members AS own WHERE own.session = $1 AND own.weight = 0))
+                           THEN p.owner_id
+                           ELSE p.home_id END,
+            owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
+            asked_at = CASE WHEN CASE WHEN k.renewed THEN k.target ELSE h.session END IS DISTINCT FROM h.session THEN p.asked_at END
+        FROM taken AS k
+        LEFT JOIN heirs AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
+        WHERE p.ctid = k.place
+        RETURNING p.lease, p.partition, p.owner, p.epoch
+    )
+    SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
+           coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL), '{}')
+    FROM (SELECT * FROM released ORDER BY lease, partition) AS r
+    INTO released_leases, released_partitions, owners, new_epochs, due;
+
+    busy_leases := '{}';
+    busy_partitions := '{}';
+    IF alive AND cardinality(released_partitions) < cardinality($3) THEN
+        SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
+        FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
+        CROSS JOIN LATERAL (
+            SELECT FROM pgleases.partitions AS p
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+        ) AS p
+        INTO busy_leases, busy_partitions;
+    END IF;
+
+    left_leases := '{}';
+    asking := '{}';
+    IF cardinality($8) > 0 THEN
+        WITH rest AS MATERIALIZED ( -- still owned in leases to leave
+            SELECT DISTINCT p.lease FROM pgleases.partitions AS p
+            WHERE p.owner = $1 AND (p.lease = ANY ($8)) IS TRUE
+        ), gone AS (
+            DELETE FROM pgleases.members AS m
+            WHERE m.session = $1 AND m.lease = ANY ($8) AND m.lease NOT IN (SELECT lease FROM rest) AND m.join_number <= $9
+            RETURNING m.lease
+        ), drained AS (
+            UPDATE pgleases.members AS m SET weight = 0
+            WHERE m.session = $1 AND m.lease IN (SELECT lease FROM rest) AND m.weight <> 0 AND m.join_number <= $9
+            RETURNING m.lease
+        )
+        SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
+               coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
+        INTO left_leases, drained;
+        -- A plan is due, unless what was released went where the plan without this session has it.
+        due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+    ELSIF cardinality(due) > 0 THEN -- by name, as the lock held until here lets others change them
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
+    END IF;
+    IF cardinality(due) + cardinality(left_leases) + cardinality(drained) > 0 THEN
+        WITH changed AS (
+            UPDATE pgleases.leases AS l
+            SET generation = l.generation + 1,
+                next_check_at = CASE WHEN l.name = ANY (due) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
+                                     THEN least(l.next_check_at, clock_timestamp())
+                                     ELSE l.next_check_at END
+            WHERE l.name = ANY (due) OR l.name = ANY (left_leases) OR l.name = ANY (drained)
+            RETURNING l.name, l.next_check_at
+        )
+        SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
+        INTO asking;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int) IS 'Gives up partitions, and leaves leases. See release.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(false, $3);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY ($1) ORDER BY l.name FOR NO KEY UPDATE;
+    UPDATE pgleases.leases AS l SET generation = l.generation + 1 WHERE l.name = ANY ($1);
+    IF $4 <> '' AND cardinality($2) > 0 THEN
+        PERFORM pg_notify($4, CASE WHEN cardinality($2) > 100 THEN 'all' ELSE array_to_string($2, ',') END);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.plan(
+    leases pg_catalog.text[], alone boolean,
+    OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
+    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
+    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- all of it reads one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+SET work_mem = '64MB' -- for 65,536 partitions: less is written to a file
+AS $pgleases_body$
+DECLARE
+    related text[] := $1;
+BEGIN
+    IF NOT $2 THEN
+        related := $1 || ARRAY(
+            SELECT DISTINCT other.lease -- each session once, as many leases may be named that it is a member of
+            FROM (SELECT DISTINCT m.session FROM pgleases.members AS m WHERE m.lease = ANY ($1)) AS m
+            CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
+    END IF;
+    RETURN QUERY
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights,
+           h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
+    FROM pgleases.leases AS l
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
+               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight
+              FROM pgleases.members AS m
+              CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+              WHERE m.lease = l.name
+              ORDER BY c.id, c.incarnation, m.session) AS a
+    ) AS m
+    CROSS JOIN LATERAL (
+        SELECT coalesce(array_agg(coalesce(p.owner, 0)), '{}') AS owners, coalesce(array_agg(coalesce(p.target, 0)), '{}') AS targets,
+               coalesce(array_agg(coalesce(p.owner_id, '')), '{}') AS owner_ids, coalesce(array_agg(coalesce(p.home_id, '')), '{}') AS home_ids,
+               coalesce(string_agg(array_to_string(p.numbers, ','), ';'), '') AS numbers
+        FROM (SELECT p.owner, p.target, p.owner_id, p.home_id, array_agg(p.partition) AS numbers
+              FROM pgleases.partitions AS p
+              WHERE p.lease = l.name
+              GROUP BY p.owner, p.target, p.owner_id, p.home_id) AS p
+    ) AS h
+    WHERE l.name = ANY (related) AND l.partitions > 0
+    ORDER BY l.name;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What a plan needs to know of leases. See plan.sql.';
+
+-- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
+-- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
+-- does not change from there on; a fence may raise its epoch.
+CREATE OR REPLACE FUNCTION pgleases.apply(
+    names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
+    leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
+    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    heir_ids text[];
+    unchanged int;
+    lowest bigint; -- epoch
+    late text[] := '{}';
+    concerned bigint[] := '{}'; -- sessions to notify
+BEGIN
+    PERFORM pgleases.settings(true, $9);
+    applied := false;
+    asked := 0;
+    given := 0;
+    left_over := 0;
+    moved := '{}';
+    PERFORM FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
+    CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l;
+    GET DIAGNOSTICS unchanged = ROW_COUNT;
+    SELECT pgleases.first_epoch(s.era) INTO lowest FROM pgleases.server AS s
+    WHERE s.timeline = pgleases.timeline() AND unchanged = cardinality($1);
+    IF NOT FOUND THEN -- a lease has changed, or the server is not settled
+        RETURN;
+    END IF;
+    applied := true;
+    IF cardinality($8) > 0 THEN
+        heir_ids := ARRAY( -- null: no living member
+            SELECT c.id
+            FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
+            LEFT JOIN LATERAL (
+                SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                WHERE m.lease = h.lease AND m.session = h.session
+                OFFSET 0
+            ) AS c ON true
+            ORDER BY h.number);
+        WITH living AS MATERIALIZED (
+            SELECT m.lease, m.session, m.weight, c.id
+            FROM pgleases.members AS m
+            CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+            WHERE m.lease = ANY ($1)
+        ), moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
+            SELECT p.place, p.lease, p.owner, p.epoch, nullif($4[p.heir], 0) AS target, heir_ids[p.heir] AS target_id,
+                   p.owner IS NOT NULL AND (p.lease, p.owner) IN (SELECT a.lease, a.session FROM living AS a) AS kept
+            FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS heir
+                  FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
+                        FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
+                  CROSS JOIN LATERAL (
+                      SELECT p.ctid AS place, p.lease, p.partition, p.owner, p.epoch FROM pgleases.partitions AS p
+                      WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
+                      OFFSET 0
+                  ) AS p
+                  WHERE r.lease = ANY ($1)) AS p
+            WHERE p.heir > 0 AND ($4[p.heir] = 0 OR heir_ids[p.heir] IS NOT NULL)
+        ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
+            UPDATE pgleases.partitions AS p
+            SET target = m.target,
+                asked_at = CASE WHEN m.target IS DISTINCT FROM p.owner THEN clock_timestamp() END
+            FROM moves AS m
+            WHERE m.kept AND p.ctid = m.place
+            RETURNING p.lease, p.owner
+        ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
+            SELECT p.place, m.target, m.target_id
+            FROM moves AS m
+            CROSS JOIN LATERAL (
+                SELECT p.ctid AS place FROM pgleases.partitions AS p
+                WHERE p.ctid = m.place AND p.owner IS NOT DISTINCT FROM m.owner AND p.epoch = m.epoch -- also once it is locked
+                FOR UPDATE SKIP LOCKED
+            ) AS p
+            WHERE NOT m.kept
+        ), given AS (
+            UPDATE pgleases.partitions AS p
+            SET owner = f.target, target = f.target,
+                epoch = greatest(p.epoch + 1, lowest),
+                owner_id = coalesce(f.target_id, p.owner_id),
+                home_id = CASE WHEN f.target_id = p.home_id THEN NULL
+                               WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
+                                AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
+                                     SELECT a.lease, a.id FROM living AS a WHERE a.weight > 0))
+                               THEN p.owner_id
+                               ELSE p.home_id END,
+                owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
+                asked_at = NULL
+            FROM free AS f
+            WHERE p.ctid = f.place
+            RETURNING p.lease, p.owner
+        ), done AS MATERIALIZED (
+            SELECT d.lease, d.owner, count(*) FILTER (WHERE d.kept) AS asked, count(*) FILTER (WHERE NOT d.kept) AS given
+            FROM (SELECT a.lease, a.owner, true AS kept FROM asked AS a
+                  UNION ALL SELECT g.lease, g.owner, false FROM given AS g) AS d
+            GROUP BY d.lease, d.owner
+        ), counts AS MATERIALIZED (
+            SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(sum(d.given), 0) AS given,
+                   (SELECT count(*) FROM moves) - coalesce(sum(d.asked + d.given), 0) AS left_over
+            FROM done AS d
+        )
+        SELECT c.asked, c.given, c.left_over,
+               ARRAY(SELECT DISTINCT d.lease FROM done AS d),
+               CASE WHEN c.left_over > 0 THEN
+                   ARRAY(SELECT m.lease FROM moves AS m GROUP BY m.lease
+                         HAVING count(*) > (SELECT coalesce(sum(d.asked + d.given), 0) FROM done AS d WHERE d.lease = m.lease))
+               END,
+               ARRAY(SELECT DISTINCT d.owner FROM done AS d WHERE d.owner IS NOT NULL)
+        FROM counts AS c
+        INTO asked, given, left_over, moved, late, concerned;
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
+        planned_at = clock_timestamp(),
+        next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
+                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() + interval '50 milliseconds'
+                             ELSE 'infinity' END
+    WHERE l.name = ANY ($1);
+    IF $11 <> '' AND cardinality(concerned) > 0 THEN
+        PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
+LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
+    SELECT ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
+                  pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
+
+-- The row lock is the fence: without it a former owner would pass while the take-over is not committed. It lasts to the
+-- caller's commit, and a take-over passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
+-- take-over finds the new epoch, and is refused.
+--
+-- An evicted owner is refused even before a take-over. So is an epoch of an era before the present one: its owner has to renew
+-- the ownership first.
+CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.partitions AS p
+    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
+      AND $3 >> 32 >= (SELECT s.era FROM pgleases.server AS s)
+    FOR KEY SHARE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
+            USING ERRCODE = 'PL001',
+                  HINT = 'It has or had another owner since, or a failover ended the epoch. Roll back and leave the work to the owner.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
+
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(name pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    living text;
+BEGIN
+    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE; -- joins wait
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+    END IF;
+    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    IF living IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
+            USING ERRCODE = 'object_in_use', HINT = 'Close them, or have them leave, first. One that crashed is gone after its TTL, once another client runs.';
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
+    WHERE l.name = $1;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
+    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
+
+-- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
+-- tables do not know of has lost its trust.
+CREATE OR REPLACE FUNCTION pgleases.new_era() RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.server SET timeline = -1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
+
+-- From here to guard_lock: the named locks.
+--
+-- Whoever changes the rows of a name holds the name's mutex, an advisory lock, to the end of the transaction; whoever only looks does not
+-- wait for one. A statement that waited for it has a snapshot of before. So these functions are in PL/pgSQL, where each statement
+-- after it has a snapshot of its own, and refuse a transaction that has one snapshot for all.
+--
+-- A session is dead when it has no row in clients, and by nothing else: only an eviction decides that. Rows of the dead are locked
+-- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
+--
+-- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort), nor all of
+-- clients or identities for a join or an EXISTS (a subquery of one value, or OFFSET 0). What that makes expensive to the planner's eye must not be compiled (jit).
+--
+-- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
+-- set as little as they can. All that is rarer is left to lock_queue and lock_turn.
+
+-- Each schema has its own. Plain SQL becomes a part of the plans that call it.
+CREATE OR REPLACE FUNCTION pgleases.lock_mutex(name pg_catalog.text) RETURNS bigint
+LANGUAGE sql STABLE AS $pgleases_body$
+    SELECT pg_catalog.hashtextextended($1, 'pgleases.server'::pg_catalog.regclass::bigint)
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock under which the rows of a lock''s name are changed. Two names may have one: they then wait for each other''s commits.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_settings(lock_ms int) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
+        RAISE EXCEPTION 'a transaction that is % cannot change locks', upper(current_setting('transaction_isolation'))
+            USING ERRCODE = 'PL003', HINT = 'Begin it with SET TRANSACTION ISOLATION LEVEL READ COMMITTED.';
+    END IF;
+    RETURN pgleases.settings(true, $1);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_settings(int) IS 'Settings of a statement that changes locks: durable, and how many milliseconds it waits for a lock. Raises PL003 in a transaction in which a statement would not see what was committed before it.';
+
+-- A start and a mark are of one run on one timeline: a promotion empties server_mark. The timeline is compared all the same, where it costs nothing.
+CREATE OR REPLACE FUNCTION pgleases.lock_same_run(timeline bigint, started bigint, mark bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN pgleases.timeline() = $1
+       AND pg_postmaster_start_time() = to_timestamp($2::double precision / 1000000)
+       AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark = $3);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_same_run(bigint, bigint, bigint) IS 'Whether this is the run of the server that the caller''s last heartbeat told. The application''s connections may lead to another server than the client''s own.';
+
+-- The caller has the mutex. Rows that hold the lock come before rows that wait. It drops the dead that it meets, and goes on until the first
+-- that may not follow: so its cost does not depend on how many wait. Where the server is not settled, nothing is granted.
+CREATE OR REPLACE FUNCTION pgleases.lock_turn(name pg_catalog.text, timeline bigint, notify boolean) RETURNS void
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    present bigint; -- the era
+    held boolean := false;
+    r record;
+BEGIN
+    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $2;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    FOR r IN SELECT l.ticket, l.session, l.nonce, l.shared, l.token FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LOOP
+        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN
+            DELETE FROM pgleases.locks AS l
+            WHERE l.name = $1 AND l.ticket = ANY (ARRAY(
+                SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = $1 AND d.ticket = r.ticket FOR UPDATE SKIP LOCKED));
+            CONTINUE WHEN FOUND;
+            EXIT WHEN r.token IS NULL;
+        ELSIF r.token IS NULL THEN
+            EXIT WHEN held AND NOT r.shared;
+            UPDATE pgleases.locks AS l
+            SET token = (present << 32) + nextval('pgleases.lock_tokens'), since = clock_timestamp()
+            WHERE l.name = $1 AND l.ticket = r.ticket;
+            IF $3 THEN
+                PERFORM pg_notify('pgleases_lock_' || r.session, r.nonce::text);
+            END IF;
+        END IF;
+        held := true;
+        EXIT WHEN NOT r.shared;
+    END LOOP;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_turn(pg_catalog.text, bigint, boolean) IS 'Gives a lock to those who may have it now, in the order in which they came.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_acquire(
+    name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
+RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    token bigint;
+    unused boolean;
+BEGIN
+    IF pg_catalog.set_config('lock_timeout', $10::pg_catalog.text, true) IS NULL -- it is not
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+        unused := pgleases.lock_settings($10);
+    END IF;
+    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    INSERT INTO pgleases.locks AS n (name, ticket, session, nonce, shared, token, since)
+    SELECT $1, 1::bigint, $2, $3, $4, (s.era OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.+) pg_catalog.nextval('pgleases.lock_tokens'),
+           pg_catalog.clock_timestamp()
+    FROM pgleases.server AS s
+    WHERE s.timeline OPERATOR(pg_catalog.=) $7
+      AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($8::double precision OPERATOR(pg_catalog./) 1000000)
+      AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $9)
+      AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
+      AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.name OPERATOR(pg_catalog.=) $1)
+      AND EXISTS (SELECT FROM pgleases.clients AS c
+                  WHERE c.session OPERATOR(pg_catalog.=) $2
+                    AND coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0)
+                        OPERATOR(pg_catalog.<=) c.incarnation)
+    RETURNING n.token INTO token;
+    IF token IS NULL THEN
+        RETURN pgleases.lock_queue($1, $2, $3, $4, $5, $6, $7, $8, $9, $11);
+    END IF;
+    RETURN ARRAY['granted'::pg_catalog.text, token::pg_catalog.text];
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean) IS 'Takes a lock, or a place in its queue. See lockacquire.sql.';
+
+-- What is no acquisition of a lock that is free. The caller has the mutex.
+CREATE OR REPLACE FUNCTION pgleases.lock_queue(
+    name pg_catalog.text, session bigint, nonce bigint, shared boolean, waits boolean, latest bigint,
+    timeline bigint, started bigint, mark bigint, notify boolean)
+RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    present bigint; -- the era
+    place bigint;
+    token bigint;
+BEGIN
+    IF NOT pgleases.lock_same_run($7, $8, $9) THEN
+        RETURN ARRAY['elsewhere', pgleases.timeline()::text, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text,
+                     coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0)::text];
+    END IF;
+    SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $7;
+    IF NOT FOUND THEN
+        RETURN '{unsettled}';
+    END IF;
+    IF clock_timestamp() > to_timestamp($6::double precision / 1000000) THEN
+        RETURN '{late}';
+    END IF;
+    PERFORM FROM pgleases.clients AS c
+    WHERE c.session = $2
+      AND coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = c.id), 0) <= c.incarnation;
+    IF NOT FOUND THEN
+        RETURN '{gone}';
+    END IF;
+    -- The dead go first, and whose turn it is gets it.
+    PERFORM pgleases.lock_turn($1, $7, $10);
+    SELECT l.token, l.ticket INTO token, place FROM pgleases.locks AS l
+    WHERE l.session = $2 AND l.nonce = $3 AND l.name = $1; -- once more, after a lost answer
+    IF FOUND THEN
+        RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
+    END IF;
+    SELECT coalesce(max(l.ticket), 0) + 1 INTO place FROM pgleases.locks AS l WHERE l.name = $1;
+    PERFORM FROM pgleases.locks AS l WHERE l.name = $1 AND (l.token IS NULL OR NOT l.shared OR NOT $4) LIMIT 1;
+    IF FOUND AND NOT $5 THEN
+        RETURN coalesce((SELECT ARRAY['held', c.id, c.host, c.pid::text,
+                                      (extract(epoch FROM l.since) * 1000000)::bigint::text, (extract(epoch FROM c.expires_at) * 1000000)::bigint::text]
+                         FROM (SELECT l.session, l.since FROM pgleases.locks AS l WHERE l.name = $1 ORDER BY l.ticket LIMIT 1) AS l
+                         CROSS JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c),
+                        '{held,"","",0,0,0}');
+    END IF;
+    IF NOT FOUND THEN
+        token := (present << 32) + nextval('pgleases.lock_tokens');
+    END IF;
+    INSERT INTO pgleases.locks (name, ticket, session, nonce, shared, token, since)
+    VALUES ($1, place, $2, $3, $4, token, clock_timestamp());
+    RETURN CASE WHEN token IS NULL THEN '{waits}' ELSE ARRAY['granted', token::text] END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire: where somebody has or awaits the lock, or it cannot be taken.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_release(
+    name pg_catalog.text, session bigint, nonce bigint, latest bigint,
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
+RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    others boolean; -- hold or await it; null: nothing was deleted
+    unused boolean;
+BEGIN
+    IF pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true) IS NULL -- it is not
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
+       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+        unused := pgleases.lock_settings($8);
+    END IF;
+    unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex($1)) IS NULL;
+    DELETE FROM pgleases.locks AS l
+    WHERE l.ctid OPERATOR(pg_catalog.=) ANY (ARRAY(
+            SELECT d.ctid FROM pgleases.locks AS d
+            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1
+            FOR UPDATE SKIP LOCKED)) -- a guarded transaction has the others
+      AND pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($6::double precision OPERATOR(pg_catalog./) 1000000)
+      AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $7)
+    RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) $1 AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
+    INTO others;
+    IF others THEN
+        PERFORM pgleases.lock_turn($1, $5, $9);
+    ELSIF others IS NULL AND NOT pgleases.lock_same_run($5, $6, $7) THEN
+        RETURN 'elsewhere';
+    ELSIF others IS NULL THEN
+        PERFORM FROM pgleases.locks AS l WHERE l.session OPERATOR(pg_catalog.=) $2 AND l.nonce OPERATOR(pg_catalog.=) $3;
+        IF FOUND OR pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($4::double precision OPERATOR(pg_catalog./) 1000000) THEN
+            RETURN 'busy';
+        END IF;
+        RETURN 'absent';
+    END IF;
+    RETURN 'released';
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_release(pg_catalog.text, bigint, bigint, bigint, bigint, bigint, bigint, int, boolean) IS 'Gives up a lock, or a place in its queue. See lockrelease.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_releases(
+    session bigint, names pg_catalog.text[], nonces bigint[], latest bigint[],
+    timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean,
+    OUT same_run boolean, OUT released bigint[], OUT absent bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    r record;
+BEGIN
+    same_run := true;
+    released := '{}';
+    absent := '{}';
+    -- In one order, so that two that release several names do not wait for each other.
+    FOR r IN SELECT g.name, g.nonce, g.latest FROM unnest($2, $3, $4) AS g (name, nonce, latest)
+             ORDER BY pgleases.lock_mutex(g.name), g.name, g.nonce LOOP
+        CASE pgleases.lock_release(r.name, $1, r.nonce, r.latest, $5, $6, $7, $8, $9)
+            WHEN 'released' THEN released := released || r.nonce;
+            WHEN 'absent' THEN absent := absent || r.nonce;
+            WHEN 'elsewhere' THEN same_run := false;
+            ELSE -- busy
+        END CASE;
+    END LOOP;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean) IS 'Gives up locks, and places in their queues. See lockreleases.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_look(
+    session bigint, nonces bigint[], everything boolean, lock_ms int, notify boolean,
+    OUT timeline bigint, OUT started bigint, OUT found_names pg_catalog.text[], OUT found_nonces bigint[], OUT tokens bigint[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    n text;
+BEGIN
+    PERFORM pgleases.lock_settings($4);
+    timeline := pgleases.timeline();
+    started := (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint;
+    -- Names of which nobody holds the lock, or readers alone while a reader is next, or in whose queue somebody before the last of these has
+    -- died. Usually a release or a sweep has seen to it. Who has the mutex sees to it too, or the next look does: so this waits for nobody.
+    FOR n IN
+        SELECT w.name
+        FROM (
+            SELECT l.name, max(l.ticket) AS last -- once for each name: thousands may await one
+            FROM unnest($2) AS a (nonce) -- one by one: else all of the session's are read
+            CROSS JOIN LATERAL (
+                SELECT l.name, l.ticket FROM pgleases.locks AS l
+                WHERE l.session = $1 AND l.nonce = a.nonce AND l.token IS NULL
+                OFFSET 0) AS l
+            GROUP BY l.name) AS w
+        WHERE (SELECT h.ticket FROM pgleases.locks AS h WHERE h.name = w.name AND h.token IS NOT NULL ORDER BY h.ticket LIMIT 1) IS NULL
+           OR (SELECT h.shared FROM pgleases.locks AS h WHERE h.name = w.name ORDER BY h.ticket LIMIT 1)
+              AND (SELECT q.shared FROM pgleases.locks AS q WHERE q.name = w.name AND q.token IS NULL ORDER BY q.ticket LIMIT 1)
+           OR EXISTS (SELECT FROM pgleases.locks AS b
+                      WHERE b.name = w.name AND b.ticket < w.last
+                        AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = b.session) IS NULL)
+        ORDER BY w.name
+        LIMIT 1000 -- the server has room for a few thousand mutexes; the next look, or a sweep, sees to more
+    LOOP
+        IF pg_try_advisory_xact_lock(pgleases.lock_mutex(n)) THEN
+            PERFORM pgleases.lock_turn(n, timeline, $5);
+        END IF;
+    END LOOP;
+    IF $3 THEN
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.nonce), '{}'), coalesce(array_agg(coalesce(l.token, 0)), '{}')
+        FROM pgleases.locks AS l
+        WHERE l.session = $1
+        INTO found_names, found_nonces, tokens;
+    ELSE
+        SELECT coalesce(array_agg(l.name), '{}'), coalesce(array_agg(l.nonce), '{}'), coalesce(array_agg(coalesce(l.token, 0)), '{}')
+        FROM unnest($2) AS a (nonce)
+        CROSS JOIN LATERAL (
+            SELECT l.name, l.nonce, l.token FROM pgleases.locks AS l
+            WHERE l.session = $1 AND l.nonce = a.nonce
+            OFFSET 0) AS l
+        INTO found_names, found_nonces, tokens;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_look(bigint, bigint[], boolean, int, boolean) IS 'What has become of a session''s acquisitions. See locklook.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_sweep(most int, lock_ms int, notify boolean) RETURNS boolean
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    dead bigint[];
+    n text;
+BEGIN
+    PERFORM pgleases.lock_settings($2);
+    dead := ARRAY( -- from each session to the next by the index, as one session may have a thousand rows
+        WITH RECURSIVE sessions AS (
+            SELECT (SELECT l.session FROM pgleases.locks AS l ORDER BY l.session LIMIT 1) AS session
+            UNION ALL
+            SELECT (SELECT l.session FROM pgleases.locks AS l WHERE l.session > s.session ORDER BY l.session LIMIT 1)
+            FROM sessions AS s WHERE s.session IS NOT NULL
+        )
+        SELECT s.session FROM sessions AS s
+        WHERE s.session IS NOT NULL
+          AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = s.session) IS NULL);
+    IF cardinality(dead) = 0 THEN
+        RETURN true;
+    END IF;
+    FOR n IN
+        SELECT DISTINCT d.name
+        FROM (SELECT l.name FROM pgleases.locks AS l WHERE l.session = ANY (dead) LIMIT $1) AS d
+        ORDER BY d.name
+    LOOP
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(pgleases.lock_mutex(n)); -- a later sweep
+        DELETE FROM pgleases.locks AS l
+        WHERE l.name = n AND l.ticket = ANY (ARRAY(
+            SELECT d.ticket FROM pgleases.locks AS d WHERE d.name = n AND d.session = ANY (dead) FOR UPDATE SKIP LOCKED));
+        PERFORM FROM pgleases.locks AS l WHERE l.name = n LIMIT 1;
+        IF FOUND THEN
+            PERFORM pgleases.lock_turn(n, pgleases.timeline(), $3);
+        END IF;
+    END LOOP;
+    RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (dead));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_sweep(int, int, boolean) IS 'Removes what the dead hold or await. See locksweep.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.lock_list(
+    prefix pg_catalog.text, after pg_catalog.text, most int,
+    OUT name pg_catalog.text, OUT shared boolean, OUT waiting int,
+    OUT ids pg_catalog.text[], OUT hosts pg_catalog.text[], OUT pids int[], OUT tokens bigint[], OUT since bigint[],
+    OUT silent bigint[], OUT lives bigint[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+AS $pgleases_body$
+DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    RETURN QUERY
+    WITH RECURSIVE names AS ( -- from each name to the next by the index, as thousands may await one
+        SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name >= $1 AND l.name > $2 ORDER BY l.name LIMIT 1) AS name, 1 AS n
+        UNION ALL
+        SELECT (SELECT l.name FROM pgleases.locks AS l WHERE l.name > s.name ORDER BY l.name LIMIT 1), s.n + 1
+        FROM names AS s WHERE starts_with(s.name, $1) AND s.n < $3
+    )
+    SELECT n.name, h.shared, (SELECT count(*)::int FROM pgleases.locks AS l WHERE l.name = n.name AND l.token IS NULL),
+           h.ids, h.hosts, h.pids, h.tokens, h.since, h.silent, h.lives
+    FROM names AS n
+    CROSS JOIN LATERAL (
+        SELECT coalesce(bool_or(l.shared), false) AS shared, coalesce(array_agg(coalesce(c.id, '') ORDER BY l.ticket), '{}') AS ids,
+               coalesce(array_agg(coalesce(c.host, '') ORDER BY l.ticket), '{}') AS hosts,
+               coalesce(array_agg(coalesce(c.pid, 0) ORDER BY l.ticket), '{}') AS pids,
+               coalesce(array_agg(l.token ORDER BY l.ticket), '{}') AS tokens,
+               coalesce(array_agg((extract(epoch FROM l.since) * 1000000)::bigint ORDER BY l.ticket), '{}') AS since,
+               coalesce(array_agg(coalesce((extract(epoch FROM now - (c.expires_at - c.ttl)) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS silent,
+               coalesce(array_agg(coalesce((extract(epoch FROM c.expires_at - now) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS lives
+        FROM pgleases.locks AS l
+        LEFT JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c ON true
+        WHERE l.name = n.name AND l.token IS NOT NULL
+    ) AS h
+    WHERE starts_with(n.name, $1)
+    ORDER BY n.name;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.lock_list(pg_catalog.text, pg_catalog.text, int) IS 'The locks that somebody holds or awaits. See locklist.sql.';
+
+-- As guard does for a partition.
+CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
+BEGIN
+    PERFORM FROM pgleases.locks AS l
+    WHERE l.name = $1 AND l.token = $2
+      AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = l.session) IS NOT NULL
+    FOR KEY SHARE OF l;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
+            USING ERRCODE = 'PL001',
+                  HINT = 'It was released, or its holder was declared dead. Roll back and leave the work to whoever holds it now.';
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, nobody else is given the lock until the transaction ends.';
+
+-- Version 1 named a server by the number of its timeline alone.
+DO $pgleases_body$
+BEGIN
+    IF pg_catalog.has_function_privilege('pg_catalog.pg_control_system()'::pg_catalog.text, 'execute'::pg_catalog.text) THEN
+        UPDATE pgleases.server SET timeline = pgleases.timeline()
+        WHERE timeline OPERATOR(pg_catalog.=) (pgleases.timeline() OPERATOR(pg_catalog.-)
+              (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c));
+    END IF;
+END
+$pgleases_body$;
+
+-- Last, after all tables and functions: a schema without its version counts as missing.
+INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
+VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
+INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (2, 1)
+ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -1,0 +1,24 @@
+-- heartbeat.sql: renews the session, and returns everything that may give its client something to do. One HOT-updated row, no
+-- flush of the WAL.
+--
+-- $1 bigint  session
+-- $2 int     lock timeout, milliseconds
+-- $3 double precision  the clock at the caller's last heartbeat
+-- $4 bigint  the mark then; 0: it is not known whether that was its last
+-- $5 double precision started, $6 bigint mark: the run of the server that last told leases; mark 0: they are to be told
+-- $7 xid8    seen, as that heartbeat returned it
+--
+-- One text, because columns cost the server more than what is in them: numbers with blanks between them.
+--   expiry, ttl, settled, era, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
+--   then, where it is another run or a lease has changed since: timeline, started, mark; for each lease generation, due_in, weight; and
+--   the names of these leases in the same order, as an array
+-- Of a session that is not alive it is one word and numbers: gone or copied; clock, settled, era, timeline, started, mark. Copied: it lives,
+-- but was renewed since $3 by a copy of the caller's process.
+--
+-- Times are seconds, points in time since 1970. A check for expired sessions is due at next_check; where that is more than a second
+-- after expiry, the clock stepped back, and it is due now. Where unwatched is not 0, one is due for who has watched the clock of this run of the
+-- server for so long. due_in is the time until a plan is due: 0 for now, also where the clock stepped back; negative for never.
+--
+-- A row of members that somebody deletes by hand is no change of a lease. Its client hears of it when that lease next changes, as it
+-- does where its partitions are given to others, or within a minute.
+SELECT pgleases.heartbeat($1, $2, $3, $4, $5, $6, $7) -- without casts, each of which would cost a percent

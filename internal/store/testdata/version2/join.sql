@@ -1,0 +1,64 @@
+-- join.sql: the session becomes a member of a lease, and a plan is due. Where none was begun lately, the join claims it, as claim.sql
+-- does. Else it is due 250 ms after the last one was begun and 10 us more for each partition, and not before the last join was 100 ms
+-- ago, for up to a second: so that a deployment of many processes costs few plans, and few that the next join overtakes. Makes the
+-- lease if it does not exist.
+--
+-- $1 bigint  session
+-- $2 text    lease
+-- $3 int     partitions
+-- $4 int     weight
+-- $5 bigint  number of this join, which rises with every join of the session
+-- $6 int     lock timeout, milliseconds
+--
+-- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
+-- number of partitions before this statement (0: none, dropped, or made meanwhile); whether it has claimed a plan; else microseconds
+-- until the plan is due.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+    SELECT pgleases.settings(true, $6::int) AS ok
+), alive AS MATERIALIZED (
+    SELECT c.session, clock_timestamp() AS now,
+           (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = $2::text) AS planned_before
+    FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
+), lease AS (
+    INSERT INTO pgleases.leases AS l
+        (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+    SELECT $2::text, $3::int, 1, 1, 0, alive.now + interval '100 milliseconds' + $3::int * interval '10 microseconds', alive.now
+    FROM alive
+    ON CONFLICT (name) DO UPDATE
+    SET partitions = EXCLUDED.partitions,
+        generation = l.generation + 1,
+        created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
+        (next_check_at, planned_at) = (
+            SELECT CASE WHEN NOT p.lately THEN EXCLUDED.next_check_at
+                        WHEN l.next_check_at <= p.now THEN l.next_check_at
+                        ELSE least(greatest(p.calm_at, p.now + interval '100 milliseconds'), l.planned_at + interval '1 second' + p.each) END,
+                   CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
+            FROM (SELECT c.now, c.each, c.calm_at,
+                         l.planned_at <= c.now -- else the clock stepped back
+                         AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
+                  FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
+                        FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
+    WHERE l.partitions IN (0, EXCLUDED.partitions) -- 0: dropped
+    RETURNING l.name, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
+              (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
+), client AS ( -- read again under a lock, which keeps the session: no member without one
+    SELECT c.session FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
+), made AS (
+    INSERT INTO pgleases.partitions (lease, partition, epoch)
+    SELECT lease.name, n, lease.epoch_floor
+    FROM lease, generate_series(0, $3::int - 1) AS n
+    WHERE lease.created
+), member AS (
+    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number)
+    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
+    ON CONFLICT (lease, session) DO UPDATE
+    SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
+    RETURNING 1
+)
+SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps
+            ELSE EXISTS (SELECT FROM alive) END AS alive,
+       (SELECT count(*) FROM member) > 0 AS joined,
+       coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
+       EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
+       coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000, 0)
+                 FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in

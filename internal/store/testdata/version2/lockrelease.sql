@@ -1,0 +1,14 @@
+-- lockrelease.sql: gives up a lock, or a place in its queue, on a connection of the application's; whose turn it is then gets the lock. Repeated
+-- it changes nothing. It refuses a transaction that is not READ COMMITTED (PL003).
+--
+-- $1 text    name
+-- $2 bigint  session
+-- $3 bigint  nonce of the acquisition
+-- $4 bigint  the last instant at which that may be carried out, microseconds since 1970; 0: it was
+-- $5 bigint timeline, $6 bigint started, $7 bigint mark: the run of the server that the last heartbeat told; in another nothing is done
+-- $8 int     lock timeout, milliseconds
+-- $9 boolean whether to notify whom it is granted to
+--
+-- released; absent (there is no such row, and there will be none); busy (a guarded transaction that is open has it, or it may still arrive);
+-- elsewhere (this is another server, or another run of it).
+SELECT pgleases.lock_release($1::pg_catalog.text, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, $8::int, $9::boolean)

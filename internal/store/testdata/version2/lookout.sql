@@ -1,0 +1,12 @@
+-- lookout.sql: with fast fail-over, which locks of attend.sql are held. It tells the two lowest sessions that have one, so that each client
+-- that asks knows whether it is one of the two that watch.
+--
+-- $1 bigint  session
+-- $2 bigint  digest, as the last look on this connection returned it; 0: there was none
+--
+-- One row: whether the session watches; if it does, how many sessions in this database were abandoned by their clients, killed, and ended by
+-- a fatal error, and the counters' last reset, microseconds since 1970 (0: never); the digest of the keys that are held; the keys, and
+-- the server's processes that hold them (both empty where the digest is the one given); the keys of sessions that nobody holds, with
+-- these sessions, and their expiries, microseconds since 1970.
+SELECT watches, abandoned, killed, fatal, reset, digest, held, pids, free, free_sessions, free_expiries
+FROM pgleases.look_out($1::bigint, $2::bigint)

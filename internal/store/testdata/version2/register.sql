@@ -1,0 +1,67 @@
+-- register.sql: a session begins. Repeated with the same numbers, after a lost answer, it only renews the session.
+--
+-- $1 bigint       session
+-- $2 text         client ID
+-- $3 bigint       incarnation of the client's first registration; 0: this is the first
+-- $4 bigint       number of the client: the lowest 24 bits count the clients of one program, the others are random
+-- $5 bigint       TTL, microseconds
+-- $6 text         host
+-- $7 int          process ID
+-- $8 timestamptz  when the client was opened
+-- $9 int          lock timeout, milliseconds
+--
+-- One row: the incarnation; null where a newer process has the client ID, then with that process's host, process ID and start.
+WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
+    SELECT pgleases.settings(true, $9::int) AS ok
+), identity AS (
+    INSERT INTO pgleases.identities AS i (id, incarnation, process, used_at)
+    -- The first incarnation is the clock's: a process that has been frozen since before the ID was forgotten has a lower one.
+    SELECT $2::text, CASE WHEN $3::bigint = 0 THEN extract(epoch FROM clock_timestamp())::bigint ELSE $3::bigint END,
+           $4::bigint, clock_timestamp()
+    FROM settings
+    WHERE settings.ok
+    ON CONFLICT (id) DO UPDATE
+    SET incarnation = CASE WHEN i.process = $4::bigint THEN i.incarnation
+                           WHEN $3::bigint = 0 THEN i.incarnation + 1
+                           ELSE $3::bigint END,
+        process = $4::bigint,
+        used_at = clock_timestamp()
+    -- Not a first registration that arrives after the program has given that client up and opened a newer one.
+    WHERE $3::bigint = 0 AND NOT (i.process >> 24 = $4::bigint >> 24 AND i.process > $4::bigint)
+       OR i.incarnation < $3::bigint OR i.process = $4::bigint
+    RETURNING i.incarnation
+), server AS MATERIALIZED (
+    -- Where another session has a longer TTL: an eviction that began before this session is visible may set the next check
+    -- after this session's expiry. The lock waits for such an eviction. It also delays the next one, so it is not taken where
+    -- no TTL is longer; and it is taken last, after the wait for the ID's row, which somebody may have locked for long.
+    SELECT s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond' AS late
+    FROM pgleases.server AS s
+    WHERE EXISTS (SELECT FROM identity)
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > $5::bigint * interval '1 microsecond')
+    FOR KEY SHARE OF s
+), lowered AS (
+    UPDATE pgleases.server AS s
+    SET next_check_at = least(s.next_check_at, clock_timestamp() + $5::bigint * interval '1 microsecond')
+    WHERE EXISTS (SELECT FROM identity)
+      AND (s.next_check_at > clock_timestamp() + $5::bigint * interval '1 microsecond'
+           OR EXISTS (SELECT FROM server WHERE server.late))
+    RETURNING 1
+), client AS (
+    INSERT INTO pgleases.clients AS c (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+    SELECT $1::bigint, $2::text, identity.incarnation,
+           clock_timestamp() + $5::bigint * interval '1 microsecond', $5::bigint * interval '1 microsecond',
+           $6::text, $7::int, $8::timestamptz
+    FROM identity
+    WHERE (SELECT count(*) FROM lowered) >= 0 -- always true: the session's time begins after the wait for the server's row
+    -- The incarnation is higher where the answer was lost, and another process has taken the ID before this repetition.
+    ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at, incarnation = greatest(c.incarnation, EXCLUDED.incarnation)
+    RETURNING c.incarnation
+)
+SELECT (SELECT incarnation FROM client) AS incarnation,
+       newer.host, newer.pid, newer.started_at
+FROM (VALUES (1)) AS one -- a row also where no other process has the ID
+LEFT JOIN LATERAL (
+    SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
+    WHERE c.id = $2::text AND c.session <> $1::bigint
+    ORDER BY c.incarnation DESC LIMIT 1
+) AS newer ON true

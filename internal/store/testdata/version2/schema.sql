@@ -1,0 +1,300 @@
+-- schema.sql: the tables and views, with their comments. It runs first, functions.sql after it. Idempotent: what exists stays
+-- as it is.
+--
+-- Types, operators and functions are named with their schema, pg_catalog: an operator or a type by the same name in a schema on
+-- the search_path would else take their place, whatever it does. See functions.sql.
+--
+-- Text columns collate "C": compared byte by byte, so that the database sorts names and IDs as Go does.
+
+DO $pgleases_body$
+BEGIN
+    CREATE SCHEMA IF NOT EXISTS pgleases;
+EXCEPTION WHEN insufficient_privilege THEN
+    NULL; -- a role without the right to create schemas may still fill one that was made for it
+END
+$pgleases_body$;
+
+CREATE TABLE IF NOT EXISTS pgleases.schema_version (
+    version  int NOT NULL,
+    min_code int NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS schema_version_one_row ON pgleases.schema_version ((true));
+COMMENT ON TABLE pgleases.schema_version IS 'One row: which schema this is, and which code can serve it.';
+COMMENT ON COLUMN pgleases.schema_version.version IS 'Version of these tables. Migrations only add.';
+COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can run here, by the schema version for which it was written.';
+
+-- Every heartbeat updates expires_at. No index may contain it, or the update would not be HOT. Half of every page stays free
+-- for the new row versions.
+CREATE TABLE IF NOT EXISTS pgleases.clients (
+    session     bigint PRIMARY KEY,
+    id          pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    incarnation bigint NOT NULL,
+    expires_at  pg_catalog.timestamptz NOT NULL,
+    ttl         interval NOT NULL,
+    host        pg_catalog.text NOT NULL,
+    pid         int NOT NULL,
+    started_at  pg_catalog.timestamptz NOT NULL
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
+COMMENT ON TABLE pgleases.clients IS 'The living sessions: one row for each run of a client, renewed by its heartbeat.';
+COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
+COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
+COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID: each new process draws a higher one, and only the highest may own.';
+COMMENT ON COLUMN pgleases.clients.expires_at IS 'Last heartbeat plus TTL. After it, a client that has watched the clock for a TTL may evict the session.';
+COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive without a heartbeat.';
+COMMENT ON COLUMN pgleases.clients.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
+
+CREATE TABLE IF NOT EXISTS pgleases.identities (
+    id          pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+    incarnation bigint NOT NULL,
+    process     bigint NOT NULL,
+    used_at     pg_catalog.timestamptz NOT NULL
+);
+COMMENT ON TABLE pgleases.identities IS 'The newest process under each client ID. A row whose ID had no session for a day is deleted.';
+COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
+COMMENT ON COLUMN pgleases.identities.incarnation IS 'The highest incarnation under this ID.';
+COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew the incarnation, so that its repeated registration draws no second one. The lowest 24 bits count the clients of one program; the other bits are random, and the same for the whole program.';
+COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID was last registered, ended or evicted.';
+
+CREATE TABLE IF NOT EXISTS pgleases.leases (
+    name               pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
+    partitions         int NOT NULL,
+    generation         bigint NOT NULL,
+    created_generation bigint NOT NULL,
+    epoch_floor        bigint NOT NULL,
+    next_check_at      pg_catalog.timestamptz NOT NULL,
+    planned_at         pg_catalog.timestamptz NOT NULL
+) WITH (fillfactor = 50);
+COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
+COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, which are numbered from 0; 0: the lease was dropped.';
+COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of its members, owners or targets.';
+COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was made, or made again after a drop.';
+COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
+COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
+COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
+
+CREATE TABLE IF NOT EXISTS pgleases.members (
+    lease     pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    session   bigint NOT NULL,
+    weight    int NOT NULL,
+    joined_at pg_catalog.timestamptz NOT NULL,
+    PRIMARY KEY (lease, session)
+);
+CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
+
+-- Version 2. An ALTER TABLE waits for whoever uses the table, and all who come later wait for it, heartbeats too. So it waits
+-- for 200 ms at most, then the migration fails, and is to be run again.
+DO $pgleases_body$
+DECLARE
+    wait CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
+BEGIN
+    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
+    ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
+    ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
+    PERFORM pg_catalog.set_config('lock_timeout', wait, true);
+END
+$pgleases_body$;
+COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
+COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
+COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members; 0: it shall own nothing.';
+COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
+COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership. 0: a client of version 1 joined.';
+
+-- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
+CREATE TABLE IF NOT EXISTS pgleases.partitions (
+    lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    partition   int NOT NULL,
+    owner       bigint,
+    target      bigint,
+    epoch       bigint NOT NULL,
+    owner_id    pg_catalog.text COLLATE pg_catalog."C",
+    home_id     pg_catalog.text COLLATE pg_catalog."C",
+    owned_since pg_catalog.timestamptz,
+    asked_at    pg_catalog.timestamptz,
+    PRIMARY KEY (lease, partition)
+) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner);
+COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
+COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: none.';
+COMMENT ON COLUMN pgleases.partitions.target IS 'The session that shall own it. Where that is not the owner, the owner is asked to hand over.';
+COMMENT ON COLUMN pgleases.partitions.epoch IS 'Fencing token: rises at every change of owner, and never repeats.';
+COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
+COMMENT ON COLUMN pgleases.partitions.home_id IS 'The client ID to which the partition returns: it was the owner when that client went away. Null: none, or it has returned.';
+COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
+
+CREATE TABLE IF NOT EXISTS pgleases.server (
+    timeline      bigint NOT NULL,
+    era           bigint NOT NULL,
+    next_check_at pg_catalog.timestamptz NOT NULL,
+    sessions      bigint NOT NULL DEFAULT 1,
+    settling_to   pg_catalog.timestamptz NOT NULL
+) WITH (fillfactor = 10);
+CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
+COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
+COMMENT ON COLUMN pgleases.server.timeline IS 'The settled server and timeline, as the function timeline names them. While they are others, after a promotion or in a copy, no partition changes its owner.';
+COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32, and no lower epoch passes a guard; rises when a server is settled.';
+COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
+COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
+COMMENT ON COLUMN pgleases.server.settling_to IS 'For clients of version 1 only.';
+
+-- Version 2. Not a column of server, as every open guarded transaction keeps that table from being altered. In a migration from
+-- version 1, roles get the rights on it that they have on server.
+CREATE TABLE IF NOT EXISTS pgleases.server_check (
+    unwatched interval NOT NULL
+) WITH (fillfactor = 10);
+CREATE UNIQUE INDEX IF NOT EXISTS server_check_one_row ON pgleases.server_check ((true));
+COMMENT ON TABLE pgleases.server_check IS 'One row: what the last check for expired sessions left to others.';
+COMMENT ON COLUMN pgleases.server_check.unwatched IS 'The shortest TTL of the sessions that had expired and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
+INSERT INTO pgleases.server_check (unwatched) VALUES ('0') ON CONFLICT DO NOTHING;
+
+-- Version 2. The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
+-- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.
+CREATE TABLE IF NOT EXISTS pgleases.locks (
+    name    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    ticket  bigint NOT NULL,
+    session bigint NOT NULL,
+    nonce   bigint NOT NULL,
+    shared  boolean NOT NULL,
+    token   bigint,
+    since   pg_catalog.timestamptz NOT NULL,
+    PRIMARY KEY (name, ticket)
+) WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0);
+CREATE INDEX IF NOT EXISTS locks_session ON pgleases.locks (session, nonce);
+COMMENT ON TABLE pgleases.locks IS 'The named locks: one row for each session that holds or awaits one. A name without a row is free.';
+COMMENT ON COLUMN pgleases.locks.name IS 'The lock''s name.';
+COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Who holds the lock comes before who waits.';
+COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits it; dead once it has no row in clients.';
+COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, drawn by the client.';
+COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, together with other sessions that share it.';
+COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
+COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
+
+-- Version 2. Not a column of clients, as every open guarded transaction keeps that table from being altered.
+CREATE TABLE IF NOT EXISTS pgleases.presences (
+    session  bigint PRIMARY KEY,
+    presence bigint NOT NULL
+);
+COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast fail-over. A row whose session has gone is deleted when the next client connects.';
+COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
+COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
+
+CREATE SEQUENCE IF NOT EXISTS pgleases.lock_tokens;
+COMMENT ON SEQUENCE pgleases.lock_tokens IS 'The low part of the locks'' tokens; the era is the high part.';
+
+-- Unlogged, because a crash or a promotion empties such a table: where it is empty, heartbeats may be lost, which wait for
+-- no flush. A crash of one backend changes neither the server's start time nor its timeline.
+CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.server_mark (
+    mark bigint NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS server_mark_one_row ON pgleases.server_mark ((true));
+COMMENT ON TABLE pgleases.server_mark IS 'At most one row: a random number that is gone after a crash or a promotion.';
+COMMENT ON COLUMN pgleases.server_mark.mark IS 'Drawn by the first client whose heartbeat finds none.';
+
+CREATE OR REPLACE VIEW pgleases.status AS
+SELECT p.lease,
+       p.partition,
+       CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner,
+       p.epoch,
+       p.owned_since AS since,
+       CASE WHEN (p.target OPERATOR(pg_catalog.=) p.owner) IS NOT TRUE THEN t.id END AS moving_to,
+       p.asked_at AS draining_since
+FROM pgleases.partitions AS p
+LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
+COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
+COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner; null: none.';
+COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
+COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
+COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, where that is not the owner.';
+COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to hand over.';
+
+CREATE OR REPLACE VIEW pgleases.members_status AS
+SELECT m.lease,
+       c.id AS client,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
+       (SELECT pg_catalog.count(*) FROM pgleases.partitions AS p
+        WHERE p.lease OPERATOR(pg_catalog.=) m.lease AND p.owner OPERATOR(pg_catalog.=) m.session) AS owned,
+       CASE WHEN (pg_catalog.sum(m.weight) OVER (PARTITION BY m.lease)) OPERATOR(pg_catalog.>) 0::bigint
+            THEN pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) m.weight)::numeric
+                                  OPERATOR(pg_catalog./) (pg_catalog.sum(m.weight) OVER (PARTITION BY m.lease))::numeric, 2)
+            ELSE 0 END AS share,
+       m.weight,
+       c.host,
+       c.pid,
+       c.session
+FROM pgleases.members AS m
+JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
+JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease;
+COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
+COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
+COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight.';
+COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
+COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
+
+CREATE OR REPLACE VIEW pgleases.locks_status AS
+SELECT l.name,
+       c.id AS client,
+       CASE WHEN l.token IS NULL THEN 'waits' ELSE 'holds' END AS state,
+       l.shared,
+       pg_catalog.row_number() OVER (PARTITION BY l.name ORDER BY l.ticket) AS place,
+       l.token,
+       l.since,
+       pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
+       c.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS expires_in,
+       c.host,
+       c.pid,
+       l.session
+FROM pgleases.locks AS l
+LEFT JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) l.session;
+COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that somebody holds or awaits: a row for each of them.';
+COMMENT ON COLUMN pgleases.locks_status.name IS 'The lock''s name.';
+COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID; null: it was evicted, and the row goes soon, or when a guarded transaction ends.';
+COMMENT ON COLUMN pgleases.locks_status.state IS 'holds or waits.';
+COMMENT ON COLUMN pgleases.locks_status.shared IS 'Whether it holds it, or wants it, together with others that share it.';
+COMMENT ON COLUMN pgleases.locks_status.place IS 'Its place among all that hold or await this lock, from 1.';
+COMMENT ON COLUMN pgleases.locks_status.token IS 'The fencing token of this acquisition; null: it waits.';
+COMMENT ON COLUMN pgleases.locks_status.since IS 'Since when it holds the lock, or waits.';
+COMMENT ON COLUMN pgleases.locks_status.heartbeat_age IS 'Time since its client''s last heartbeat; above the TTL it may be evicted.';
+COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may be evicted, if no heartbeat comes.';
+COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process runs.';
+COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
+COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
+
+-- In a migration from version 1, roles that run clients get the rights that grants.sql would give them: on each new relation those
+-- that they have on an old one.
+DO $pgleases_body$
+DECLARE
+    statement pg_catalog.text;
+BEGIN
+    FOR statement IN
+        SELECT pg_catalog.format('GRANT %s ON %s TO %s', CASE WHEN new.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'USAGE' ELSE acl.privilege_type END,
+                                 new.oid::pg_catalog.regclass,
+                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
+                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
+        FROM (VALUES ('server_check'::pg_catalog.name, 'server'::pg_catalog.name), ('locks', 'clients'), ('lock_tokens', 'clients'),
+                     ('presences', 'clients'), ('locks_status', 'status')) AS pair (new, old)
+        CROSS JOIN pgleases.schema_version AS v
+        JOIN pg_catalog.pg_class AS here ON here.oid OPERATOR(pg_catalog.=) v.tableoid
+        JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND new.relname OPERATOR(pg_catalog.=) pair.new
+        JOIN pg_catalog.pg_class AS old ON old.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND old.relname OPERATOR(pg_catalog.=) pair.old
+        CROSS JOIN LATERAL pg_catalog.aclexplode(old.relacl) AS acl
+        WHERE v.version OPERATOR(pg_catalog.=) 1
+          AND (new.relkind OPERATOR(pg_catalog.<>) 'S'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$pgleases_body$;
