@@ -342,7 +342,7 @@ func replan(read []store.LeasePlan) []store.Move {
 // planLeaseOf shows the planner one member per client ID, its highest incarnation, and every partition as with the client ID
 // that it is meant for. It also returns the session of each member, and the member of each living session.
 func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
-	var lease planLease
+	lease := planLease{frozen: r.Frozen}
 	var sessions []int64
 	members := make(map[string]int32, len(r.Members)) // by client ID
 	living := make(map[int64]int32, len(r.Members))   // by session
@@ -354,7 +354,11 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 			lease.members = append(lease.members, planMember{})
 			sessions = append(sessions, 0)
 		}
-		lease.members[i], sessions[i] = planMember{m.ID, m.Weight}, m.Session
+		weight := m.Weight
+		if r.Paused || m.Drained || m.Incarnation < 0 {
+			weight = 0
+		}
+		lease.members[i], sessions[i] = planMember{m.ID, weight, m.Cordoned}, m.Session
 		living[m.Session] = i
 	}
 	lease.current = make([]int32, len(r.Owners))

@@ -249,11 +249,16 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 
 	hold.Release()
 	untilOwns(t, c, 4)
-	if n := len(run("Forcing a client out")); n != 0 {
-		t.Errorf("it returned %d rows", n)
-	}
+	tells("Wishes")
+	execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
+	role := value[string](t, pool, "SELECT session_user::text")
+	tells("Wishes", "cordon worker-2 too hot maria ("+role+") infinity 4")
+	execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
+	tells("Forcing a client out", "1")
 	receive(t, "the third ends", three.Done())
 	wraps(t, "it ended with", three.Err(), pgleases.ErrSuperseded)
+	expire(t, pool, "worker-3") // others do not wait for its TTL
+	untilValue(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
 	for _, l := range []*pgleases.Lease{a, b} {
 		untilOwns(t, l, 6)
 	}
@@ -270,7 +275,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Who owns what", "reports dead 1", "reports  1")
 
 	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
-		"Dropping a lease", "A restored copy of the database", "What happened, and why", "Follow the events")
+		"Dropping a lease", "A restored copy of the database", "Wishes", "What happened, and why", "Follow the events")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)
@@ -380,7 +385,10 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		refuses(reader, "reader", "INSERT INTO "+table+" DEFAULT VALUES", "DELETE FROM "+table, "SELECT FROM "+table+" FOR KEY SHARE",
 			"TRUNCATE "+table, "DO 'BEGIN LOCK "+table+" IN ROW EXCLUSIVE MODE; END'")
 	}
-	execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC") // as it is by default
+	// As it is by default: all but the verbs of operators.
+	execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
+	revoke := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindString(readFile(t, "sql/functions.sql"))
+	execute(t, owner, revoke)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1)",
 		"SELECT pgleases.drop_lease('work')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
 	_, queries := headed(t, "docs/operations.md")

@@ -39,11 +39,13 @@ type planLease struct {
 	members []planMember // ids unique; the order changes nothing
 	current []int32      // per partition: the living member that has it, or that it is on its way to
 	home    []int32      // per partition: the member that lost it by leaving, dying or draining, until it went back. May be nil
+	frozen  bool         // what a working member has stays with it
 }
 
 type planMember struct {
-	id     string
-	weight int // 0 to 1,000; 0 owns nothing
+	id       string
+	weight   int  // 0 to 1,000; 0 owns nothing
+	cordoned bool // it keeps what it has, and gets nothing else
 }
 
 // plan returns per lease the member that each partition shall go to; -1 only where no member has a weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
@@ -51,8 +53,10 @@ func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
 	for i := range leases {
-		shares[i] = newShare(&leases[i])
 		size += len(leases[i].current)
+		if !leases[i].wished() {
+			shares[i] = newShare(&leases[i])
+		}
 	}
 	for _, group := range groupShares(shares) {
 		placeExtras(group)
@@ -61,9 +65,91 @@ func plan(leases []planLease) [][]int32 {
 	for i := range leases {
 		n := len(leases[i].current)
 		plans[i], flat = flat[:n:n], flat[n:]
-		shares[i].move(plans[i])
+		if leases[i].wished() {
+			leases[i].obey(plans[i])
+		} else {
+			shares[i].move(plans[i])
+		}
 	}
 	return plans
+}
+
+// wished reports whether what somebody has stays with it, by an operator's wish. Such a lease is planned alone.
+func (l *planLease) wished() bool {
+	return l.frozen || slices.ContainsFunc(l.members, func(m planMember) bool { return m.cordoned && m.weight > 0 })
+}
+
+// obey plans a lease with such wishes. What stays is taken out first, and the rest is shared as if there were nothing else: among those that
+// are not cordoned, or among all where all are. In a frozen lease, and where all are cordoned, the rest is what has no owner that may
+// keep it; there each partition goes home where that is below its share of the whole lease, else to the member that is furthest below.
+func (l *planLease) obey(to []int32) {
+	open := func(m planMember) bool { return m.weight > 0 && !m.cordoned }
+	closed := !slices.ContainsFunc(l.members, open)
+	rest := planLease{members: slices.Clone(l.members)}
+	for i, m := range rest.members {
+		if m.cordoned && !closed {
+			rest.members[i].weight = 0
+		}
+	}
+	copy(to, l.current)
+	var places []int // of the rest
+	for p, m := range l.current {
+		if m >= 0 && l.members[m].weight > 0 && (l.frozen || l.members[m].cordoned) {
+			continue
+		}
+		places = append(places, p)
+		rest.current = append(rest.current, m)
+		home := int32(-1)
+		if l.home != nil {
+			home = l.home[p]
+		}
+		rest.home = append(rest.home, home)
+	}
+	if l.frozen || closed {
+		rest.fill(to, places)
+		return
+	}
+	s := newShare(&rest)
+	placeExtras([]*share{&s})
+	moved := make([]int32, len(places))
+	s.move(moved)
+	for i, p := range places {
+		to[p] = moved[i]
+	}
+}
+
+// fill gives partitions of a lease, whose plan so far is in to, to working members.
+func (l *planLease) fill(to []int32, places []int) {
+	has := make([]int64, len(l.members))
+	for _, p := range places {
+		to[p] = -1
+	}
+	for _, m := range to {
+		if m >= 0 {
+			has[m]++
+		}
+	}
+	share := newShare(l)
+	working := share.working
+	for i, p := range places {
+		if h := l.home[i]; h >= 0 && has[h]*share.weights < int64(len(to))*int64(l.members[h].weight) {
+			to[p] = h
+			has[h]++
+		}
+	}
+	for _, p := range places {
+		if to[p] >= 0 || len(working) == 0 {
+			continue
+		}
+		least := working[0]
+		for _, m := range working {
+			if (has[m]+1)*int64(l.members[least].weight) < (has[least]+1)*int64(l.members[m].weight) {
+				least = m
+			}
+		}
+		to[p] = least
+		has[least]++
+	}
 }
 
 // share is what each member of one lease is due. Slices are per member unless they say otherwise.

@@ -40,6 +40,11 @@ func member(session int64, id string, incarnation int64, weight int) store.Membe
 	return store.Member{Session: session, ID: id, Incarnation: incarnation, Weight: weight}
 }
 
+func drained(m store.Member) store.Member  { m.Drained = true; return m }
+func cordoned(m store.Member) store.Member { m.Cordoned = true; return m }
+func paused(r read) read                   { r.Paused = true; return r }
+func frozen(r read) read                   { r.Frozen = true; return r }
+
 // What is planned for one lease, as "partition>session"; sessions that are no members are dead.
 func TestReplan(t *testing.T) {
 	t.Parallel()
@@ -70,6 +75,16 @@ func TestReplan(t *testing.T) {
 			leaseOf("x", 3, member(1, "a", 1, 0), member(2, "b", 1, 0)).owned(1, "a", 0).meant(0, 0), ""},
 		{"what is on its way is kept", leaseOf("x", 4, a, b).owned(1, "a", 0, 1, 2, 3).meant(2, 2, 3), ""},
 		{"what is on its way to a dead one is taken back", leaseOf("x", 2, a).owned(1, "a", 0, 1).meant(9, 1), "1>1"},
+		{"a revoked session gets nothing, and keeps nothing", leaseOf("x", 2, member(1, "a", -1, 1), b).owned(1, "a", 0), "0>2 1>2"},
+		{"the newer process of a revoked one counts", leaseOf("x", 2, member(1, "a", -1, 1), newer).owned(1, "a", 0), "0>4 1>4"},
+		{"a drained member is asked for all", leaseOf("x", 2, drained(a), b).owned(1, "a", 0, 1), "0>2 1>2"},
+		{"of a paused lease all are asked", paused(leaseOf("x", 2, a, b).owned(1, "a", 0).owned(9, "c", 1)), "0>0 1>0"},
+		{"a paused lease is not frozen", frozen(paused(leaseOf("x", 1, a).owned(1, "a", 0))), "0>0"},
+		{"of a frozen lease what has no owner moves, and what is on its way goes on",
+			frozen(leaseOf("x", 4, a, b).owned(1, "a", 0, 1, 2).meant(2, 2)), "3>2"},
+		{"a frozen lease's drained owner gives", frozen(leaseOf("x", 2, drained(a), b).owned(1, "a", 0, 1)), "0>2 1>2"},
+		{"a cordoned member keeps what it has", leaseOf("x", 4, cordoned(a), b, c).owned(1, "a", 0, 1, 2), "3>2"},
+		{"a cordoned member that is drained keeps nothing", leaseOf("x", 2, cordoned(drained(a)), b).owned(1, "a", 0, 1), "0>2 1>2"},
 		{"without members only what is owned moves", leaseOf("x", 2).owned(1, "a", 0), "0>0"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -5,7 +5,8 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
--- For applications: partition_for, guard and guard_lock. For operators: drop_lease and new_era. The others are parts of the statements beside this file.
+-- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze and their opposites, evict_client,
+-- drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
 -- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. With the
@@ -103,6 +104,7 @@ BEGIN
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
     WHERE c.session OPERATOR(pg_catalog.=) $1
       AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($3)
+      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked
     RETURNING
         pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
             (SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions) FROM pgleases.server AS s),
@@ -135,7 +137,8 @@ DECLARE
                                    coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0));
 BEGIN
     IF $2 IS NULL THEN
-        RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1) THEN 'copied' ELSE 'gone' END,
+        RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1 AND c.incarnation >= 0)
+                                      THEN 'copied' ELSE 'gone' END, -- revoked is gone, too
                                  extract(epoch FROM now), s.timeline, s.era, run)
                 FROM pgleases.server AS s);
     END IF;
@@ -333,7 +336,9 @@ BEGIN
             next_check_at = greatest(now + interval '50 milliseconds',
                 CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM affected)
                      THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
-                     ELSE coalesce(rest.expires_at, 'infinity') END)
+                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- a wish that cannot be ended now is left to the next check
+                                (SELECT CASE WHEN min(w.until) <= now THEN now + interval '100 milliseconds' ELSE min(w.until) END
+                                 FROM pgleases.wishes AS w WHERE w.until < 'infinity')) END)
         FROM rest
         RETURNING s.next_check_at, rest.unwatched
     ), left_to_others AS (
@@ -350,6 +355,9 @@ BEGIN
             FROM checked AS c)
     INTO evicted, asked, plan_due_in, check_due_in;
     PERFORM pgleases.trim_events();
+    IF EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.until < 'infinity') THEN
+        asked := ARRAY(SELECT DISTINCT n FROM unnest(asked || pgleases.end_wishes()) AS n ORDER BY n);
+    END IF;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
@@ -563,6 +571,7 @@ DECLARE
     present bigint; -- the era
     drained text[] := '{}';
     alive boolean;
+    drains boolean; -- the client, by a wish
     due text[]; -- leases for which a plan is due
 BEGIN
     PERFORM pgleases.settings(true, $10);
@@ -577,6 +586,8 @@ BEGIN
         SELECT s.era, pgleases.first_epoch(s.era) INTO present, first
         FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline(); -- the server is settled
     END IF;
+    drains := EXISTS (SELECT FROM pgleases.wishes AS w
+                      WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1));
     as_planned := ARRAY(SELECT l.name FROM unnest($6, $7) AS g (lease, generation)
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
 
@@ -607,7 +618,7 @@ BEGIN
             owner_id = coalesce(h.id, p.owner_id),
             home_id = CASE WHEN h.id = p.home_id THEN NULL
                            WHEN h.id <> p.owner_id
-                            AND (p.lease = ANY ($6)
+                            AND (p.lease = ANY ($6) OR drains
                                  OR p.lease IN (SELECT own.lease FROM pgleases.members AS own WHERE own.session = $1 AND own.weight = 0))
                            THEN p.owner_id
                            ELSE p.home_id END,
@@ -675,6 +686,7 @@ BEGIN
             UPDATE pgleases.leases AS l
             SET generation = l.generation + 1,
                 next_check_at = CASE WHEN l.name = ANY (due) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
+                                      AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.lease = l.name AND w.verb = 'pause')
                                      THEN least(l.next_check_at, clock_timestamp())
                                      ELSE l.next_check_at END
             WHERE l.name = ANY (due) OR l.name = ANY (left_leases) OR l.name = ANY (drained)
@@ -702,10 +714,11 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.plan(
+CREATE OR REPLACE FUNCTION pgleases.snapshot(
     leases pg_catalog.text[], alone boolean,
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
+    OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean,
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -722,13 +735,15 @@ BEGIN
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
-    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights,
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned, v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%',
            h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
-               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights
-        FROM (SELECT m.session, c.id, c.incarnation, m.weight
+               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
+               coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight,
+                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.wishes AS w WHERE w.client = c.id), '') AS verbs
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
               WHERE m.lease = l.name
@@ -743,11 +758,36 @@ BEGIN
               WHERE p.lease = l.name
               GROUP BY p.owner, p.target, p.owner_id, p.home_id) AS p
     ) AS h
+    CROSS JOIN LATERAL (
+        SELECT coalesce(string_agg(w.verb, ' '), '') AS verbs FROM pgleases.wishes AS w WHERE w.lease = l.name
+    ) AS v
     WHERE l.name = ANY (related) AND l.partitions > 0
     ORDER BY l.name;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What a plan needs to know of leases. See plan.sql.';
+COMMENT ON FUNCTION pgleases.snapshot(pg_catalog.text[], boolean) IS 'What a plan needs to know of leases. See plan.sql.';
+
+-- A client of version 2 is shown what it can obey: weights. A lease with other wishes is left to members that know them, where one lives.
+CREATE OR REPLACE FUNCTION pgleases.plan(
+    leases pg_catalog.text[], alone boolean,
+    OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
+    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
+    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN QUERY
+    SELECT s.name, s.generation, s.partitions, s.sessions, s.ids, s.incarnations,
+           ARRAY(SELECT CASE WHEN s.paused OR m.drained OR m.incarnation < 0 THEN 0 ELSE m.weight END
+                 FROM unnest(s.weights, s.drained, s.incarnations) WITH ORDINALITY AS m (weight, drained, incarnation, place) ORDER BY m.place),
+           s.owners, s.targets, s.owner_ids, s.home_ids, s.numbers
+    FROM pgleases.snapshot($1, $2) AS s
+    WHERE NOT ((s.frozen OR true = ANY (s.cordoned))
+               AND EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                           WHERE m.lease = s.name AND m.code >= 3));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What clients of version 2 need to know for a plan.';
 
 -- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
 -- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
@@ -791,7 +831,8 @@ BEGIN
             ) AS c ON true
             ORDER BY h.number);
         WITH living AS MATERIALIZED (
-            SELECT m.lease, m.session, m.weight, c.id
+            SELECT m.lease, m.session, c.id,
+                   m.weight > 0 AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id) AS works
             FROM pgleases.members AS m
             CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
             WHERE m.lease = ANY ($1)
@@ -832,7 +873,7 @@ BEGIN
                 home_id = CASE WHEN f.target_id = p.home_id THEN NULL
                                WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
                                 AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
-                                     SELECT a.lease, a.id FROM living AS a WHERE a.weight > 0))
+                                     SELECT a.lease, a.id FROM living AS a WHERE a.works))
                                THEN p.owner_id
                                ELSE p.home_id END,
                 owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
@@ -892,14 +933,14 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 -- caller's commit, and a take-over passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
 -- take-over finds the new epoch, and is refused.
 --
--- An evicted owner is refused even before a take-over. So is an epoch of an era before the present one: its owner has to renew
+-- An evicted owner is refused even before a take-over, and a revoked one at once. So is an epoch of an era before the present one: its owner has to renew
 -- the ownership first.
 CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.partitions AS p
     WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
-      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner AND c.incarnation >= 0)
       AND $3 >> 32 >= (SELECT s.era FROM pgleases.server AS s)
     FOR KEY SHARE;
     IF NOT FOUND THEN
@@ -937,6 +978,251 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
+
+-- From here to new_era: for operators. Each verb is a wish, or takes one back, and a plan of the leases concerned is due at once: ownership
+-- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
+-- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
+
+-- A plan that has read its leases before a wish finds other generations. Nor is a wish missed by the plan of a lease that the client joins
+-- meanwhile: a join locks the client's row, so either this waits for it and sees it, or it waits for this.
+CREATE OR REPLACE FUNCTION pgleases.wish(
+    verb pg_catalog.text, back boolean, lease pg_catalog.text, client pg_catalog.text,
+    actor pg_catalog.text, reason pg_catalog.text, until pg_catalog.timestamptz, force boolean)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    opposite CONSTANT text := CASE $1 WHEN 'pause' THEN 'resume' ELSE 'un' || $1 END;
+    who CONSTANT text := CASE WHEN coalesce($5, '') = '' THEN session_user::text ELSE $5 || ' (' || session_user || ')' END;
+    names text[]; -- the leases concerned
+    lacking text;
+BEGIN
+    IF coalesce($6, '') = '' THEN
+        RAISE EXCEPTION '% needs a reason', CASE WHEN $2 THEN opposite ELSE $1 END
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written beside the event: say why, for whoever wonders.';
+    END IF;
+    IF NOT $2 AND ($7 IS NULL OR $7 <= clock_timestamp()) THEN
+        RAISE EXCEPTION '% until % would be over', $1, coalesce($7::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a time to come, or infinity.';
+    END IF;
+    IF $3 IS NULL AND $4 IS NULL THEN
+        RAISE EXCEPTION '% of null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a lease or a client.';
+    END IF;
+    IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
+    END IF;
+    PERFORM pgleases.settings(true, 5000);
+    PERFORM pg_advisory_xact_lock(hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)); -- one verb at a time
+    IF NOT $2 THEN
+        SELECT string_agg(DISTINCT c.id, ', ') INTO lacking
+        FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.code < 3;
+        IF lacking IS NOT NULL THEN
+            RAISE EXCEPTION 'clients that know no wishes are at work: %', lacking
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Their code was written for an earlier version of the schema. Replace them first.';
+        END IF;
+        IF $4 IS NOT NULL AND $7 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $4) THEN
+            RAISE EXCEPTION 'client "%" is not known', $4
+                USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To wish something of one that is to come, say until when.';
+        END IF;
+    END IF;
+    -- Leases before the server before clients.
+    names := pgleases.leases_of($3, $4);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    UPDATE pgleases.server AS s SET next_check_at = $7 WHERE NOT $2 AND s.next_check_at > $7;
+    PERFORM FROM pgleases.clients AS c WHERE c.id = $4 ORDER BY c.session FOR UPDATE;
+    names := pgleases.leases_of($3, $4);
+    IF $1 = 'drain' AND NOT $2 AND NOT $8 THEN
+        SELECT string_agg(n, ', ' ORDER BY n) INTO lacking
+        FROM unnest(names) AS n
+        WHERE NOT EXISTS (
+            SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+            WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0 AND c.id <> $4
+              AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id));
+        IF lacking IS NOT NULL THEN
+            RAISE EXCEPTION 'client "%" is the last that works on: %', $4, lacking
+                USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';
+        END IF;
+    END IF;
+    DELETE FROM pgleases.wishes AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.client IS NOT DISTINCT FROM $4;
+    IF $2 AND NOT FOUND THEN
+        RAISE EXCEPTION 'there is no % of "%" to take back', $1, coalesce($3, $4) USING ERRCODE = 'undefined_object';
+    END IF;
+    IF NOT $2 THEN
+        INSERT INTO pgleases.wishes (verb, lease, client, until, since, actor, reason) VALUES ($1, $3, $4, $7, clock_timestamp(), who, $6);
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (names);
+    INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, generation)
+    VALUES ($3, CASE WHEN $2 THEN opposite ELSE $1 END, who, $6, $4, (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $3));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes a wish, or takes it back.';
+
+CREATE OR REPLACE FUNCTION pgleases.leases_of(lease pg_catalog.text, client pg_catalog.text) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN CASE WHEN $1 IS NOT NULL THEN ARRAY[$1]
+                ELSE ARRAY(SELECT DISTINCT m.lease FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                           WHERE c.id = $2 ORDER BY m.lease) END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that a wish concerns.';
+
+-- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one.
+CREATE OR REPLACE FUNCTION pgleases.end_wishes() RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    names text[];
+    asked text[] := '{}';
+    locked int;
+    w record;
+BEGIN
+    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.client FROM pgleases.wishes AS o WHERE o.until <= clock_timestamp()
+             ORDER BY o.verb, o.lease, o.client FOR UPDATE SKIP LOCKED LOOP
+        names := ARRAY(SELECT l.name FROM pgleases.leases AS l WHERE l.name = ANY (pgleases.leases_of(w.lease, w.client)) ORDER BY l.name);
+        SELECT count(*) INTO locked
+        FROM (SELECT FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE SKIP LOCKED) AS l;
+        CONTINUE WHEN locked < cardinality(names);
+        SELECT count(*) INTO locked
+        FROM (SELECT FROM pgleases.clients AS c WHERE c.id = w.client ORDER BY c.session FOR UPDATE SKIP LOCKED) AS c;
+        CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client)
+                   OR w.lease IS NULL AND names <> pgleases.leases_of(NULL, w.client);
+        DELETE FROM pgleases.wishes AS o WHERE o.ctid = w.place;
+        UPDATE pgleases.leases AS l
+        SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+        WHERE l.name = ANY (names);
+        INSERT INTO pgleases.events (lease, cause, reason, from_id)
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now', w.client);
+        asked := asked || names;
+    END LOOP;
+    RETURN asked;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.end_wishes() IS 'Ends the wishes whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
+
+CREATE OR REPLACE FUNCTION pgleases.drain(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity', force boolean DEFAULT false)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('drain', false, NULL, $1, $3, $2, $4, $5);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
+
+CREATE OR REPLACE FUNCTION pgleases.undrain(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('drain', true, NULL, $1, $3, $2, NULL, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
+
+CREATE OR REPLACE FUNCTION pgleases.cordon(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('cordon', false, NULL, $1, $3, $2, $4, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
+
+CREATE OR REPLACE FUNCTION pgleases.uncordon(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('cordon', true, NULL, $1, $3, $2, NULL, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
+
+CREATE OR REPLACE FUNCTION pgleases.pause(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('pause', false, $1, NULL, $3, $2, $4, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner.';
+
+CREATE OR REPLACE FUNCTION pgleases.resume(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('pause', true, $1, NULL, $3, $2, NULL, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
+
+CREATE OR REPLACE FUNCTION pgleases.freeze(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('freeze', false, $1, NULL, $3, $2, $4, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
+
+CREATE OR REPLACE FUNCTION pgleases.unfreeze(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('freeze', true, $1, NULL, $3, $2, NULL, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
+
+CREATE OR REPLACE FUNCTION pgleases.evict_client(
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS int
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    names text[];
+    revoked int;
+BEGIN
+    IF coalesce($2, '') = '' THEN
+        RAISE EXCEPTION 'evict_client needs a reason'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written beside the event: say why, for whoever wonders.';
+    END IF;
+    PERFORM pgleases.settings(true, 5000);
+    -- As of a newer process under the ID, which is nobody's: who is evicted is not let in again, and who starts later is.
+    UPDATE pgleases.identities AS i SET incarnation = i.incarnation + 1, process = 0 WHERE i.id = $1;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'client "%" is not known', $1 USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day.';
+    END IF;
+    names := pgleases.leases_of(NULL, $1);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    -- From here on no heartbeat renews it, and no guard passes for it. It is dead when it expires: until then it may believe what it has.
+    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = $1 AND c.incarnation >= 0;
+    GET DIAGNOSTICS revoked = ROW_COUNT;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (pgleases.leases_of(NULL, $1));
+    INSERT INTO pgleases.events (cause, actor, reason, from_id)
+    VALUES ('evict', CASE WHEN coalesce($3, '') = '' THEN session_user::text ELSE $3 || ' (' || session_user || ')' END, $2, $1);
+    RETURN revoked;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client, whatever it does: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. Its process ends; one that starts later is let in. It returns the number of sessions.';
+
+REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean),
+    pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
+    pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
+    pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
+    pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) FROM PUBLIC;
 
 -- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.
@@ -1331,7 +1617,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqsc
 BEGIN
     PERFORM FROM pgleases.locks AS l
     WHERE l.name = $1 AND l.token = $2
-      AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = l.session) IS NOT NULL
+      AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = l.session AND c.incarnation >= 0) IS NOT NULL
     FOR KEY SHARE OF l;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2

@@ -2,7 +2,7 @@
 -- nothing, and cannot drop, alter or empty a table. Write your role's name for pgleases_app, your schema's for pgleases, and
 -- run the file as the owner. Open clients of such a role with WithoutMigration.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
-GRANT SELECT ON pgleases.schema_version, pgleases.status, pgleases.members_status, pgleases.locks_status TO pgleases_app;
+GRANT SELECT ON pgleases.schema_version, pgleases.wishes, pgleases.status, pgleases.members_status, pgleases.locks_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks, pgleases.presences TO pgleases_app;
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
@@ -10,13 +10,13 @@ GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark, pgleases.events TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
-    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int), pgleases.trim_events(),
+    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int), pgleases.trim_events(), pgleases.end_wishes(),
     pgleases.attend(bigint, bigint, int), pgleases.look_out(bigint, bigint), pgleases.session_ends(),
     pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text),
     pgleases.read(bigint, pg_catalog.text[]),
     pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int),
     pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text),
-    pgleases.plan(pg_catalog.text[], boolean),
+    pgleases.snapshot(pg_catalog.text[], boolean),
     pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text),
     pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
     pgleases.lock_mutex(pg_catalog.text), pgleases.lock_settings(int), pgleases.lock_same_run(bigint, bigint, bigint), pgleases.lock_turn(pg_catalog.text, bigint, boolean),
@@ -26,7 +26,8 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
     pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean),
     pgleases.lock_look(bigint, bigint[], boolean, int, boolean), pgleases.lock_sweep(int, int, boolean),
     pgleases.lock_list(pg_catalog.text, pg_catalog.text, int), pgleases.guard_lock(pg_catalog.text, bigint),
-    pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) TO pgleases_app; -- version 1
+    pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int), -- version 1
+    pgleases.plan(pg_catalog.text[], boolean) TO pgleases_app; -- version 2
 
 -- A role that only writes under a guard, and runs no clients. UPDATE of one column gives it the right to lock rows:
 --   GRANT USAGE ON SCHEMA pgleases TO worker;
@@ -39,3 +40,14 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
 -- A role that drops leases: the rights of pgleases_app, and
 --   GRANT DELETE ON pgleases.partitions TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text), pgleases.new_era() TO operator;
+-- A role that steers clients and leases needs no other right:
+--   GRANT USAGE ON SCHEMA pgleases TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;

@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
 COMMENT ON TABLE pgleases.clients IS 'The living sessions: one row for each run of a client, renewed by its heartbeat.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
 COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
-COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID: each new process draws a higher one, and only the highest may own.';
+COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID: each new process draws a higher one, and only the highest may own. Negative: an operator has revoked the session, and no heartbeat renews it.';
 COMMENT ON COLUMN pgleases.clients.expires_at IS 'Last heartbeat plus TTL. After it, a client that has watched the clock for a TTL may evict the session.';
 COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive without a heartbeat.';
 COMMENT ON COLUMN pgleases.clients.host IS 'The host on which its process runs.';
@@ -92,6 +92,7 @@ DECLARE
 BEGIN
     PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
+    ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS code int NOT NULL DEFAULT 0; -- version 3
     ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
     PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
@@ -100,7 +101,8 @@ COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed 
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
-COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members; 0: it shall own nothing.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where a wish drains the client or pauses the lease, it counts as 0.';
+COMMENT ON COLUMN pgleases.members.code IS 'The version of these tables for which the member''s code was written; 0: one before 3, which knows no wishes.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership. 0: a client of version 1 joined.';
 
@@ -215,6 +217,29 @@ COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of who owns the partitions
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
 COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before it.';
 
+-- Version 3. What operators want. A plan of a lease obeys the wishes that concern it. Not columns of other tables: what clients write would
+-- take them away. Clients may read it; the functions for operators write it.
+CREATE TABLE IF NOT EXISTS pgleases.wishes (
+    verb      pg_catalog.text NOT NULL,
+    lease     pg_catalog.text COLLATE pg_catalog."C",
+    client    pg_catalog.text COLLATE pg_catalog."C",
+    until     pg_catalog.timestamptz NOT NULL,
+    since     pg_catalog.timestamptz NOT NULL,
+    actor     pg_catalog.text NOT NULL,
+    reason    pg_catalog.text NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS wishes_once ON pgleases.wishes (verb, coalesce(lease, ''), coalesce(client, ''));
+CREATE INDEX IF NOT EXISTS wishes_client ON pgleases.wishes (client);
+CREATE INDEX IF NOT EXISTS wishes_lease ON pgleases.wishes (lease);
+COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze and their opposites alone.';
+COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease.';
+COMMENT ON COLUMN pgleases.wishes.lease IS 'The lease that it is about; null: all.';
+COMMENT ON COLUMN pgleases.wishes.client IS 'The ID of the client that it is about, whichever process has it; null: all.';
+COMMENT ON COLUMN pgleases.wishes.until IS 'When it ends by itself: the next check for expired sessions deletes it. infinity: never.';
+COMMENT ON COLUMN pgleases.wishes.since IS 'When it was last written.';
+COMMENT ON COLUMN pgleases.wishes.actor IS 'Who wants it.';
+COMMENT ON COLUMN pgleases.wishes.reason IS 'Why.';
+
 CREATE TABLE IF NOT EXISTS pgleases.events_kept (
     age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
 );
@@ -260,27 +285,38 @@ SELECT m.lease,
        pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) (c.expires_at OPERATOR(pg_catalog.-) c.ttl) AS heartbeat_age,
        (SELECT pg_catalog.count(*) FROM pgleases.partitions AS p
         WHERE p.lease OPERATOR(pg_catalog.=) m.lease AND p.owner OPERATOR(pg_catalog.=) m.session) AS owned,
-       CASE WHEN (pg_catalog.sum(m.weight) OVER (PARTITION BY m.lease)) OPERATOR(pg_catalog.>) 0::bigint
-            THEN pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) m.weight)::numeric
-                                  OPERATOR(pg_catalog./) (pg_catalog.sum(m.weight) OVER (PARTITION BY m.lease))::numeric, 2)
+       CASE WHEN (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease)) OPERATOR(pg_catalog.>) 0::bigint
+            THEN pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) e.weight)::numeric
+                                  OPERATOR(pg_catalog./) (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease))::numeric, 2)
             ELSE 0 END AS share,
        m.weight,
        c.host,
        c.pid,
-       c.session
+       c.session,
+       w.verbs AS wishes
 FROM pgleases.members AS m
 JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
-JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease;
+JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease
+CROSS JOIN LATERAL (
+    SELECT pg_catalog.array_agg(w.verb ORDER BY w.verb) AS verbs,
+           coalesce(pg_catalog.bool_or(w.verb OPERATOR(pg_catalog.=) ANY ('{drain,pause}'::pg_catalog.text[])), false) AS idle
+    FROM pgleases.wishes AS w
+    WHERE w.client OPERATOR(pg_catalog.=) c.id OR w.lease OPERATOR(pg_catalog.=) l.name
+) AS w
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN w.idle OR c.incarnation OPERATOR(pg_catalog.<) 0 THEN 0 ELSE m.weight END AS weight
+) AS e;
 COMMENT ON VIEW pgleases.members_status IS 'Every living member of every lease: its last heartbeat, how many partitions it owns, and how many it should.';
 COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
 COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';
 COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
-COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: none where it is drained, or the lease is paused. A cordon and a freeze keep it from that.';
 COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
+COMMENT ON COLUMN pgleases.members_status.wishes IS 'The wishes about this client and about this lease; null: none.';
 
 CREATE OR REPLACE VIEW pgleases.locks_status AS
 SELECT l.name,
@@ -312,7 +348,7 @@ COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
 
 -- In a migration, roles that run clients get the rights that grants.sql would give them: on each new relation those that they have on
--- an old one, and on events no others than to read and to write anew.
+-- an old one, but on events only to read and to add, and on wishes only to read.
 DO $pgleases_body$
 DECLARE
     statement pg_catalog.text;
@@ -323,15 +359,17 @@ BEGIN
                                  CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
                                       ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
         FROM (VALUES ('server_check'::pg_catalog.name, 'server'::pg_catalog.name), ('locks', 'clients'), ('lock_tokens', 'clients'),
-                     ('presences', 'clients'), ('locks_status', 'status'), ('events', 'clients')) AS pair (new, old)
+                     ('presences', 'clients'), ('locks_status', 'status'), ('events', 'clients'), ('wishes', 'clients')) AS pair (new, old)
         CROSS JOIN pgleases.schema_version AS v
         JOIN pg_catalog.pg_class AS here ON here.oid OPERATOR(pg_catalog.=) v.tableoid
         JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND new.relname OPERATOR(pg_catalog.=) pair.new
         JOIN pg_catalog.pg_class AS old ON old.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND old.relname OPERATOR(pg_catalog.=) pair.old
         CROSS JOIN LATERAL pg_catalog.aclexplode(old.relacl) AS acl
         WHERE v.version OPERATOR(pg_catalog.<) 3
-          AND (new.relname OPERATOR(pg_catalog.<>) 'events'::pg_catalog.name
-               OR acl.privilege_type OPERATOR(pg_catalog.=) 'SELECT'::pg_catalog.text OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
+          AND acl.privilege_type OPERATOR(pg_catalog.=) ANY (
+                  CASE WHEN new.relname OPERATOR(pg_catalog.=) 'events'::pg_catalog.name THEN '{SELECT,INSERT}'::pg_catalog.text[]
+                       WHEN new.relname OPERATOR(pg_catalog.=) 'wishes'::pg_catalog.name THEN '{SELECT}'::pg_catalog.text[]
+                       ELSE ARRAY[acl.privilege_type] END)
           AND (new.relkind OPERATOR(pg_catalog.<>) 'S'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
     LOOP
         EXECUTE statement;

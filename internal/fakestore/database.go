@@ -1,5 +1,5 @@
 // Package fakestore is the database of the protocol in memory, for tests: its connections have the methods of store's, and
-// each does what its SQL file does, whole and one after the other. The cases of package store's tests run on both.
+// each does what its SQL file does, whole and one after the other. It writes no events, which no client reads. The cases of package store's tests run on both.
 //
 // It works inside and outside of a bubble of package testing/synctest.
 package fakestore
@@ -49,6 +49,7 @@ type Tables struct {
 	Members    map[Member]Membership
 	Partitions map[string][]Partition
 	Locks      map[string][]Lock // nil: there was none yet
+	Wishes     map[Wish]int64    // until when
 	Server     Server
 }
 
@@ -113,7 +114,7 @@ func New() *Database {
 		Clock: time.Now,
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
-			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition),
+			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Wishes: make(map[Wish]int64),
 			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},
@@ -129,6 +130,7 @@ func (t Tables) Clone() Tables {
 	for name, rows := range t.Partitions {
 		t.Partitions[name] = slices.Clone(rows)
 	}
+	t.Wishes = maps.Clone(t.Wishes)
 	t.Locks = maps.Clone(t.Locks)
 	for name, rows := range t.Locks {
 		t.Locks[name] = slices.Clone(rows)
@@ -275,7 +277,7 @@ func (db *Database) Guard(lease string, partition int, epoch int64) (end func(),
 	if row == nil || row.Epoch != epoch || store.EraOf(epoch) < db.tables.Server.Era {
 		return nil, false
 	}
-	if _, alive := db.tables.Clients[row.Owner]; !alive {
+	if owner, alive := db.tables.Clients[row.Owner]; !alive || owner.Incarnation < 0 {
 		return nil, false
 	}
 	p, g := place{lease, partition}, new(guard)

@@ -90,6 +90,9 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		c.session = session
 		row, exists := t.Clients[session]
 		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Mark != 0 && db.run.Mark == last.Mark
+		if exists && row.Incarnation < 0 { // revoked
+			exists, copied = false, false
+		}
 		if !exists || copied {
 			return store.Beat{Copied: copied, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era}, false
 		}
@@ -345,7 +348,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				switch {
 				case heir.ID == row.HomeID:
 					row.HomeID = ""
-				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || is && member.Weight == 0):
+				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || t.wished("drain", "", t.Clients[session].ID) || is && member.Weight == 0):
 					row.HomeID = row.OwnerID
 				}
 				row.OwnerID = heir.ID
@@ -403,6 +406,9 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 
 // wanted reports whether a member of the lease may own partitions.
 func (t *Tables) wanted(lease string) bool {
+	if t.wished("pause", lease, "") {
+		return false
+	}
 	for m, member := range t.Members {
 		if m.Lease == lease && member.Weight > 0 {
 			return true
@@ -523,12 +529,19 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 				t.Clients[session] = row
 			}
 		}
+		for _, until := range t.Wishes {
+			if until <= clock {
+				until = clock + 100*millisecond
+			}
+			next = min(next, until)
+		}
 		t.Server.NextCheckAt, t.Server.Unwatched = max(clock+50*millisecond, next), unwatched
 		t.Server.Sessions = int64(len(t.Clients))
 		answer.CheckDueIn = micros(min(t.Server.NextCheckAt, clock+11*minute) - clock)
 		if unwatched > 0 {
 			answer.CheckDueIn = min(answer.CheckDueIn, unwatched-watched)
 		}
+		answer.Asked = distinct(append(answer.Asked, t.endWishes(clock)...))
 		return answer, true
 	})
 }
@@ -578,7 +591,8 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 		for m, member := range t.Members {
 			members, ok := related[m.Lease]
 			if row, alive := t.Clients[m.Session]; ok && alive {
-				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight})
+				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight,
+					Drained: t.wished("drain", "", row.ID), Cordoned: t.wished("cordon", "", row.ID)})
 			}
 		}
 		var plans []store.LeasePlan
@@ -590,7 +604,8 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 			slices.SortFunc(members, func(a, b store.Member) int {
 				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
 			})
-			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members}
+			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members,
+				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, "")}
 			for _, row := range rows {
 				if t.living(name, row.Owner) {
 					row.OwnerID = ""
@@ -680,7 +695,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 // works reports whether a living member of a lease, with a weight, has the client ID.
 func (t *Tables) works(lease, id string) bool {
 	for m, member := range t.Members {
-		if m.Lease == lease && member.Weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id {
+		if m.Lease == lease && member.Weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id && !t.wished("drain", "", id) {
 			return true
 		}
 	}

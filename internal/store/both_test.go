@@ -145,6 +145,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	t := fakestore.Tables{
 		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
 		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
+		Wishes: make(map[fakestore.Wish]int64),
 	}
 	var a, b pgtype.Timestamptz
 	var name string
@@ -181,6 +182,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			var p fakestore.Partition
 			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
 		})
+	r.read("SELECT verb, coalesce(lease, ''), coalesce(client, ''), until FROM wishes", func() ([]any, func()) {
+		var w fakestore.Wish
+		return []any{&w.Verb, &w.Lease, &w.Client, &a}, func() { t.Wishes[w] = instant(a) }
+	})
 	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server, server_check", func() ([]any, func()) {
 		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
 	})
@@ -222,7 +227,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
+		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4, 3)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats count on that
@@ -374,6 +379,54 @@ func (f *fixture) drop(lease string) error {
 		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)
 	case "42704":
 		return fmt.Errorf("%w: %w", fakestore.ErrNoLease, err)
+	}
+	return err
+}
+
+// wish gives an operator's verb; until 0: for ever.
+func (f *fixture) wish(w fakestore.Wish, until int64, force bool) error {
+	f.Helper()
+	if until == 0 {
+		until = fakestore.Ever
+	}
+	if f.double != nil {
+		return f.double.Wish(w, until, force)
+	}
+	args := []any{w.Lease + w.Client, timestamp(until)}
+	extra := ""
+	if w.Verb == "drain" {
+		extra, args = ", force => $3", append(args, force)
+	}
+	return f.operate("SELECT "+w.Verb+"($1, 'a reason', 'somebody', until => $2::timestamptz"+extra+")", args...)
+}
+
+// back takes a wish back.
+func (f *fixture) back(w fakestore.Wish) error {
+	f.Helper()
+	if f.double != nil {
+		return f.double.TakeBack(w)
+	}
+	return f.operate("SELECT "+map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze"}[w.Verb]+"($1, 'a reason')",
+		w.Lease+w.Client)
+}
+
+// evictClient revokes the sessions of a client.
+func (f *fixture) evictClient(id string) error {
+	f.Helper()
+	if f.double != nil {
+		_, err := f.double.EvictClient(id)
+		return err
+	}
+	return f.operate("SELECT evict_client($1, 'a reason')", id)
+}
+
+func (f *fixture) operate(statement string, args ...any) error {
+	_, err := f.sql.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
+	switch Code(err) {
+	case "55006":
+		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)
+	case "42704", "22023":
+		return fmt.Errorf("%w: %w", fakestore.ErrUnknown, err)
 	}
 	return err
 }

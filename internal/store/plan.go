@@ -24,15 +24,18 @@ type Evicted struct {
 type Member struct {
 	Session     int64
 	ID          string
-	Incarnation int64
+	Incarnation int64 // negative: the session is revoked
 	Weight      int
+
+	Drained, Cordoned bool // by an operator's wish
 }
 
 // A LeasePlan is what a plan needs to know of one lease.
 type LeasePlan struct {
-	Name       string
-	Generation int64
-	Members    []Member // ordered by ID, incarnation, session
+	Name           string
+	Generation     int64
+	Members        []Member // ordered by ID, incarnation, session
+	Paused, Frozen bool     // by an operator's wish
 	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
 	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). HomeIDs: the client ID to
 	// which the partition returns when that client does (empty: none).
@@ -105,6 +108,8 @@ type planRow struct {
 	IDs               []string
 	Incarnations      numbers
 	Weights           numbers
+	Drained, Cordoned flags
+	Paused, Frozen    bool
 	Owners, Targets   numbers // by holding, as what follows
 	OwnerIDs, HomeIDs []string
 	Numbers           string
@@ -112,13 +117,13 @@ type planRow struct {
 
 func (r planRow) plan() (LeasePlan, error) {
 	p := LeasePlan{
-		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)),
+		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen,
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), HomeIDs: make([]string, r.Partitions),
 	}
 	living := make(map[int64]bool, len(r.Sessions))
 	for i, session := range r.Sessions {
-		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i])}
+		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i]), r.Drained[i], r.Cordoned[i]}
 		living[session] = true
 	}
 	if r.Numbers == "" {

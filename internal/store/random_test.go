@@ -31,7 +31,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
-		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark;
+		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark, wishes;
 			UPDATE server SET timeline = pgleases.timeline(), era = 0, next_check_at = 'infinity', sessions = 1, settling_to = '-infinity';
 			UPDATE server_check SET unwatched = '0'`).ReadAll()
 		f.ok(err)
@@ -149,6 +149,19 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				}
 				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
 				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(plan), moves, again) })
+			},
+			"wish": func(*rapid.T) {
+				w, until, force := p.wish(), draw(p, "until", []int64{0, 0, p.at.Add(time.Second).UnixMicro(), p.at.Add(time.Minute).UnixMicro(), p.at.UnixMicro()}),
+					draw(p, "force", []bool{true, false})
+				p.sameVerb(w, func(f *fixture) error { return f.wish(w, until, force) })
+			},
+			"take back": func(*rapid.T) {
+				w := p.wish()
+				p.sameVerb(w, func(f *fixture) error { return f.back(w) })
+			},
+			"evict client": func(*rapid.T) {
+				id := draw(p, "id", ids)
+				p.sameVerb(id, func(f *fixture) error { return f.evictClient(id) })
 			},
 			"guard": func(*rapid.T) {
 				if all := p.partitions(); len(all) > 0 && len(p.guards) < 3 {
@@ -350,6 +363,23 @@ func (p *pair) plan() (plan []LeasePlan) {
 	return plan
 }
 
+// wish draws one.
+func (p *pair) wish() fakestore.Wish {
+	if verb := draw(p, "verb", []string{"drain", "cordon", "pause", "freeze"}); verb == "drain" || verb == "cordon" {
+		return fakestore.Wish{Verb: verb, Client: draw(p, "client", ids)}
+	} else {
+		return fakestore.Wish{Verb: verb, Lease: draw(p, "lease", leases)}
+	}
+}
+
+// sameVerb has both do what an operator says.
+func (p *pair) sameVerb(what any, verb func(*fixture) error) {
+	p.Helper()
+	if real, double := verb(p.f), verb(p.double); said(real) != said(double) {
+		p.Fatalf("%v: %v on a server, %v on its double", what, real, double)
+	}
+}
+
 // same runs a statement on both, which shall say the same.
 func (p *pair) same(what string, statement func(c seam.Conn) (any, error)) {
 	p.Helper()
@@ -375,6 +405,8 @@ func said(err error) string {
 		return "in use"
 	case errors.Is(err, fakestore.ErrNoLease):
 		return "no lease"
+	case errors.Is(err, fakestore.ErrUnknown):
+		return "unknown"
 	}
 	return fmt.Sprint(err)
 }

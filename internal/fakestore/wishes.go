@@ -1,0 +1,126 @@
+package fakestore
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The verbs of operators. What each does, and why, is written at the SQL function of its name.
+
+// A Wish is the key of table wishes; empty stands for null.
+type Wish struct{ Verb, Lease, Client string }
+
+// ErrUnknown is the error of verbs that name a client or a wish that is not there, or a time that has passed.
+var ErrUnknown = errors.New("unknown")
+
+func (t *Tables) wished(verb, lease, client string) bool {
+	_, is := t.Wishes[Wish{verb, lease, client}]
+	return is
+}
+
+// concerned are the leases that a wish is about.
+func (t *Tables) concerned(w Wish) (names []string) {
+	for m := range t.Members {
+		if w.Lease == "" && t.living(m.Lease, m.Session) && t.Clients[m.Session].ID == w.Client {
+			names = append(names, m.Lease)
+		}
+	}
+	if _, known := t.Leases[w.Lease]; known {
+		names = append(names, w.Lease)
+	}
+	return distinct(names)
+}
+
+// ask has leases planned.
+func (t *Tables) ask(names []string, clock int64) {
+	for _, name := range names {
+		if l, known := t.Leases[name]; known {
+			l.Generation++
+			l.NextCheckAt = min(l.NextCheckAt, clock)
+			t.Leases[name] = l
+		}
+	}
+}
+
+// Wish is the SQL functions drain, cordon, pause and freeze.
+func (db *Database) Wish(w Wish, until int64, force bool) error {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	t, clock := &db.tables, db.clock()
+	_, known := t.Identities[w.Client]
+	switch {
+	case until <= clock:
+		return fmt.Errorf("%w: until %d", ErrUnknown, until)
+	case w.Lease != "" && t.Leases[w.Lease].Partitions == 0, w.Client != "" && until == Ever && !known:
+		return fmt.Errorf("%w: %+v", ErrUnknown, w)
+	}
+	for _, name := range t.concerned(w) {
+		if w.Verb == "drain" && !force && t.last(name, w.Client) {
+			return fmt.Errorf("%w: %q", ErrInUse, name)
+		}
+	}
+	t.Wishes[w] = until
+	t.Server.NextCheckAt = min(t.Server.NextCheckAt, until)
+	t.ask(t.concerned(w), clock)
+	db.wrote(true)
+	return nil
+}
+
+// last reports whether nobody but one client works on a lease.
+func (t *Tables) last(lease, client string) bool {
+	for m, member := range t.Members {
+		c := t.Clients[m.Session]
+		if m.Lease == lease && t.living(lease, m.Session) && member.Weight > 0 && c.ID != client && c.Incarnation >= 0 && !t.wished("drain", "", c.ID) {
+			return false
+		}
+	}
+	return true
+}
+
+// TakeBack is the SQL functions undrain, uncordon, resume and unfreeze.
+func (db *Database) TakeBack(w Wish) error {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	if !db.tables.wished(w.Verb, w.Lease, w.Client) {
+		return fmt.Errorf("%w: %+v", ErrUnknown, w)
+	}
+	delete(db.tables.Wishes, w)
+	db.tables.ask(db.tables.concerned(w), db.clock())
+	db.wrote(true)
+	return nil
+}
+
+// endWishes ends those whose time is over, and returns the leases that they are about.
+func (t *Tables) endWishes(clock int64) (asked []string) {
+	for w, until := range t.Wishes {
+		if until <= clock {
+			delete(t.Wishes, w)
+			t.ask(t.concerned(w), clock)
+			asked = append(asked, t.concerned(w)...)
+		}
+	}
+	return asked
+}
+
+// EvictClient is the SQL function evict_client.
+func (db *Database) EvictClient(id string) (revoked int, err error) {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	t := &db.tables
+	i, known := t.Identities[id]
+	if !known {
+		return 0, fmt.Errorf("%w: client %q", ErrUnknown, id)
+	}
+	i.Incarnation, i.Process = i.Incarnation+1, 0
+	t.Identities[id] = i
+	for session, c := range t.Clients {
+		if c.ID == id && c.Incarnation >= 0 {
+			c.Incarnation = -1
+			t.Clients[session] = c
+			revoked++
+		}
+	}
+	t.ask(t.concerned(Wish{Client: id}), db.clock())
+	db.wrote(true)
+	return revoked, nil
+}

@@ -1,0 +1,366 @@
+package store_test
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
+)
+
+// wishes are what a plan of a lease is told of: of the lease, then of each member.
+func (c *client) wishes(lease string) string {
+	c.f.Helper()
+	p := c.plan(lease)[0]
+	said := map[bool]string{true: "yes", false: "no"}
+	text := fmt.Sprintf("paused %s, frozen %s", said[p.Paused], said[p.Frozen])
+	for _, m := range p.Members {
+		text += fmt.Sprintf("; %s drained %s, cordoned %s", m.ID, said[m.Drained], said[m.Cordoned])
+	}
+	return text
+}
+
+func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		a.join("other", 1)
+		a.give("l", a.session, b.session)
+		for _, w := range []struct {
+			wish fakestore.Wish
+			told string
+		}{
+			{fakestore.Wish{Verb: "drain", Client: "a"}, "paused no, frozen no; a drained yes, cordoned no; b drained no, cordoned no"},
+			{fakestore.Wish{Verb: "cordon", Client: "b"}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned yes"},
+			{fakestore.Wish{Verb: "pause", Lease: "l"}, "paused yes, frozen no; a drained no, cordoned no; b drained no, cordoned no"},
+			{fakestore.Wish{Verb: "freeze", Lease: "l"}, "paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no"},
+		} {
+			none := "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"
+			for _, verb := range []func() error{func() error { return f.wish(w.wish, 0, true) }, func() error { return f.back(w.wish) }} {
+				a.apply(a.plan("l"))
+				before := a.plan("l")
+				expect(t, len(a.claims("l")), 0, "leases whose plan is due")
+				f.ok(verb())
+				expect(t, a.apply(before).Applied, false, "a plan that was read before is applied")
+				expect(t, len(a.claims("l")), 1, "leases whose plan is due")
+			}
+			expect(t, a.wishes("l"), none, "taken back")
+			f.ok(f.wish(w.wish, 0, true))
+			f.ok(f.wish(w.wish, 0, true)) // once more changes nothing
+			a.join("l", 2)                // nor does a join,
+			_, err := a.SetWeight(f.ctx, a.session, "l", 1)
+			f.ok(err) // or a weight
+			expect(t, a.wishes("l"), w.told, "wishes")
+			f.ok(f.back(w.wish))
+			if err := f.back(w.wish); said(err) != "unknown" {
+				t.Errorf("taken back twice: %v", err)
+			}
+			expect(t, a.wishes("l"), none, "taken back")
+			expect(t, a.owned("l")+b.owned("l"), "0:11:1", "owned all the while")
+		}
+	})
+}
+
+func (c *client) claims(leases ...string) []string {
+	c.f.Helper()
+	claimed, err := c.Claim(c.f.ctx, leases)
+	c.f.ok(err)
+	return claimed
+}
+
+func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		drain := func(id string, force bool) error { return f.wish(fakestore.Wish{Verb: "drain", Client: id}, 0, force) }
+		a.join("l", 2)
+		b.join("l", 2)
+		c.joinWeight("l", 2, 0)
+		a.join("other", 1)
+		refuses := func(err error) {
+			t.Helper()
+			if said(err) != "in use" {
+				t.Errorf("the last one is drained: %v", err)
+			}
+		}
+		refuses(drain("a", false)) // alone in the other lease
+		expect(t, a.wishes("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; c drained no, cordoned no", "wishes")
+		f.ok(drain("b", false))
+		refuses(drain("a", false))
+		f.ok(f.back(fakestore.Wish{Verb: "drain", Client: "b"}))
+		f.ok(f.evictClient("b"))
+		refuses(drain("a", false))
+		f.ok(drain("a", true))
+		if err := drain("nobody", true); said(err) != "unknown" {
+			t.Errorf("drain of nobody: %v", err)
+		}
+		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "yet to come"}, tomorrow(), false))
+		if err := f.wish(fakestore.Wish{Verb: "pause", Lease: "nothing"}, 0, false); said(err) != "unknown" {
+			t.Errorf("pause of no lease: %v", err)
+		}
+	})
+}
+
+func TestAWishEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		var now int64
+		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
+		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "b"}, now+time.Second.Microseconds(), false))
+		f.ok(f.wish(fakestore.Wish{Verb: "freeze", Lease: "l"}, now+2*time.Second.Microseconds(), false))
+		if err := f.wish(fakestore.Wish{Verb: "pause", Lease: "l"}, now, false); said(err) != "unknown" {
+			t.Errorf("a pause that is over: %v", err)
+		}
+		expect(t, b.beat().CheckDueIn, time.Second, "time until the check")
+		run := a.run()
+		for _, told := range []string{"paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no", "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"} {
+			a.apply(a.plan("l"))
+			now += time.Second.Microseconds()
+			f.setClock(time.UnixMicro(now))
+			a.beat() // nobody expires
+			evicted := a.evictAs(run, 0)
+			expect(t, fmt.Sprint(evicted.Asked, evicted.PlanDueIn), "[l] 0s", "leases whose plan is due")
+			expect(t, a.wishes("l"), told, "wishes")
+		}
+	})
+}
+
+// A hung process sends heartbeats and obeys nobody.
+func TestARevokedSessionIsNotRenewedAndNoGuardPassesForIt(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		hung, other := f.client("hung"), f.client("other")
+		hung.join("l", 2)
+		other.join("l", 2)
+		hung.give("l", hung.session, other.session)
+		expires := f.tables().Clients[hung.session].ExpiresAt
+		f.setClock(time.UnixMicro(expires).Add(-time.Second))
+		other.beat()
+		expect(t, f.passes("l", 0, 1), true, "a guard passes before")
+		f.ok(f.evictClient("hung"))
+		expect(t, f.passes("l", 0, 1), false, "a guard passes")
+		expect(t, f.passes("l", 1, 1), true, "a guard of another passes")
+		beat := hung.beat()
+		expect(t, fmt.Sprint(beat.Alive, beat.Copied), "false false", "alive, copied")
+		expect(t, f.tables().Clients[hung.session].ExpiresAt, expires, "expiry")
+		expect(t, other.beat().Alive, true, "another is alive")
+
+		// It is not let in again, and whoever starts anew is.
+		process := f.tables().Identities["hung"].Incarnation - 1
+		again, _, err := hung.Register(f.ctx, registration(random(), "hung", process, random(), usualTTL))
+		f.ok(err)
+		expect(t, again, 0, "incarnation of the same process")
+
+		// Until it expires it may believe that it owns: nobody else is given that.
+		other.run()
+		f.checkNow()
+		expect(t, len(other.evict().IDs), 0, "evicted before it expired")
+		expect(t, other.give("l", other.session).Given, 0, "given before it expired")
+		f.setClock(time.UnixMicro(expires).Add(time.Second))
+		f.checkNow()
+		expect(t, strings.Join(other.evict().IDs, " "), "hung", "evicted")
+		expect(t, other.give("l", other.session).Given, 1, "given")
+		fresh := f.client("hung")
+		fresh.join("l", 2)
+		expect(t, fresh.beat().Alive, true, "a new one is alive")
+		if err := f.evictClient("nobody"); said(err) != "unknown" {
+			t.Errorf("evicted nobody: %v", err)
+		}
+	})
+}
+
+func TestADrainedClientIsTheHomeOfWhatItReleases(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.join("l", 2)
+		b.join("l", 2)
+		a.give("l", a.session, a.session)
+		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "a"}, 0, false))
+		a.give("l", b.session)
+		a.release([]Release{{"l", 0, 1}})
+		expect(t, a.plan("l")[0].HomeIDs[0], "a", "home of what went to another")
+		b.apply(b.plan("l"), Move{"l", 1, 0})
+		a.release([]Release{{"l", 1, 1}})
+		expect(t, b.give("l", b.session, b.session).Given, 1, "given of what had no owner")
+		expect(t, a.plan("l")[0].HomeIDs[1], "a", "home of what was given to another")
+	})
+}
+
+func TestNoPlanOfAPausedLeaseIsDueForWhatIsReleased(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 1)
+		a.give("l", a.session)
+		f.ok(f.wish(fakestore.Wish{Verb: "pause", Lease: "l"}, 0, false))
+		a.give("l", 0)
+		expect(t, len(a.release([]Release{{"l", 0, 1}}).Asking), 0, "leases whose plan is due")
+		expect(t, f.passes("l", 0, 2), false, "a guard passes")
+	})
+}
+
+func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	f.events()
+	grants, err := os.ReadFile("../../sql/grants.sql")
+	f.ok(err)
+	steers, app := f.role(), f.role()
+	f.exec(strings.ReplaceAll(string(grants), "pgleases_app", app))
+	for line := range strings.Lines(string(grants)) {
+		if grant, ok := strings.CutPrefix(line, "--   "); ok && strings.Contains(grant, "TO steersman;") {
+			f.exec(strings.ReplaceAll(grant, "steersman", steers))
+		}
+	}
+	user := f.text("SELECT session_user")
+	var told []string
+	for _, verb := range []struct{ call, event string }{
+		{"drain('a', 'its host goes')", "drain|<nil>|a|" + user + "|its host goes"},
+		{"undrain('a', 'it stays', 'me')", "undrain|<nil>|a|me (" + user + ")|it stays"},
+		{"cordon('a', E'two\nlines', '')", "cordon|<nil>|a|" + user + "|two\nlines"},
+		{"uncordon('a', 'r')", "uncordon|<nil>|a|" + user + "|r"},
+		{"pause('l', 'r')", "pause|l|<nil>|" + user + "|r"},
+		{"resume('l', 'r')", "resume|l|<nil>|" + user + "|r"},
+		{"freeze('l', 'r', until => now() + interval '1 hour')", "freeze|l|<nil>|" + user + "|r"},
+		{"unfreeze('l', 'r')", "unfreeze|l|<nil>|" + user + "|r"},
+		{"evict_client('b', 'r')", "evict|<nil>|b|" + user + "|r"},
+	} {
+		for _, role := range []string{app, "pg_monitor"} {
+			if _, err := f.as(role).Exec(f.ctx, "SELECT pgleases."+verb.call); Code(err) != "42501" {
+				t.Errorf("%s may call %s: %v", role, verb.call, err)
+			}
+		}
+		_, err := f.as(steers).Exec(f.ctx, "SELECT pgleases."+verb.call)
+		f.ok(err)
+		told = append(told, verb.event)
+	}
+	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
+	for _, forbidden := range []string{"INSERT INTO pgleases.wishes SELECT * FROM pgleases.wishes", "DELETE FROM pgleases.wishes", "UPDATE pgleases.wishes SET verb = ''",
+		"SELECT pgleases.wish('drain', false, NULL, 'a', '', 'r', 'infinity', true)"} {
+		for _, role := range []string{app, steers} {
+			if _, err := f.as(role).Exec(f.ctx, forbidden); Code(err) != "42501" {
+				t.Errorf("%s: %v", forbidden, err)
+			}
+		}
+	}
+}
+
+func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 1)
+	f.events()
+	state := func() string {
+		return f.text("SELECT generation, next_check_at, (SELECT count(*) FROM wishes) FROM leases")
+	}
+	before := state()
+	for call, says := range map[string]string{
+		"drain('a', '')":                              "drain needs a reason",
+		"undrain('a', NULL)":                          "undrain needs a reason",
+		"resume('l', '')":                             "resume needs a reason",
+		"evict_client('a', '')":                       "needs a reason",
+		"drain(NULL, 'r')":                            "drain of null",
+		"pause(NULL, 'r')":                            "pause of null",
+		"cordon('b', 'r')":                            `client "b" is not known`,
+		"evict_client('b', 'r')":                      `client "b" is not known`,
+		"freeze('m', 'r')":                            `lease "m" does not exist`,
+		"drain('a', 'r')":                             `client "a" is the last that works on: l`,
+		"cordon('a', 'r', until => '2026-01-01 UTC')": "cordon until 2026-01-01",
+		"cordon('a', 'r', until => NULL)":             "cordon until null",
+		"uncordon('a', 'r')":                          `there is no cordon of "a" to take back`,
+	} {
+		_, err := f.sql.Exec(f.ctx, "SELECT "+call)
+		if err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	expect(t, state(), before, "generation, plan due, wishes")
+	expect(t, f.events(), "", "events")
+}
+
+// A client whose code knows no wishes would undo them.
+func TestVerbsAreRefusedWhileOlderCodeIsAtWorkAndLaterItLeavesWishesAlone(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 2)
+	for _, number := range []int{1, 2} {
+		old := f.oldClient(number, fmt.Sprint("old-", number))
+		args := []any{old.session, "l", 2, 1}
+		if number == 2 {
+			args = append(args, 1)
+		}
+		old.says("join", append(args, 5000)...)
+		_, err := f.sql.Exec(f.ctx, "SELECT cordon('a', 'r')")
+		if Code(err) != "55000" || !strings.Contains(err.Error(), old.f.text("SELECT id FROM clients WHERE session = $1", old.session)) {
+			t.Errorf("beside a client of version %d: %v", number, err)
+		}
+		f.exec("DELETE FROM members WHERE session = $1", old.session)
+		f.exec("DELETE FROM clients WHERE session = $1", old.session)
+	}
+	f.exec("SELECT cordon('a', 'r')")
+	old := f.oldClient(2, "later")
+	old.says("join", old.session, "l", 2, 1, 1, 5000)
+	expect(t, old.says("plan", []string{"l"}, false), "", "a plan of version 2")
+	f.exec("UPDATE members SET code = 0") // all went back
+	expect(t, strings.Contains(old.says("plan", []string{"l"}, false), "[a later]"), true, "a plan of version 2 where nobody else would make one")
+	f.exec("DELETE FROM wishes; INSERT INTO wishes (verb, client, until, since, actor, reason) VALUES ('drain', 'a', 'infinity', now(), '', '')")
+	expect(t, strings.Contains(old.says("plan", []string{"l"}, false), "[a later] [1 1]"), false, "weights")
+	expect(t, f.text("SELECT weights FROM plan('{l}', false)"), "[0 1]", "weights that version 2 is told")
+}
+
+// The join is not yet seen by the verb, and its plan would not see the wish.
+func TestAWishAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	b.join("l", 2)
+	a.join("l", 2)
+	b.join("m", 2)
+	tx, err := f.session().Begin(f.ctx)
+	f.ok(err)
+	var row any
+	joins := StatementsFor("pgleases").Join
+	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row))
+	operator := f.raw()
+	pid := operator.PgConn().PID()
+	drained := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.drain('a', 'r')"); return err })
+	f.blocked(pid)
+	joined := valueOn[int64](f, tx, "SELECT generation FROM leases WHERE name = 'm'")
+	f.ok(tx.Commit(f.ctx))
+	f.ok(drained())
+	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > joined, true, "a plan that saw the join and not the wish is overtaken")
+	expect(t, strings.Contains(b.wishes("m"), "a drained yes"), true, b.wishes("m"))
+	expect(t, value[bool](f, "SELECT next_check_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
+}
+
+// It ends wishes, and waits for none of the locks that a plan or a stranger has.
+func TestACheckEndsNoWishAboutALeaseThatIsLocked(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 1)
+	b.join("l", 1)
+	f.exec("SELECT freeze('l', 'r'), drain('a', 'r')")
+	f.exec("UPDATE wishes SET until = now() - interval '1 second'")
+	for _, locks := range []string{"SELECT FROM leases WHERE name = 'l' FOR KEY SHARE", "SELECT FROM clients WHERE id = 'a' FOR KEY SHARE"} {
+		unlock := f.lock(locks)
+		f.checkNow()
+		b.evict()
+		unlock()
+	}
+	expect(t, f.text("SELECT verb, (SELECT count(*) FROM events WHERE cause LIKE 'un%') FROM wishes"), "drain|1", "wishes that are left")
+	f.checkNow()
+	b.evict()
+	expect(t, f.text("SELECT verb FROM wishes"), "", "wishes that are left")
+	expect(t, f.text("SELECT cause, lease, from_id, actor FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|<nil>\nundrain|<nil>|a|<nil>", "events")
+}

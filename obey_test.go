@@ -1,0 +1,357 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+)
+
+// Plans of leases about which operators wish something.
+
+// checkObeys reports the first broken promise of a plan of such a lease.
+func checkObeys(l *planLease, to []int32) error {
+	if err := checkComplete(l, to); err != nil {
+		return err
+	}
+	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (l.frozen || l.members[m].cordoned) }
+	open := slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight > 0 && !m.cordoned })
+	rest, moved := planLease{members: slices.Clone(l.members), home: []int32{}}, []int32{}
+	for i, m := range rest.members {
+		if m.cordoned && open {
+			rest.members[i].weight = 0
+		}
+	}
+	has := countOwned(l, to)
+	for p, m := range l.current {
+		switch {
+		case keeps(m) && to[p] != m:
+			return fmt.Errorf("partition %d is taken from member %d, with which it shall stay", p, m)
+		case keeps(m):
+			continue
+		case to[p] >= 0 && rest.members[to[p]].weight == 0:
+			return fmt.Errorf("partition %d goes to member %d, which is cordoned", p, to[p])
+		}
+		rest.current, rest.home, moved = append(rest.current, m), append(rest.home, l.home[p]), append(moved, to[p])
+		if !l.frozen && open || to[p] < 0 || to[p] == l.home[p] {
+			continue
+		}
+		for o, other := range rest.members { // it goes to whoever is furthest below its share
+			if other.weight > 0 && has[to[p]]*other.weight > (has[o]+1)*rest.members[to[p]].weight {
+				return fmt.Errorf("partition %d goes to member %d, which has %d, and not to %d, which has %d", p, to[p], has[to[p]], o, has[o])
+			}
+		}
+	}
+	if l.frozen || !open {
+		return nil
+	}
+	for _, check := range []func(*planLease, []int32) error{checkShares, checkMoves, checkHomes} {
+		if err := check(&rest, moved); err != nil {
+			return fmt.Errorf("among the rest: %w", err)
+		}
+	}
+	return nil
+}
+
+func TestPlanObeysWishes(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var leases, plain []planLease
+		for range rapid.IntRange(1, 4).Draw(t, "leases") {
+			l := drawLease(t, 12, 6, 3)
+			if l.home == nil {
+				l.home = slices.Repeat([]int32{-1}, len(l.current))
+			}
+			l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
+			for i := range l.members {
+				l.members[i].cordoned = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned")
+			}
+			leases = append(leases, l)
+			if !l.wished() {
+				plain = append(plain, l)
+			}
+		}
+		plans, again := plan(leases), plan(plain)
+		applied := slices.Clone(leases)
+		for i := range leases {
+			applied[i].current = plans[i]
+			if !leases[i].wished() {
+				if !slices.Equal(plans[i], again[0]) {
+					t.Fatalf("lease %d, of which nothing is wished, depends on others: %v, not %v", i, plans[i], again[0])
+				}
+				again = again[1:]
+				continue
+			}
+			if err := checkObeys(&leases[i], plans[i]); err != nil {
+				t.Fatalf("lease %d: %v\n%+v\n%v", i, err, leases[i], plans[i])
+			}
+		}
+		for i, again := range plan(applied) {
+			if !slices.Equal(again, plans[i]) {
+				t.Fatalf("lease %d: planned %v, then, with that applied, %v\n%+v", i, plans[i], again, leases[i])
+			}
+		}
+	})
+}
+
+// --- what clients do about wishes
+
+// wish gives an operator's verb of a client or a lease, for ever and by force.
+func (w *world) wish(verb, lease, client string) {
+	w.t.Helper()
+	if err := w.db.Wish(fakestore.Wish{Verb: verb, Lease: lease, Client: client}, fakestore.Ever, true); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) takeBack(verb, lease, client string) {
+	w.t.Helper()
+	if err := w.db.TakeBack(fakestore.Wish{Verb: verb, Lease: lease, Client: client}); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// heard is how long it takes until a wish is obeyed: a heartbeat tells of it, and work ends.
+const heard = 3 * time.Second
+
+// trio is three clients that share a lease of 12 partitions, and run work on it.
+func (w *world) trio() (procs []*proc, leases []*Lease) {
+	for _, id := range []string{"a", "b", "c"} {
+		p := w.start(id)
+		l := p.mustJoin("x", 12)
+		p.work(l)
+		procs, leases = append(procs, p), append(leases, l)
+	}
+	w.shares(leases, 4, 4, 4)
+	return procs, leases
+}
+
+// shares waits until clients own so many each, then for a while in which that must not change.
+func (w *world) shares(leases []*Lease, want ...int) {
+	w.t.Helper()
+	w.sharesIn(heard, leases, want...)
+}
+
+func (w *world) sharesIn(limit time.Duration, leases []*Lease, want ...int) {
+	w.t.Helper()
+	owned := func() (got []int) {
+		for _, l := range leases {
+			got = append(got, len(shown(l)))
+		}
+		return got
+	}
+	w.within(limit, fmt.Sprintf("they own %v", want), func() bool { return slices.Equal(owned(), want) })
+	time.Sleep(20 * time.Second)
+	if got := owned(); !slices.Equal(got, want) {
+		w.failf("they own %v, then %v", want, got)
+	}
+}
+
+func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, leases := w.trio()
+		before := shows(leases[1])
+		w.wish("drain", "", "b")
+		w.shares(leases, 6, 0, 6)
+		if err := leases[1].SetWeight(context.Background(), 5); err != nil { // the application does not undo it
+			t.Fatal(err)
+		}
+		w.shares(leases, 6, 0, 6)
+		if err := leases[1].SetWeight(context.Background(), 1); err != nil {
+			t.Fatal(err)
+		}
+		procs[1].kill() // nor does a restart
+		again := w.start("b").mustJoin("x", 12)
+		leases[1] = again
+		w.shares(leases, 6, 0, 6)
+		w.takeBack("drain", "", "b")
+		w.shares(leases, 4, 4, 4)
+		if after := shows(again); after != before {
+			t.Errorf("it owned %s, and then %s", before, after)
+		}
+	})
+}
+
+func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, leases := w.trio()
+		before := shows(leases[1])
+		w.wish("cordon", "", "b")
+		if err := procs[0].close(time.Minute, time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		w.shares(leases, 0, 4, 8)
+		d := w.start("d").mustJoin("x", 12)
+		leases[0] = d
+		w.shares(leases, 4, 4, 4)
+		if after := shows(leases[1]); after != before {
+			t.Errorf("it owned %s, and then %s", before, after)
+		}
+		w.wish("cordon", "", "d")
+		w.wish("cordon", "", "c")
+		if err := d.Leave(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		w.shares(leases, 0, 6, 6) // all are cordoned, and nothing lies about
+		e := w.start("e").mustJoin("x", 12)
+		leases[0] = e
+		w.shares(leases, 0, 6, 6) // whom nobody gives anything
+		w.takeBack("cordon", "", "b")
+		w.takeBack("cordon", "", "c")
+		w.shares(leases, 4, 4, 4)
+	})
+}
+
+func TestOfAPausedLeaseNobodyOwnsAnything(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, leases := w.trio()
+		other := w.start("d").mustJoin("y", 2)
+		before := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}
+		w.wish("pause", "x", "")
+		w.shares(leases, 0, 0, 0)
+		w.db.Look(func(t *fakestore.Tables, _ int64) {
+			for n, row := range t.Partitions["x"] {
+				if row.Owner != 0 {
+					w.failf("partition %d is owned by session %d", n, row.Owner)
+				}
+			}
+		})
+		if len(shown(other)) != 2 {
+			t.Errorf("of another lease %d are owned", len(shown(other)))
+		}
+		w.takeBack("pause", "x", "")
+		w.shares(leases, 4, 4, 4)
+		if after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}; !slices.Equal(after, before) {
+			t.Errorf("they owned %v, and then %v", before, after)
+		}
+	})
+}
+
+func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, leases := w.trio()
+		w.wish("freeze", "x", "")
+		d := w.start("d").mustJoin("x", 12)
+		leases = append(leases, d)
+		w.shares(leases, 4, 4, 4, 0)
+		procs[0].kill()
+		w.sharesIn(12*time.Second, leases[1:], 4, 4, 4) // what it had goes to who has least
+		if err := leases[1].Leave(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		w.shares(leases[2:], 6, 6)
+		w.wish("drain", "", "d")
+		w.shares(leases[2:], 12, 0)
+		w.takeBack("drain", "", "d")
+		w.shares(leases[2:], 12, 0)
+		w.takeBack("freeze", "x", "")
+		w.shares(leases[2:], 6, 6)
+	})
+}
+
+func TestAnEvictedClientEndsAndWhatItHadIsTakenOverWithinATTL(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, leases := w.trio()
+		if _, err := w.db.EvictClient("b"); err != nil {
+			t.Fatal(err)
+		}
+		w.within(heard, "it ends", func() bool {
+			select {
+			case <-procs[1].c.Done():
+				return true
+			default:
+				return false
+			}
+		})
+		if err := procs[1].c.Err(); !errors.Is(err, ErrSuperseded) {
+			t.Errorf("it ended with %v", err)
+		}
+		w.sharesIn(10*time.Second, leases, 6, 0, 6)
+		leases[1] = w.start("b").mustJoin("x", 12)
+		w.shares(leases, 4, 4, 4)
+	})
+}
+
+// TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant plays histories of their verbs, with deaths and crashes of the database.
+func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
+	histories(t, func(w *world) {
+		leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16)}
+		var alive []*proc
+		add := func(id string) {
+			p := w.start(id)
+			for _, name := range slices.Sorted(maps.Keys(leases)) {
+				p.work(p.mustJoin(name, leases[name]))
+			}
+			alive = append(alive, p)
+		}
+		for id := range 3 {
+			add(fmt.Sprint("id", id))
+		}
+		for step := range 60 {
+			time.Sleep(w.span(0, 10*time.Second))
+			i := w.n(len(alive))
+			p := alive[i]
+			gone := func() { alive = slices.Delete(alive, i, i+1) }
+			switch n := w.n(12); {
+			case n == 0 && len(alive) > 1:
+				w.event("%s: killed", p.name)
+				p.kill()
+				gone()
+			case n == 1 && len(alive) > 1:
+				gone()
+				_ = p.close(w.span(0, 10*time.Second), 13*time.Second)
+			case n == 2 && len(alive) > 1:
+				_, err := w.db.EvictClient(p.id)
+				w.event("%s: evicted by an operator: %v", p.name, err)
+				gone()
+				if w.chance(0.5) {
+					add(p.id)
+				}
+			case n == 3:
+				w.event("database: crashed, %d heartbeats lost", w.db.Crash(w.n(20)))
+			case n <= 5 && len(alive) < 6:
+				add(fmt.Sprint("id", 3+step))
+			case n <= 9:
+				wish := fakestore.Wish{Verb: []string{"drain", "cordon", "pause", "freeze"}[w.n(4)]}
+				if wish.Verb == "drain" || wish.Verb == "cordon" {
+					wish.Client = p.id
+				} else {
+					wish.Lease = w.anyOf(leases)
+				}
+				until := int64(fakestore.Ever)
+				if w.chance(0.5) {
+					w.db.Look(func(_ *fakestore.Tables, clock int64) {
+						until = clock + w.span(time.Second, 30*time.Second).Microseconds()
+					})
+				}
+				w.event("%+v: %v", wish, w.db.Wish(wish, until, w.chance(0.5)))
+			default:
+				w.takeAllBack(1)
+			}
+		}
+		w.takeAllBack(1000)
+		w.event("quiet")
+		if !w.broken() {
+			w.comesRight(alive, leases, 6*time.Second)
+		}
+		w.end()
+	})
+}
+
+// takeAllBack takes so many wishes back.
+func (w *world) takeAllBack(n int) {
+	var wishes []fakestore.Wish
+	w.db.Look(func(t *fakestore.Tables, _ int64) { wishes = slices.Collect(maps.Keys(t.Wishes)) })
+	slices.SortFunc(wishes, func(a, b fakestore.Wish) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	for _, wish := range wishes[:min(n, len(wishes))] {
+		w.event("taken back: %+v: %v", wish, w.db.TakeBack(wish))
+	}
+}

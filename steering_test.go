@@ -1,0 +1,114 @@
+package pgleases_test
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// Clients at work are steered by SQL: each verb does what it says, cuts no work off, and no partition is worked on twice at once.
+func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
+	t.Parallel()
+	const partitions = 12
+	pool := newPool(t, pgtest.MigratedDatabase(t))
+	operator := ownersPool(t, pool.Config().ConnString())
+	var working [partitions]atomic.Int32
+	var overlaps, cut atomic.Int32
+	clients, leases := make(map[string]*pgleases.Client), make(map[string]*pgleases.Lease)
+	open := func(id string) {
+		clients[id] = newClient(t, pool, pgleases.WithClientID(id))
+		leases[id] = joined(t, clients[id], "work", partitions)
+		run(t, leases[id], func(ctx context.Context, p pgleases.Partition) error {
+			if working[p.Number].Add(1) != 1 {
+				overlaps.Add(1)
+			}
+			defer working[p.Number].Add(-1)
+			<-ctx.Done()
+			if p.Context().Err() != nil {
+				cut.Add(1)
+			}
+			return nil
+		})
+	}
+	says := func(verb string) {
+		t.Helper()
+		execute(t, operator, "SELECT pgleases."+verb)
+	}
+	shares := func(what string, ids string, want ...int) {
+		t.Helper()
+		until(t, what, func() bool {
+			for i, id := range ids {
+				if len(ownedBy(t, pool, string(id))) != want[i] || len(numbers(leases[string(id)])) != want[i] {
+					return false
+				}
+			}
+			return true
+		})
+	}
+	planned := func() {
+		t.Helper()
+		untilValue(t, pool, "no plan is due", 0, "SELECT count(*) FROM pgleases.leases WHERE next_check_at < 'infinity'")
+	}
+	for _, id := range []string{"a", "b", "c"} {
+		open(id)
+	}
+	shares("each has its third", "abc", 4, 4, 4)
+	its := ownedBy(t, pool, "a")
+
+	says("drain('a', 'its host goes')")
+	shares("a is drained", "abc", 0, 6, 6)
+	says("undrain('a', 'its host stays')")
+	shares("a is back", "abc", 4, 4, 4)
+	if got := ownedBy(t, pool, "a"); !slices.Equal(got, its) {
+		t.Errorf("a owned %v, and when it was back %v", its, got)
+	}
+
+	says("pause('work', 'maintenance')")
+	untilValue(t, pool, "nobody owns anything", 0, "SELECT count(owner) FROM pgleases.partitions")
+	for n := range working {
+		if working[n].Load() != 0 {
+			t.Errorf("partition %d is worked on, and nobody owns it", n)
+		}
+	}
+	says("resume('work', 'done')")
+	shares("all work again", "abc", 4, 4, 4)
+
+	says("freeze('work', 'a long night')")
+	open("d")
+	planned()
+	shares("d gets nothing of what is frozen", "abcd", 4, 4, 4, 0)
+	says("drain('c', 'it is slow')")
+	shares("what c had moves nevertheless", "cd", 0, 4)
+	says("undrain('c', 'it is well')")
+	says("unfreeze('work', 'morning')")
+	shares("all have a quarter", "abcd", 3, 3, 3, 3)
+
+	says("cordon('b', 'no more for it')")
+	shut(t, clients["a"])
+	until(t, "all is owned", func() bool { return value[int](t, pool, "SELECT count(owner) FROM pgleases.partitions") == partitions })
+	planned()
+	if got := len(ownedBy(t, pool, "b")); got != 3 {
+		t.Errorf("b is cordoned with 3 partitions, and has %d", got)
+	}
+	says("uncordon('b', 'more')")
+	shares("each has its third", "bcd", 4, 4, 4)
+	if n := cut.Load(); n != 0 {
+		t.Errorf("%d times work was cut off", n)
+	}
+
+	says("evict_client('d', 'it hangs')")
+	receive(t, "d ends", clients["d"].Done())
+	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrSuperseded)
+	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.partitions WHERE owner_id = 'd' AND owner IS NOT NULL"); got != 4 {
+		t.Errorf("before it expired d had %d partitions, and not 4", got)
+	}
+	expire(t, pool, "d")
+	shares("what d had is taken over", "bc", 6, 6)
+	if n := overlaps.Load(); n != 0 {
+		t.Errorf("%d times a partition was worked on twice at once", n)
+	}
+}
