@@ -103,10 +103,7 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	says("evict_client('d', 'it hangs')")
 	receive(t, "d ends", clients["d"].Done())
 	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrSuperseded)
-	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.partitions WHERE owner_id = 'd' AND owner IS NOT NULL"); got != 4 {
-		t.Errorf("before it expired d had %d partitions, and not 4", got)
-	}
-	expire(t, pool, "d")
+	expire(t, pool, "d") // what it had not handed over by then waits for that
 	shares("what d had is taken over", "bc", 6, 6)
 	if n := overlaps.Load(); n != 0 {
 		t.Errorf("%d times a partition was worked on twice at once", n)
