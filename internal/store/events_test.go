@@ -90,7 +90,7 @@ func TestAPlanOfManyMovesIsAnEventForEachPairOfClients(t *testing.T) {
 
 func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
 	grants, err := os.ReadFile("../../sql/grants.sql")
 	f.ok(err)
