@@ -20,6 +20,9 @@ const unknown = time.Minute
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no database.
 func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying, Failures: r.Failures}}
+	if r.Job {
+		return r.decideJob(k, epoch)
+	}
 	now := r.Clock
 	if r.PausedAt != nil {
 		return d
@@ -135,6 +138,34 @@ func (d *decision) unstep(t trial) {
 		d.CursorLocal = &d.before.Local
 	}
 	d.Trying, d.Due = &t, &t.Again
+}
+
+// decideJob is decide for a job.
+func (r *record) decideJob(k *kind, epoch int64) decision {
+	d := decision{step: step{Trying: r.Trying}}
+	now := r.Clock
+	var err error
+	if k == nil {
+		err = fmt.Errorf("kind %q is not registered", r.Kind)
+	} else {
+		err = k.parse(r.Args)
+	}
+	if err != nil {
+		again := now.Add(unknown)
+		d.Waits, d.Due = kept(err), &again
+		return d
+	}
+	began := now
+	if t := r.Trying; t != nil {
+		if t.Again.After(now) {
+			d.Due = &t.Again
+			return d
+		}
+		began = t.Began
+	}
+	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
+	d.Fates = []fate{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
+	return d
 }
 
 // due tells what is to be done about the ticks after the last. A tick that jitter holds back has not come.

@@ -1,5 +1,5 @@
-// Package schedule runs what is to run again and again, in an application of many processes: each tick of a schedule once, whoever lives, in
-// a transaction of the application's database. The tables are made by [New], or by [Migrate].
+// Package schedule runs what is to run again and again, and what is to run once later, in an application of many processes: each tick of a schedule
+// once, and each job, whoever lives, in a transaction of the application's database. The tables are made by [New], or by [Migrate].
 //
 //	s, err := schedule.New(ctx, client, pool, "billing")
 //	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
@@ -8,6 +8,10 @@
 //	})
 //	err = books.Add("close", Books{}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour))
 //	err = s.Run(ctx) // in each process
+//
+// A kind's jobs are put in transactions of the application's, too:
+//
+//	id, err := books.EnqueueTx(ctx, tx, Books{}, schedule.In(time.Minute), schedule.Unique("inv-7", schedule.Replace))
 //
 // # What is promised
 //
@@ -31,8 +35,11 @@
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
 // is not late for it, says why in [Schedule].Waits, and stops nobody.
 //
+// A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [Unique] keeps two of one key from living at once.
+//
 // # What is not promised
 //
+//   - A job that is put begins within about a second. It is found later, within about a minute, if its transaction takes longer than ten seconds from there to its commit.
 //   - Effects outside of the transaction come once only as far as the handler sees to it: it may be called again for a tick, when its transaction was broken off or
 //     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new

@@ -82,6 +82,7 @@ type Entry struct {
 // entry is an Entry as the database has it.
 type entry struct {
 	ID        int64      `json:"id"`
+	Name      string     `json:"name"`
 	Since     time.Time  `json:"since"`
 	Until     time.Time  `json:"until"`
 	Ticks     int64      `json:"ticks"`

@@ -8,8 +8,11 @@ import (
 
 // The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name.
+	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; and by Job and Cancel.
 	ErrNotFound = errors.New("schedule: not found")
+
+	// ErrExists is returned by Enqueue and EnqueueTx: there is a job with this unique key, see Unique.
+	ErrExists = errors.New("schedule: a job with this unique key exists")
 
 	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its kind's Timeout.
 	ErrTimeout = errors.New("schedule: the run took longer than its timeout")

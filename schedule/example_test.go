@@ -34,6 +34,20 @@ func Example() {
 	// Output:
 }
 
+func ExampleJobs() {
+	type Mail struct{ To string }
+	order := func(ctx context.Context, mail *schedule.Kind[Mail], tx pgx.Tx) error { // in a transaction that orders something
+		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.In(time.Minute), schedule.Unique("inv-7", schedule.Replace))
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, "UPDATE invoices SET mail = $1 WHERE id = 7", id)
+		return err
+	}
+	_ = order
+	// Output:
+}
+
 func ExampleCron() {
 	rule := schedule.Cron("30 2 * * *", "Europe/Berlin") // each day at 2:30
 	if err := rule.Err(); err != nil {

@@ -14,16 +14,17 @@ import (
 // A Kind is a handler under a name, which the database keeps: schedules of it run wherever a process knows it. All methods are safe for
 // concurrent use.
 type Kind[Args any] struct {
-	scheduler *Scheduler
-	kind      *kind
+	Jobs[Args]
+	kind *kind
 }
 
 // A Run is what a handler is told about the run that it is to do.
 type Run[Args any] struct {
-	Name    string    // of the schedule
+	Name    string    // of the schedule; of a job its Unique key, or empty
+	Job     int64     // of a job, what Enqueue returned; 0: it is a schedule
 	Key     string    // under which no other run overlaps with it
 	Args    Args      // of the schedule
-	At      time.Time // the tick: what the run is for. Not the time at which it runs
+	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
 	Attempt int       // from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
@@ -62,7 +63,7 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 		return json.Unmarshal(args, new(Args))
 	}
 	k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-		run := Run[Args]{r.Name, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch}
+		run := Run[Args]{r.Name, r.Job, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch}
 		if err := json.Unmarshal(r.Args, &run.Args); err != nil {
 			return err
 		}
@@ -74,7 +75,7 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
 	s.register(k, errors.Join(checkName("kind", name), err))
-	return &Kind[Args]{s, k}
+	return &Kind[Args]{Jobs[Args]{s, name, func() error { return s.registered(k) }}, k}
 }
 
 // call calls the handler of a kind, in a goroutine that it may end.
@@ -131,15 +132,10 @@ func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule,
 // until then, for which edits and ends of runs wait: call it as late in the transaction as can be, and in the order of the names. Where the
 // schedule was made by a transaction that is not visible to this one it fails, with SQLSTATE 40001, as the database would.
 func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {
-	return k.put(ctx, func(f func(pgx.Tx) error) error {
-		if tx == nil {
-			return errors.New("transaction is nil")
-		}
-		return f(tx)
-	}, name, args, rule, opts)
+	return k.put(ctx, callersTx(tx), name, args, rule, opts)
 }
 
-func (k *Kind[Args]) put(ctx context.Context, in func(func(pgx.Tx) error) error, name string, args Args, rule Rule, opts []ScheduleOption) error {
+func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, rule Rule, opts []ScheduleOption) error {
 	r, err := k.row(name, args, rule, opts)
 	if err == nil {
 		err = in(func(tx pgx.Tx) error { return k.scheduler.put(ctx, tx, r, rule) })
@@ -152,7 +148,7 @@ func (k *Kind[Args]) put(ctx context.Context, in func(func(pgx.Tx) error) error,
 
 // row is a schedule as the caller wants it.
 func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*record, error) {
-	if err := errors.Join(k.scheduler.registered(k.kind), rule.Err()); err != nil {
+	if err := errors.Join(k.check(), rule.Err()); err != nil {
 		return nil, err
 	}
 	text, err := json.Marshal(args)

@@ -125,7 +125,8 @@ type Jitter time.Duration
 // PauseAfter pauses the schedule when so many ticks in a row are dead; default 0: never. Resume has it go on.
 type PauseAfter int
 
-// Key is the key under which runs never overlap, over all schedules of the group with that key; default the schedule's name.
+// Key is the key under which runs never overlap, over all schedules and jobs of the group with that key; default the schedule's name; of
+// a job its Unique key, or else one of its own.
 type Key string
 
 func (m Missed) set(r *record)  { r.Policy.Missed = m }

@@ -34,15 +34,15 @@ type planner struct {
 	finished chan finish
 
 	// The rest is the goroutine's alone.
-	queue   []item              // what is due soon and does not run, by when it is due
-	running map[int64]time.Time // by schedule: for when it was due
-	keys    map[string]struct{} // under which something runs
-	alone   bool                // what runs is suspected to kill the process
-	crowded bool                // so it was when it last looked
-	passed  map[string]struct{} // keys that were left out when it last looked
-	low     time.Time           // nothing that was due before is left
-	swept   time.Time           // when it last looked at everything
-	failing bool                // the last look failed
+	queues  [priorities][]item    // what is due soon and does not run, by its priority, and by when it is due
+	running map[subject]time.Time // for when it was due
+	keys    map[string]struct{}   // under which something runs
+	alone   bool                  // what runs is suspected to kill the process
+	crowded bool                  // so it was when it last looked
+	passed  map[string]struct{}   // keys that were left out when it last looked
+	low     time.Time             // nothing that was due before is left
+	swept   time.Time             // when it last looked at everything
+	failing bool                  // the last look failed
 }
 
 // A finish is the end of a run.
@@ -55,7 +55,7 @@ type finish struct {
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	return &planner{
 		s: s, lease: lease, owned: make(map[int]*ownership), fresh: make(map[int]struct{}),
-		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[int64]time.Time), keys: make(map[string]struct{}),
+		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
 	}
 }
 
@@ -97,12 +97,13 @@ func (p *planner) start(ctx context.Context) (stop func()) {
 }
 
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
-	ended, next := ctx.Done(), time.Now()
+	ended, next, looked := ctx.Done(), time.Now(), time.Time{}
 	for {
 		var timer <-chan time.Time
 		if ctx.Err() == nil {
 			if !time.Now().Before(next) {
 				p.find(ctx)
+				looked = time.Now()
 				next = time.Now().Add(p.s.lookEvery)
 			}
 			timer = time.After(min(time.Until(next), p.begin()))
@@ -110,7 +111,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		select {
 		case <-timer:
 		case <-p.wake:
-			next = time.Now()
+			next = earlier(next, looked.Add(p.s.lookEvery/100)) // however many jobs are put
 		case f := <-p.finished:
 			p.end(f)
 		case <-ended:
@@ -133,7 +134,7 @@ func (p *planner) find(ctx context.Context) {
 	}
 	p.mu.Unlock()
 	if len(partitions) == 0 {
-		p.queue = nil
+		p.queues = [priorities][]item{}
 		return
 	}
 	since := p.low.Add(-behind)
@@ -157,7 +158,7 @@ func (p *planner) find(ctx context.Context) {
 		return
 	}
 	p.failing = false
-	p.queue = nil
+	p.queues = [priorities][]item{}
 	if !p.hear(clock, sent, time.Now()) {
 		return
 	}
@@ -176,8 +177,8 @@ func (p *planner) find(ctx context.Context) {
 		}
 	}
 	for _, it := range due {
-		if _, runs := p.running[it.ID]; !runs {
-			p.queue = append(p.queue, it)
+		if _, runs := p.running[it.subject]; !runs {
+			p.queues[it.Priority] = append(p.queues[it.Priority], it)
 		}
 		p.low = earlier(p.low, it.due())
 	}
@@ -186,12 +187,20 @@ func (p *planner) find(ctx context.Context) {
 	}
 }
 
+// priorities is how many there are.
+const priorities = 4
+
 // crowded reports whether there may be more in a partition than was found.
 func crowded(due []item) bool {
-	n := make(map[int]int)
+	type found struct {
+		partition, priority int
+		job                 bool
+	}
+	n := make(map[found]int)
 	for _, it := range due {
-		n[it.Partition]++
-		if n[it.Partition] == lookMost {
+		f := found{it.Partition, it.Priority, it.Job}
+		n[f]++
+		if n[f] == lookMost {
 			return true
 		}
 	}
@@ -203,51 +212,80 @@ func (p *planner) begin() time.Duration {
 	p.mu.Lock()
 	clock := p.clock
 	p.mu.Unlock()
-	for i := 0; i < len(p.queue) && !p.alone && len(p.running) < p.s.options.maxRunning; {
-		it := p.queue[i]
-		now := time.Now()
-		if wait := max(it.due().Sub(clock.at(now)), it.earliest.Sub(now)); wait > 0 {
-			return wait
+	wait := p.s.lookEvery
+	for n := range p.queues {
+		q, more := &p.queues[priorities-1-n], false
+		if wait, more = p.beginFrom(q, clock, wait); !more {
+			break
 		}
-		alone := it.Crashes > 0
-		if alone && len(p.running) > 0 {
-			break // nothing else begins before it
+	}
+	return wait
+}
+
+// beginFrom begins what is due in one queue. It returns how long the next is not due, and whether what has a lower priority may begin.
+func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration) (next time.Duration, more bool) {
+	for i := 0; i < len(*queue); {
+		if p.alone || len(p.running) >= p.s.options.maxRunning {
+			return wait, false
+		}
+		it := (*queue)[i]
+		now := time.Now()
+		if left := max(it.due().Sub(clock.at(now)), it.earliest.Sub(now)); left > 0 {
+			return min(wait, left), true
+		}
+		if it.Crashes > 0 && len(p.running) > 0 {
+			return wait, false // nothing else begins before it
 		}
 		if _, busy := p.keys[it.Key]; busy {
 			i++ // begun after that one's end
 			continue
 		}
-		p.queue = slices.Delete(p.queue, i, i+1)
+		if i == 0 {
+			*queue = (*queue)[1:]
+		} else {
+			*queue = slices.Delete(*queue, i, i+1)
+		}
 		p.mu.Lock()
 		o := p.owned[it.Partition]
 		p.mu.Unlock()
 		if o == nil || !o.begin() {
 			continue
 		}
-		p.running[it.ID], p.keys[it.Key], p.alone = it.due(), struct{}{}, alone
+		p.running[it.subject], p.keys[it.Key], p.alone = it.due(), struct{}{}, it.Crashes > 0
 		go func() {
 			defer o.runs.Done()
 			again, from := p.carryOut(o, it)
 			p.finished <- finish{it, again, from}
 		}()
 	}
-	return p.s.lookEvery
+	return wait, true
+}
+
+// empty reports whether nothing is queued.
+func (p *planner) empty() bool {
+	for _, q := range p.queues {
+		if len(q) > 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // end takes the end of a run.
 func (p *planner) end(f finish) {
-	delete(p.running, f.ID)
+	delete(p.running, f.subject)
 	delete(p.keys, f.Key)
 	p.alone = false
-	if _, ok := p.passed[f.Key]; ok || p.crowded && len(p.queue) == 0 {
+	if _, ok := p.passed[f.Key]; ok || p.crowded && p.empty() {
 		p.look()
 	}
 	p.low = earlier(p.low, f.from) // where it catches up it is due before it was, and it may be looked for before it begins
 	if f.again == nil {
 		return
 	}
-	i, _ := slices.BinarySearchFunc(p.queue, f.again.due(), func(it item, t time.Time) int { return it.due().Compare(t) })
-	p.queue = slices.Insert(p.queue, i, *f.again)
+	queue := &p.queues[f.again.Priority]
+	i, _ := slices.BinarySearchFunc(*queue, f.again.due(), func(it item, t time.Time) int { return it.due().Compare(t) })
+	*queue = slices.Insert(*queue, i, *f.again)
 }
 
 // hear takes the database's time, and reports whether it is believed.

@@ -42,7 +42,7 @@ type ownership struct {
 	crashes sync.Mutex // guards what follows; held while it is opened
 	opened  time.Time  // by the database; zero: nothing has run in it
 	died    bool       // the owner before did, while something may have run
-	charged []int64    // schedules that count a crash of this owner's until their run has ended
+	charged []subject  // counts a crash of this owner's until their run has ended
 }
 
 // begin reports whether a run may begin. runs.Done is to be called at its end.
@@ -86,11 +86,13 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 	conflicts, breaks := 0, 0
 	for tried := (*record)(nil); ; {
 		a, err := p.try(o, it)
-		if a.row != nil {
+		if a.row != nil && !a.row.Job {
 			from = earlier(from, a.row.Cursor) // whose next tick may be due, whatever has become of this step
 			if tried != nil && (!tried.Cursor.Equal(a.row.Cursor) || tried.attempts() != a.row.attempts()) {
 				conflicts, breaks = 0, 0 // that was committed, and its answer was lost
 			}
+		}
+		if a.row != nil {
 			tried = a.row
 		}
 		if err == nil && a.charged {
@@ -164,7 +166,7 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 	}
 	run := rand.Text()
 	err = p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := p.s.sendOpen(ctx, tx, it.ID, run, l.timeout+time.Second, l.idle, p.s.lockWait) // the handler's context ends first
+		r, err := p.s.sendOpen(ctx, tx, it.subject, run, l.timeout+time.Second, l.idle, p.s.lockWait) // the handler's context ends first
 		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
 			return err
 		}
@@ -179,7 +181,7 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 			d.run = nil
 		case o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch):
-			o.charge(r.ID)
+			o.charge(it.subject)
 			d.charge(r, o.Epoch)
 			d.run, a.charged = nil, true
 		}
@@ -202,7 +204,7 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
 	r := a.row
 	told := Run[json.RawMessage]{
-		Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
+		Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: o.Number, Epoch: o.Epoch,
 	}
 	if r.Done != nil {
@@ -242,7 +244,7 @@ func (e timedOut) Error() string {
 func (p *planner) write(o *ownership, a attempt) error {
 	run := rand.Text()
 	return p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := p.s.sendOpen(ctx, tx, a.row.ID, run, closing, closing, p.s.lockWait); err != nil {
+		if _, err := p.s.sendOpen(ctx, tx, subject{a.row.ID, a.row.Job}, run, closing, closing, p.s.lockWait); err != nil {
 			return err
 		}
 		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
@@ -312,10 +314,10 @@ func (o *ownership) suspects(it item, r *record) bool {
 	return r.Trying.crashes() > 0 || o.died && !it.due().After(o.opened)
 }
 
-func (o *ownership) charge(schedule int64) {
+func (o *ownership) charge(s subject) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
-	o.charged = append(o.charged, schedule)
+	o.charged = append(o.charged, s)
 }
 
 // guarded runs f in a transaction of the pool's under the guard of the partition, and commits it.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -33,6 +34,8 @@ type Scheduler struct {
 	sweepEvery time.Duration // and how often also what has been for long
 	lockWait   time.Duration // how long a statement of ours waits for a lock
 
+	planner atomic.Pointer[planner] // of Run; nil: it is not under way
+
 	mu       sync.Mutex // guards what follows
 	running  bool       // a Run is under way, or was
 	kinds    map[string]*kind
@@ -42,6 +45,10 @@ type Scheduler struct {
 
 // leaseOf is what stands before a group's name in that of its lease.
 const leaseOf = "schedule/"
+
+func checkGroup(group string) error {
+	return cmp.Or(checkName("group", group), checkName("lease of the group", leaseOf+group))
+}
 
 // New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client and pool lead to one database; neither is closed. The tables
 // are made or migrated where that is needed, unless WithoutMigration is given. ctx covers this call only.
@@ -62,7 +69,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	case o.maxRunning >= size:
 		return nil, fmt.Errorf("schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning, o.maxRunning, size)
 	}
-	if err := cmp.Or(checkName("group", group), checkName("lease of the group", leaseOf+group)); err != nil {
+	if err := checkGroup(group); err != nil {
 		return nil, err
 	}
 	if o.noMigration {
@@ -172,6 +179,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	p := newPlanner(s, lease)
 	stop := p.start(ctx)
 	defer stop()
+	s.planner.Store(p)
+	defer s.planner.Store(nil)
 	return lease.Run(ctx, p.serve)
 }
 

@@ -35,7 +35,7 @@ const (
 	codeEnded   = "PS003"
 )
 
-// A record is a schedule, as the database has it.
+// A record is a schedule, as the database has it; or a job, which has some of that, and a time of its own.
 type record struct {
 	ID          int64           `json:"id"` // 0: it is new
 	Name        string          `json:"name"`
@@ -61,6 +61,9 @@ type record struct {
 	WaitsSince  *time.Time      `json:"waits_since"`
 	Registered  time.Time       `json:"registered"`
 	Clock       time.Time       `json:"clock"` // when it was read
+	Job         bool            `json:"job"`
+	At          time.Time       `json:"at"`    // of a job: the time that it was put for
+	Ended       *entry          `json:"ended"` // of a job: what has become of it; null: it is there
 }
 
 // A step is what close.sql writes.
@@ -113,9 +116,16 @@ type fate struct {
 	StartedAt *time.Time `json:"started_at"`
 }
 
-// An item is a schedule that is due now or soon.
+// A subject is a schedule, or a job.
+type subject struct {
+	ID  int64 `json:"id"`
+	Job bool  `json:"job"`
+}
+
+// An item is a schedule or a job that is due now or soon.
 type item struct {
-	ID        int64  `json:"id"`
+	subject
+	Priority  int    `json:"priority"`
 	Partition int    `json:"partition"`
 	Key       string `json:"key"`
 	Kind      string `json:"kind"`
@@ -180,13 +190,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, begin, end, open, close, get, put, delete, list, history string
+	join, look, begin, end, open, close, closeJob, enqueue, job, cancel, get, put, delete, list, history string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), get: text("get"), put: text("put"),
+		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), cancel: text("cancel"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"),
 	}
 }
@@ -225,17 +235,21 @@ func (s *Scheduler) sendBegin(ctx context.Context, q querier, partition int, epo
 	return died, err
 }
 
-func (s *Scheduler) sendEnd(ctx context.Context, q querier, partition int, epoch int64, charged []int64) error {
+func (s *Scheduler) sendEnd(ctx context.Context, q querier, partition int, epoch int64, charged []subject) error {
+	ids := map[bool][]int64{false: {}, true: {}}
+	for _, c := range charged {
+		ids[c.Job] = append(ids[c.Job], c.ID)
+	}
 	return s.within(ctx, func(ctx context.Context) error {
-		return void(ctx, q, s.statements.end, s.group, partition, epoch, append([]int64{}, charged...), s.lockWait.Milliseconds())
+		return void(ctx, q, s.statements.end, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
 	})
 }
 
-// sendOpen returns the schedule; nil: there is none.
-func (s *Scheduler) sendOpen(ctx context.Context, q querier, id int64, run string, timeout, idle, lock time.Duration) (*record, error) {
+// sendOpen returns the schedule or the job; nil: there is none.
+func (s *Scheduler) sendOpen(ctx context.Context, q querier, of subject, run string, timeout, idle, lock time.Duration) (*record, error) {
 	var found *string
 	err := s.within(ctx, func(ctx context.Context) error {
-		return q.QueryRow(ctx, s.statements.open, id, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
+		return q.QueryRow(ctx, s.statements.open, of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
 	})
 	if err != nil {
 		return nil, err
@@ -252,7 +266,11 @@ func (s *Scheduler) sendClose(ctx context.Context, tx pgx.Tx, r *record, run str
 	batch := new(pgx.Batch)
 	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds()))
-	batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+	if r.Job {
+		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st))
+	} else {
+		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+	}
 	err := s.within(ctx, func(ctx context.Context) error { return tx.SendBatch(ctx, batch).Close() })
 	if store.LockTimeout(err) {
 		return locked{err}
@@ -284,6 +302,26 @@ func inASCII(text *string) *string {
 	}
 	quoted := strconv.QuoteToASCII(*text)
 	return &quoted
+}
+
+// sendEnqueue returns the ids of jobs; none: the unique key is taken.
+func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken Taken) (ids []int64, err error) {
+	err = q.QueryRow(ctx, s.statements.enqueue, s.group, int32(s.options.partitions), encode(jobs), taken.String()).Scan(&ids)
+	return ids, err
+}
+
+// sendJob returns a job, or what became of it; nil: there is neither.
+func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*record, error) {
+	var found *string
+	if err := q.QueryRow(ctx, s.statements.job, s.group, id).Scan(&found); err != nil {
+		return nil, err
+	}
+	return decode[record](found)
+}
+
+func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found bool, err error) {
+	err = q.QueryRow(ctx, s.statements.cancel, s.group, id).Scan(&found)
+	return found, err
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.

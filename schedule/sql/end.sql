@@ -4,5 +4,6 @@
 -- $2 int       partition
 -- $3 bigint    epoch
 -- $4 bigint[]  schedules of which it may have counted a crash; where it did, and the run has not ended, that is taken back
--- $5 int       the most that it waits for a lock, milliseconds
-SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint[], $5::int)::pg_catalog.text
+-- $5 bigint[]  jobs of which it may have
+-- $6 int       the most that it waits for a lock, milliseconds
+SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint[], $5::bigint[], $6::int)::pg_catalog.text

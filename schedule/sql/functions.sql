@@ -19,6 +19,14 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
 
+CREATE OR REPLACE FUNCTION pgleases.schedule_job_json(j pgleases.jobs) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN to_jsonb(j) || jsonb_build_object('job', true, 'due', nullif(j.due, 'infinity'), 'clock', pgleases.schedule_clock());
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_job_json(pgleases.jobs) IS 'A job, with the time at which it was read.';
+
 CREATE OR REPLACE FUNCTION pgleases.schedule_join(group_name pg_catalog.text, partitions int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -27,6 +35,8 @@ BEGIN
     IF FOUND THEN
         UPDATE pgleases.schedules AS s SET partition = pgleases.partition_for(s.key, $2)
         WHERE s.group_name = $1 AND s.partition <> pgleases.partition_for(s.key, $2);
+        UPDATE pgleases.jobs AS j SET partition = pgleases.partition_for(j.key, $2)
+        WHERE j.group_name = $1 AND j.partition <> pgleases.partition_for(j.key, $2);
     END IF;
 END
 $pgleases_body$;
@@ -44,17 +54,29 @@ BEGIN
     WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
                    WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.paused_at IS NULL AND w.due > now
                    FOR UPDATE SKIP LOCKED);
+    UPDATE pgleases.jobs AS j SET due = now
+    WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
+                   WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.due > now
+                   FOR UPDATE SKIP LOCKED);
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
-    SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'partition', p.partition, 'key', d.key, 'kind', d.kind,
+    SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'job', d.job, 'priority', d.priority, 'partition', p.partition, 'key', d.key, 'kind', d.kind,
                                                  'due_us', (extract(epoch FROM d.due) * 1000000)::bigint,
                                                  'crashes', coalesce((d.trying ->> 'crashes')::int, 0)) ORDER BY d.due, d.id), '[]')
     INTO answer
     FROM unnest($2) AS p (partition)
     CROSS JOIN LATERAL (
-        SELECT s.id, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
+        (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
         WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until AND s.key <> ALL ($7)
           AND s.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END -- behind an old snapshot, dead entries of the index pile up before it
-        ORDER BY s.due LIMIT $6
+        ORDER BY s.due LIMIT $6)
+        UNION ALL
+        SELECT b.* FROM generate_series(0, 3) AS band (priority)
+        CROSS JOIN LATERAL (
+            SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.trying FROM pgleases.jobs AS j
+            WHERE j.group_name = $1 AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until AND j.key <> ALL ($7)
+              AND j.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END
+            ORDER BY j.due LIMIT $6
+        ) AS b
     ) AS d;
 END
 $pgleases_body$;
@@ -75,31 +97,37 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_begin(pg_catalog.text, int, bigint, int) IS 'Notes that an owner begins to run something. See begin.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_end(group_name pg_catalog.text, partition int, epoch bigint, charged bigint[], lock_ms int) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_end(group_name pg_catalog.text, partition int, epoch bigint, charged bigint[], charged_jobs bigint[], lock_ms int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM set_config('lock_timeout', $5::text, true);
+    PERFORM set_config('lock_timeout', $6::text, true);
+    UPDATE pgleases.jobs AS j
+    SET trying = j.trying || jsonb_build_object('crashes', (j.trying ->> 'crashes')::int - 1, 'epoch', 0)
+    WHERE j.id = ANY ($5) AND (j.trying ->> 'epoch')::bigint = $3;
     UPDATE pgleases.schedules AS s
     SET trying = s.trying || jsonb_build_object('crashes', (s.trying ->> 'crashes')::int - 1, 'epoch', 0)
     WHERE s.id = ANY ($4) AND (s.trying ->> 'epoch')::bigint = $3;
     UPDATE pgleases.schedule_owners AS o SET closed = $3 WHERE o.group_name = $1 AND o.partition = $2 AND o.opened = $3;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], int) IS 'Notes that all that an owner ran has ended. See end.sql.';
+COMMENT ON FUNCTION pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], bigint[], int) IS 'Notes that all that an owner ran has ended. See end.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_open(schedule bigint, run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int) RETURNS pg_catalog.jsonb
+CREATE OR REPLACE FUNCTION pgleases.schedule_open(id bigint, job boolean, run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM set_config('schedule.run', $2, true), set_config('statement_timeout', $3::text, true),
-            set_config('idle_in_transaction_session_timeout', $4::text, true), set_config('lock_timeout', $5::text, true);
+    PERFORM set_config('schedule.run', $3, true), set_config('statement_timeout', $4::text, true),
+            set_config('idle_in_transaction_session_timeout', $5::text, true), set_config('lock_timeout', $6::text, true);
     BEGIN
         PERFORM set_config('client_connection_check_interval', '500', true);
     EXCEPTION WHEN invalid_parameter_value THEN -- the server's system cannot do it
     END;
+    IF $2 THEN
+        RETURN (SELECT pgleases.schedule_job_json(j) FROM pgleases.jobs AS j WHERE j.id = $1);
+    END IF;
     RETURN (SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s WHERE s.id = $1);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_open(bigint, pg_catalog.text, int, int, int) IS 'Opens a run in a transaction. See open.sql.';
+COMMENT ON FUNCTION pgleases.schedule_open(bigint, boolean, pg_catalog.text, int, int, int) IS 'Opens a run in a transaction. See open.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -154,6 +182,98 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb) IS 'Steps a schedule''s cursor, and writes down what became of its ticks. See close.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg_catalog.jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    INSERT INTO pgleases.history (schedule, job, group_name, name, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at)
+    SELECT 0, j.id, j.group_name, j.name, j.at, j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock()
+    FROM jsonb_to_recordset($2) AS f (fate text, error text, attempts int, epoch bigint, started_at timestamptz);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    j     pgleases.jobs;
+    t     pgleases.jobs := jsonb_populate_record(NULL::pgleases.jobs, $4);
+    fates CONSTANT jsonb := $4 -> 'fates';
+BEGIN
+    IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
+        RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
+    END IF;
+    SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1 FOR UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'job % was cancelled, or has ended', $1 USING ERRCODE = 'PS001';
+    END IF;
+    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN
+        DELETE FROM pgleases.jobs AS r WHERE r.id = $1;
+    ELSIF j.revision = $3 THEN
+        UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, waits = t.waits,
+            waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, pgleases.schedule_clock()) END
+        WHERE r.id = $1;
+    END IF; -- else it was replaced: what ran was the one before, and this one is to run
+    PERFORM pgleases.schedule_job_fates(j, fates);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_enqueue(of_group pg_catalog.text, partitions int, jobs pg_catalog.jsonb, taken pg_catalog.text, OUT ids bigint[])
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    now   CONSTANT timestamptz := pgleases.schedule_clock();
+    parts CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2);
+BEGIN
+    LOOP
+        WITH wanted AS (
+            SELECT j.key, j.kind, coalesce(j.unique_key, '') AS name, j.unique_key, coalesce(j.args, 'null') AS args, j.priority, n,
+                   coalesce(j.at, now + coalesce(j.in_us, 0) * interval '1 microsecond') AS at
+            FROM ROWS FROM (jsonb_to_recordset($3) AS (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
+                 WITH ORDINALITY AS j (key, kind, unique_key, args, priority, at, in_us, n)
+        ), made AS (
+            INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, unique_key, args, priority, at, due)
+            SELECT $1, w.key, pgleases.partition_for(w.key, parts), w.kind, w.name, w.unique_key, w.args, w.priority, w.at, greatest(w.at, now) FROM wanted AS w ORDER BY w.n
+            ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO UPDATE
+            SET key = EXCLUDED.key, partition = EXCLUDED.partition, args = EXCLUDED.args, priority = EXCLUDED.priority, at = EXCLUDED.at, due = EXCLUDED.due,
+                revision = j.revision + 1, trying = NULL, waits = NULL, waits_since = NULL
+            WHERE $4 = 'replace'
+            RETURNING j.id
+        )
+        SELECT array_agg(m.id ORDER BY m.id) INTO ids FROM made AS m;
+        EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0;
+        EXIT WHEN $4 = 'raise';
+        SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
+        WHERE j.group_name = $1 AND j.kind = $3 -> 0 ->> 'kind' AND j.unique_key = $3 -> 0 ->> 'unique_key';
+        EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile
+    END LOOP;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text) IS 'Puts jobs. See enqueue.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_job(group_name pg_catalog.text, job bigint) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN coalesce((SELECT pgleases.schedule_job_json(j) FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.id = $2),
+                    (SELECT jsonb_build_object('ended', to_jsonb(h)) FROM pgleases.history AS h WHERE h.group_name = $1 AND h.job = $2 ORDER BY h.id DESC LIMIT 1));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_job(pg_catalog.text, bigint) IS 'A job, or what became of it. See job.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_cancel(group_name pg_catalog.text, job bigint) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    j pgleases.jobs;
+BEGIN
+    DELETE FROM pgleases.jobs AS r WHERE r.group_name = $1 AND r.id = $2 RETURNING * INTO j;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM pgleases.schedule_job_fates(j, '[{"fate": "cancelled"}]');
+    RETURN true;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_cancel(pg_catalog.text, bigint) IS 'Cancels a job. See cancel.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -217,7 +337,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_history(group_name pg_catalog.text,
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
-    WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 ORDER BY h.id DESC LIMIT $4;
+    WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 AND h.job IS NULL ORDER BY h.id DESC LIMIT $4;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) IS 'What became of a schedule''s ticks, the newest first. See history.sql.';

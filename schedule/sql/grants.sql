@@ -2,15 +2,19 @@
 -- name for pgleases_app, your schema's for pgleases, and run the file as the owner.
 GRANT SELECT ON pgleases.schedule_version TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owners TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.history TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_join(pg_catalog.text, int),
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_job_json(pgleases.jobs), pgleases.schedule_join(pg_catalog.text, int),
     pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]),
     pgleases.schedule_begin(pg_catalog.text, int, bigint, int),
-    pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], int),
-    pgleases.schedule_open(bigint, pg_catalog.text, int, int, int),
+    pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], bigint[], int),
+    pgleases.schedule_open(bigint, boolean, pg_catalog.text, int, int, int),
     pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb),
     pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb),
+    pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb),
+    pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb),
+    pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text),
+    pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint),
     pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_delete(bigint, pg_catalog.jsonb),

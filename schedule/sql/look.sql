@@ -5,8 +5,8 @@
 -- $3 int[]   those of them that it owns since it last looked: what waits there is due at once, as this process may know what the last did not
 -- $4 bigint  only what is due after this instant, microseconds since 1970; it does not count for the new partitions
 -- $5 bigint  how far to look ahead, microseconds
--- $6 int     the most rows of each partition
+-- $6 int     the most rows of each partition, of schedules and of jobs of each priority
 -- $7 text[]  keys that are left out
 --
--- One row: the database's time, microseconds since 1970; an array of {id, partition, key, kind, due_us, crashes} by when they are due.
+-- One row: the database's time, microseconds since 1970; an array of {id, job, priority, partition, key, kind, due_us, crashes} by when they are due.
 SELECT clock_us, answer FROM pgleases.schedule_look($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[])

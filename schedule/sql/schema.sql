@@ -76,6 +76,44 @@ COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a
 COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it at its start.';
 
+-- Living rows only: what has ended is in the history.
+CREATE TABLE IF NOT EXISTS pgleases.jobs (
+    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    group_name  pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    key         pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    partition   int NOT NULL,
+    kind        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    name        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    unique_key  pg_catalog.text COLLATE pg_catalog."C",
+    args        pg_catalog.jsonb NOT NULL,
+    priority    int NOT NULL,
+    at          pg_catalog.timestamptz NOT NULL,
+    due         pg_catalog.timestamptz NOT NULL,
+    trying      pg_catalog.jsonb,
+    revision    bigint NOT NULL DEFAULT 1,
+    waits       pg_catalog.text,
+    waits_since pg_catalog.timestamptz
+) WITH (fillfactor = 80);
+CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
+CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
+CREATE INDEX IF NOT EXISTS jobs_that_wait ON pgleases.jobs (group_name, partition) WHERE waits IS NOT NULL;
+COMMENT ON TABLE pgleases.jobs IS 'What is to run once, until it has.';
+COMMENT ON COLUMN pgleases.jobs.id IS 'Names this job and no later one.';
+COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group, whose processes run it.';
+COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a group never overlap in effect. By default a random one.';
+COMMENT ON COLUMN pgleases.jobs.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the job.';
+COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
+COMMENT ON COLUMN pgleases.jobs.name IS 'For people: the unique key, or empty.';
+COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
+COMMENT ON COLUMN pgleases.jobs.args IS 'What the handler is given.';
+COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
+COMMENT ON COLUMN pgleases.jobs.at IS 'The time that it was put for.';
+COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner looks at it next; infinity: never.';
+COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is tried again; null: none was begun.';
+COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when it is replaced.';
+COMMENT ON COLUMN pgleases.jobs.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.jobs.waits_since IS 'Since when.';
+
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     partition  int NOT NULL,
@@ -96,6 +134,7 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
     schedule   bigint NOT NULL,
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     name       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    job        bigint,
     since      pg_catalog.timestamptz NOT NULL,
     until      pg_catalog.timestamptz NOT NULL,
     ticks      bigint NOT NULL CHECK (ticks OPERATOR(pg_catalog.>) 0),
@@ -107,10 +146,12 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
     ended_at   pg_catalog.timestamptz NOT NULL
 );
 CREATE INDEX IF NOT EXISTS history_by_name ON pgleases.history (group_name, name, id);
+CREATE INDEX IF NOT EXISTS history_by_job ON pgleases.history (job) WHERE job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS history_cancelled ON pgleases.history (schedule, since) WHERE fate OPERATOR(pg_catalog.=) 'cancelled';
 COMMENT ON TABLE pgleases.history IS 'What became of the ticks of schedules: one row for each that ran, one for all that were passed over at once.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id.';
+COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: it is of a job.';
+COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: it is of a schedule. Since and until are then the time that it was put for, and it counts as one tick.';
 COMMENT ON COLUMN pgleases.history.group_name IS 'Its group.';
 COMMENT ON COLUMN pgleases.history.name IS 'Its name.';
 COMMENT ON COLUMN pgleases.history.since IS 'The row tells of the ticks after this instant, which is the end of the row before.';

@@ -1,0 +1,304 @@
+package schedule
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// This file puts jobs: what is to run once.
+
+// Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
+//
+// A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its kind's Retry and Crashes.
+// It has one fate: done, dead or cancelled. A process that runs the group looks for jobs once a second; one that puts a job with Enqueue, and owns its partition,
+// looks at once.
+type Jobs[Args any] struct {
+	scheduler *Scheduler
+	name      string
+	check     func() error // what is wrong with the kind
+}
+
+// An Enqueuer puts jobs for a group from a process that runs none of it.
+type Enqueuer struct{ scheduler *Scheduler }
+
+// NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a group that nobody has run yet; any other is an error. It asks
+// the database nothing. The pool is not closed.
+func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
+	o, err := newOptions(opts)
+	for _, name := range o.given {
+		if err == nil && name != "WithSchema" && name != "WithPartitions" {
+			err = fmt.Errorf("schedule: %s means nothing to NewEnqueuer: only WithSchema and WithPartitions do", name)
+		}
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case pool == nil:
+		return nil, errors.New("schedule: new enqueuer: pool is nil")
+	}
+	if err := checkGroup(group); err != nil {
+		return nil, err
+	}
+	return &Enqueuer{&Scheduler{pool: pool, group: group, options: o, statements: statementsFor(o.schema), lockWait: lockWait}}, nil
+}
+
+// JobsOf returns what puts jobs of a kind, which another process knows; Args are to be as there.
+func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
+	return &Jobs[Args]{e.scheduler, kind, func() error { return checkName("kind", kind) }}
+}
+
+// A JobOption says more about a job: In, At, Priority, Unique and Key are ones.
+type JobOption interface{ setJob(*newJob) }
+
+type jobOption func(*newJob)
+
+func (f jobOption) setJob(j *newJob) { f(j) }
+
+// A newJob is a job as it is put.
+type newJob struct {
+	Key       string          `json:"key"`
+	Kind      string          `json:"kind"`
+	UniqueKey *string         `json:"unique_key"`
+	Args      json.RawMessage `json:"args"`
+	Priority  Priority        `json:"priority"`
+	At        *time.Time      `json:"at"`
+	InMicro   *int64          `json:"in_us"`
+
+	taken Taken
+}
+
+// In has a job run after d, by the database's clock; 0 or more, default 0.
+func In(d time.Duration) JobOption {
+	return jobOption(func(j *newJob) {
+		micro := d.Microseconds()
+		j.InMicro = &micro
+	})
+}
+
+// At has a job run at an instant, or, where that has passed, now.
+func At(t time.Time) JobOption { return jobOption(func(j *newJob) { j.At = &t }) }
+
+// Priority is from 0 to 3, default 1: of the jobs that are due in a process, those of the highest begin first. Schedules have 1.
+type Priority int
+
+func (n Priority) setJob(j *newJob) { j.Priority = n }
+func (k Key) setJob(j *newJob)      { j.Key = string(k) }
+
+// Taken says what becomes of a job whose unique key is taken by a job that has not ended.
+type Taken int
+
+const (
+	Raise   Taken = iota // it is refused, with ErrExists
+	Ignore               // the other stays as it is; its id is returned
+	Replace              // the other takes over arguments, key, time and priority, and loses its attempts. Where it runs just now, it is run again
+)
+
+// Unique has at most one living job of a kind and group have this key.
+func Unique(key string, taken Taken) JobOption {
+	return jobOption(func(j *newJob) { j.UniqueKey, j.taken = &key, taken })
+}
+
+// Enqueue puts a job, and returns its id. Without options it is due now. The errors: a bad option, ErrExists, the database's.
+func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) (id int64, err error) {
+	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), []Args{args}, opts))
+}
+
+// EnqueueTx is Enqueue in a transaction of the caller's: the job is there once that is committed. ErrExists leaves the transaction as it was. A unique key of a transaction
+// that is under way is waited for: call it as late as can be.
+func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
+	return first(k.enqueue(ctx, callersTx(tx), []Args{args}, opts))
+}
+
+// EnqueueMany puts a job for each of some arguments, all or none, in one statement, and returns their ids, in the same order. The options hold for each; Unique is not among them.
+func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
+	return k.enqueue(ctx, k.scheduler.ownTx(ctx), args, opts)
+}
+
+// EnqueueManyTx is EnqueueMany in a transaction of the caller's.
+func (k *Jobs[Args]) EnqueueManyTx(ctx context.Context, tx pgx.Tx, args []Args, opts ...JobOption) (ids []int64, err error) {
+	return k.enqueue(ctx, callersTx(tx), args, opts)
+}
+
+func first(ids []int64, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return ids[0], nil
+}
+
+// inTx runs a function in some transaction.
+type inTx func(func(pgx.Tx) error) error
+
+// ownTx is a transaction of its own, after which this process looks for what was put.
+func (s *Scheduler) ownTx(ctx context.Context) inTx {
+	return func(f func(pgx.Tx) error) error {
+		err := s.inTx(ctx, f)
+		if p := s.planner.Load(); p != nil && err == nil {
+			p.look()
+		}
+		return err
+	}
+}
+
+func callersTx(tx pgx.Tx) inTx {
+	return func(f func(pgx.Tx) error) error {
+		if tx == nil {
+			return errors.New("transaction is nil")
+		}
+		return f(tx)
+	}
+}
+
+func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []JobOption) (ids []int64, err error) {
+	taken, rows, err := k.rows(args, opts)
+	if err == nil && len(rows) > 0 {
+		err = in(func(tx pgx.Tx) error {
+			ids, err = k.scheduler.sendEnqueue(ctx, tx, rows, taken)
+			if err == nil && len(ids) == 0 {
+				err = ErrExists
+			}
+			return err
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("schedule: enqueue job of kind %q: %w", k.name, err)
+	}
+	return ids, nil
+}
+
+// rows are the jobs as the caller wants them.
+func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (taken Taken, rows []newJob, err error) {
+	if err := k.check(); err != nil {
+		return 0, nil, err
+	}
+	for _, a := range args {
+		j := newJob{Kind: k.name, Priority: 1}
+		for _, opt := range opts {
+			if opt == nil {
+				return 0, nil, errors.New("option is nil")
+			}
+			opt.setJob(&j)
+		}
+		if j.Args, err = json.Marshal(a); err != nil {
+			return 0, nil, fmt.Errorf("arguments: %w", err)
+		}
+		if err := j.checkJob(len(args)); err != nil {
+			return 0, nil, err
+		}
+		switch {
+		case j.Key != "":
+		case j.UniqueKey != nil:
+			j.Key = *j.UniqueKey // so that one that is replaced does not run beside the one before
+		default:
+			j.Key = rand.Text()
+		}
+		rows = append(rows, j)
+		taken = j.taken
+	}
+	return taken, rows, nil
+}
+
+func (j *newJob) checkJob(together int) error {
+	switch {
+	case j.Priority < 0 || j.Priority >= priorities:
+		return fmt.Errorf("priority %d is out of range: 0 to %d", j.Priority, priorities-1)
+	case j.InMicro != nil && j.At != nil:
+		return errors.New("In and At are both given: give one")
+	case j.InMicro != nil && *j.InMicro < 0:
+		return fmt.Errorf("in %v is negative", time.Duration(*j.InMicro)*time.Microsecond)
+	case j.At != nil && (j.At.Year() < 1 || j.At.Year() > 9999 || j.At.IsZero()):
+		return fmt.Errorf("the time %v is out of range: after the year 1, before 10000", *j.At)
+	case j.UniqueKey != nil && together > 1:
+		return errors.New("Unique is for one job: put each with Enqueue")
+	case j.taken < Raise || j.taken > Replace:
+		return fmt.Errorf("Taken(%d) is none of Raise, Ignore and Replace", j.taken)
+	case j.UniqueKey != nil:
+		if err := checkName("unique key", *j.UniqueKey); err != nil {
+			return err
+		}
+	}
+	if j.Key == "" {
+		return nil
+	}
+	return checkName("key", j.Key)
+}
+
+// A Job is what is known of a job.
+type Job struct {
+	ID       int64
+	Name     string    // its Unique key, or empty
+	Fate     Fate      // empty: it has not ended
+	At       time.Time // the time that it was put for
+	Attempts int       // that have failed; of one that has ended, all
+	Error    string    // of the last attempt that failed; of one that is done it is empty
+	// What follows is of a job that has not ended.
+	Key   string
+	Kind  string
+	Args  json.RawMessage
+	Due   time.Time // when its owner looks at it next
+	Waits string    // why the process that owns it cannot run it; empty: nothing is known against it
+	// What follows is of a job that has.
+	Epoch     int64     // under which it ran last; 0: it did not
+	StartedAt time.Time // zero: it did not
+	EndedAt   time.Time
+}
+
+// Job returns a job of the group, or what became of it. ErrNotFound where there is neither.
+func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
+	r, err := s.sendJob(ctx, s.pool, id)
+	if err == nil && r == nil {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.group, err)
+	}
+	if e := r.Ended; e != nil {
+		j := Job{ID: id, Name: e.Name, Fate: e.Fate, At: e.Until, Attempts: e.Attempts, Error: e.Error, Epoch: e.Epoch, EndedAt: e.EndedAt}
+		if e.StartedAt != nil {
+			j.StartedAt = *e.StartedAt
+		}
+		return j, nil
+	}
+	known := r.schedule() // what they have in common
+	return Job{ID: id, Name: r.Name, At: r.At, Attempts: known.Attempts, Error: known.Error, Key: r.Key, Kind: r.Kind, Args: r.Args, Due: known.Due, Waits: known.Waits}, nil
+}
+
+// Cancel cancels a job. A run that is under way is refused its commit. ErrNotFound where the group has no such job that has not ended.
+func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
+	err := s.inTx(ctx, func(tx pgx.Tx) error {
+		found, err := s.sendCancel(ctx, tx, id)
+		if err == nil && !found {
+			err = ErrNotFound
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("schedule: cancel job %d of group %q: %w", id, s.group, err)
+	}
+	return nil
+}
+
+func (t Taken) String() string {
+	switch t {
+	case Ignore:
+		return "ignore"
+	case Replace:
+		return "replace"
+	}
+	return "raise"
+}
+
+// jobID is what a handler is told of a job.
+func (r *record) jobID() int64 {
+	if r.Job {
+		return r.ID
+	}
+	return 0
+}

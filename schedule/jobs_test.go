@@ -1,0 +1,353 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// fate waits until a job has ended.
+func (w *worker) fate(id int64) (j schedule.Job) {
+	w.t.Helper()
+	until(w.t, fmt.Sprintf("job %d has its fate", id), func() bool {
+		var err error
+		j, err = w.Job(w.t.Context(), id)
+		ok(w.t, err)
+		return j.Fate != ""
+	})
+	return j
+}
+
+// effects are the names of the effects in their order.
+func (db *database) effects() []string {
+	db.t.Helper()
+	rows, _ := db.Query(context.Background(), "SELECT name FROM public.effects ORDER BY n")
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	ok(db.t, err)
+	return names
+}
+
+// note is a handler that leaves its argument.
+func note(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+	_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Args, r.At, r.Epoch)
+	return err
+}
+
+// A job runs once, at its time by the database's clock, also where it was put by a process that runs nothing; one that was rolled back does not.
+func TestAJobRunsOnceAtItsTime(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	db.looked()
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	others := schedule.JobsOf[string](enqueuer, "mail")
+	put := func(id int64, err error) int64 { t.Helper(); ok(t, err); return id }
+	now := put(mail.Enqueue(t.Context(), "now"))
+	past := put(others.Enqueue(t.Context(), "past", schedule.At(midnight.Add(-time.Hour))))
+	in := put(others.Enqueue(t.Context(), "in", schedule.In(2*time.Hour)))
+	at := put(mail.Enqueue(t.Context(), "at", schedule.At(midnight.Add(time.Hour))))
+	many, err := others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.In(3*time.Hour))
+	ok(t, err)
+	stop := errors.New("stop")
+	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		put(mail.EnqueueTx(t.Context(), tx, "never"))
+		return stop
+	}), stop)
+	for _, id := range []int64{now, past} {
+		j := w.fate(id)
+		expect(t, fmt.Sprint(j.Fate, j.Attempts), "done1", "fate and attempts")
+	}
+	db.looked()
+	expect(t, len(db.effects()), 2, "effects before the time of the others")
+	if j, err := w.Job(t.Context(), in); err != nil || j.Fate != "" || !j.Due.Equal(midnight.Add(2*time.Hour)) || string(j.Args) != `"in"` || j.Kind != "mail" {
+		t.Errorf("the job that waits is %+v, %v", j, err)
+	}
+	db.setClock(midnight.Add(time.Hour))
+	w.fate(at)
+	db.setClock(midnight.Add(3 * time.Hour))
+	for _, id := range append(many, in) {
+		w.fate(id)
+	}
+	got := db.effects()
+	slices.Sort(got)
+	expect(t, fmt.Sprint(got), "[a at b c in now past]", "effects")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "living jobs")
+	_, err = w.Job(t.Context(), 1<<40)
+	wraps(t, "to get a job that never was", err, schedule.ErrNotFound)
+}
+
+// Whatever statement is lost, whoever owns it: one effect, one fate.
+func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	start := func() (*worker, *schedule.Kind[string]) {
+		w := newWorker(db)
+		return w, schedule.InTx(w.Scheduler, "mail", note, schedule.Idle(time.Second))
+	}
+	w, mail := start()
+	w.run()
+	db.looked()
+	var want []string
+	run := func(what string, before func()) {
+		before()
+		id, err := mail.Enqueue(t.Context(), what)
+		ok(t, err)
+		want = append(want, what)
+		expect(t, w.fate(id).Fate, schedule.FateDone, "fate with "+what)
+	}
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group) // its connections lose nothing
+	ok(t, err)
+	mail.Jobs = *schedule.JobsOf[string](enqueuer, "mail")
+	for _, text := range []string{"begin", ".guard(", "schedule_open", "public.effects", "schedule_close_job", "commit", "schedule_look"} {
+		for _, after := range []bool{false, true} {
+			run(fmt.Sprint(text, after), func() { w.wire.lose(text, after) })
+		}
+	}
+	for n := range 2 {
+		next, _ := start()
+		run(fmt.Sprint("an owner dies ", n), func() { w.die(); w = next.run() })
+	}
+	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "fates")
+}
+
+// Jobs fail, snooze, are discarded, kill nothing, and wait for their kind, as ticks do.
+func TestJobsAreTriedAgain(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		if err := note(ctx, tx, r); err != nil {
+			return err
+		}
+		switch {
+		case r.Job == 0:
+			return errors.New("the job's id is not told")
+		case r.Args == "second" && r.Attempt == 1, r.Args == "never":
+			return fmt.Errorf("no paper, %d", r.Attempt)
+		case r.Args == "discard":
+			return schedule.Discard(errors.New("wrong address"))
+		}
+		return nil
+	}, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	w.run()
+	want := map[string]string{"first": "done 1 ", "second": "done 2 ", "never": "dead 2 no paper, 2", "discard": "dead 1 wrong address"}
+	ids := make(map[string]int64)
+	for name := range want {
+		id, err := mail.Enqueue(t.Context(), name)
+		ok(t, err)
+		ids[name] = id
+	}
+	for _, name := range []string{"second", "never"} {
+		until(t, "an attempt has failed", func() bool {
+			j, err := w.Job(t.Context(), ids[name])
+			ok(t, err)
+			return j.Attempts == 1 && j.Error == "no paper, 1"
+		})
+	}
+	db.setClock(midnight.Add(2 * time.Hour))
+	for name, want := range want {
+		j := w.fate(ids[name])
+		expect(t, fmt.Sprint(string(j.Fate), " ", j.Attempts, " ", j.Error), want, name)
+	}
+	got := db.effects()
+	slices.Sort(got)
+	expect(t, fmt.Sprint(got), "[first second]", "effects")
+	stranger, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	id, err := schedule.JobsOf[string](stranger, "telegraph").Enqueue(t.Context(), "later")
+	ok(t, err)
+	until(t, "it waits", func() bool {
+		j, err := w.Job(t.Context(), id)
+		ok(t, err)
+		return j.Waits != ""
+	})
+	next := newWorker(db)
+	schedule.InTx(next.Scheduler, "mail", note)
+	schedule.InTx(next.Scheduler, "telegraph", note)
+	next.run()
+	w.close()
+	expect(t, next.fate(id).Fate, schedule.FateDone, "fate of what waited for its kind")
+}
+
+// One living job has a unique key.
+func TestUniqueJobs(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	hour := schedule.In(time.Hour)
+	id, err := mail.Enqueue(t.Context(), "first", hour, schedule.Unique("inv-7", schedule.Raise))
+	ok(t, err)
+	ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err = mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.Unique("inv-7", schedule.Raise))
+		wraps(t, "to put it again", err, schedule.ErrExists)
+		_, err := tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
+		return err
+	}))
+	again, err := mail.Enqueue(t.Context(), "third", schedule.Unique("inv-7", schedule.Ignore))
+	ok(t, err)
+	expect(t, again, id, "id of the one that is there")
+	again, err = mail.Enqueue(t.Context(), "fourth", hour, schedule.Unique("inv-7", schedule.Replace))
+	ok(t, err)
+	expect(t, again, id, "id of the one that is replaced")
+	other, err := schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.Unique("inv-7", schedule.Raise))
+	ok(t, err)
+	const writers = 20
+	wrote := make(chan error, writers)
+	for n := range writers {
+		go func() {
+			_, err := mail.Enqueue(t.Context(), "raced", hour, schedule.Unique("race", schedule.Taken(n%2)))
+			wrote <- err
+		}()
+	}
+	for range writers {
+		if err := receive(t, "it is written", wrote); err != nil && !errors.Is(err, schedule.ErrExists) {
+			t.Error(err)
+		}
+	}
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	w.fate(id)
+	w.fate(other)
+	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	got := db.effects()
+	slices.Sort(got)
+	expect(t, fmt.Sprint(got), "[another kind fourth raced]", "effects")
+	_, err = mail.Enqueue(t.Context(), "fifth", schedule.Unique("inv-7", schedule.Raise)) // the key is free
+	ok(t, err)
+}
+
+// What happens to a job in the middle of its run.
+func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	var mail *schedule.Kind[string]
+	mail = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		switch r.Args {
+		case "replace":
+			if _, err := mail.Enqueue(ctx, "replaced", schedule.Unique(r.Name, schedule.Replace)); err != nil {
+				return err
+			}
+		case "cancel":
+			if err := w.Cancel(ctx, r.Job); err != nil {
+				return err
+			}
+		}
+		return note(ctx, tx, r)
+	})
+	w.run()
+	id, err := mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise))
+	ok(t, err)
+	cancelled, err := mail.Enqueue(t.Context(), "cancel")
+	ok(t, err)
+	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
+	until(t, "both have run", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", id) == 2
+	})
+	expect(t, fmt.Sprint(db.effects()), "[replace replaced]", "effects")
+	wraps(t, "to cancel it again", w.Cancel(t.Context(), cancelled), schedule.ErrNotFound)
+}
+
+// Of what is due the highest priority begins first, also where there is more of another than one look finds.
+func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
+	began, end := make(chan struct{}, 1000), make(chan struct{})
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		if r.Args == "first" {
+			began <- struct{}{}
+			released(ctx, end)
+		}
+		return note(ctx, tx, r)
+	})
+	w.run()
+	_, err := mail.Enqueue(t.Context(), "first")
+	ok(t, err)
+	receive(t, "it runs", began)
+	bulk := make([]string, 120)
+	for i := range bulk {
+		bulk[i] = "bulk"
+	}
+	_, err = mail.EnqueueMany(t.Context(), bulk, schedule.Priority(0))
+	ok(t, err)
+	_, err = mail.Enqueue(t.Context(), "normal")
+	ok(t, err)
+	_, err = mail.Enqueue(t.Context(), "urgent", schedule.Priority(3))
+	ok(t, err)
+	db.looked()
+	close(end)
+	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") == 123 })
+	expect(t, fmt.Sprint(db.effects()[:4]), "[first urgent normal bulk]", "the first effects")
+}
+
+// Handlers put jobs in their own transactions: exactly one for each run.
+func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		_, err := mail.EnqueueTx(ctx, tx, r.At.Format("15:04"))
+		return err
+	})
+	ok(t, books.Add("close", args{}, hourly, schedule.MissedAll))
+	w.run().has("close")
+	db.looked()
+	w.wire.lose("commit", true)
+	db.setClock(midnight.Add(3 * time.Hour))
+	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
+	until(t, "none is left", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	got := db.effects()
+	slices.Sort(got)
+	expect(t, fmt.Sprint(got), "[01:00 02:00 03:00]", "effects")
+}
+
+// Wrong options are refused, with the value, and nothing is put.
+func TestWrongJobsAreRefused(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	e, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	mail := schedule.JobsOf[any](e, "mail")
+	for says, put := range map[string]func() error{
+		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Priority(4)); return err },
+		"priority -1":     func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Priority(-1)); return err },
+		"-1s is negative": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.In(-time.Second)); return err },
+		"both given": func() error {
+			_, err := mail.Enqueue(t.Context(), 1, schedule.In(1), schedule.At(midnight))
+			return err
+		},
+		"the time 0001": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.At(time.Time{})); return err },
+		"Taken(3)":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Unique("a", 3)); return err },
+		"unique key":    func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Unique("", schedule.Raise)); return err },
+		"Unique is for one": func() error {
+			_, err := mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.Unique("a", schedule.Raise))
+			return err
+		},
+		"arguments":           func() error { _, err := mail.Enqueue(t.Context(), func() {}); return err },
+		"option is nil":       func() error { _, err := mail.Enqueue(t.Context(), 1, nil); return err },
+		"transaction is nil":  func() error { _, err := mail.EnqueueTx(t.Context(), nil, 1); return err },
+		"kind":                func() error { _, err := schedule.JobsOf[any](e, "").Enqueue(t.Context(), 1); return err },
+		"WithDrain means not": func() error { _, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithDrain(0)); return err },
+		"pool is nil":         func() error { _, err := schedule.NewEnqueuer(nil, group); return err },
+	} {
+		if err := put(); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, which does not say %q", err, says)
+		}
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "jobs")
+}

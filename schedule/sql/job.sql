@@ -1,0 +1,7 @@
+-- job.sql: a job, or what became of it.
+--
+-- $1 text    group
+-- $2 bigint  job
+--
+-- The job as JSON; or {"ended": its row of the history}; null: neither is there.
+SELECT pgleases.schedule_job($1::pg_catalog.text, $2::bigint)
