@@ -44,7 +44,7 @@
 //     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
 //     rule, begins at the time that it shows then, and what it cancels stays cancelled.
-//   - The history is kept until you delete rows of the table history. No entry is read by the scheduler but cancelled ones, while a run is under way.
+//   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks
 //

@@ -21,6 +21,9 @@ func (s *Scheduler) Doubt(d time.Duration) { s.doubted = d }
 // SweepEvery sets how often it is looked for everything that is due, however long it has been.
 func (s *Scheduler) SweepEvery(d time.Duration) { s.sweepEvery = d }
 
+// TrimEvery sets how often the history is trimmed.
+func (s *Scheduler) TrimEvery(d time.Duration) { s.trimEvery = d }
+
 // Give sets how long the database is given for an answer.
 func (s *Scheduler) Give(d time.Duration) { s.answers = d }
 

@@ -16,17 +16,23 @@ const (
 	defaultPartitions = 128
 	maxPartitions     = 65536
 	defaultDrain      = 10 * time.Second
+
+	defaultRetention       = 7 * 24 * time.Hour
+	defaultRetentionFailed = 30 * 24 * time.Hour
+	minRetention           = time.Hour
 )
 
 // options of a scheduler.
 type options struct {
-	given       []string // the names of the options given, in order
-	schema      string
-	partitions  int
-	maxRunning  int // 0: by the size of the pool
-	drain       time.Duration
-	logger      *slog.Logger
-	noMigration bool
+	given      []string // the names of the options given, in order
+	schema     string
+	partitions int
+	maxRunning int // 0: by the size of the pool
+	drain      time.Duration
+	logger     *slog.Logger
+
+	retention, retentionFailed time.Duration // of the history; 0: for good
+	noMigration                bool
 }
 
 // An Option changes how a scheduler works. Options are checked together, by the call that they are given to.
@@ -58,6 +64,12 @@ func WithDrain(d time.Duration) Option {
 	return Option{"WithDrain", func(o *options) { o.drain = d }}
 }
 
+// WithRetention sets how long entries stay in the history: those of dead ticks for the second time, 30 days by default, all others for the first, 7 days by default. Each is 1h or more, or 0:
+// for good. Processes of a group give the same. The process that owns partition 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
+func WithRetention(most, dead time.Duration) Option {
+	return Option{"WithRetention", func(o *options) { o.retention, o.retentionFailed = most, dead }}
+}
+
 // WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
 func WithLogger(logger *slog.Logger) Option {
 	return Option{"WithLogger", func(o *options) { o.logger = logger }}
@@ -69,7 +81,7 @@ func WithoutMigration() Option {
 }
 
 func newOptions(opts []Option) (options, error) {
-	o := options{schema: defaultSchema, partitions: defaultPartitions, drain: defaultDrain}
+	o := options{schema: defaultSchema, partitions: defaultPartitions, drain: defaultDrain, retention: defaultRetention, retentionFailed: defaultRetentionFailed}
 	for _, opt := range opts {
 		if opt.set == nil {
 			return o, errors.New("schedule: option is empty: make it with one of the With functions")
@@ -87,6 +99,8 @@ func newOptions(opts []Option) (options, error) {
 		return o, fmt.Errorf("schedule: at most %d runs at once is out of range: 1 or more", o.maxRunning)
 	case o.drain < 0:
 		return o, fmt.Errorf("schedule: drain of %v is negative", o.drain)
+	case o.retention != 0 && o.retention < minRetention, o.retentionFailed != 0 && o.retentionFailed < minRetention:
+		return o, fmt.Errorf("schedule: retention of %v and %v is out of range: each 1h or more, or 0 for good", o.retention, o.retentionFailed)
 	case o.schema == "":
 		return o, errors.New(`schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
 	}

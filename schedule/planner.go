@@ -68,6 +68,14 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	p.owned[o.Number], p.fresh[o.Number] = o, struct{}{}
 	p.mu.Unlock()
 	p.look()
+	if o.Number == 0 {
+		trimming := make(chan struct{})
+		go func() {
+			defer close(trimming)
+			p.trim(ctx)
+		}()
+		defer func() { <-trimming }()
+	}
 	<-ctx.Done()
 	p.mu.Lock()
 	delete(p.owned, o.Number)

@@ -32,6 +32,7 @@ type Scheduler struct {
 	lookEvery  time.Duration // how often it is looked what is due
 	answers    time.Duration // how long the database is given for an answer
 	sweepEvery time.Duration // and how often also what has been for long
+	trimEvery  time.Duration // how often the history is trimmed
 	lockWait   time.Duration // how long a statement of ours waits for a lock
 
 	planner atomic.Pointer[planner] // of Run; nil: it is not under way
@@ -81,7 +82,7 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, answers: closing, sweepEvery: sweepEvery, lockWait: lockWait,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }

@@ -190,14 +190,14 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, begin, end, open, close, closeJob, enqueue, job, cancel, get, put, delete, list, history string
+	join, look, begin, end, open, close, closeJob, enqueue, job, cancel, get, put, delete, list, history, trim string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
 		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), cancel: text("cancel"), get: text("get"), put: text("put"),
-		delete: text("delete"), list: text("list"), history: text("history"),
+		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 	}
 }
 
@@ -351,6 +351,11 @@ func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after strin
 
 func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entry, error) {
 	return collect[entry](ctx, q, s.statements.history, s.group, name, before, most)
+}
+
+func (s *Scheduler) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {
+	err = q.QueryRow(ctx, s.statements.trim, s.group, failed, before, after, trimPage).Scan(&upTo, &more)
+	return upTo, more, err
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

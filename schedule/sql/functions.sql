@@ -342,6 +342,23 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) IS 'What became of a schedule''s ticks, the newest first. See history.sql.';
 
+CREATE OR REPLACE FUNCTION pgleases.schedule_trim(group_name pg_catalog.text, failed boolean, before pg_catalog.timestamptz, after bigint, most int,
+    OUT up_to bigint, OUT more boolean)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    kept  bigint; -- the first entry that is too new
+    last  bigint;
+    found bigint;
+BEGIN
+    SELECT min(h.id) FILTER (WHERE h.ended_at >= $3), max(h.id), count(*) INTO kept, last, found
+    FROM (SELECT p.id, p.ended_at FROM pgleases.history AS p WHERE p.id > $4 ORDER BY p.id LIMIT $5) AS h;
+    up_to := coalesce(kept - 1, last, $4);
+    more := kept IS NULL AND found = $5;
+    DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.group_name = $1 AND (h.fate IN ('dead', 'lost')) = $2;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) IS 'Deletes old entries of the history, a page of them. See trim.sql.';
+
 -- Last, after all tables and functions: without its version the part counts as missing.
 INSERT INTO pgleases.schedule_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -19,4 +19,5 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgle
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_delete(bigint, pg_catalog.jsonb),
     pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
-    pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) TO pgleases_app;
+    pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int),
+    pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) TO pgleases_app;

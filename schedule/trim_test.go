@@ -1,0 +1,73 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// kept is what the history has of a group, and from when on: "fate since count".
+func kept(db *database, group string) string {
+	return one[string](db, `SELECT coalesce(string_agg(format('%s %s-%s', fate, from_hour, to_hour), ', ' ORDER BY fate), '') FROM (
+		SELECT fate, min(h) AS from_hour, max(h) AS to_hour FROM (
+			SELECT fate, extract(epoch FROM until - $2::timestamptz)::int / 3600 AS h FROM pgleases.history WHERE group_name = $1) AS e GROUP BY fate) AS f`, group, midnight)
+}
+
+// Of 100 ticks each fifth fails. All entries are of the hour of their tick.
+func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithRetention(24*time.Hour+30*time.Minute, 72*time.Hour+30*time.Minute))
+	w.TrimEvery(10 * time.Millisecond)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if r.At.Hour()%5 == 0 {
+			return errors.New("no paper")
+		}
+		return effect(ctx, tx, r)
+	})
+	ok(t, k.Add("close", args{}, hourly, schedule.MissedAll))
+	w.run().has("close")
+	// Of another group, and of a schedule that is gone.
+	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
+		SELECT 0, g, 'gone', until - interval '1 hour', until, 1, f, until FROM (VALUES ('other'), ('` + group + `')) AS groups (g), (VALUES ('done'), ('dead'), ('missed')) AS fates (f),
+		generate_series(timestamptz '2026-02-20 00:00 UTC', '2026-03-02 00:00 UTC', interval '1 hour') AS until`)
+	others := kept(db, "other")
+	for hour := 1; hour <= 100; hour++ {
+		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
+		until(t, fmt.Sprintf("hour %d has its fate, and what is old is gone", hour), func() bool {
+			return one[bool](db, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
+				AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE fate WHEN 'dead' THEN interval '72:30' ELSE interval '24:30' END)`,
+				midnight.Add(time.Duration(hour)*time.Hour), group)
+		})
+	}
+	w.close()
+	expect(t, kept(db, group), "dead 29-96, done 76-100", "what is kept") // that of hour 28 was done
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND fate = 'done'", group), 20, "entries of done ticks")
+	expect(t, kept(db, "other"), others, "what another group has")
+}
+
+// A clock that is wrong for a moment shows all entries as old.
+func TestADoubtedClockTrimsNothing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
+	w.TrimEvery(time.Millisecond)
+	l := newLedger(db, "close")
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	w.Doubt(0)
+	w.run().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	w.Doubt(time.Hour)
+	db.setClock(midnight.Add(30 * 24 * time.Hour))
+	for range 5 {
+		db.looked()
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "entries")
+}
