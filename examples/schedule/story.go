@@ -213,12 +213,10 @@ SELECT count(*), count(*), coalesce(max(ran_at) - $1, interval '0') FROM (
 ) AS first`
 	ranElsewhere = `
 WITH its AS (
-    SELECT name, at FROM (
-        SELECT DISTINCT ON (name) * FROM pgleases_example.ticks WHERE name LIKE 'second/%' AND ran_at <= $1 ORDER BY name, ran_at DESC
-    ) AS last WHERE worker = $2
+    SELECT name, max(at) AS at FROM pgleases_example.ticks WHERE name LIKE 'second/%' AND worker = $2 AND ran_at > $1::timestamptz - interval '2 s' GROUP BY name
 ), followed AS (
     SELECT greatest(its.at + interval '1 s', $1) AS due,
-           (SELECT min(t.ran_at) FROM pgleases_example.ticks AS t WHERE t.name = its.name AND t.ran_at > $1 AND t.worker <> $2) AS ran_at
+           (SELECT min(t.ran_at) FROM pgleases_example.ticks AS t WHERE t.name = its.name AND t.at > its.at AND t.worker <> $2) AS ran_at
     FROM its
 )
 SELECT count(*), count(ran_at), coalesce(max(ran_at - due), interval '0') FROM followed`

@@ -192,13 +192,13 @@ func (s *scheduling) copies(ctx context.Context, n int, rule schedule.Rule, anch
 		return err
 	}
 	_, err = s.pool.Exec(ctx, `INSERT INTO pgleases.schedules OVERRIDING SYSTEM VALUE
-		SELECT (jsonb_populate_record(s, jsonb_build_object('id', s.id + n, 'name', 'copy-' || n, 'key', 'copy-' || n, 'partition', pgleases.partition_for('copy-' || n, 128)))).*
-		FROM pgleases.schedules AS s, generate_series(1, $1::int - 1) AS n WHERE s.name = 'copy-0'`, n)
-	if err == nil {
-		_, err = s.pool.Exec(ctx, "UPDATE pgleases.schedules SET anchor = $1, cursor = $1, due = $2 WHERE name LIKE 'copy-%'", anchor, due)
-	}
-	if err == nil {
-		_, err = s.pool.Exec(ctx, "VACUUM ANALYZE pgleases.schedules")
+		SELECT (jsonb_populate_record(s, jsonb_build_object('id', s.id + n, 'name', 'copy-' || n, 'key', 'copy-' || n, 'partition', pgleases.partition_for('copy-' || n, 128),
+			'anchor', $2::timestamptz, 'cursor', $2::timestamptz, 'due', $3::timestamptz))).*
+		FROM pgleases.schedules AS s, generate_series(1, $1::int) AS n WHERE s.name = 'copy-0'`, n, anchor, due)
+	for _, statement := range []string{"DELETE FROM pgleases.schedules WHERE name = 'copy-0'", "VACUUM ANALYZE pgleases.schedules", "CHECKPOINT"} {
+		if err == nil {
+			_, err = s.pool.Exec(ctx, statement)
+		}
 	}
 	return err
 }
@@ -209,7 +209,7 @@ func (s *scheduling) now(ctx context.Context) (time.Time, error) {
 
 // measureSchedules measures how late runs are, what becomes of them when a process ends, and what schedules cost that are not due.
 func measureSchedules(ctx context.Context, l *lab, out *part) error {
-	measures := []func(context.Context, *lab, *part) error{measureLateRuns, measureOneTick, measureElsewhere, measureDormant}
+	measures := []func(context.Context, *lab, *part) error{measureLateRuns, measureOneTick, measureElsewhere, measureDormant, measureHistory}
 	parts := make([]part, len(measures))
 	measure := func(i int) error { return measures[i](ctx, l, &parts[i]) }
 	if l.quick {
@@ -530,11 +530,9 @@ const insertBare = "INSERT INTO public.ran (name) VALUES ('bare')"
 // when it was due after that.
 func (s *scheduling) elsewhere(ctx context.Context, worker string, since time.Time) (time.Duration, error) {
 	const followed = `WITH its AS (
-    SELECT name, at FROM (
-        SELECT DISTINCT ON (name) * FROM public.ran WHERE name LIKE 'second-%' AND ran_at <= $2 ORDER BY name, ran_at DESC
-    ) AS last WHERE worker = $1
+    SELECT name, max(at) AS at FROM public.ran WHERE name LIKE 'second-%' AND worker = $1 AND ran_at > $2::timestamptz - interval '2 s' GROUP BY name
 ), followed AS (
-    SELECT greatest(its.at + interval '1 s', $2) AS due, (SELECT min(r.ran_at) FROM public.ran AS r WHERE r.name = its.name AND r.ran_at > $2 AND r.worker <> $1) AS ran_at FROM its
+    SELECT greatest(its.at + interval '1 s', $2) AS due, (SELECT min(r.ran_at) FROM public.ran AS r WHERE r.name = its.name AND r.at > its.at AND r.worker <> $1) AS ran_at FROM its
 )`
 	if err := untilTrue(ctx, s.pool, "all run elsewhere", followed+" SELECT count(*) = count(ran_at) FROM followed", worker, since); err != nil {
 		return 0, err
@@ -617,6 +615,62 @@ func (s *scheduling) dormant(ctx context.Context, n int, span time.Duration) (us
 		return used, 0, err
 	}
 	return used, resident(w.cmd.Process.Pid), nil
+}
+
+// measureHistory writes the entries of very many runs, of which only the latest are kept, with the statement that trims the history.
+func measureHistory(ctx context.Context, l *lab, out *part) error {
+	s, err := newScheduling(ctx, l, l.fast, 0)
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	all, kept, step := l.pick(20_000, 1_000_000), l.pick(2_000, 50_000), l.pick(500, 5_000)
+	const insert = `INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, epoch, started_at, ended_at)
+SELECT n % 200, 'bench', 'second-' || n % 200, at - interval '1 s', at, 1, 'done', 1, at, at
+FROM generate_series($1::int, $2::int) AS n, LATERAL (SELECT timestamptz '2026-01-01' + n * interval '5 ms') AS t (at)`
+	const trim = "SELECT up_to, more FROM pgleases.schedule_trim('bench', false, timestamptz '2026-01-01' + $1::int * interval '5 ms', $2, 1000)"
+	type trimmed struct {
+		UpTo int64
+		More bool
+	}
+	var last trimmed
+	var early, size, most int64
+	var trimming time.Duration
+	for n := step; n <= all; n += step {
+		if _, err := s.pool.Exec(ctx, insert, n-step+1, n); err != nil {
+			return err
+		}
+		began := time.Now()
+		for last.More = true; last.More; {
+			if last, err = ask[trimmed](ctx, s.pool, trim, n-kept, last.UpTo); err != nil {
+				return err
+			}
+		}
+		trimming += time.Since(began)
+		if n%(kept/5) < step { // a fifth of it is dead: then autovacuum comes
+			if _, err := s.pool.Exec(ctx, "VACUUM pgleases.history"); err != nil {
+				return err
+			}
+		}
+		if size, err = one[int64](ctx, s.pool, "SELECT pg_total_relation_size('pgleases.history')"); err != nil {
+			return err
+		}
+		if n == 2*kept {
+			early = size
+		}
+		most = max(most, size)
+	}
+	left, err := one[int](ctx, s.pool, "SELECT count(*)::int FROM pgleases.history")
+	if err != nil {
+		return err
+	}
+	out.add(row{
+		what:   fmt.Sprintf("history of %s runs, of which %s are kept: its size in the end", grouped(all), grouped(left)),
+		figure: fmt.Sprintf("%s MB, at most %s MB; %s to delete an entry", significant(float64(size)/1e6), significant(float64(most)/1e6), duration(trimming/time.Duration(all))),
+		floors: []floor{{fmt.Sprintf("after %s runs", grouped(2*kept)), significant(float64(early)/1e6) + " MB", times(float64(size) / float64(early))}},
+		goal:   "flat: <= 1.2 x", met: judge(float64(size) <= 1.2*float64(early)),
+	})
+	return nil
 }
 
 // resident returns the memory of a process, in bytes; 0: that cannot be told here.
