@@ -2,10 +2,12 @@ package admin
 
 import (
 	"fmt"
+	"io/fs"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
 
+	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 	enginesql "github.com/pgleases/pgleases/sql"
 )
 
@@ -18,10 +20,12 @@ const (
 	ForReader   Purpose = "reader"   // looks: all that package admin reads
 	ForGuard    Purpose = "guard"    // writes under Guard, and runs no clients
 	ForOperator Purpose = "operator" // besides the rights of clients: drops leases, and calls new_era
+
+	ForSchedules Purpose = "schedules" // besides the rights of clients: runs and manages schedules, whose tables are made already
 )
 
 // Purposes are all of them.
-var Purposes = []Purpose{ForClients, ForReader, ForGuard, ForOperator}
+var Purposes = []Purpose{ForClients, ForReader, ForGuard, ForOperator, ForSchedules}
 
 // Grants returns the GRANT statements that a role needs for a purpose, where another role owns the tables of the schema. The owner runs them, again after each
 // migration. The errors: names that are none, an unknown purpose.
@@ -32,15 +36,10 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	if role == "" || len(role) > maxSchemaBytes {
 		return "", fmt.Errorf("admin: role %q is out of range: an identifier of 1 to %d bytes", role, maxSchemaBytes)
 	}
-	raw, err := enginesql.Files.ReadFile("grants.sql")
-	if err != nil {
-		panic(err) // a build that cannot work
-	}
 	// grants.sql has the rights of clients first, then, as comments, each under a line of its own, those of others.
 	quoted, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{schema}.Sanitize()
-	clients, others, _ := strings.Cut(string(raw), "\n-- A role that only writes")
+	clients, others := clientsGrants()
 	guard, operator, _ := strings.Cut(others, "\n-- A role that drops")
-	clients = clients[strings.Index(clients, "\nGRANT")+1:]
 	named := strings.NewReplacer("SCHEMA pgleases ", "SCHEMA "+in+" ", "pgleases.", in+".",
 		"pgleases_app", quoted, "TO worker;", "TO "+quoted+";", "TO operator;", "TO "+quoted+";").Replace
 	switch purpose {
@@ -50,6 +49,8 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		return named(uncommented(guard)), nil
 	case ForOperator:
 		return named(clients) + named(uncommented(operator)), nil
+	case ForSchedules:
+		return named(clients + withoutHead(read(schedulesql.Files, "grants.sql"))), nil
 	case ForReader:
 		return fmt.Sprintf("GRANT USAGE ON SCHEMA %[1]s TO %[2]s;\nGRANT SELECT ON ALL TABLES IN SCHEMA %[1]s TO %[2]s;\n"+
 			"-- For databases where PUBLIC may not execute functions.\n"+
@@ -57,6 +58,24 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 			"-- To see what other roles' sessions do, which pgleases doctor looks at:\n--   GRANT pg_monitor TO %[2]s;\n", in, quoted), nil
 	}
 	return "", fmt.Errorf("admin: purpose %q is none of %v", purpose, Purposes)
+}
+
+// clientsGrants returns the grants of clients, and what stands behind them.
+func clientsGrants() (clients, others string) {
+	clients, others, _ = strings.Cut(read(enginesql.Files, "grants.sql"), "\n-- A role that only writes")
+	return withoutHead(clients) + "\n", others
+}
+
+// withoutHead is a text from its first GRANT on.
+func withoutHead(text string) string { return text[strings.Index(text, "\nGRANT")+1:] }
+
+// read returns a file that is embedded.
+func read(files fs.ReadFileFS, name string) string {
+	text, err := files.ReadFile(name)
+	if err != nil {
+		panic(err) // a build that cannot work
+	}
+	return string(text)
 }
 
 // uncommented returns the statements that stand in comments.

@@ -22,7 +22,7 @@ import (
 // A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
 // concurrent use.
 type Scheduler struct {
-	client     *pgleases.Client
+	client     *pgleases.Client // nil: see Manage
 	pool       *pgxpool.Pool
 	group      string
 	options    options
@@ -63,6 +63,24 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	case client == nil || pool == nil:
 		return nil, errors.New("schedule: new scheduler: client or pool is nil")
 	}
+	return newScheduler(ctx, client, pool, group, o)
+}
+
+// Manage returns a Scheduler without a client, for people and tools: it lists, pauses, resumes and deletes the schedules of a group, and Run is an error. The
+// only option is WithSchema; any other is an error. It makes no tables: pgleases.ErrSchema where they are missing or too old. Otherwise it is New.
+func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
+	o, err := onlySchema("Manage", opts)
+	switch {
+	case err != nil:
+		return nil, err
+	case pool == nil:
+		return nil, errors.New("schedule: manage: pool is nil")
+	}
+	o.noMigration = true
+	return newScheduler(ctx, nil, pool, group, o)
+}
+
+func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, o options) (s *Scheduler, err error) {
 	size := int(pool.Config().MaxConns)
 	switch {
 	case o.maxRunning == 0:
@@ -157,6 +175,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
+	case s.client == nil:
+		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: make it with New", s.group)
 	case again:
 		return fmt.Errorf("schedule: run group %q: it was run already", s.group)
 	}

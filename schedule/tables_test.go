@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"fmt"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
@@ -99,4 +100,36 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(40 * time.Minute))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+}
+
+// Without a client schedules are managed, and not run.
+func TestManageNeedsNoClient(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(7))
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	w.run().has("close")
+	l := newLedger(db, "close")
+	m, err := schedule.Manage(t.Context(), newPool(t, db.url, nil), "tests")
+	ok(t, err)
+	ok(t, m.Pause(t.Context(), "close"))
+	s, err := w.Get(t.Context(), "close")
+	ok(t, err)
+	expect(t, s.PausedAt.IsZero(), false, "that it is not paused")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
+	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.clients"), 1, "clients")
+	if err := m.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "make it with New") {
+		t.Errorf("Run without a client: %v", err)
+	}
+	if _, err := schedule.Manage(t.Context(), db.Pool, "tests", schedule.WithPartitions(7)); err == nil || !strings.Contains(err.Error(), "WithPartitions means nothing to Manage") {
+		t.Error(err)
+	}
+	if _, err := schedule.Manage(t.Context(), nil, "tests"); err == nil || !strings.Contains(err.Error(), "pool is nil") {
+		t.Error(err)
+	}
+	_, err = schedule.Manage(t.Context(), newPool(t, pgtest.EmptyDatabase(t), nil), "tests")
+	wraps(t, "without tables", err, pgleases.ErrSchema)
 }

@@ -13,14 +13,17 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unicode"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/lock"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 // output1 is what a verb prints that has to succeed.
@@ -251,7 +254,7 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "watch --interval 1ms", "100ms or more"},
 		{database, "watch --lag-query x", "pgleases watch LEASE"},
 		{database, "grants", "ROLE is missing"},
-		{database, "grants r --for=all", "clients, reader, guard, operator"},
+		{database, "grants r --for=all", "clients, reader, guard, operator, schedules"},
 		{database, "doctor --skip all", "give some of connect,"},
 		{database, "doctor --long 0s", "give 1ms or more"},
 		{database, "unlock plain", "locks"},
@@ -294,6 +297,12 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			}
 		}
 	}
+	for purpose, want := range map[string]int{"schedules": exitFailed, "guard": exitFailed} {
+		code, text := in(purpose, "schedules", "pause", "books", "none")
+		if code != want || strings.Contains(text, "not found") != (purpose == "schedules") {
+			t.Errorf("pause as %s: exit code %d, %s", purpose, code, text)
+		}
+	}
 	c := run(t, databaseEnv(as(t, database, roles["clients"])), "run", "reports", "--once", "--schema", "it's", "--", "true")
 	if code := c.wait(); code != 0 {
 		t.Errorf("run with the rights of clients: %d, %s", code, c.output.String())
@@ -325,5 +334,85 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			t.Errorf("%s as %s: %v, want %s", guard, purpose, err, want)
 		}
 		conn.Close()
+	}
+}
+
+// A job is the work of a schedule here.
+type job struct{ N int }
+
+func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool, err := pgxpool.New(t.Context(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	client, err := pgleases.NewClient(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close(t.Context())
+	s, err := schedule.New(t.Context(), client, pool, "books")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kind := schedule.InTx(s, "close", func(_ context.Context, _ pgx.Tx, r schedule.Run[job]) error {
+		if r.Args.N > 0 {
+			return fmt.Errorf("job %d failed\n\x1b[2J", r.Args.N)
+		}
+		return nil
+	})
+	for i, name := range []string{"good", "bad", odd} {
+		if err := kind.Add(name, job{i}, schedule.Every(time.Second)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	type row struct {
+		Name     string
+		Fate     string
+		Error    string
+		PausedAt time.Time `json:"paused_at"`
+	}
+	history := func(name string) []row { return decoded[[]row](t, database, "schedules", "history", "books", name) }
+	await(t, "each has run", func() bool { return len(history("good")) > 0 && len(history("bad")) > 0 })
+	if first := history("good"); first[len(first)-1].Fate != "done" || history("bad")[0].Fate != "dead" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
+		t.Errorf("history %+v, %+v", first, history("bad"))
+	}
+	if text := output1(t, database, "schedules", "history", "books", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed\n\x1b[2J"`) {
+		t.Errorf("history: %s", text)
+	}
+	output1(t, database, "schedules", "pause", "books", "good")
+	list := output1(t, database, "schedules", "list", "books")
+	unprintable(t, "schedules list", list)
+	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*`, `bad +close .* runs`, regexp.QuoteMeta(shown(odd)) + ` +close .* runs`} {
+		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
+			t.Errorf("schedules list lacks %s: %s", pattern, list)
+		}
+	}
+	if one := decoded[[]row](t, database, "schedules", "list", "books", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
+		t.Errorf("schedules list with a prefix: %+v", one)
+	}
+	before := len(history("good"))
+	output1(t, database, "schedules", "resume", "books", "good")
+	await(t, "it runs again", func() bool { return len(history("good")) > before+1 })
+	output1(t, database, "schedules", "delete", "books", "good")
+	for args, want := range map[string]string{
+		"schedules pause books good":         "pgleases schedules list GROUP shows",
+		"schedules pause books":              "give the group and the schedule",
+		"schedules list":                     "give a group",
+		"schedules history a b -n 0":         "give 1 or more",
+		"schedules list books --schema none": "missing in this database",
+	} {
+		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
+			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)
+		}
 	}
 }

@@ -2,8 +2,10 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -47,5 +49,26 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 	}
 	if !bytes.Equal(now, text.Bytes()) {
 		t.Errorf("%s is not what the command's help says: go test -run Page -write .", page)
+	}
+}
+
+// What README has a reader type is what the command takes.
+func TestTheCommandsOfTheReadmeAreVerbs(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := regexp.MustCompile(`(?m)^    (?:go run -C cmd/pgleases \.|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
+	for _, line := range lines {
+		cmd, args, err := newRoot().Find(strings.Fields(line[1]))
+		if err == nil && cmd.Name() != "run" { // whose arguments are another program's
+			err = errors.Join(cmd.ParseFlags(args), cmd.ValidateArgs(cmd.Flags().Args()))
+		}
+		if err != nil || !cmd.Runnable() {
+			t.Errorf("%s: %v", line[0], err)
+		}
+	}
+	if len(lines) < 4 {
+		t.Errorf("only %d commands found", len(lines))
 	}
 }

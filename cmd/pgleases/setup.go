@@ -82,10 +82,11 @@ func newGrants() *cobra.Command {
 
 What for:
 
-    clients   to run clients, and pgleases run
-    reader    to look: all verbs that change nothing
-    guard     to write under Guard, without a client
-    operator  besides the rights of clients, to drop leases and to call new_era`,
+    clients    to run clients, and pgleases run
+    reader     to look: all verbs that change nothing
+    guard      to write under Guard, without a client
+    operator   besides the rights of clients, to drop leases and to call new_era
+    schedules  besides the rights of clients, to run and manage schedules; migrate --schedules comes first`,
 		Args: exactly("ROLE"),
 	}
 	var purposes []string
