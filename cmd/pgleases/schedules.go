@@ -107,16 +107,17 @@ last tick that was done. One that waits is not known, as it is, to the process t
 			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
 				t := table{{"SCHEDULE", "KIND", "RULE", "NEXT", "DONE", "STATE"}}
 				for _, one := range all {
-					state := "runs"
+					state, next := "runs", instant(one.Due)
 					switch {
-					case !one.PausedAt.IsZero():
+					case !one.PausedAt.IsZero(): // its owner may still have to look at what that means, but nothing comes of it
+						next = nothing
 						state = "paused " + instant(one.PausedAt)
 					case one.Waits != "":
 						state = "waits: " + printable(one.Waits)
 					case one.Due.IsZero():
 						state = "has no further tick"
 					}
-					t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), instant(one.Due), instant(one.Done), state)
+					t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), next, instant(one.Done), state)
 				}
 				t.write(w)
 			})
