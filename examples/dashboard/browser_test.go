@@ -1,0 +1,326 @@
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/cdproto/target"
+	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+var write = flag.Bool("write", false, "write the pictures of docs/dashboard.md anew")
+
+// patience bounds what a test waits for. It is reached only where that never comes.
+const patience = 2 * time.Minute
+
+const (
+	workerVariable = "PGLEASES_DASHBOARD_WORKER" // the client ID of a process that a test starts, from this binary
+	leaseVariable  = "PGLEASES_DASHBOARD_LEASE"
+	urlVariable    = "PGLEASES_DASHBOARD_URL"
+)
+
+func TestMain(m *testing.M) {
+	if id := os.Getenv(workerVariable); id != "" {
+		fmt.Fprintln(os.Stderr, work(id, os.Getenv(leaseVariable), os.Getenv(urlVariable)))
+		os.Exit(1)
+	}
+	flag.Parse()
+	code := m.Run()
+	endBrowser()
+	os.Exit(code)
+}
+
+// work is a process of the fleet, until it is killed, or its standard input ends with the test's process.
+func work(id, lease, url string) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	client, err := pgleases.Open(ctx, url, pgleases.WithClientID(id), pgleases.WithTTL(3*time.Second))
+	if err != nil {
+		return err
+	}
+	if _, err := client.Lease(ctx, lease, 64, pgleases.WithHandoffDelay(0)); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// startWorker starts a process, and returns what kills it.
+func startWorker(t *testing.T, id, lease, url string) (kill func()) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerVariable+"="+id, leaseVariable+"="+lease, urlVariable+"="+url)
+	cmd.Stderr = t.Output()
+	stdin, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	kill = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		_ = stdin.Close()
+	})
+	t.Cleanup(kill)
+	return kill
+}
+
+func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
+	t.Helper()
+	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond),
+		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := c.Close(ctx); err != nil {
+			t.Errorf("Close of %s: %v", id, err)
+		}
+	})
+	return c
+}
+
+func join(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
+	t.Helper()
+	l, err := c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func newPool(t *testing.T, url string, dial pgconnDial) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	if dial != nil {
+		config.ConnConfig.DialFunc = dial
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+type pgconnDial = func(ctx context.Context, network, addr string) (net.Conn, error)
+
+// A cable leads to the database, and can be cut.
+type cable struct {
+	mu    sync.Mutex // guards what follows
+	cut   bool
+	conns []net.Conn
+}
+
+func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.cut {
+		return nil, fmt.Errorf("the cable is cut")
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+	if err == nil {
+		c.conns = append(c.conns, conn)
+	}
+	return conn, err
+}
+
+func (c *cable) set(cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cut = cut
+	if cut {
+		for _, conn := range c.conns {
+			_ = conn.Close()
+		}
+		c.conns = nil
+	}
+}
+
+// A gate is a proxy whose server can go away.
+type gate struct {
+	handler http.Handler
+	shut    atomic.Bool
+}
+
+func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if g.shut.Load() {
+		http.Error(w, "Bad Gateway", http.StatusBadGateway)
+		return
+	}
+	g.handler.ServeHTTP(w, r)
+}
+
+func must(h http.Handler, err error) http.Handler {
+	if err != nil {
+		panic(err)
+	}
+	return h
+}
+
+// serve serves the application, and returns its URL.
+func serve(t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	server := httptest.NewServer(must(pages(pool, newLogin("secret"))))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server.URL
+}
+
+var browser = sync.OnceValues(func() (context.Context, func()) {
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.DisableGPU, chromedp.WSURLReadTimeout(patience))
+	if os.Getuid() == 0 {
+		options = append(options, chromedp.NoSandbox) // Chromium refuses to run as root with it
+	}
+	allocator, endAllocator := chromedp.NewExecAllocator(context.Background(), options...)
+	ctx, end := chromedp.NewContext(allocator)
+	if err := chromedp.Run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "start Chromium, which these tests need (Debian, Ubuntu: apt-get install chromium):", err)
+		os.Exit(1)
+	}
+	return ctx, func() {
+		_ = chromedp.Cancel(ctx) // waits for its end
+		end()
+		endAllocator()
+	}
+})
+
+var started atomic.Bool
+
+func endBrowser() {
+	if started.Load() {
+		_, end := browser()
+		end()
+	}
+}
+
+// A tab of the browser, in a profile of its own. What its page says is wrong fails the test.
+type tab struct {
+	*testing.T
+	ctx context.Context
+}
+
+func newTab(t *testing.T, width, height int64) tab {
+	t.Helper()
+	started.Store(true)
+	parent, _ := browser()
+	id, err := newWindow(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := chromedp.NewContext(parent, chromedp.WithTargetID(id))
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	t.Cleanup(func() {
+		cancel()
+		end()
+	})
+	chromedp.ListenTarget(ctx, func(event any) {
+		switch e := event.(type) {
+		case *runtime.EventExceptionThrown:
+			t.Errorf("the page has thrown: %v", e.ExceptionDetails)
+		case *log.EventEntryAdded:
+			if e.Entry.Source == log.SourceSecurity || strings.Contains(e.Entry.Text, "Content Security Policy") {
+				t.Errorf("the page has broken its policy: %s", e.Entry.Text)
+			}
+		}
+	})
+	x := tab{t, ctx}
+	x.run(log.Enable(), chromedp.EmulateViewport(width, height))
+	return x
+}
+
+// newWindow opens a window with cookies of its own. A tab behind another one would be hidden, and its page look at nothing.
+func newWindow(ctx context.Context) (target.ID, error) {
+	ctx = cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser)
+	profile, err := target.CreateBrowserContext().WithDisposeOnDetach(true).Do(ctx)
+	if err != nil {
+		return "", err
+	}
+	return target.CreateTarget("about:blank").WithBrowserContextID(profile).WithNewWindow(true).Do(ctx)
+}
+
+func (x tab) run(actions ...chromedp.Action) {
+	x.Helper()
+	if err := chromedp.Run(x.ctx, actions...); err != nil {
+		x.Fatal(err)
+	}
+}
+
+// eval returns the value of an expression.
+func eval[T any](x tab, expression string) (value T) {
+	x.Helper()
+	x.run(chromedp.Evaluate(expression, &value))
+	return value
+}
+
+// until waits until an expression is true in the page. One page may follow another meanwhile.
+func (x tab) until(expression string) {
+	x.Helper()
+	look := time.NewTicker(50 * time.Millisecond)
+	defer look.Stop()
+	for {
+		var is bool
+		err := chromedp.Run(x.ctx, chromedp.Evaluate(expression, &is))
+		if err == nil && is {
+			return
+		}
+		select {
+		case <-look.C:
+		case <-x.ctx.Done():
+			var text string
+			late, cancel := context.WithTimeout(context.WithoutCancel(x.ctx), 10*time.Second)
+			defer cancel()
+			_ = chromedp.Run(late, chromedp.Evaluate("document.body.innerText", &text))
+			x.Fatalf("never so: %s: %v\n%s", expression, err, text)
+		}
+	}
+}
+
+// signIn goes through the login to the dashboard.
+func (x tab) signIn(url string) {
+	x.Helper()
+	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", "secret\r", chromedp.ByQuery))
+	x.until(`document.querySelector("a")?.href.endsWith("/ops/leases/")`)
+	x.run(chromedp.Click("a", chromedp.ByQuery))
+	x.until(`document.querySelector("#state-text")?.textContent === "Live"`)
+}
+
+func database(t *testing.T) (url string, pool *pgxpool.Pool) {
+	t.Helper()
+	url = pgtest.MigratedDatabase(t)
+	return url, newPool(t, url, nil)
+}

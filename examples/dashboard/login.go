@@ -1,0 +1,79 @@
+package main
+
+import (
+	"crypto/rand"
+	"crypto/subtle"
+	"html/template"
+	"net/http"
+	"sync"
+	"time"
+)
+
+const (
+	cookie  = "session"
+	session = 8 * time.Hour
+)
+
+// A login knows one password, and who has given it. A real application has its own.
+type login struct {
+	password string
+	mu       sync.Mutex           // guards sessions
+	sessions map[string]time.Time // by secret, until when
+}
+
+func newLogin(password string) *login {
+	return &login{password: password, sessions: make(map[string]time.Time)}
+}
+
+// user returns who sent a request; empty: nobody that is known.
+func (l *login) user(r *http.Request) string {
+	c, err := r.Cookie(cookie)
+	if err != nil {
+		return ""
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Now().After(l.sessions[c.Value]) {
+		delete(l.sessions, c.Value)
+		return ""
+	}
+	return "operator"
+}
+
+func (l *login) enter(w http.ResponseWriter, r *http.Request) {
+	if subtle.ConstantTimeCompare([]byte(r.PostFormValue("password")), []byte(l.password)) != 1 {
+		w.WriteHeader(http.StatusForbidden)
+		show(w, form, "That is not the password.")
+		return
+	}
+	secret := rand.Text()
+	l.mu.Lock()
+	l.sessions[secret] = time.Now().Add(session)
+	l.mu.Unlock()
+	http.SetCookie(w, &http.Cookie{Name: cookie, Value: secret, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
+	http.Redirect(w, r, "/", http.StatusSeeOther)
+}
+
+func (l *login) leave(w http.ResponseWriter, r *http.Request) {
+	if c, err := r.Cookie(cookie); err == nil {
+		l.mu.Lock()
+		delete(l.sessions, c.Value)
+		l.mu.Unlock()
+	}
+	http.Redirect(w, r, "/login", http.StatusSeeOther)
+}
+
+func show(w http.ResponseWriter, page *template.Template, content string) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = page.Execute(w, content) // the browser has gone
+}
+
+var home = template.Must(template.New("home").Parse(`<!doctype html><html lang="en"><meta charset="utf-8"><title>Orders</title>
+<h1>Orders</h1>
+{{if .}}<p>You are {{.}}. See the <a href="ops/leases/">leases</a>.</p><form method="post" action="logout"><button>Sign out</button></form>
+{{else}}<p><a href="login">Sign in</a></p>{{end}}`))
+
+var form = template.Must(template.New("login").Parse(`<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign in</title>
+<h1>Sign in</h1>
+{{with .}}<p role="alert">{{.}}</p>{{end}}
+<form method="post" action="login"><label>Password <input name="password" type="password" autocomplete="current-password" autofocus></label> <button>Sign in</button></form>`))

@@ -1,0 +1,363 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/lock"
+)
+
+// ownerOf is an expression for what a lease's map says about a partition, to who hears it too.
+func ownerOf(lease string, partition int) string {
+	return fmt.Sprintf(`(() => {
+		const card = [...document.querySelectorAll(".lease")].find(e => e.querySelector("h3").textContent === %q);
+		if (!card) return "";
+		const map = card.querySelector(".map");
+		map.dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}));
+		for (let i = 0; i < %d; i++) map.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowRight"}));
+		return map.getAttribute("aria-valuetext");
+	})()`, lease, partition)
+}
+
+// rows is an expression for the texts of what a selector finds.
+func rows(selector string) string {
+	return fmt.Sprintf(`[...document.querySelectorAll(%q)].map(e => e.textContent)`, selector)
+}
+
+func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	var leases []*pgleases.Lease
+	for _, id := range []string{"one", "two", "three"} {
+		leases = append(leases, join(t, openClient(t, pool, id), "orders", 64))
+	}
+	kill := startWorker(t, "victim", "orders", databaseURL)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool))
+	owned := func(id string, n int) string {
+		return fmt.Sprintf(`[...document.querySelectorAll(".lease tbody tr")].some(e => e.querySelector(".name").textContent === %q && e.children[1].textContent === "%d")`, id, n)
+	}
+	x.until(owned("victim", 16) + " && " + owned("one", 16))
+	x.until(`document.querySelectorAll("#client-rows tr").length === 4`)
+	kill()
+	x.until(`document.querySelectorAll("#client-rows tr").length === 3 && document.querySelectorAll(".lease tbody tr").length === 3`)
+	x.until(rows("#change-list li") + `.some(text => /partitions? of orders from .?victim to /.test(text))`)
+	x.until(rows("#change-list li") + `.some(text => text.includes("victim left, or was taken out"))`)
+	total := 0
+	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
+	for i, id := range []string{"one", "two", "three"} {
+		values := leases[i].Values()
+		total += len(values)
+		x.until(owned(id, len(values)))
+		for _, p := range []int{values[0], values[len(values)-1]} {
+			if got, want := eval[string](x, ownerOf("orders", p)), fmt.Sprintf("Partition %d: %s", p, id); got != want {
+				t.Errorf("the map says %q, want %q", got, want)
+			}
+		}
+	}
+	if total != 64 {
+		t.Errorf("%d partitions are owned", total)
+	}
+}
+
+// hostile are names that would do something, or show something else than they are, if they were more than text.
+var hostile = []string{
+	`<img src=x onerror="window.hacked=1"><svg onload="window.hacked=1">`,
+	"</script><script>window.hacked=1</script>",
+	"\u202edrowssap\u2066 \u200b\n\r\x1b[2J\t" + `"'&amp;` + "`${window.hacked=1}`",
+	"__proto__",
+	strings.Repeat("W", 255),
+}
+
+func TestNamesThatAreMarkupAreInert(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	for _, id := range hostile {
+		c := openClient(t, pool, id)
+		for _, name := range hostile[:2] {
+			join(t, c, name, 16)
+		}
+		join(t, c, "single "+hostile[2], 1)
+		held, err := lock.New(c, pool).Acquire(t.Context(), "lock "+id[:min(len(id), 200)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = held.Release(t.Context()) })
+	}
+	x := newTab(t, 390, 800)
+	x.signIn(serve(t, pool))
+	x.until(`document.querySelectorAll("#client-rows tr").length === 5 && document.querySelectorAll("#lock-rows tr").length === 5 && document.querySelectorAll(".lease").length === 2`)
+	x.run(chromedp.SendKeys("#filter", "drowssap", chromedp.ByQuery)) // by what is seen
+	x.until(`document.querySelectorAll("#client-rows tr").length === 1`)
+	got := eval[string](x, `document.querySelector("#client-rows .name").textContent`)
+	if want := `\u{202e}drowssap\u{2066} \u{200b}\n\r\u{1b}[2J\t` + hostile[2][strings.Index(hostile[2], `"'`):]; got != want {
+		t.Errorf("a name is shown as %q, want %q", got, want)
+	}
+	if eval[bool](x, `"hacked" in window || document.querySelector("main img, main svg, main script") !== null`) {
+		t.Error("a name is markup")
+	}
+	if text := eval[string](x, `document.body.textContent`); strings.ContainsAny(text, "\u202e\u2066\u200b\x1b") {
+		t.Errorf("what is hidden in names is in the page: %q", text)
+	}
+	if !eval[bool](x, `[...document.querySelectorAll(".name")].every(e => e.tagName === "BDI" && getComputedStyle(e).unicodeBidi === "isolate")`) {
+		t.Error("a name is not isolated")
+	}
+	noScroll(x)
+}
+
+func noScroll(x tab) {
+	x.Helper()
+	if wide := eval[[]string](x, `document.documentElement.scrollWidth <= innerWidth ? [] :
+		[document.documentElement.scrollWidth + " of " + innerWidth, ...[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.tagName + "." + e.className)]`); len(wide) > 0 {
+		x.Errorf("the page scrolls sideways: %q", wide)
+	}
+}
+
+// press sends keys to what has the focus.
+func (x tab) press(keys ...string) {
+	x.Helper()
+	for _, key := range keys {
+		x.run(chromedp.KeyEvent(key))
+	}
+}
+
+func TestTheKeyboardReachesAll(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	one := openClient(t, pool, "one")
+	join(t, one, "orders", 40)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool))
+	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
+	x.press(kb.Tab)
+	if got := eval[string](x, `document.activeElement.textContent`); got != "Skip to the leases" {
+		t.Errorf("the first Tab leads to %q", got)
+	}
+	x.press(kb.Enter)
+	x.until(`document.activeElement.id === "leases"`)
+	x.press(kb.Tab)
+	x.until(`document.activeElement.getAttribute("role") === "slider"`)
+	if !eval[bool](x, `getComputedStyle(document.activeElement).outlineStyle === "solid"`) {
+		t.Error("one does not see where the focus is")
+	}
+	x.press(kb.End, kb.ArrowLeft)
+	x.until(`document.activeElement.getAttribute("aria-valuetext") === "Partition 38: one" && document.activeElement.getAttribute("aria-valuenow") === "38"`)
+	if got := eval[string](x, `document.querySelector(".cell").textContent`); got != "Partition 38: one" {
+		t.Errorf("who sees is shown %q", got)
+	}
+	x.press(kb.Tab)
+	x.until(`document.activeElement.matches("button.who[aria-pressed=false]")`)
+	x.press(kb.Enter)
+	x.until(`document.activeElement.matches("button.who[aria-pressed=true]")`)
+	// What changes takes the focus from nothing.
+	join(t, openClient(t, pool, "another"), "orders", 40)
+	x.until(`document.querySelectorAll(".lease tbody tr").length === 2`)
+	if got := eval[string](x, `document.activeElement.textContent`); got != "one" {
+		t.Errorf("the focus went to %q", got)
+	}
+	if got := eval[[]string](x, `[...document.querySelectorAll("table, section, nav, [role=slider], input, button, canvas:not([aria-hidden])")].filter(e =>
+		!(e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby")) || e.labels?.length || e.matches("button") && e.textContent)).map(e => e.outerHTML)`); len(got) > 0 {
+		t.Errorf("without a name for who hears: %q", got)
+	}
+	if got := eval[[]string](x, `[...document.querySelectorAll("thead th")].filter(e => e.scope !== "col").concat([...document.querySelectorAll("tbody tr")].filter(e => !e.querySelector("th[scope=row]"))).map(e => e.outerHTML)`); len(got) > 0 {
+		t.Errorf("tables without heads: %q", got)
+	}
+}
+
+func TestThePageSaysSinceWhenItIsStale(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	c := new(cable)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, newPool(t, databaseURL, c.dial)))
+	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
+	c.set(true)
+	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent)`)
+	x.until(`/^The database does not answer .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
+	x.until(`document.querySelector("#banner-failure").textContent.includes("the cable is cut")`)
+	if got := eval[string](x, ownerOf("orders", 7)); got != "Partition 7: one" {
+		t.Errorf("of what was seen it says %q", got)
+	}
+	c.set(false)
+	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+}
+
+// The page tells the dashboard's own end, its return, and the end of a session apart.
+func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	login := newLogin("secret")
+	gate := &gate{handler: must(pages(pool, login))}
+	server := httptest.NewServer(gate)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	gate.shut.Store(true)
+	server.CloseClientConnections()
+	x.until(`document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.") && !document.querySelector("#banner").hidden`)
+	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
+	gate.shut.Store(false)
+	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+	login.mu.Lock()
+	clear(login.sessions)
+	login.mu.Unlock()
+	server.CloseClientConnections()
+	x.until(`document.querySelector("#banner-text").textContent.startsWith("You may not look any more.") && !document.querySelector("#banner").hidden`)
+}
+
+// contrasts is an expression for the texts that stand out too little from what is behind them.
+const contrasts = `(() => {
+	const parse = s => s.match(/[\d.]+/g).map(Number);
+	const light = ([r, g, b]) => { const f = [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
+	const found = [];
+	const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+	for (let n; n = walk.nextNode();) {
+		const e = n.parentElement;
+		if (!n.textContent.trim() || !e.checkVisibility() || e.closest("noscript, .skip")) continue;
+		let ground = e;
+		while (ground && (parse(getComputedStyle(ground).backgroundColor)[3] ?? 1) === 0) ground = ground.parentElement;
+		const [a, b] = [light(parse(getComputedStyle(e).color)), light(parse(getComputedStyle(ground).backgroundColor))].sort((a, b) => b - a);
+		if ((a + 0.05) / (b + 0.05) < 4.5) found.push(n.textContent.trim() + " " + ((a + 0.05) / (b + 0.05)).toFixed(2));
+	}
+	return found;
+})()`
+
+// Also makes the pictures of the documentation, with -write.
+func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	var busy *pgleases.Hold
+	for i, id := range []string{"billing-x2kqp", "billing-m8wzt", "billing-h5rjd", "eu-west-1a", "eu-west-1b", "eu-west-1c", "worker-1", "worker-2", "worker-3", "worker-4", "worker-5"} {
+		c := openClient(t, pool, id)
+		orders := join(t, c, "orders", 256)
+		if i < 4 {
+			join(t, c, "invoices", 24)
+		}
+		if i < 3 {
+			join(t, c, "leader", 1)
+		}
+		locks := lock.New(c, pool)
+		if i > 8 {
+			join(t, c, "exports", 64)
+		}
+		switch i {
+		case 0:
+			if err := orders.Wait(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			busy = orders.Hold(t.Context()) // what is in work moves later
+			t.Cleanup(busy.Release)
+		case 1, 2:
+			held, err := locks.AcquireShared(t.Context(), "report/2031-05")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = held.Release(t.Context()) })
+		case 3:
+			held, err := locks.Acquire(t.Context(), "schema-upgrade")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = held.Release(t.Context()) })
+		}
+	}
+	x := newTab(t, 1240, 1180)
+	x.signIn(serve(t, pool))
+	join(t, openClient(t, pool, "worker-6"), "orders", 256)
+	kill := startWorker(t, "exports-1", "exports", databaseURL)
+	x.until(`document.querySelectorAll("#client-rows tr").length >= 12 && document.querySelectorAll("#lock-rows tr").length === 2 && document.querySelector("#finding-list li") !== null`)
+	x.until(rows(".lease .facts") + `.some(text => text.includes("asked to hand over"))`)
+	x.until(rows("#change-list li") + `.some(text => text.includes("worker-6 came"))`)
+	x.until(rows(".lease h3") + `.includes("exports")`)
+	kill()
+	x.until(rows("#change-list li") + `.some(text => text.includes("exports-1 left"))`)
+	for _, look := range []struct {
+		name, scheme  string
+		width, height int64
+	}{{"light", "light", 1240, 1180}, {"dark", "dark", 1240, 1180}, {"phone", "light", 390, 844}} {
+		x.run(chromedp.EmulateViewport(look.width, look.height, chromedp.EmulateScale(2)),
+			emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: look.scheme}}))
+		x.until(fmt.Sprintf(`innerWidth === %d && matchMedia("(prefers-color-scheme: %s)").matches`, look.width, look.scheme))
+		if found := eval[[]string](x, contrasts); len(found) > 0 {
+			t.Errorf("%s: too little contrast: %q", look.name, found)
+		}
+		noScroll(x)
+		if *write {
+			var png []byte
+			x.run(chromedp.CaptureScreenshot(&png))
+			if err := os.WriteFile("../../docs/dashboard-"+look.name+".png", png, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	server := httptest.NewServer(must(pages(pool, newLogin("secret"))))
+	t.Cleanup(server.Close)
+	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	get := func(path string, cookies ...*http.Cookie) int {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range cookies {
+			r.AddCookie(c)
+		}
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close()
+		return response.StatusCode
+	}
+	for _, path := range []string{"/ops/leases/", "/ops/leases/stream", "/ops/leases/dashboard.js"} {
+		if code := get(path); code != http.StatusForbidden {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
+	post := func(path, password string, cookies ...*http.Cookie) *http.Response {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		for _, c := range cookies {
+			r.AddCookie(c)
+		}
+		response, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = response.Body.Close()
+		return response
+	}
+	if r := post("/login", "guess"); r.StatusCode != http.StatusForbidden || len(r.Cookies()) > 0 {
+		t.Errorf("a wrong password: %d %v", r.StatusCode, r.Cookies())
+	}
+	in := post("/login", "secret").Cookies()
+	if len(in) != 1 || get("/ops/leases/", in...) != http.StatusOK {
+		t.Errorf("signed in: %v", in)
+	}
+	post("/logout", "", in...)
+	if code := get("/ops/leases/", in...); code != http.StatusForbidden {
+		t.Errorf("signed out: %d", code)
+	}
+}
