@@ -258,6 +258,8 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "doctor --skip all", "give some of connect,"},
 		{database, "doctor --long 0s", "give 1ms or more"},
 		{database, "unlock plain", "locks"},
+		{empty, "serve --listen 127.0.0.1:0", "or run pgleases migrate"},
+		{database, "serve --listen nowhere", `cannot listen on "nowhere"`},
 		{database, "locks a b", `"b" is one prefix too many`},
 	} {
 		c := run(t, databaseEnv(test.database), strings.Fields(test.args)...)

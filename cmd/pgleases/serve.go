@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/dashboard"
+)
+
+func newServe() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Show the leases in a browser",
+		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. It changes nothing.
+
+It has no login, so it listens on this machine alone. To see it from another one, forward its port: ssh -L 8080:127.0.0.1:8080 MACHINE. With --listen=:8080
+everybody sees it who reaches this machine: put a proxy in front that asks who they are, or mount package dashboard in an application
+that knows its users.
+
+While it listens on this machine alone, it answers who asks for localhost, 127.0.0.1 or [::1], and refuses other names: else a page of any site could have the
+browser take this server for that site's own. Where a proxy in front asks by another name, give it with --host.
+
+It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`,
+		Args: cobra.NoArgs,
+	}
+	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; port 0: any that is free, which is printed")
+	title := cmd.Flags().String("title", "Leases", "what stands at the top, such as the environment's name")
+	hosts := cmd.Flags().StringSlice("host", nil, "a name by which it is asked, besides those of this machine; several with commas")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		listener, err := net.Listen("tcp", *listen)
+		if err != nil {
+			return fmt.Errorf("cannot listen on %q: %w\nGive --listen an address of this machine and a port that is free, such as 127.0.0.1:8081", *listen, err)
+		}
+		defer listener.Close()
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			if _, err := a.Snapshot(ctx); err != nil {
+				return err
+			}
+			handler, err := dashboard.Handler(a, dashboard.Options{Title: *title})
+			if err != nil {
+				return err
+			}
+			if listener.Addr().(*net.TCPAddr).IP.IsLoopback() {
+				handler = onlyFor(*hosts, handler)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())
+			return serve(ctx, listener, handler)
+		})
+	}
+	return cmd
+}
+
+// onlyFor refuses a request for a name that is neither this machine's nor one of hosts. A site that has its own name lead to this machine would
+// else read what is here, as of its own origin.
+func onlyFor(hosts []string, next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host := r.Host
+		if name, _, err := net.SplitHostPort(host); err == nil {
+			host = name
+		}
+		host = strings.Trim(host, "[]")
+		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) && !slices.Contains(hosts, host) {
+			http.Error(w, fmt.Sprintf("This server does not answer for %q. Ask for localhost, or start it with --host.", r.Host), http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// serve serves until ctx ends, and the requests with it.
+func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+		BaseContext: func(net.Listener) context.Context { return ctx }} // it ends the streams, for which Shutdown would wait
+	ended := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(ended)
+		ending, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if server.Shutdown(ending) != nil {
+			_ = server.Close()
+		}
+	})
+	err := server.Serve(listener)
+	if !stop() {
+		<-ended
+	}
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,72 @@
+//go:build linux
+
+package main
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	c := run(t, databaseEnv(database), "serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
+	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
+	await(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
+	found := address.FindStringSubmatch(c.output.String())
+	ask := func(method, path, host string) (*http.Response, string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), method, found[1]+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		response, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response, string(body)
+	}
+	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:8080": 200, "[::1]:80": 200, "leases.example": 200,
+		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "192.0.2.1": 421} {
+		if response, body := ask("GET", "", host); response.StatusCode != want || (want == 200) != strings.Contains(body, "<title>Test &amp; trial</title>") {
+			t.Errorf("host %q: %d, want %d", host, response.StatusCode, want)
+		}
+	}
+	if response, _ := ask("POST", "", ""); response.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", response.StatusCode)
+	}
+	stream, err := http.Get(found[1] + "stream")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Body.Close()
+	lines := bufio.NewScanner(stream.Body)
+	for lines.Scan() && !strings.Contains(lines.Text(), `"name":"l","partitions":2`) {
+	}
+	if err := lines.Err(); err != nil || !strings.Contains(lines.Text(), `"owner":"a"`) {
+		t.Errorf("the stream tells %q, %v", lines.Text(), err)
+	}
+
+	busy := run(t, databaseEnv(database), "serve", "--listen", found[2])
+	if code := busy.wait(); code != exitFailed || !strings.Contains(busy.output.String(), "Give --listen an address of this machine and a port that is free") {
+		t.Errorf("on a port in use: exit code %d, %q", code, busy.output.String())
+	}
+	c.signal(syscall.SIGINT) // while the stream is open
+	if code := c.wait(); code != 0 {
+		t.Errorf("exit code %d after Ctrl-C", code)
+	}
+}
