@@ -273,7 +273,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/sql/functions.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';`, `RETURN;`, 0},
 	}},
 	{"a closing in another transaction", "runs", `it has its fate`, []edit{
-		{"schedule/sql/functions.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN`, `IF false THEN`, 0},
+		{"schedule/sql/functions.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN`, `IF false THEN`, 2},
 		{"schedule/run.go", `a.handler = errEnded`, ``, 0},
 	}},
 	{"the client's clock decides", "clock", `fate`, []edit{
