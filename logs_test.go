@@ -105,6 +105,9 @@ func logCall(call *ast.CallExpr) (e string, is bool) {
 	if !ok || len(call.Args) == 0 {
 		return "", false
 	}
+	if of, ok := method.X.(*ast.Ident); ok && of.Name == "http" { // http.Error answers a request
+		return "", false
+	}
 	match := logMethod.FindStringSubmatch(method.Sel.Name)
 	if match == nil {
 		return "", false

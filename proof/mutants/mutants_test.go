@@ -277,7 +277,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/run.go", `a.handler = errEnded`, ``, 0},
 	}},
 	{"the client's clock decides", "clock", `fate`, []edit{
-		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 0},
+		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 2},
 	}},
 	{"a clock that is ahead", "schedule fleet", `early`, []edit{
 		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 0},
