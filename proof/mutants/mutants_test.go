@@ -280,7 +280,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 2},
 	}},
 	{"a clock that is ahead", "schedule fleet", `early`, []edit{
-		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 0},
+		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 2},
 	}},
 	{"the cursor locked before the handler", "runs", `put|lock`, []edit{
 		{"schedule/sql/functions.sql", `FROM pgleases.schedules AS s WHERE s.id = $1);`, `FROM pgleases.schedules AS s WHERE s.id = $1 FOR UPDATE);`, 0},
