@@ -294,9 +294,9 @@ type cluster struct {
 	proxies *faults.Proxies
 }
 
-func newCluster(t testing.TB, size int) *cluster {
+func newCluster(t testing.TB, size int, opts ...pgserver.Option) *cluster {
 	t.Helper()
-	c := &cluster{proxies: startProxies(t), servers: []*pgserver.Server{pgserver.Private(t)}}
+	c := &cluster{proxies: startProxies(t), servers: []*pgserver.Server{pgserver.Private(t, opts...)}}
 	for i := range size {
 		c.doors = append(c.doors, proxyTo(t, c.proxies, c.servers[i].URL()))
 		if i+1 == size {

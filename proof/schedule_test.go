@@ -54,7 +54,7 @@ func TestEveryTickHasOneFateAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T
 var committing = pgserver.WithSettings(map[string]string{"track_commit_timestamp": "on"})
 
 // withSchedules makes the tables, and returns what workers are that run schedules.
-func withSchedules(t testing.TB, url, direct string) faults.Config {
+func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config {
 	t.Helper()
 	pool := newPool(t, direct, size(1))
 	if err := schedule.Migrate(t.Context(), pool); err != nil {
@@ -63,7 +63,7 @@ func withSchedules(t testing.TB, url, direct string) faults.Config {
 	execute(t, pool, faults.SchedulesTable)
 	pool.Close()
 	return faults.Config{
-		URL: url, Pooled: url != direct, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Patience: patience, ProbeURL: probeURL(t),
+		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Patience: patience, ProbeURL: probeURL(t),
 	}
 }
 
@@ -78,7 +78,7 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	fleet, err := faults.NewFleet(ctx, withSchedules(t, url, database.URL), t.TempDir(), 4, seed)
+	fleet, err := faults.NewFleet(ctx, withSchedules(t, url, database.URL, database.Bouncer != nil), t.TempDir(), 4, seed)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -124,6 +124,60 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	if least := len(l.schedules) * int(time.Since(began).Seconds()) / 10; len(l.effects) < least {
 		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test proves too little", len(l.effects), least)
 	}
+}
+
+// A standby that missed the last runs is promoted: on it they have neither fates nor effects, and are run again, once.
+func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
+	t.Parallel()
+	punctual.Run(t, func(t *punctual.Try) {
+		began := time.Now()
+		c := newCluster(t, 2, committing)
+		old, next := c.servers[0], c.servers[1]
+		config := withSchedules(t, c.url(t, c.doors...), old.URL(), false)
+		dir := t.TempDir()
+		var workers []*faults.Process
+		for i := range 3 {
+			config.ID = fmt.Sprintf("worker-%d", i)
+			config.Log = fmt.Sprintf("%s/%s.log", dir, config.ID)
+			workers = append(workers, startWorker(t, config))
+		}
+		for _, w := range workers {
+			hasJoined(t, w)
+		}
+		pool := newPool(t, old.URL(), size(1))
+		told(t, pool)
+		caughtUp(t, old, next)
+		if err := c.pipes[0].Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		const effects = "SELECT count(*) FROM ticks"
+		before := value[int](t, pool, effects)
+		waitFor(t, patience, "the standby has missed runs", func() bool { return value[int](t, pool, effects) > before+len(faults.Schedules()) })
+		pool.Close()
+		if err := old.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := next.Promote(ctx); err != nil {
+			t.Fatal(err)
+		}
+		pool = newPool(t, next.URL(), size(1))
+		if n := value[int](t, pool, effects); n > before+len(faults.Schedules()) {
+			t.Missed(began, time.Since(began), "the standby had %d effects, and %d when it was cut off: the test proves too little", n, before)
+		}
+		told(t, pool)
+		for _, w := range workers {
+			if _, err := w.Close(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		l := readLedger(t, pool)
+		for _, problem := range l.check() {
+			t.Error(problem)
+		}
+		t.Logf("%v", l)
+	})
 }
 
 // told waits until every tick up to now has its fate.
