@@ -44,7 +44,11 @@ func TestEveryTickHasOneFateAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T
 				if test.pooled {
 					url = behindPooler(t, database)
 				}
-				attackSchedules(t, url, database, test.faults)
+				n := test.faults
+				if testing.Short() {
+					n /= 2
+				}
+				attackSchedules(t, url, database, n)
 			})
 		})
 	}
@@ -129,6 +133,9 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 // A standby that missed the last runs is promoted: on it they have neither fates nor effects, and are run again, once.
 func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("has servers of its own")
+	}
 	punctual.Run(t, func(t *punctual.Try) {
 		began := time.Now()
 		c := newCluster(t, 2, committing)
