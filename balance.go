@@ -363,6 +363,12 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	}
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
+	if len(r.Pins) > 0 {
+		lease.pinned = slices.Repeat([]int32{-1}, len(r.Owners))
+		for p, id := range r.Pins {
+			lease.pinned[p] = memberOf(members, id)
+		}
+	}
 	for p, owner := range r.Owners {
 		lease.home[p] = memberOf(members, r.HomeIDs[p])
 		if i, ok := living[r.Targets[p]]; ok {

@@ -252,7 +252,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Wishes")
 	execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
 	role := value[string](t, pool, "SELECT session_user::text")
-	tells("Wishes", "cordon worker-2 too hot maria ("+role+") infinity 4")
+	tells("Wishes", "cordon   worker-2 too hot maria ("+role+") infinity 4")
 	execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
 	tells("Forcing a client out", "1")
 	receive(t, "the third ends", three.Done())

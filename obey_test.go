@@ -33,6 +33,11 @@ func checkObeys(l *planLease, to []int32) error {
 	has := countOwned(l, to)
 	for p, m := range l.current {
 		switch {
+		case l.pinned[p] >= 0 && l.members[l.pinned[p]].weight > 0 && !(l.frozen && keeps(m)):
+			if to[p] != l.pinned[p] {
+				return fmt.Errorf("partition %d is pinned to member %d, and goes to %d", p, l.pinned[p], to[p])
+			}
+			continue
 		case keeps(m) && to[p] != m:
 			return fmt.Errorf("partition %d is taken from member %d, with which it shall stay", p, m)
 		case keeps(m):
@@ -69,6 +74,10 @@ func TestPlanObeysWishes(t *testing.T) {
 			l := drawLease(t, 12, 6, 3)
 			if l.home == nil {
 				l.home = slices.Repeat([]int32{-1}, len(l.current))
+			}
+			l.pinned = slices.Repeat([]int32{-1}, len(l.current))
+			if rapid.Bool().Draw(t, "pins") {
+				l.pinned = drawOwners(t, "pinned", len(l.current), len(l.members))
 			}
 			l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
 			for i := range l.members {
@@ -107,7 +116,7 @@ func TestPlanObeysWishes(t *testing.T) {
 // wish gives an operator's verb of a client or a lease, for ever and by force.
 func (w *world) wish(verb, lease, client string) {
 	w.t.Helper()
-	if err := w.db.Wish(fakestore.Wish{Verb: verb, Lease: lease, Client: client}, fakestore.Ever, true); err != nil {
+	if err := w.db.Wish(fakestore.Wish{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -257,6 +266,42 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 	})
 }
 
+func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
+	inWorld(t, func(w *world) {
+		procs, leases := w.trio()
+		its := shown(leases[2])[0].Number
+		pin := fakestore.Wish{Verb: "pin", Lease: "x", Partition: its}
+		if err := w.db.Wish(pin, "a", fakestore.Ever, false); err != nil {
+			t.Fatal(err)
+		}
+		owns := func(l *Lease) bool {
+			return slices.ContainsFunc(shown(l), func(o Partition) bool { return o.Number == its })
+		}
+		w.within(heard, "a has it", func() bool { return owns(leases[0]) })
+		w.within(heard, "the others are shared", func() bool {
+			return len(shown(leases[1])) >= 3 && len(shown(leases[2])) >= 3 && len(shown(leases[0])) >= 4
+		})
+		w.wish("drain", "", "a")
+		w.within(heard, "it is with another", func() bool { return owns(leases[1]) || owns(leases[2]) })
+		w.takeBack("drain", "", "a")
+		w.within(heard, "it is back", func() bool { return owns(leases[0]) })
+		procs[0].kill()
+		w.within(10*time.Second, "it is with another", func() bool { return owns(leases[1]) || owns(leases[2]) })
+		leases[0] = w.start("a").mustJoin("x", 12)
+		w.within(heard, "it is back", func() bool { return owns(leases[0]) })
+		w.wish("cordon", "", "a") // which keeps what is not pinned from it
+		if err := w.db.Wish(pin, "b", fakestore.Ever, false); err != nil {
+			t.Fatal(err)
+		}
+		w.within(heard, "it is with whom it is pinned to now", func() bool { return owns(leases[1]) })
+		if err := w.db.TakeBack(pin); err != nil {
+			t.Fatal(err)
+		}
+		w.takeBack("cordon", "", "a")
+		w.shares(leases, 4, 4, 4)
+	})
+}
+
 func TestAnEvictedClientEndsAndWhatItHadIsTakenOverWithinATTL(t *testing.T) {
 	inWorld(t, func(w *world) {
 		procs, leases := w.trio()
@@ -320,11 +365,14 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 			case n <= 5 && len(alive) < 6:
 				add(fmt.Sprint("id", 3+step))
 			case n <= 9:
-				wish := fakestore.Wish{Verb: []string{"drain", "cordon", "pause", "freeze"}[w.n(4)]}
+				wish, to := fakestore.Wish{Verb: []string{"drain", "cordon", "pause", "freeze", "pin"}[w.n(5)]}, ""
 				if wish.Verb == "drain" || wish.Verb == "cordon" {
 					wish.Client = p.id
 				} else {
 					wish.Lease = w.anyOf(leases)
+				}
+				if wish.Verb == "pin" {
+					wish.Partition, to = w.n(leases[wish.Lease]), p.id
 				}
 				until := int64(fakestore.Ever)
 				if w.chance(0.5) {
@@ -332,7 +380,7 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 						until = clock + w.span(time.Second, 30*time.Second).Microseconds()
 					})
 				}
-				w.event("%+v: %v", wish, w.db.Wish(wish, until, w.chance(0.5)))
+				w.event("%+v %s: %v", wish, to, w.db.Wish(wish, to, until, w.chance(0.5)))
 			default:
 				w.takeAllBack(1)
 			}

@@ -39,6 +39,7 @@ type planLease struct {
 	members []planMember // ids unique; the order changes nothing
 	current []int32      // per partition: the living member that has it, or that it is on its way to
 	home    []int32      // per partition: the member that lost it by leaving, dying or draining, until it went back. May be nil
+	pinned  []int32      // per partition: the member that shall have it where it works. May be nil
 	frozen  bool         // what a working member has stays with it
 }
 
@@ -74,12 +75,16 @@ func plan(leases []planLease) [][]int32 {
 	return plans
 }
 
-// wished reports whether what somebody has stays with it, by an operator's wish. Such a lease is planned alone.
+// wished reports whether it is wished who has some of the partitions. Such a lease is planned alone.
 func (l *planLease) wished() bool {
-	return l.frozen || slices.ContainsFunc(l.members, func(m planMember) bool { return m.cordoned && m.weight > 0 })
+	return l.frozen || slices.ContainsFunc(l.members, func(m planMember) bool { return m.cordoned && m.weight > 0 }) ||
+		slices.ContainsFunc(l.pinned, l.works)
 }
 
-// obey plans a lease with such wishes. What stays is taken out first, and the rest is shared as if there were nothing else: among those that
+// works reports whether it is a member that may own partitions.
+func (l *planLease) works(m int32) bool { return m >= 0 && l.members[m].weight > 0 }
+
+// obey plans a lease with such wishes. What stays, and what is pinned, is taken out first, and the rest is shared as if there were nothing else: among those that
 // are not cordoned, or among all where all are. In a frozen lease, and where all are cordoned, the rest is what has no owner that may
 // keep it; there each partition goes home where that is below its share of the whole lease, else to the member that is furthest below.
 func (l *planLease) obey(to []int32) {
@@ -94,7 +99,13 @@ func (l *planLease) obey(to []int32) {
 	copy(to, l.current)
 	var places []int // of the rest
 	for p, m := range l.current {
-		if m >= 0 && l.members[m].weight > 0 && (l.frozen || l.members[m].cordoned) {
+		switch {
+		case l.frozen && l.works(m):
+			continue
+		case l.pinned != nil && l.works(l.pinned[p]):
+			to[p] = l.pinned[p]
+			continue
+		case l.works(m) && l.members[m].cordoned:
 			continue
 		}
 		places = append(places, p)

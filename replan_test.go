@@ -43,7 +43,14 @@ func member(session int64, id string, incarnation int64, weight int) store.Membe
 func drained(m store.Member) store.Member  { m.Drained = true; return m }
 func cordoned(m store.Member) store.Member { m.Cordoned = true; return m }
 func paused(r read) read                   { r.Paused = true; return r }
-func frozen(r read) read                   { r.Frozen = true; return r }
+func pinned(r read, partition int, to string) read {
+	if r.Pins == nil {
+		r.Pins = make(map[int]string)
+	}
+	r.Pins[partition] = to
+	return r
+}
+func frozen(r read) read { r.Frozen = true; return r }
 
 // What is planned for one lease, as "partition>session"; sessions that are no members are dead.
 func TestReplan(t *testing.T) {
@@ -84,6 +91,14 @@ func TestReplan(t *testing.T) {
 			frozen(leaseOf("x", 4, a, b).owned(1, "a", 0, 1, 2).meant(2, 2)), "3>2"},
 		{"a frozen lease's drained owner gives", frozen(leaseOf("x", 2, drained(a), b).owned(1, "a", 0, 1)), "0>2 1>2"},
 		{"a cordoned member keeps what it has", leaseOf("x", 4, cordoned(a), b, c).owned(1, "a", 0, 1, 2), "3>2"},
+		{"a pinned partition goes to its client, and the rest is shared without it",
+			pinned(leaseOf("x", 5, a, b).owned(1, "a", 0, 1).owned(2, "b", 2, 3, 4), 2, "a"), "2>1"},
+		{"a pin to who does not work, or is no member, is none",
+			pinned(pinned(leaseOf("x", 4, a, drained(b), c).owned(1, "a", 0, 1).owned(3, "c", 2, 3), 0, "b"), 1, "d"), ""},
+		{"a pin goes before a cordon", pinned(leaseOf("x", 2, cordoned(a), b).owned(1, "a", 0).owned(2, "b", 1), 1, "a"), "1>1"},
+		{"a freeze goes before a pin", frozen(pinned(leaseOf("x", 3, a, b).owned(1, "a", 0).owned(2, "b", 1), 1, "a")), "2>1"},
+		{"of a frozen lease what has no owner goes where it is pinned",
+			frozen(pinned(leaseOf("x", 3, a, b).owned(1, "a", 0, 1), 2, "a")), "2>1"},
 		{"a cordoned member that is drained keeps nothing", leaseOf("x", 2, cordoned(drained(a)), b).owned(1, "a", 0, 1), "0>2 1>2"},
 		{"without members only what is owned moves", leaseOf("x", 2).owned(1, "a", 0), "0>0"},
 	} {

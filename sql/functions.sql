@@ -5,7 +5,7 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
--- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze and their opposites, evict_client,
+-- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze, pin and their opposites, evict_client,
 -- drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
@@ -718,7 +718,7 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     leases pg_catalog.text[], alone boolean,
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
-    OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean,
+    OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -735,7 +735,7 @@ BEGIN
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
-    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned, v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%',
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned, v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to,
            h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
@@ -743,7 +743,7 @@ BEGIN
                coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
                coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
         FROM (SELECT m.session, c.id, c.incarnation, m.weight,
-                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.wishes AS w WHERE w.client = c.id), '') AS verbs
+                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.wishes AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
               WHERE m.lease = l.name
@@ -759,7 +759,10 @@ BEGIN
               GROUP BY p.owner, p.target, p.owner_id, p.home_id) AS p
     ) AS h
     CROSS JOIN LATERAL (
-        SELECT coalesce(string_agg(w.verb, ' '), '') AS verbs FROM pgleases.wishes AS w WHERE w.lease = l.name
+        SELECT coalesce(string_agg(w.verb, ' ') FILTER (WHERE w.partition IS NULL), '') AS verbs,
+               coalesce(array_agg(w.partition) FILTER (WHERE w.partition < l.partitions), '{}') AS pinned,
+               coalesce(array_agg(w.client) FILTER (WHERE w.partition < l.partitions), '{}') AS pinned_to
+        FROM pgleases.wishes AS w WHERE w.lease = l.name
     ) AS v
     WHERE l.name = ANY (related) AND l.partitions > 0
     ORDER BY l.name;
@@ -782,7 +785,7 @@ BEGIN
                  FROM unnest(s.weights, s.drained, s.incarnations) WITH ORDINALITY AS m (weight, drained, incarnation, place) ORDER BY m.place),
            s.owners, s.targets, s.owner_ids, s.home_ids, s.numbers
     FROM pgleases.snapshot($1, $2) AS s
-    WHERE NOT ((s.frozen OR true = ANY (s.cordoned))
+    WHERE NOT ((s.frozen OR true = ANY (s.cordoned) OR cardinality(s.pinned) > 0)
                AND EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
                            WHERE m.lease = s.name AND m.code >= 3));
 END
@@ -986,29 +989,32 @@ COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that 
 -- A plan that has read its leases before a wish finds other generations. Nor is a wish missed by the plan of a lease that the client joins
 -- meanwhile: a join locks the client's row, so either this waits for it and sees it, or it waits for this.
 CREATE OR REPLACE FUNCTION pgleases.wish(
-    verb pg_catalog.text, back boolean, lease pg_catalog.text, client pg_catalog.text,
+    verb pg_catalog.text, back boolean, lease pg_catalog.text, partition int, client pg_catalog.text,
     actor pg_catalog.text, reason pg_catalog.text, until pg_catalog.timestamptz, force boolean)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     opposite CONSTANT text := CASE $1 WHEN 'pause' THEN 'resume' ELSE 'un' || $1 END;
-    who CONSTANT text := CASE WHEN coalesce($5, '') = '' THEN session_user::text ELSE $5 || ' (' || session_user || ')' END;
+    who CONSTANT text := CASE WHEN coalesce($6, '') = '' THEN session_user::text ELSE $6 || ' (' || session_user || ')' END;
     names text[]; -- the leases concerned
     lacking text;
 BEGIN
-    IF coalesce($6, '') = '' THEN
+    IF coalesce($7, '') = '' THEN
         RAISE EXCEPTION '% needs a reason', CASE WHEN $2 THEN opposite ELSE $1 END
             USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written beside the event: say why, for whoever wonders.';
     END IF;
-    IF NOT $2 AND ($7 IS NULL OR $7 <= clock_timestamp()) THEN
-        RAISE EXCEPTION '% until % would be over', $1, coalesce($7::text, 'null')
+    IF NOT $2 AND ($8 IS NULL OR $8 <= clock_timestamp()) THEN
+        RAISE EXCEPTION '% until % would be over', $1, coalesce($8::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a time to come, or infinity.';
     END IF;
-    IF $3 IS NULL AND $4 IS NULL THEN
+    IF $3 IS NULL AND $5 IS NULL THEN
         RAISE EXCEPTION '% of null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a lease or a client.';
     END IF;
     IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
         RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
+    END IF;
+    IF $1 = 'pin' AND NOT $2 AND NOT coalesce($4 >= 0 AND $4 < (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $3), false) THEN
+        RAISE EXCEPTION 'lease "%" has no partition %', $3, coalesce($4::text, 'null') USING ERRCODE = 'undefined_object';
     END IF;
     PERFORM pgleases.settings(true, 5000);
     PERFORM pg_advisory_xact_lock(hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)); -- one verb at a time
@@ -1019,44 +1025,47 @@ BEGIN
             RAISE EXCEPTION 'clients that know no wishes are at work: %', lacking
                 USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Their code was written for an earlier version of the schema. Replace them first.';
         END IF;
-        IF $4 IS NOT NULL AND $7 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $4) THEN
-            RAISE EXCEPTION 'client "%" is not known', $4
+        IF $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
+            RAISE EXCEPTION 'client "%" is not known', $5
                 USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To wish something of one that is to come, say until when.';
         END IF;
     END IF;
     -- Leases before the server before clients.
-    names := pgleases.leases_of($3, $4);
+    names := pgleases.leases_of($3, $5);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
-    UPDATE pgleases.server AS s SET next_check_at = $7 WHERE NOT $2 AND s.next_check_at > $7;
-    PERFORM FROM pgleases.clients AS c WHERE c.id = $4 ORDER BY c.session FOR UPDATE;
-    names := pgleases.leases_of($3, $4);
-    IF $1 = 'drain' AND NOT $2 AND NOT $8 THEN
+    UPDATE pgleases.server AS s SET next_check_at = $8 WHERE NOT $2 AND s.next_check_at > $8;
+    PERFORM FROM pgleases.clients AS c WHERE c.id = $5 AND $3 IS NULL ORDER BY c.session FOR UPDATE;
+    names := pgleases.leases_of($3, $5);
+    IF $1 = 'drain' AND NOT $2 AND NOT $9 THEN
         SELECT string_agg(n, ', ' ORDER BY n) INTO lacking
         FROM unnest(names) AS n
         WHERE NOT EXISTS (
             SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-            WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0 AND c.id <> $4
+            WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0 AND c.id <> $5
               AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id));
         IF lacking IS NOT NULL THEN
-            RAISE EXCEPTION 'client "%" is the last that works on: %', $4, lacking
+            RAISE EXCEPTION 'client "%" is the last that works on: %', $5, lacking
                 USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';
         END IF;
     END IF;
-    DELETE FROM pgleases.wishes AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.client IS NOT DISTINCT FROM $4;
+    DELETE FROM pgleases.wishes AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.partition IS NOT DISTINCT FROM $4
+      AND (w.client IS NOT DISTINCT FROM $5 OR $1 = 'pin');
     IF $2 AND NOT FOUND THEN
-        RAISE EXCEPTION 'there is no % of "%" to take back', $1, coalesce($3, $4) USING ERRCODE = 'undefined_object';
+        RAISE EXCEPTION 'there is no % of "%" to take back', $1, coalesce($3 || '/' || $4, $3, $5) USING ERRCODE = 'undefined_object';
     END IF;
     IF NOT $2 THEN
-        INSERT INTO pgleases.wishes (verb, lease, client, until, since, actor, reason) VALUES ($1, $3, $4, $7, clock_timestamp(), who, $6);
+        INSERT INTO pgleases.wishes (verb, lease, partition, client, until, since, actor, reason)
+        VALUES ($1, $3, $4, $5, $8, clock_timestamp(), who, $7);
     END IF;
     UPDATE pgleases.leases AS l
     SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (names);
-    INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, generation)
-    VALUES ($3, CASE WHEN $2 THEN opposite ELSE $1 END, who, $6, $4, (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $3));
+    INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, to_id, partitions, generation)
+    VALUES ($3, CASE WHEN $2 THEN opposite ELSE $1 END, who, $7, CASE WHEN $4 IS NULL THEN $5 END, CASE WHEN $4 IS NOT NULL THEN $5 END,
+            CASE WHEN $4 IS NOT NULL THEN int4multirange(int4range($4, $4, '[]')) END, (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $3));
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes a wish, or takes it back.';
+COMMENT ON FUNCTION pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes a wish, or takes it back.';
 
 CREATE OR REPLACE FUNCTION pgleases.leases_of(lease pg_catalog.text, client pg_catalog.text) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -1077,22 +1086,24 @@ DECLARE
     locked int;
     w record;
 BEGIN
-    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.client FROM pgleases.wishes AS o WHERE o.until <= clock_timestamp()
-             ORDER BY o.verb, o.lease, o.client FOR UPDATE SKIP LOCKED LOOP
+    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client FROM pgleases.wishes AS o WHERE o.until <= clock_timestamp()
+             ORDER BY o.verb, o.lease, o.partition, o.client FOR UPDATE SKIP LOCKED LOOP
         names := ARRAY(SELECT l.name FROM pgleases.leases AS l WHERE l.name = ANY (pgleases.leases_of(w.lease, w.client)) ORDER BY l.name);
         SELECT count(*) INTO locked
         FROM (SELECT FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE SKIP LOCKED) AS l;
         CONTINUE WHEN locked < cardinality(names);
         SELECT count(*) INTO locked
-        FROM (SELECT FROM pgleases.clients AS c WHERE c.id = w.client ORDER BY c.session FOR UPDATE SKIP LOCKED) AS c;
-        CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client)
+        FROM (SELECT FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL ORDER BY c.session FOR UPDATE SKIP LOCKED) AS c;
+        CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL)
                    OR w.lease IS NULL AND names <> pgleases.leases_of(NULL, w.client);
         DELETE FROM pgleases.wishes AS o WHERE o.ctid = w.place;
         UPDATE pgleases.leases AS l
         SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
         WHERE l.name = ANY (names);
-        INSERT INTO pgleases.events (lease, cause, reason, from_id)
-        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now', w.client);
+        INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now',
+                CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
+                CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
         asked := asked || names;
     END LOOP;
     RETURN asked;
@@ -1105,7 +1116,7 @@ CREATE OR REPLACE FUNCTION pgleases.drain(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('drain', false, NULL, $1, $3, $2, $4, $5);
+    PERFORM pgleases.wish('drain', false, NULL, NULL, $1, $3, $2, $4, $5);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
@@ -1115,7 +1126,7 @@ CREATE OR REPLACE FUNCTION pgleases.undrain(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('drain', true, NULL, $1, $3, $2, NULL, false);
+    PERFORM pgleases.wish('drain', true, NULL, NULL, $1, $3, $2, NULL, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
@@ -1125,7 +1136,7 @@ CREATE OR REPLACE FUNCTION pgleases.cordon(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('cordon', false, NULL, $1, $3, $2, $4, false);
+    PERFORM pgleases.wish('cordon', false, NULL, NULL, $1, $3, $2, $4, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
@@ -1135,7 +1146,7 @@ CREATE OR REPLACE FUNCTION pgleases.uncordon(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('cordon', true, NULL, $1, $3, $2, NULL, false);
+    PERFORM pgleases.wish('cordon', true, NULL, NULL, $1, $3, $2, NULL, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
@@ -1145,7 +1156,7 @@ CREATE OR REPLACE FUNCTION pgleases.pause(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('pause', false, $1, NULL, $3, $2, $4, false);
+    PERFORM pgleases.wish('pause', false, $1, NULL, NULL, $3, $2, $4, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner.';
@@ -1155,7 +1166,7 @@ CREATE OR REPLACE FUNCTION pgleases.resume(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('pause', true, $1, NULL, $3, $2, NULL, false);
+    PERFORM pgleases.wish('pause', true, $1, NULL, NULL, $3, $2, NULL, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
@@ -1165,7 +1176,7 @@ CREATE OR REPLACE FUNCTION pgleases.freeze(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('freeze', false, $1, NULL, $3, $2, $4, false);
+    PERFORM pgleases.wish('freeze', false, $1, NULL, NULL, $3, $2, $4, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
@@ -1175,10 +1186,34 @@ CREATE OR REPLACE FUNCTION pgleases.unfreeze(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.wish('freeze', true, $1, NULL, $3, $2, NULL, false);
+    PERFORM pgleases.wish('freeze', true, $1, NULL, NULL, $3, $2, NULL, false);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
+
+CREATE OR REPLACE FUNCTION pgleases.pin(
+    lease pg_catalog.text, partition int, client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL,
+    until pg_catalog.timestamptz DEFAULT 'infinity')
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF $3 IS NULL THEN
+        RAISE EXCEPTION 'pin to null' USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
+    END IF;
+    PERFORM pgleases.wish('pin', false, $1, $2, $3, $5, $4, $6, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The partition shall be with this client, whenever that works on the lease; else it is with another. The other partitions are shared as if there were no pinned ones.';
+
+CREATE OR REPLACE FUNCTION pgleases.unpin(
+    lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.wish('pin', true, $1, $2, NULL, $4, $3, NULL, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
 
 CREATE OR REPLACE FUNCTION pgleases.evict_client(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -1221,8 +1256,10 @@ REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_c
     pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
     pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
+    pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text),
     pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) FROM PUBLIC;
+    pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) FROM PUBLIC;
 
 -- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.

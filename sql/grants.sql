@@ -50,4 +50,6 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
 --   GRANT EXECUTE ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;

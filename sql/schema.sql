@@ -222,18 +222,20 @@ COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before 
 CREATE TABLE IF NOT EXISTS pgleases.wishes (
     verb      pg_catalog.text NOT NULL,
     lease     pg_catalog.text COLLATE pg_catalog."C",
+    partition int,
     client    pg_catalog.text COLLATE pg_catalog."C",
     until     pg_catalog.timestamptz NOT NULL,
     since     pg_catalog.timestamptz NOT NULL,
     actor     pg_catalog.text NOT NULL,
     reason    pg_catalog.text NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS wishes_once ON pgleases.wishes (verb, coalesce(lease, ''), coalesce(client, ''));
+CREATE UNIQUE INDEX IF NOT EXISTS wishes_once ON pgleases.wishes (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END));
 CREATE INDEX IF NOT EXISTS wishes_client ON pgleases.wishes (client);
 CREATE INDEX IF NOT EXISTS wishes_lease ON pgleases.wishes (lease);
-COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze and their opposites alone.';
-COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease.';
+COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
+COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
 COMMENT ON COLUMN pgleases.wishes.lease IS 'The lease that it is about; null: all.';
+COMMENT ON COLUMN pgleases.wishes.partition IS 'The partition that it is about; null: all.';
 COMMENT ON COLUMN pgleases.wishes.client IS 'The ID of the client that it is about, whichever process has it; null: all.';
 COMMENT ON COLUMN pgleases.wishes.until IS 'When it ends by itself: the next check for expired sessions deletes it. infinity: never.';
 COMMENT ON COLUMN pgleases.wishes.since IS 'When it was last written.';
@@ -301,7 +303,7 @@ CROSS JOIN LATERAL (
     SELECT pg_catalog.array_agg(w.verb ORDER BY w.verb) AS verbs,
            coalesce(pg_catalog.bool_or(w.verb OPERATOR(pg_catalog.=) ANY ('{drain,pause}'::pg_catalog.text[])), false) AS idle
     FROM pgleases.wishes AS w
-    WHERE w.client OPERATOR(pg_catalog.=) c.id OR w.lease OPERATOR(pg_catalog.=) l.name
+    WHERE w.partition IS NULL AND (w.client OPERATOR(pg_catalog.=) c.id OR w.lease OPERATOR(pg_catalog.=) l.name)
 ) AS w
 CROSS JOIN LATERAL (
     SELECT CASE WHEN w.idle OR c.incarnation OPERATOR(pg_catalog.<) 0 THEN 0 ELSE m.weight END AS weight
@@ -316,7 +318,7 @@ COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
-COMMENT ON COLUMN pgleases.members_status.wishes IS 'The wishes about this client and about this lease; null: none.';
+COMMENT ON COLUMN pgleases.members_status.wishes IS 'The wishes about this client and about this lease, other than pins; null: none.';
 
 CREATE OR REPLACE VIEW pgleases.locks_status AS
 SELECT l.name,

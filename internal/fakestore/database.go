@@ -49,7 +49,7 @@ type Tables struct {
 	Members    map[Member]Membership
 	Partitions map[string][]Partition
 	Locks      map[string][]Lock // nil: there was none yet
-	Wishes     map[Wish]int64    // until when
+	Wishes     map[Wish]Wished
 	Server     Server
 }
 
@@ -114,7 +114,7 @@ func New() *Database {
 		Clock: time.Now,
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
-			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Wishes: make(map[Wish]int64),
+			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Wishes: make(map[Wish]Wished),
 			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},

@@ -529,11 +529,11 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 				t.Clients[session] = row
 			}
 		}
-		for _, until := range t.Wishes {
-			if until <= clock {
-				until = clock + 100*millisecond
+		for _, w := range t.Wishes {
+			if w.Until <= clock {
+				w.Until = clock + 100*millisecond
 			}
-			next = min(next, until)
+			next = min(next, w.Until)
 		}
 		t.Server.NextCheckAt, t.Server.Unwatched = max(clock+50*millisecond, next), unwatched
 		t.Server.Sessions = int64(len(t.Clients))
@@ -605,7 +605,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
 			})
 			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members,
-				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, "")}
+				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, ""), Pins: t.pins(name)}
 			for _, row := range rows {
 				if t.living(name, row.Owner) {
 					row.OwnerID = ""

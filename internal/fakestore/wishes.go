@@ -7,15 +7,36 @@ import (
 
 // The verbs of operators. What each does, and why, is written at the SQL function of its name.
 
-// A Wish is the key of table wishes; empty stands for null.
-type Wish struct{ Verb, Lease, Client string }
+type (
+	// A Wish is the key of table wishes; empty stands for null. Partition is that of a pin.
+	Wish struct {
+		Verb, Lease, Client string
+		Partition           int
+	}
+	// Wished is the rest of a row.
+	Wished struct {
+		Until    int64
+		PinnedTo string // client ID
+	}
+)
 
 // ErrUnknown is the error of verbs that name a client or a wish that is not there, or a time that has passed.
 var ErrUnknown = errors.New("unknown")
 
 func (t *Tables) wished(verb, lease, client string) bool {
-	_, is := t.Wishes[Wish{verb, lease, client}]
+	_, is := t.Wishes[Wish{Verb: verb, Lease: lease, Client: client}]
 	return is
+}
+
+// pins are the partitions of a lease that are pinned.
+func (t *Tables) pins(lease string) map[int]string {
+	pins := make(map[int]string)
+	for w, wished := range t.Wishes {
+		if w.Verb == "pin" && w.Lease == lease && w.Partition < int(t.Leases[lease].Partitions) {
+			pins[w.Partition] = wished.PinnedTo
+		}
+	}
+	return pins
 }
 
 // concerned are the leases that a wish is about.
@@ -42,16 +63,16 @@ func (t *Tables) ask(names []string, clock int64) {
 	}
 }
 
-// Wish is the SQL functions drain, cordon, pause and freeze.
-func (db *Database) Wish(w Wish, until int64, force bool) error {
+// Wish is the SQL functions drain, cordon, pause and freeze, and pin, to a client.
+func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	t, clock := &db.tables, db.clock()
-	_, known := t.Identities[w.Client]
+	_, known := t.Identities[w.Client+pinnedTo]
 	switch {
 	case until <= clock:
 		return fmt.Errorf("%w: until %d", ErrUnknown, until)
-	case w.Lease != "" && t.Leases[w.Lease].Partitions == 0, w.Client != "" && until == Ever && !known:
+	case w.Lease != "" && t.Leases[w.Lease].Partitions <= int64(w.Partition), w.Client+pinnedTo != "" && until == Ever && !known:
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
 	}
 	for _, name := range t.concerned(w) {
@@ -59,7 +80,7 @@ func (db *Database) Wish(w Wish, until int64, force bool) error {
 			return fmt.Errorf("%w: %q", ErrInUse, name)
 		}
 	}
-	t.Wishes[w] = until
+	t.Wishes[w] = Wished{until, pinnedTo}
 	t.Server.NextCheckAt = min(t.Server.NextCheckAt, until)
 	t.ask(t.concerned(w), clock)
 	db.wrote(true)
@@ -77,11 +98,11 @@ func (t *Tables) last(lease, client string) bool {
 	return true
 }
 
-// TakeBack is the SQL functions undrain, uncordon, resume and unfreeze.
+// TakeBack is the SQL functions undrain, uncordon, resume, unfreeze and unpin.
 func (db *Database) TakeBack(w Wish) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	if !db.tables.wished(w.Verb, w.Lease, w.Client) {
+	if _, is := db.tables.Wishes[w]; !is {
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
 	}
 	delete(db.tables.Wishes, w)
@@ -92,8 +113,8 @@ func (db *Database) TakeBack(w Wish) error {
 
 // endWishes ends those whose time is over, and returns the leases that they are about.
 func (t *Tables) endWishes(clock int64) (asked []string) {
-	for w, until := range t.Wishes {
-		if until <= clock {
+	for w, wished := range t.Wishes {
+		if wished.Until <= clock {
 			delete(t.Wishes, w)
 			t.ask(t.concerned(w), clock)
 			asked = append(asked, t.concerned(w)...)

@@ -145,7 +145,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	t := fakestore.Tables{
 		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
 		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
-		Wishes: make(map[fakestore.Wish]int64),
+		Wishes: make(map[fakestore.Wish]fakestore.Wished),
 	}
 	var a, b pgtype.Timestamptz
 	var name string
@@ -182,9 +182,14 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			var p fakestore.Partition
 			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
 		})
-	r.read("SELECT verb, coalesce(lease, ''), coalesce(client, ''), until FROM wishes", func() ([]any, func()) {
+	r.read(`SELECT verb, coalesce(lease, ''), coalesce(partition, 0), CASE WHEN partition IS NULL AND client IS NOT NULL THEN client ELSE '' END,
+		CASE WHEN partition IS NOT NULL THEN client ELSE '' END, until FROM wishes`, func() ([]any, func()) {
 		var w fakestore.Wish
-		return []any{&w.Verb, &w.Lease, &w.Client, &a}, func() { t.Wishes[w] = instant(a) }
+		var wished fakestore.Wished
+		return []any{&w.Verb, &w.Lease, &w.Partition, &w.Client, &wished.PinnedTo, &a}, func() {
+			wished.Until = instant(a)
+			t.Wishes[w] = wished
+		}
 	})
 	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server, server_check", func() ([]any, func()) {
 		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
@@ -386,11 +391,20 @@ func (f *fixture) drop(lease string) error {
 // wish gives an operator's verb; until 0: for ever.
 func (f *fixture) wish(w fakestore.Wish, until int64, force bool) error {
 	f.Helper()
+	return f.pin(w, "", until, force)
+}
+
+// pin is wish, for a pin to a client.
+func (f *fixture) pin(w fakestore.Wish, to string, until int64, force bool) error {
+	f.Helper()
 	if until == 0 {
 		until = fakestore.Ever
 	}
 	if f.double != nil {
-		return f.double.Wish(w, until, force)
+		return f.double.Wish(w, to, until, force)
+	}
+	if w.Verb == "pin" {
+		return f.operate("SELECT pin($1, $2, $3, 'a reason', until => $4::timestamptz)", w.Lease, w.Partition, to, timestamp(until))
 	}
 	args := []any{w.Lease + w.Client, timestamp(until)}
 	extra := ""
@@ -405,6 +419,9 @@ func (f *fixture) back(w fakestore.Wish) error {
 	f.Helper()
 	if f.double != nil {
 		return f.double.TakeBack(w)
+	}
+	if w.Verb == "pin" {
+		return f.operate("SELECT unpin($1, $2, 'a reason')", w.Lease, w.Partition)
 	}
 	return f.operate("SELECT "+map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze"}[w.Verb]+"($1, 'a reason')",
 		w.Lease+w.Client)

@@ -34,8 +34,9 @@ type Member struct {
 type LeasePlan struct {
 	Name           string
 	Generation     int64
-	Members        []Member // ordered by ID, incarnation, session
-	Paused, Frozen bool     // by an operator's wish
+	Members        []Member       // ordered by ID, incarnation, session
+	Paused, Frozen bool           // by an operator's wish
+	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
 	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
 	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). HomeIDs: the client ID to
 	// which the partition returns when that client does (empty: none).
@@ -110,6 +111,8 @@ type planRow struct {
 	Weights           numbers
 	Drained, Cordoned flags
 	Paused, Frozen    bool
+	Pinned            numbers
+	PinnedTo          []string
 	Owners, Targets   numbers // by holding, as what follows
 	OwnerIDs, HomeIDs []string
 	Numbers           string
@@ -117,7 +120,7 @@ type planRow struct {
 
 func (r planRow) plan() (LeasePlan, error) {
 	p := LeasePlan{
-		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen,
+		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen, Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), HomeIDs: make([]string, r.Partitions),
 	}
@@ -125,6 +128,9 @@ func (r planRow) plan() (LeasePlan, error) {
 	for i, session := range r.Sessions {
 		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i]), r.Drained[i], r.Cordoned[i]}
 		living[session] = true
+	}
+	for i, n := range r.Pinned {
+		p.Pins[int(n)] = r.PinnedTo[i]
 	}
 	if r.Numbers == "" {
 		return p, nil

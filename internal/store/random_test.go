@@ -151,12 +151,13 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(plan), moves, again) })
 			},
 			"wish": func(*rapid.T) {
-				w, until, force := p.wish(), draw(p, "until", []int64{0, 0, p.at.Add(time.Second).UnixMicro(), p.at.Add(time.Minute).UnixMicro(), p.at.UnixMicro()}),
+				w, to := p.wish()
+				until, force := draw(p, "until", []int64{0, 0, p.at.Add(time.Second).UnixMicro(), p.at.Add(time.Minute).UnixMicro(), p.at.UnixMicro()}),
 					draw(p, "force", []bool{true, false})
-				p.sameVerb(w, func(f *fixture) error { return f.wish(w, until, force) })
+				p.sameVerb(w, func(f *fixture) error { return f.pin(w, to, until, force) })
 			},
 			"take back": func(*rapid.T) {
-				w := p.wish()
+				w, _ := p.wish()
 				p.sameVerb(w, func(f *fixture) error { return f.back(w) })
 			},
 			"evict client": func(*rapid.T) {
@@ -363,13 +364,19 @@ func (p *pair) plan() (plan []LeasePlan) {
 	return plan
 }
 
-// wish draws one.
-func (p *pair) wish() fakestore.Wish {
-	if verb := draw(p, "verb", []string{"drain", "cordon", "pause", "freeze"}); verb == "drain" || verb == "cordon" {
-		return fakestore.Wish{Verb: verb, Client: draw(p, "client", ids)}
-	} else {
-		return fakestore.Wish{Verb: verb, Lease: draw(p, "lease", leases)}
+// wish draws one, and to whom it pins.
+func (p *pair) wish() (w fakestore.Wish, to string) {
+	w.Verb = draw(p, "verb", []string{"drain", "cordon", "pause", "freeze", "pin"})
+	switch w.Verb {
+	case "drain", "cordon":
+		w.Client = draw(p, "client", ids)
+	case "pin":
+		w.Partition, to = draw(p, "partition", []int{0, 1, 3, 4}), draw(p, "client", ids)
+		fallthrough
+	default:
+		w.Lease = draw(p, "lease", leases)
 	}
+	return w, to
 }
 
 // sameVerb has both do what an operator says.

@@ -22,6 +22,9 @@ func (c *client) wishes(lease string) string {
 	for _, m := range p.Members {
 		text += fmt.Sprintf("; %s drained %s, cordoned %s", m.ID, said[m.Drained], said[m.Cordoned])
 	}
+	for n, id := range p.Pins {
+		text += fmt.Sprintf("; %d to %s", n, id)
+	}
 	return text
 }
 
@@ -39,10 +42,16 @@ func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
 			{fakestore.Wish{Verb: "drain", Client: "a"}, "paused no, frozen no; a drained yes, cordoned no; b drained no, cordoned no"},
 			{fakestore.Wish{Verb: "cordon", Client: "b"}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned yes"},
 			{fakestore.Wish{Verb: "pause", Lease: "l"}, "paused yes, frozen no; a drained no, cordoned no; b drained no, cordoned no"},
+			{fakestore.Wish{Verb: "pin", Lease: "l", Partition: 1}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; 1 to a"},
 			{fakestore.Wish{Verb: "freeze", Lease: "l"}, "paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no"},
 		} {
 			none := "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"
-			for _, verb := range []func() error{func() error { return f.wish(w.wish, 0, true) }, func() error { return f.back(w.wish) }} {
+			to := ""
+			if w.wish.Verb == "pin" {
+				to = "a"
+			}
+			wish := func() error { return f.pin(w.wish, to, 0, true) }
+			for _, verb := range []func() error{wish, func() error { return f.back(w.wish) }} {
 				a.apply(a.plan("l"))
 				before := a.plan("l")
 				expect(t, len(a.claims("l")), 0, "leases whose plan is due")
@@ -51,9 +60,9 @@ func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
 				expect(t, len(a.claims("l")), 1, "leases whose plan is due")
 			}
 			expect(t, a.wishes("l"), none, "taken back")
-			f.ok(f.wish(w.wish, 0, true))
-			f.ok(f.wish(w.wish, 0, true)) // once more changes nothing
-			a.join("l", 2)                // nor does a join,
+			f.ok(wish())
+			f.ok(wish())   // once more changes nothing
+			a.join("l", 2) // nor does a join,
 			_, err := a.SetWeight(f.ctx, a.session, "l", 1)
 			f.ok(err) // or a weight
 			expect(t, a.wishes("l"), w.told, "wishes")
@@ -204,6 +213,28 @@ func TestNoPlanOfAPausedLeaseIsDueForWhatIsReleased(t *testing.T) {
 	})
 }
 
+func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.client("a"), f.client("b")
+	a.join("l", 8)
+	b.join("l", 8)
+	f.events()
+	f.exec("SELECT pin('l', 5, 'a', 'near its data')")
+	f.exec("SELECT pin('l', 5, 'b', 'nearer', until => now() + interval '1 hour')")
+	f.exec("SELECT pin('l', 7, 'b', 'near')")
+	expect(t, f.text("SELECT partition, client, reason FROM wishes ORDER BY partition"), "5|b|nearer\n7|b|near", "wishes")
+	expect(t, f.text("SELECT wishes FROM members_status"), "<nil>\n<nil>", "wishes about all that a client has")
+	expect(t, fmt.Sprint(a.plan("l")[0].Pins), "map[5:b 7:b]", "pins")
+	f.exec("UPDATE wishes SET until = now() - interval '1 second' WHERE partition = 5")
+	f.checkNow()
+	a.evict()
+	expect(t, fmt.Sprint(a.plan("l")[0].Pins), "map[7:b]", "pins")
+	f.exec("SELECT unpin('l', 7, 'moved')")
+	expect(t, f.text("SELECT cause, lease, to_id, partitions::text FROM events ORDER BY id"),
+		"pin|l|a|{[5,6)}\npin|l|b|{[5,6)}\npin|l|b|{[7,8)}\nunpin|l|b|{[5,6)}\nunpin|l|<nil>|{[7,8)}", "events")
+}
+
 func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -231,6 +262,8 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 		{"resume('l', 'r')", "resume|l|<nil>|" + user + "|r"},
 		{"freeze('l', 'r', until => now() + interval '1 hour')", "freeze|l|<nil>|" + user + "|r"},
 		{"unfreeze('l', 'r')", "unfreeze|l|<nil>|" + user + "|r"},
+		{"pin('l', 0, 'b', 'r')", "pin|l|<nil>|" + user + "|r"},
+		{"unpin('l', 0, 'r')", "unpin|l|<nil>|" + user + "|r"},
 		{"evict_client('b', 'r')", "evict|<nil>|b|" + user + "|r"},
 	} {
 		for _, role := range []string{app, "pg_monitor"} {
@@ -244,7 +277,7 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	}
 	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
 	for _, forbidden := range []string{"INSERT INTO pgleases.wishes SELECT * FROM pgleases.wishes", "DELETE FROM pgleases.wishes", "UPDATE pgleases.wishes SET verb = ''",
-		"SELECT pgleases.wish('drain', false, NULL, 'a', '', 'r', 'infinity', true)"} {
+		"SELECT pgleases.wish('drain', false, NULL, NULL, 'a', '', 'r', 'infinity', true)"} {
 		for _, role := range []string{app, steers} {
 			if _, err := f.as(role).Exec(f.ctx, forbidden); Code(err) != "42501" {
 				t.Errorf("%s: %v", forbidden, err)
@@ -268,6 +301,12 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 		"undrain('a', NULL)":                          "undrain needs a reason",
 		"resume('l', '')":                             "resume needs a reason",
 		"evict_client('a', '')":                       "needs a reason",
+		"pin('l', 1, 'a', 'r')":                       `lease "l" has no partition 1`,
+		"pin('l', -1, 'a', 'r')":                      `lease "l" has no partition -1`,
+		"pin('l', NULL, 'a', 'r')":                    `lease "l" has no partition null`,
+		"pin('l', 0, NULL, 'r')":                      "pin to null",
+		"pin('l', 0, 'b', 'r')":                       `client "b" is not known`,
+		"unpin('l', 0, 'r')":                          `there is no pin of "l/0" to take back`,
 		"drain(NULL, 'r')":                            "drain of null",
 		"pause(NULL, 'r')":                            "pause of null",
 		"cordon('b', 'r')":                            `client "b" is not known`,
