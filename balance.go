@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -312,6 +313,8 @@ func bequeath(ctx context.Context, c conn, session int64, id string, leaving []s
 	}
 	return nil
 }
+
+func init() { seam.Replan = replan }
 
 // replan makes a plan of what was read, and returns what it changes: targets of partitions whose owner lives, and
 // partitions without a living owner, which go to their target whether or not that stays the same.

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/seam"
 )
 
 // Plans of leases about which operators wish something.
@@ -107,6 +108,43 @@ func TestPlanObeysWishes(t *testing.T) {
 			if !slices.Equal(again, plans[i]) {
 				t.Fatalf("lease %d: planned %v, then, with that applied, %v\n%+v", i, plans[i], again, leases[i])
 			}
+		}
+	})
+}
+
+func TestAPreviewIsThePlanThatClientsMakeOnceItIsWished(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, leases := w.trio()
+		conn, err := w.db.Connect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		read, err := conn.Plan(context.Background(), []string{"x"}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := fmt.Sprintf("%+v", read)
+		if moves := seam.Replan(read); len(moves) != 0 {
+			t.Errorf("at rest it moves %v", moves)
+		}
+		wished := slices.Clone(read)
+		wished[0].Members = slices.Clone(read[0].Members)
+		wished[0].Members[1].Drained = true
+		moves := seam.Replan(wished)
+		if after := fmt.Sprintf("%+v", read); after != before {
+			t.Errorf("it was %s, and is %s", before, after)
+		}
+		w.wish("drain", "", "b")
+		w.shares(leases, 6, 0, 6)
+		w.db.Look(func(t *fakestore.Tables, _ int64) {
+			for _, m := range moves {
+				if owner := t.Partitions["x"][m.Partition].Owner; owner != m.Target {
+					w.failf("partition %d went to session %d, and not to %d", m.Partition, owner, m.Target)
+				}
+			}
+		})
+		if len(moves) != 4 {
+			t.Errorf("%d moves: %v", len(moves), moves)
 		}
 	})
 }

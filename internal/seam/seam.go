@@ -1,5 +1,5 @@
 // Package seam is what the packages of this module, and nobody else, have of the root package: seam.go opens clients on a database of the
-// module's own making, locks.go is a client's session as package lock uses it,
+// module's own making, and has the plan that clients make, locks.go is a client's session as package lock uses it,
 // failover.go what fast fail-over needs of a connection.
 package seam
 
@@ -9,6 +9,10 @@ import (
 
 	"github.com/pgleases/pgleases/internal/store"
 )
+
+// Replan returns the moves of a plan of what was read, the very plan that clients make of it: for a preview of what operators have in mind. It
+// changes nothing, and needs no client. Package pgleases sets it.
+var Replan func(read []store.LeasePlan) []store.Move
 
 // An Option is what an option of a client is. Nobody outside this module can write one: Only has no name there.
 type Option interface{ Option(Only) }
