@@ -20,12 +20,13 @@ const (
 	ForReader   Purpose = "reader"   // looks: all that package admin reads
 	ForGuard    Purpose = "guard"    // writes under Guard, and runs no clients
 	ForOperator Purpose = "operator" // besides the rights of clients: drops leases, and calls new_era
+	ForSteering Purpose = "steering" // looks, and steers clients and leases: drain, cordon, pause, freeze, evict
 
 	ForSchedules Purpose = "schedules" // besides the rights of clients: runs and manages schedules, whose tables are made already
 )
 
 // Purposes are all of them.
-var Purposes = []Purpose{ForClients, ForReader, ForGuard, ForOperator, ForSchedules}
+var Purposes = []Purpose{ForClients, ForReader, ForGuard, ForOperator, ForSteering, ForSchedules}
 
 // Grants returns the GRANT statements that a role needs for a purpose, where another role owns the tables of the schema. The owner runs them, again after each
 // migration. The errors: names that are none, an unknown purpose.
@@ -39,9 +40,10 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	// grants.sql has the rights of clients first, then, as comments, each under a line of its own, those of others.
 	quoted, in := pgx.Identifier{role}.Sanitize(), pgx.Identifier{schema}.Sanitize()
 	clients, others := clientsGrants()
-	guard, operator, _ := strings.Cut(others, "\n-- A role that drops")
+	guard, others, _ := strings.Cut(others, "\n-- A role that drops")
+	operator, steering, _ := strings.Cut(others, "\n-- A role that steers")
 	named := strings.NewReplacer("SCHEMA pgleases ", "SCHEMA "+in+" ", "pgleases.", in+".",
-		"pgleases_app", quoted, "TO worker;", "TO "+quoted+";", "TO operator;", "TO "+quoted+";").Replace
+		"pgleases_app", quoted, "TO worker;", "TO "+quoted+";", "TO operator;", "TO "+quoted+";", "TO steersman;", "TO "+quoted+";").Replace
 	switch purpose {
 	case ForClients:
 		return named(clients), nil
@@ -51,6 +53,9 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		return named(clients) + named(uncommented(operator)), nil
 	case ForSchedules:
 		return named(clients + withoutHead(read(schedulesql.Files, "grants.sql"))), nil
+	case ForSteering:
+		reader, err := Grants(role, schema, ForReader)
+		return reader + named(uncommented(steering)), err
 	case ForReader:
 		return fmt.Sprintf("GRANT USAGE ON SCHEMA %[1]s TO %[2]s;\nGRANT SELECT ON ALL TABLES IN SCHEMA %[1]s TO %[2]s;\n"+
 			"-- For databases where PUBLIC may not execute functions.\n"+

@@ -254,7 +254,7 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "watch --interval 1ms", "100ms or more"},
 		{database, "watch --lag-query x", "pgleases watch LEASE"},
 		{database, "grants", "ROLE is missing"},
-		{database, "grants r --for=all", "clients, reader, guard, operator, schedules"},
+		{database, "grants r --for=all", "clients, reader, guard, operator, steering, schedules"},
 		{database, "doctor --skip all", "give some of connect,"},
 		{database, "doctor --long 0s", "give 1ms or more"},
 		{database, "unlock plain", "locks"},
@@ -293,7 +293,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		return c.wait(), c.output.String()
 	}
 	for _, verb := range [][]string{{"list"}, {"clients"}, {"locks"}, {"watch", "--count", "1"}} {
-		for _, purpose := range []string{"reader", "clients", "operator"} {
+		for _, purpose := range []string{"reader", "clients", "operator", "steering"} {
 			if code, text := in(purpose, verb...); code != 0 {
 				t.Errorf("%s as %s: %s", verb, purpose, text)
 			}
