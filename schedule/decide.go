@@ -124,10 +124,19 @@ func (d *decision) charge(r *record, epoch int64) {
 	if r.Trying != nil {
 		t = *r.Trying
 	}
-	t.Crashes++
+	if t.Epoch != epoch {
+		t.Crashes++
+	}
 	t.Epoch = epoch
 	d.unstep(t)
 	d.Due = r.Due
+}
+
+// lost gives up a run of which nobody knows what came of it.
+func (d *decision) lost(r *record) {
+	last := &d.Fates[len(d.Fates)-1]
+	last.Fate, last.Epoch, last.StartedAt = FateLost, &r.Trying.Epoch, &r.Trying.Began
+	d.Trying = nil
 }
 
 // unstep leaves the cursor before the run: its tick has no fate yet.
@@ -142,8 +151,7 @@ func (d *decision) unstep(t trial) {
 
 // decideJob is decide for a job.
 func (r *record) decideJob(k *kind, epoch int64) decision {
-	d := decision{step: step{Trying: r.Trying}}
-	now := r.Clock
+	d, now := decision{step: step{Trying: r.Trying}}, r.Clock
 	var err error
 	if k == nil {
 		err = fmt.Errorf("kind %q is not registered", r.Kind)

@@ -40,8 +40,8 @@
 // # What is not promised
 //
 //   - A job that is put begins within about a second. It is found later, within about a minute, if its transaction takes longer than ten seconds from there to its commit.
-//   - Effects outside of the transaction come once only as far as the handler sees to it: it may be called again for a tick, when its transaction was broken off or
-//     its process died. The tick, [Run].At, is a good idempotency key, and Epoch rises.
+//   - Effects outside of the transaction come more often, or not: choose with [InTx] in mind that it may be called again for a tick, when its transaction was broken off or
+//     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that fate.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
 //     rule, begins at the time that it shows then, and what it cancels stays cancelled.
 //   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.

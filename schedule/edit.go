@@ -62,6 +62,7 @@ type Fate string
 const (
 	FateDone      Fate = "done"
 	FateDead      Fate = "dead"      // the run failed
+	FateLost      Fate = "lost"      // of a handler that is called at most once: nobody knows what came of it, see AtMostOnce
 	FateMissed    Fate = "missed"    // too late, by the schedule's Missed and Grace
 	FateSkipped   Fate = "skipped"   // the run before was still under way, see OverlapSkip
 	FateCancelled Fate = "cancelled" // an edit of the rule, Resume from now, or Delete came first

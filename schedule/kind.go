@@ -32,11 +32,14 @@ type Run[Args any] struct {
 
 	Partition int   // to which the key belongs
 	Epoch     int64 // under which this process owns it: a fencing token
+
+	outside *outside // of AtLeastOnce and AtMostOnce
 }
 
 // kind is a Kind as the scheduler runs it.
 type kind struct {
 	name   string
+	calls  calls
 	limits limits
 	// parse checks arguments.
 	parse func(json.RawMessage) error
@@ -58,24 +61,40 @@ type kind struct {
 // registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
 func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	k := &kind{name: name}
+	if handler != nil {
+		k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
+			run, err := argued[Args](r)
+			if err != nil {
+				return err
+			}
+			return handler(ctx, tx, run)
+		}
+	}
+	return register[Args](s, k, opts)
+}
+
+// argued is a run with its arguments as the handler has them.
+func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
+	run := Run[Args]{r.Name, r.Job, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside}
+	return run, json.Unmarshal(r.Args, &run.Args)
+}
+
+// register registers a kind whose run is set.
+func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	k.parse = func(args json.RawMessage) (err error) {
 		defer caught(&err)
 		return json.Unmarshal(args, new(Args))
 	}
-	k.run = func(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-		run := Run[Args]{r.Name, r.Job, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch}
-		if err := json.Unmarshal(r.Args, &run.Args); err != nil {
-			return err
-		}
-		return handler(ctx, tx, run)
-	}
 	var err error
 	k.limits, err = newLimits(opts)
-	if handler == nil {
+	if k.run == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
-	s.register(k, errors.Join(checkName("kind", name), err))
-	return &Kind[Args]{Jobs[Args]{s, name, func() error { return s.registered(k) }}, k}
+	if k.calls == atMostOnce && k.limits.attempts > 1 {
+		err = errors.Join(err, errors.New("Retry calls a handler again, and AtMostOnce never does: give one of them"))
+	}
+	s.register(k, errors.Join(checkName("kind", k.name), err))
+	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registered(k) }}, k}
 }
 
 // call calls the handler of a kind, in a goroutine that it may end.

@@ -70,6 +70,7 @@ type attempt struct {
 	opened  time.Time // by this host, when row was read
 	decided decision
 	handler error // the handler's; nil: it did not fail, or was not called
+	outside bool  // the handler is to be called now, in no transaction
 	charged bool  // a crash is counted, until the run has ended: now it may begin
 }
 
@@ -84,8 +85,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		return nil, from
 	}
 	conflicts, breaks := 0, 0
+	run := rand.Text()
 	for tried := (*record)(nil); ; {
-		a, err := p.try(o, it)
+		a, err := p.try(o, it, run)
 		if a.row != nil && !a.row.Job {
 			from = earlier(from, a.row.Cursor) // whose next tick may be due, whatever has become of this step
 			if tried != nil && (!tried.Cursor.Equal(a.row.Cursor) || tried.attempts() != a.row.attempts()) {
@@ -95,8 +97,11 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		if a.row != nil {
 			tried = a.row
 		}
-		if err == nil && a.charged {
+		switch {
+		case err == nil && a.charged:
 			continue
+		case err == nil && a.outside:
+			return p.callOut(o, it, a, from)
 		}
 		if err == nil {
 			return a.next(it, from)
@@ -113,6 +118,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		case !decisive(err) && conflict(err) && conflicts < maxConflicts-1:
 			conflicts++
 			pause = 10 * time.Millisecond << conflicts
+		case a.handler == nil && a.charged && broken(err) && breaks < maxBreaks-1:
+			breaks++ // where it was committed, the handler may be called by this run only
+			pause = 50 * time.Millisecond << breaks
 		case a.handler == nil:
 			p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
 			return nil, from
@@ -120,31 +128,42 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 			breaks++
 			pause = 50 * time.Millisecond << breaks
 		default:
-			a.decided.failed(a.row, p.s.kind(it.Kind).limits, err, *a.decided.RanUntil)
-			switch {
-			case errors.As(err, new(snoozed)):
-			case a.decided.Trying != nil:
-				p.s.logOf(it).Warn("schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err))
-			default:
-				p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+			if !p.bury(o.ctx, o, it, a, err) {
+				return nil, from
 			}
-			err := repeat(o.ctx, maxBreaks, passing, func() error { return p.write(o, a) })
-			switch {
-			case err == nil:
-				if a.decided.PausedAt != nil {
-					p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", a.decided.Failures))
-				}
-				return a.next(it, from)
-			case o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err):
-				p.s.logOf(it).Warn("schedule: failure not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
-			}
-			return nil, from
+			return a.next(it, from)
 		}
 		select {
 		case <-time.After(pause):
 		case <-o.ctx.Done():
 		}
 	}
+}
+
+// bury writes down what becomes of a run that failed, and reports whether it could.
+func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, err error) bool {
+	a.decided.failed(a.row, p.s.kind(it.Kind).limits, err, *a.decided.RanUntil)
+	switch {
+	case errors.As(err, new(snoozed)):
+	case a.decided.Trying != nil:
+		p.s.logOf(it).Warn("schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err))
+	default:
+		p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+	}
+	written := p.conclude(life, o, it, a)
+	if written && a.decided.PausedAt != nil {
+		p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", a.decided.Failures))
+	}
+	return written
+}
+
+// conclude writes down what has become of a run, apart from its handler, and reports whether it could.
+func (p *planner) conclude(life context.Context, o *ownership, it item, a attempt) bool {
+	err := repeat(life, maxBreaks, passing, func() error { return p.write(life, o, a) })
+	if err != nil && life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
+		p.s.logOf(it).Warn("schedule: outcome not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+	}
+	return err == nil
 }
 
 // next returns when a schedule is due after what was decided, as carryOut does.
@@ -158,13 +177,12 @@ func (a *attempt) next(it item, from time.Time) (*item, time.Time) {
 }
 
 // try does it once. Its error is nil where all is committed.
-func (p *planner) try(o *ownership, it item) (a attempt, err error) {
+func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) {
 	k := p.s.kind(it.Kind)
 	l := limits{timeout: closing, idle: closing}
 	if k != nil {
 		l = k.limits
 	}
-	run := rand.Text()
 	err = p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
 		r, err := p.s.sendOpen(ctx, tx, it.subject, run, l.timeout+time.Second, l.idle, p.s.lockWait) // the handler's context ends first
 		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
@@ -176,13 +194,28 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch)
 		switch d := &a.decided; {
 		case d.run == nil:
+		case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:
+			p.s.logOf(it).Error("schedule: lost, as it was called at most once, and nobody knows what came of it", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Epoch))
+			d.lost(r)
+			d.run = nil
+		case k.calls != inTransaction && r.Trying.begun() == run:
+			a.outside = true
+			return nil
 		case r.Trying.crashes() >= k.limits.crashes && !r.Trying.chargedTo(o.Epoch):
 			p.s.logOf(it).Error("schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int("crashes", r.Trying.crashes()))
 			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 			d.run = nil
-		case o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch):
+		case k.calls != inTransaction, o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch):
 			o.charge(it.subject)
 			d.charge(r, o.Epoch)
+			if k.calls != inTransaction {
+				d.Trying.Run = run
+			}
+			if k.calls == atMostOnce {
+				if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil { // or a crash of the server would have it called once more
+					return err
+				}
+			}
 			d.run, a.charged = nil, true
 		}
 		if a.decided.run != nil {
@@ -202,17 +235,9 @@ func (p *planner) try(o *ownership, it item) (a attempt, err error) {
 
 // handle calls the handler, and takes the fate from it.
 func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
-	r := a.row
-	told := Run[json.RawMessage]{
-		Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
-		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: o.Number, Epoch: o.Epoch,
-	}
-	if r.Done != nil {
-		told.From = r.Done.UTC()
-	}
 	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
 	defer cancel()
-	a.handler = k.call(ctx, tx, told)
+	a.handler = k.call(ctx, tx, a.told(o))
 	ended := p.now()
 	a.decided.RanUntil = &ended
 	switch status := tx.Conn().PgConn().TxStatus(); {
@@ -228,6 +253,19 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
 	return a.handler
 }
 
+// told is what a handler is told.
+func (a *attempt) told(o *ownership) Run[json.RawMessage] {
+	r := a.row
+	told := Run[json.RawMessage]{
+		Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
+		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: o.Number, Epoch: o.Epoch,
+	}
+	if r.Done != nil {
+		told.From = r.Done.UTC()
+	}
+	return told
+}
+
 var errEnded = errors.New("the handler ended its transaction itself: what it did there before stands, if it committed it")
 
 // timedOut is a handler's error where its time is over. What is wrapped in it is nobody else's fault.
@@ -241,9 +279,9 @@ func (e timedOut) Error() string {
 }
 
 // write writes down what was decided, in a transaction without a handler.
-func (p *planner) write(o *ownership, a attempt) error {
+func (p *planner) write(life context.Context, o *ownership, a attempt) error {
 	run := rand.Text()
-	return p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
+	return p.guarded(life, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := p.s.sendOpen(ctx, tx, subject{a.row.ID, a.row.Job}, run, closing, closing, p.s.lockWait); err != nil {
 			return err
 		}

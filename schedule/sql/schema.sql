@@ -157,7 +157,7 @@ COMMENT ON COLUMN pgleases.history.name IS 'Its name.';
 COMMENT ON COLUMN pgleases.history.since IS 'The row tells of the ticks after this instant, which is the end of the row before.';
 COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is the tick itself.';
 COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
-COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; missed: the policy on late ticks passed over them; skipped: the run before was still under way; cancelled: an edit, a resumption or a deletion came first.';
+COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; lost: it was called at most once, and nobody knows what came of it; missed: the policy on late ticks passed over them; skipped: the run before was still under way; cancelled: an edit, a resumption or a deletion came first.';
 COMMENT ON COLUMN pgleases.history.error IS 'Why it is dead.';
 COMMENT ON COLUMN pgleases.history.attempts IS 'Of a run, how many there were.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: nobody ran it.';

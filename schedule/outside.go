@@ -1,0 +1,120 @@
+package schedule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// This file calls handlers whose effects are outside of the database: which nothing can do exactly once.
+
+// calls is how often a handler is called for a tick.
+type calls int
+
+const (
+	inTransaction calls = iota
+	atLeastOnce
+	atMostOnce
+)
+
+// outside is what a handler outside of a transaction has besides.
+type outside struct {
+	key     string
+	guarded func(context.Context, func(pgx.Tx) error) error
+}
+
+// AtLeastOnce registers a handler whose effects are outside of this database: it is called for each tick or job until it returns nil, or that is dead by Retry, Crashes or Discard.
+// Before each call it is committed that it begins, and after it what came of it. Where its process dies or is cut off in between, another calls it again, with the same
+// IdempotencyKey and a higher Epoch. Calls under one key overlap only where a process was cut off and does not heed ctx, which ends then.
+//
+// It holds no connection while it runs. Each call costs three transactions. Timeout, Retry and Crashes hold as for InTx, Idle means nothing; errors are as there.
+func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
+	return outsideKind(s, name, atLeastOnce, handler, opts)
+}
+
+// AtMostOnce registers a handler whose effects are outside of this database, and that is called once for each tick or job at most, whatever happens. When it returns an error that
+// is dead. Where its process dies or is cut off before what came of it is committed, that is lost, see FateLost. A run that ends by WithDrain or Timeout has the fate that the handler's
+// return tells: done for nil. It may return Snooze where it has done nothing: then it is called again.
+//
+// That it is called is committed before with synchronous_commit on. A failover to a standby that replicates asynchronously may forget it, and the handler is called once more:
+// for at most once over failovers too, have a synchronous standby.
+//
+// It holds no connection while it runs. Timeout holds as for InTx, Idle and Crashes mean nothing, Retry is an error; errors are as there.
+func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
+	return outsideKind(s, name, atMostOnce, handler, opts)
+}
+
+func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(context.Context, Run[Args]) error, opts []KindOption) *Kind[Args] {
+	k := &kind{name: name, calls: n}
+	if handler != nil {
+		k.run = func(ctx context.Context, _ pgx.Tx, r Run[json.RawMessage]) error {
+			run, err := argued[Args](r)
+			if err != nil {
+				return err
+			}
+			return handler(ctx, run)
+		}
+	}
+	return register[Args](s, k, opts)
+}
+
+// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of the group in this database: for a service that does what it is asked for under
+// one key once.
+func (r Run[Args]) IdempotencyKey() string {
+	if r.outside == nil {
+		return ""
+	}
+	return r.outside.key
+}
+
+// Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the partition, and commits it: for steps of handlers of AtLeastOnce and AtMostOnce in this database.
+// Where another process owns the partition by now it is refused, with pgleases.ErrNotOwner. f does not end the transaction itself. It may be called in several goroutines.
+func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
+	if r.outside == nil {
+		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: one of InTx has its transaction")
+	}
+	return r.outside.guarded(ctx, f)
+}
+
+// callOut calls a handler outside of a transaction, and writes down what came of it. It returns as carryOut does.
+func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*item, time.Time) {
+	k, told := p.s.kind(it.Kind), a.told(o)
+	told.outside = &outside{a.row.idempotencyKey(p.s.group), func(ctx context.Context, f func(pgx.Tx) error) error {
+		return p.guarded(ctx, o.Partition, func(_ context.Context, tx pgx.Tx) error { return f(handlerTx{tx}) })
+	}}
+	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
+	defer cancel()
+	err := k.call(ctx, nil, told)
+	ended := p.now()
+	a.decided.RanUntil = &ended
+	life := o.Partition.Context() // what was done is written down also where the run was to end
+	switch {
+	case err == nil:
+		a.decided.done()
+		if !p.conclude(life, o, it, a) {
+			return nil, from
+		}
+	case o.ctx.Err() != nil && k.calls == atLeastOnce && !decisive(err):
+		return nil, from // the next owner calls it
+	default:
+		if context.Cause(ctx) == ErrTimeout {
+			err = timedOut{err}
+		}
+		if !p.bury(life, o, it, a, err) {
+			return nil, from
+		}
+	}
+	return a.next(it, from)
+}
+
+// idempotencyKey names a tick or a job. One that is replaced is another.
+func (r *record) idempotencyKey(group string) string {
+	if r.Job {
+		return fmt.Sprintf("%s/job/%d/%d", group, r.ID, r.Revision)
+	}
+	return fmt.Sprintf("%s/schedule/%d/%s", group, r.ID, r.Trying.At.UTC().Format(time.RFC3339Nano))
+}

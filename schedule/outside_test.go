@@ -1,0 +1,216 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// sent is an effect outside of the scheduler's transactions and connections.
+func (db *database) sent(r schedule.Run[args]) error {
+	_, err := db.Exec(context.Background(), "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", r.Name, r.At, r.Epoch)
+	return err
+}
+
+// One statement after the other is lost, or its answer is, with the connection, for handlers with effects outside: none is called for a tick too often, or too seldom.
+func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
+	t.Parallel()
+	for _, calls := range []string{"at least once", "at most once"} {
+		t.Run(calls, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db)
+			send := func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }
+			k := schedule.AtLeastOnce(w.Scheduler, "at least once", send)
+			if calls == "at most once" {
+				k = schedule.AtMostOnce(w.Scheduler, "at most once", send)
+			}
+			l := newLedger(db, "send")
+			l.calls = calls
+			ok(t, k.Add("send", args{}, hourly, schedule.MissedAll))
+			w.run().has("send")
+			now := midnight
+			for _, text := range []string{"begin", ".guard(", "schedule_open", "schedule_close", "synchronous_commit", "commit\x00"} {
+				for _, after := range []bool{false, true} {
+					if text == "synchronous_commit" && calls == "at least once" {
+						continue // it is not sent
+					}
+					w.wire.lose(text, after)
+					now = now.Add(3 * time.Hour)
+					db.setClock(now)
+					l.settled(w.Scheduler)
+					until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
+				}
+			}
+			l.expectFates(fates{schedule.FateDone: int64(now.Sub(midnight) / time.Hour)}) // a run finds that it has begun itself
+		})
+	}
+}
+
+// The owner is cut off in the handler. At least once: the next calls it again, with the same key and a higher epoch. At most once: the next does not, and the tick is lost.
+// What the first finds out then is refused.
+func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("ALTER ROLE CURRENT_USER IN DATABASE " + one[string](db, "SELECT quote_ident(current_database())") + " SET synchronous_commit = off")
+	db.exec(`CREATE TABLE public.commits (begun boolean, setting text);
+		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			INSERT INTO public.commits VALUES (coalesce(NEW.trying ->> 'run', '') <> '', current_setting('synchronous_commit')); RETURN NEW; END $$;
+		CREATE TRIGGER note AFTER UPDATE ON pgleases.schedules FOR EACH ROW WHEN (NEW.kind = 'pay' AND NEW.trying IS DISTINCT FROM OLD.trying) EXECUTE FUNCTION public.note();
+		GRANT ALL ON public.commits TO PUBLIC`)
+	type call struct {
+		key     string
+		epoch   int64
+		refused error
+	}
+	calls := map[string]chan call{"mail": make(chan call, 10), "pay": make(chan call, 10)}
+	cut := make(chan struct{})
+	start := func(first bool) *worker {
+		w := newWorker(db)
+		send := func(ctx context.Context, r schedule.Run[args]) error {
+			if err := db.sent(r); err != nil {
+				return err
+			}
+			calls[r.Name] <- call{r.IdempotencyKey(), r.Epoch, nil}
+			if first {
+				<-ctx.Done()
+				<-cut // until another owns it
+				err := r.Guarded(context.WithoutCancel(ctx), func(tx pgx.Tx) error { return nil })
+				calls[r.Name] <- call{r.IdempotencyKey(), r.Epoch, err}
+			} else if err := r.Guarded(ctx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT 1")
+				return errors.Join(err, ctx.Err())
+			}); err != nil {
+				t.Errorf("Guarded of an owner: %v", err)
+			}
+			return nil
+		}
+		ok(t, schedule.AtLeastOnce(w.Scheduler, "mail", send).Add("mail", args{}, hourly))
+		ok(t, schedule.AtMostOnce(w.Scheduler, "pay", send).Add("pay", args{}, hourly))
+		return w.run().has("pay")
+	}
+	least, most := newLedger(db, "mail"), newLedger(db, "pay")
+	least.calls, most.calls = "at least once", "at most once"
+	w := start(true)
+	db.setClock(midnight.Add(time.Hour))
+	mail, pay := receive(t, "a call", calls["mail"]), receive(t, "a call", calls["pay"])
+	w.wire.setCut(true)
+	other := start(false)
+	again := receive(t, "it is called again", calls["mail"])
+	if again.key != mail.key || again.epoch <= mail.epoch || mail.key == "" || mail.key == pay.key {
+		t.Errorf("called with %+v, then with %+v", mail, again)
+	}
+	least.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	most.settled(other.Scheduler).expectFates(fates{schedule.FateLost: 1})
+	expect(t, most.entries[0].Epoch, pay.epoch, "epoch of what is lost")
+	w.wire.setCut(false)
+	close(cut)
+	for _, name := range []string{"mail", "pay"} {
+		wraps(t, "Guarded of one that was cut off", receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
+	}
+	w.close()
+	db.setClock(midnight.Add(2 * time.Hour))
+	if next := receive(t, "the next tick", calls["mail"]); next.key == mail.key {
+		t.Errorf("two ticks have the key %s", next.key)
+	}
+	least.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	most.settled(other.Scheduler).expectFates(fates{schedule.FateLost: 1, schedule.FateDone: 1})
+	expect(t, one[string](db, "SELECT string_agg(DISTINCT setting, ' ') FROM public.commits WHERE begun"), "on", "synchronous_commit before a call")
+	expect(t, one[bool](db, "SELECT count(*) > 0 FROM public.commits WHERE NOT begun"), true, "whether others were noted")
+}
+
+// Handlers fail, and are asked to end. At least once: again, by its retries; at most once: that is its fate.
+func TestCallsOutsideThatFail(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithDrain(0))
+	began := make(chan string, 100)
+	send := func(ctx context.Context, r schedule.Run[args]) error {
+		began <- fmt.Sprint(r.Name, " ", r.Attempt)
+		switch {
+		case r.At.Hour() == 2:
+			<-ctx.Done()
+			return context.Cause(ctx)
+		case strings.HasPrefix(r.Name, "panic"):
+			panic("on fire")
+		case r.Attempt == 1:
+			return errors.New("no paper")
+		}
+		return db.sent(r)
+	}
+	mail := schedule.AtLeastOnce(w.Scheduler, "mail", send, schedule.Retry(2, schedule.Backoff(time.Minute, time.Minute)))
+	pay := schedule.AtMostOnce(w.Scheduler, "pay", send)
+	least, most, panics := newLedger(db, "mail"), newLedger(db, "pay"), newLedger(db, "panic")
+	for _, l := range []*ledger{least, most, panics} {
+		l.calls = "at most once"
+	}
+	ok(t, mail.Put(t.Context(), "mail", args{}, hourly))
+	ok(t, pay.Put(t.Context(), "pay", args{}, hourly))
+	ok(t, pay.Put(t.Context(), "panic", args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	most.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	panics.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+	waitsForRetry(w, "mail", 1)
+	db.setClock(midnight.Add(62 * time.Minute))
+	least.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	for len(began) > 0 {
+		<-began
+	}
+	db.setClock(midnight.Add(2 * time.Hour))
+	for range 3 {
+		receive(t, "a call", began)
+	}
+	w.close() // ends them at once
+	expect(t, one[string](db, "SELECT string_agg(name || ' ' || fate, ', ' ORDER BY name) FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'"), "panic dead, pay dead", "fates of what was asked to end")
+	next := newWorker(db)
+	schedule.AtLeastOnce(next.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
+	next.run()
+	least.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 2})
+}
+
+// Jobs of such kinds; and what is refused.
+func TestJobsOutside(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	keys := make(chan string, 10)
+	mail := schedule.AtMostOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[string]) error {
+		keys <- r.IdempotencyKey()
+		return nil
+	})
+	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		return errors.Join(r.Guarded(ctx, func(pgx.Tx) error { return nil }), errors.New("key: "+r.IdempotencyKey()))
+	})
+	w.run()
+	a, err := mail.Enqueue(t.Context(), "a")
+	ok(t, err)
+	b, err := mail.Enqueue(t.Context(), "b")
+	ok(t, err)
+	expect(t, fmt.Sprint(w.fate(a).Fate, w.fate(b).Fate), "donedone", "fates")
+	if a, b := <-keys, <-keys; a == b {
+		t.Errorf("two jobs have the key %s", a)
+	}
+	c, err := books.Enqueue(t.Context(), "c")
+	ok(t, err)
+	if j := w.fate(c); !strings.Contains(j.Error, "Guarded is for") {
+		t.Errorf("Guarded in a transaction: %s", j.Error)
+	}
+	wrong := newWorker(db)
+	k := schedule.AtMostOnce(wrong.Scheduler, "pay", func(context.Context, schedule.Run[string]) error { return nil }, schedule.Retry(2, schedule.Backoff(1, 1)))
+	if _, err := k.Enqueue(t.Context(), "d"); err == nil || !strings.Contains(err.Error(), "Retry calls a handler again") {
+		t.Errorf("AtMostOnce with Retry: %v", err)
+	}
+	k = schedule.AtLeastOnce[string](wrong.Scheduler, "nothing", nil)
+	if _, err := k.Enqueue(t.Context(), "e"); err == nil || !strings.Contains(err.Error(), "handler is nil") {
+		t.Errorf("a handler that is nil: %v", err)
+	}
+}
