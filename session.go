@@ -204,11 +204,12 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 }
 
 // renewed notes a renewal. Where it is another run of the server, or the clock has stepped back, those that were given up before
-// may come late after all: compared with it, they are not the earlier ones. And a crash may have lost announcements.
+// may come late after all: compared with it, they are not the earlier ones. And a crash may have lost announcements, and releases of locks.
 func (e *engine) renewed(received time.Time, now store.Renewal) {
 	before := e.session.renewal
 	if before.Mark != now.Mark {
 		e.readAll()
+		e.locks.toConfirm = e.locks.used.Load() // also where none is held: a crash may have undone releases
 	}
 	if before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
 		e.session.lateUntil = received.Add(lateAtMost)
@@ -236,7 +237,7 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 	e.trust(sent)
 }
 
-// unmarked is a run as a read tells it. A mark comes and goes while the server runs, with nothing lost that matters here.
+// unmarked is a run as a read tells it. A mark comes and goes while the server runs, with nothing lost that anybody owns or holds.
 func unmarked(run store.Run) store.Run {
 	run.Mark = 0
 	return run

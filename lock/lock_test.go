@@ -488,6 +488,24 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	release(t, b.held(b.Acquire, "x"))
 }
 
+// A release that gives the lock to nobody is not flushed. The mark goes with a crash, while the server's start and timeline stay.
+func TestWhatACrashBringsBackIsGivenBack(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	db := newPool(t, pgtest.OwnerURL(url))
+	a, b := newWorker(t, url), newWorker(t, url)
+	kept, h := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "x")
+	execute(t, db, "CREATE TABLE undone AS SELECT * FROM pgleases.locks WHERE name = 'x'")
+	release(t, h)
+	execute(t, db, `
+		BEGIN;
+		DELETE FROM pgleases.server_mark;
+		INSERT INTO pgleases.locks SELECT * FROM undone;
+		COMMIT`)
+	release(t, b.held(b.Acquire, "x"))
+	release(t, kept)
+}
+
 func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)

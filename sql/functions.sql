@@ -1447,6 +1447,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean) IS 'Part of lock_acquire: where somebody has or awaits the lock, or it cannot be taken.';
 
+-- It is durable where it gives the lock to somebody. Else a crash may undo it, up to three times wal_writer_delay later: the client gives back
+-- then what it does not know of, as after a promotion. The next acquisition of the name, and the end of the session, are durable, and this with them.
 CREATE OR REPLACE FUNCTION pgleases.lock_release(
     name pg_catalog.text, session bigint, nonce bigint, latest bigint,
     timeline bigint, started bigint, mark bigint, lock_ms int, notify boolean)
@@ -1481,6 +1483,8 @@ BEGIN
             RETURN 'busy';
         END IF;
         RETURN 'absent';
+    ELSE -- nobody has it now, and the next acquisition's commit flushes this one too
+        unused := pg_catalog.set_config('synchronous_commit', 'off', true) IS NULL;
     END IF;
     RETURN 'released';
 END
@@ -1493,8 +1497,11 @@ CREATE OR REPLACE FUNCTION pgleases.lock_releases(
     OUT same_run boolean, OUT released bigint[], OUT absent bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
+    durable text;
     r record;
 BEGIN
+    PERFORM pgleases.lock_settings($8);
+    durable := current_setting('synchronous_commit');
     same_run := true;
     released := '{}';
     absent := '{}';
@@ -1507,6 +1514,7 @@ BEGIN
             WHEN 'elsewhere' THEN same_run := false;
             ELSE -- busy
         END CASE;
+        PERFORM set_config('synchronous_commit', durable, true); -- as another may give a lock to somebody
     END LOOP;
 END
 $pgleases_body$;

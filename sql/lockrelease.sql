@@ -1,5 +1,6 @@
 -- lockrelease.sql: gives up a lock, or a place in its queue, on a connection of the application's; whose turn it is then gets the lock. Repeated
--- it changes nothing. It refuses a transaction that is not READ COMMITTED (PL003).
+-- it changes nothing. It refuses a transaction that is not READ COMMITTED (PL003). It waits for the flush of the WAL only where it gives the lock to
+-- somebody.
 --
 -- $1 text    name
 -- $2 bigint  session

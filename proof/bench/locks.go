@@ -125,7 +125,7 @@ func measureLocks(ctx context.Context, l *lab, out *part) error {
 		}
 	}
 	out.note("%d clients of one process, each with a connection of its own, take locks on one pool of %d connections. The floor of a pair is two `UPDATE`s of one row on the same pool, "+
-		"each a commit that waits for the disk.", lockClients, lockClients)
+		"each a commit that waits for the disk; of a pair, the acquisition does, and a release to somebody who waits.", lockClients, lockClients)
 	if err := measureHeld(ctx, l, out); err != nil {
 		return err
 	}
