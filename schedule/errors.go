@@ -8,7 +8,7 @@ import (
 
 // The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; and by Job and Cancel.
+	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; by Trigger and Backfill; and by Job and Cancel.
 	ErrNotFound = errors.New("schedule: not found")
 
 	// ErrExists is returned by Enqueue and EnqueueTx: there is a job with this unique key, see Unique.

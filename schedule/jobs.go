@@ -65,6 +65,9 @@ func (f jobOption) setJob(j *newJob) { f(j) }
 type newJob struct {
 	Key       string          `json:"key"`
 	Kind      string          `json:"kind"`
+	Name      *string         `json:"name"` // null: the unique key
+	Trigger   Trigger         `json:"trigger"`
+	Since     *time.Time      `json:"begins"`
 	UniqueKey *string         `json:"unique_key"`
 	Args      json.RawMessage `json:"args"`
 	Priority  Priority        `json:"priority"`
@@ -160,7 +163,7 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 	taken, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
 		err = in(func(tx pgx.Tx) error {
-			ids, err = k.scheduler.sendEnqueue(ctx, tx, rows, taken)
+			ids, err = k.scheduler.sendEnqueue(ctx, tx, rows, taken.String())
 			if err == nil && len(ids) == 0 {
 				err = ErrExists
 			}
@@ -179,7 +182,7 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (taken Taken, rows []ne
 		return 0, nil, err
 	}
 	for _, a := range args {
-		j := newJob{Kind: k.name, Priority: 1}
+		j := newJob{Kind: k.name, Trigger: TriggerJob, Priority: 1}
 		for _, opt := range opts {
 			if opt == nil {
 				return 0, nil, errors.New("option is nil")
@@ -233,7 +236,7 @@ func (j *newJob) checkJob(together int) error {
 // A Job is what is known of a job.
 type Job struct {
 	ID       int64
-	Name     string    // its Unique key, or empty
+	Name     string    // its Unique key, or empty; of Trigger and Backfill the name of the schedule
 	Fate     Fate      // empty: it has not ended
 	At       time.Time // the time that it was put for
 	Attempts int       // that have failed; of one that has ended, all
@@ -283,6 +286,71 @@ func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 		return fmt.Errorf("schedule: cancel job %d of group %q: %w", id, s.group, err)
 	}
 	return nil
+}
+
+// Trigger runs a schedule now, besides its ticks, also where it is paused: as a job, with the kind, the arguments and the key that the schedule has now. It returns the job's id. Its history
+// tells nothing of that; see Job. ErrNotFound where there is no schedule of the name.
+func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
+	return first(s.runBesides(ctx, "trigger", name, func(r *record) ([]newJob, error) {
+		return []newJob{{Trigger: TriggerManual, Priority: 1}}, nil
+	}))
+}
+
+// maxBackfill is how many ticks are backfilled in one call.
+const maxBackfill = 1000
+
+// Backfill runs a schedule once more for the ticks of its rule after one instant, up to another, which is not after the schedule's cursor: 1,000 ticks at most. Each becomes a job, with the lowest
+// priority, and the kind, the arguments and the key that the schedule has now; they begin in order. It returns the ids, in that order, without ticks of which such a job has not ended yet. To run one dead
+// tick again, give an instant just before it, and the tick. The schedule's history stays as it is; see Job. ErrNotFound where there is no schedule of the name.
+func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
+	return s.runBesides(ctx, "backfill", name, func(r *record) (jobs []newJob, err error) {
+		rule, err := Parse(r.Rule)
+		switch {
+		case err != nil:
+			return nil, err
+		case to.After(r.Cursor):
+			return nil, fmt.Errorf("ticks up to %v are not all past: it has come as far as %v", to, r.Cursor)
+		case !from.Before(to):
+			return nil, fmt.Errorf("there is nothing after %v up to %v", from, to)
+		}
+		last := Tick{At: from}
+		for tick, ok := rule.Next(r.Anchor, last); ok && !tick.At.After(to); tick, ok = rule.Next(r.Anchor, last) {
+			if len(jobs) == maxBackfill {
+				return nil, fmt.Errorf("there are more than %d ticks after %v, up to %v: backfill a shorter time at once", maxBackfill, from, to)
+			}
+			unique := fmt.Sprintf("backfill %d %s", r.ID, tick.At.UTC().Format(time.RFC3339Nano))
+			since := last.At
+			jobs = append(jobs, newJob{Trigger: TriggerBackfill, Since: &since, At: &tick.At, UniqueKey: &unique})
+			last = tick
+		}
+		return jobs, nil
+	})
+}
+
+// runBesides puts jobs that run a schedule besides its ticks.
+func (s *Scheduler) runBesides(ctx context.Context, doing, name string, jobs func(*record) ([]newJob, error)) (ids []int64, err error) {
+	err = s.ownTx(ctx)(func(tx pgx.Tx) error {
+		_, r, err := s.sendGet(ctx, tx, name, false)
+		if err == nil && r == nil {
+			err = ErrNotFound
+		}
+		if err != nil {
+			return err
+		}
+		rows, err := jobs(r)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		for i := range rows {
+			rows[i].Name, rows[i].Kind, rows[i].Key, rows[i].Args = &r.Name, r.Kind, r.Key, r.Args
+		}
+		ids, err = s.sendEnqueue(ctx, tx, rows, "skip")
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("schedule: %s schedule %q of group %q: %w", doing, name, s.group, err)
+	}
+	return ids, nil
 }
 
 func (t Taken) String() string {

@@ -351,3 +351,62 @@ func TestWrongJobsAreRefused(t *testing.T) {
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "jobs")
 }
+
+// A schedule runs besides its ticks, when it is told to, and once more for ticks that have passed: with its arguments, under its key, and its ticks keep their fates.
+func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	type call struct{ trigger, at, from, name, key string }
+	calls := make(chan call, 100)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if r.Args.N != 7 {
+			t.Errorf("the arguments are %+v", r.Args)
+		}
+		c := call{string(r.Trigger), r.At.UTC().Format("15:04"), r.From.Format("15:04"), r.Name, r.Key}
+		if _, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at, epoch) VALUES ($1, $2, $3)", map[bool]string{true: r.Name, false: "besides"}[r.Job == 0], r.At, r.Epoch); err != nil {
+			return err
+		}
+		calls <- c
+		return nil
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{7}, hourly, schedule.Key("books"), schedule.MissedAll))
+	w.run()
+	db.setClock(midnight.Add(3*time.Hour + 10*time.Minute))
+	l.settled(w.Scheduler)
+	ok(t, w.Pause(t.Context(), "close"))
+	for range 3 {
+		expect(t, receive(t, "a tick", calls).trigger, "tick", "trigger")
+	}
+	id, err := w.Trigger(t.Context(), "close")
+	ok(t, err)
+	expect(t, receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
+	j := w.fate(id)
+	expect(t, fmt.Sprint(j.Fate, j.Name), "doneclose", "fate and name")
+	ids, err := w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour))
+	ok(t, err)
+	again, err := w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)) // some perhaps still live
+	ok(t, err)
+	for _, id := range append(ids, again...) {
+		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	}
+	expect(t, len(ids), 3, "ticks")
+	for i, want := range []call{{"backfill", "00:00", "23:30", "close", "books"}, {"backfill", "01:00", "00:00", "close", "books"}, {"backfill", "02:00", "01:00", "close", "books"}} {
+		expect(t, receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
+	}
+	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	db.setClock(midnight.Add(4 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
+
+	_, err = w.Trigger(t.Context(), "nothing")
+	wraps(t, "to trigger what is not there", err, schedule.ErrNotFound)
+	for says, from := range map[string]time.Time{"nothing after": midnight.Add(3 * time.Hour), "more than 1000": midnight.Add(-1001 * time.Hour)} {
+		if _, err := w.Backfill(t.Context(), "close", from, midnight.Add(3*time.Hour)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, which does not say %q", err, says)
+		}
+	}
+	if _, err := w.Backfill(t.Context(), "close", midnight, midnight.Add(5*time.Hour)); err == nil || !strings.Contains(err.Error(), "not all past") {
+		t.Errorf("a backfill of what is to come: %v", err)
+	}
+}

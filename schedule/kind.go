@@ -20,6 +20,7 @@ type Kind[Args any] struct {
 
 // A Run is what a handler is told about the run that it is to do.
 type Run[Args any] struct {
+	Trigger Trigger   // why it runs
 	Name    string    // of the schedule; of a job its Unique key, or empty
 	Job     int64     // of a job, what Enqueue returned; 0: it is a schedule
 	Key     string    // under which no other run overlaps with it
@@ -35,6 +36,16 @@ type Run[Args any] struct {
 
 	outside *outside // of AtLeastOnce and AtMostOnce
 }
+
+// A Trigger is why a handler is called.
+type Trigger string
+
+const (
+	TriggerTick     Trigger = "tick"     // a tick of a schedule
+	TriggerJob      Trigger = "job"      // Enqueue
+	TriggerManual   Trigger = "manual"   // Scheduler.Trigger
+	TriggerBackfill Trigger = "backfill" // Scheduler.Backfill
+)
 
 // kind is a Kind as the scheduler runs it.
 type kind struct {
@@ -75,7 +86,7 @@ func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context,
 
 // argued is a run with its arguments as the handler has them.
 func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
-	run := Run[Args]{r.Name, r.Job, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside}
+	run := Run[Args]{r.Trigger, r.Name, r.Job, r.Key, *new(Args), r.At, r.From, r.Missed, r.Attempt, r.Crashes, r.Partition, r.Epoch, r.outside}
 	return run, json.Unmarshal(r.Args, &run.Args)
 }
 

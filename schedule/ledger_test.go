@@ -40,7 +40,7 @@ func (l *ledger) settled(s *schedule.Scheduler) *ledger {
 	now := one[time.Time](l.db, "SELECT now FROM public.test_clock")
 	should := l.should(l.begins, now)
 	until(t, fmt.Sprintf("all %d ticks of %q until %v have their fate", len(should), l.name, now), func() bool {
-		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1", l.name) >= int64(len(should))
+		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND job IS NULL", l.name) >= int64(len(should))
 	})
 	l.entries = nil
 	for e, err := range s.History(t.Context(), l.name) {

@@ -257,11 +257,16 @@ func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
 func (a *attempt) told(o *ownership) Run[json.RawMessage] {
 	r := a.row
 	told := Run[json.RawMessage]{
-		Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
+		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: o.Number, Epoch: o.Epoch,
 	}
-	if r.Done != nil {
-		told.From = r.Done.UTC()
+	if r.Job {
+		told.Trigger = r.Trigger
+	}
+	for _, from := range []*time.Time{r.Done, r.Since} { // of a schedule, and of a job
+		if from != nil {
+			told.From = from.UTC()
+		}
 	}
 	return told
 }

@@ -62,6 +62,8 @@ type record struct {
 	Registered  time.Time       `json:"registered"`
 	Clock       time.Time       `json:"clock"` // when it was read
 	Job         bool            `json:"job"`
+	Trigger     Trigger         `json:"trigger"`
+	Since       *time.Time      `json:"begins"`
 	At          time.Time       `json:"at"`    // of a job: the time that it was put for
 	Ended       *entry          `json:"ended"` // of a job: what has become of it; null: it is there
 }
@@ -313,8 +315,8 @@ func inASCII(text *string) *string {
 }
 
 // sendEnqueue returns the ids of jobs; none: the unique key is taken.
-func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken Taken) (ids []int64, err error) {
-	err = q.QueryRow(ctx, s.statements.enqueue, s.group, int32(s.options.partitions), encode(jobs), taken.String()).Scan(&ids)
+func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
+	err = q.QueryRow(ctx, s.statements.enqueue, s.group, int32(s.options.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
 }
 

@@ -227,13 +227,15 @@ DECLARE
 BEGIN
     LOOP
         WITH wanted AS (
-            SELECT j.key, j.kind, coalesce(j.unique_key, '') AS name, j.unique_key, coalesce(j.args, 'null') AS args, j.priority, n,
+            SELECT j.key, j.kind, coalesce(j.name, j.unique_key, '') AS name, j.trigger, j.begins, j.unique_key, coalesce(j.args, 'null') AS args, j.priority, n,
                    coalesce(j.at, now + coalesce(j.in_us, 0) * interval '1 microsecond') AS at
-            FROM ROWS FROM (jsonb_to_recordset($3) AS (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
-                 WITH ORDINALITY AS j (key, kind, unique_key, args, priority, at, in_us, n)
+            FROM ROWS FROM (jsonb_to_recordset($3) AS (key text, kind text, name text, trigger text, begins timestamptz, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
+                 WITH ORDINALITY AS j (key, kind, name, trigger, begins, unique_key, args, priority, at, in_us, n)
         ), made AS (
-            INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, unique_key, args, priority, at, due)
-            SELECT $1, w.key, pgleases.partition_for(w.key, parts), w.kind, w.name, w.unique_key, w.args, w.priority, w.at, greatest(w.at, now) FROM wanted AS w ORDER BY w.n
+            INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, trigger, begins, unique_key, args, priority, at, due)
+            SELECT $1, w.key, pgleases.partition_for(w.key, parts), w.kind, w.name, w.trigger, w.begins, w.unique_key, w.args, w.priority, w.at,
+                   greatest(w.at, now + w.n * interval '1 microsecond') -- in their order
+            FROM wanted AS w ORDER BY w.n
             ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO UPDATE
             SET key = EXCLUDED.key, partition = EXCLUDED.partition, args = EXCLUDED.args, priority = EXCLUDED.priority, at = EXCLUDED.at, due = EXCLUDED.due,
                 revision = j.revision + 1, trying = NULL, waits = NULL, waits_since = NULL
@@ -242,7 +244,7 @@ BEGIN
         )
         SELECT array_agg(m.id ORDER BY m.id) INTO ids FROM made AS m;
         EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0;
-        EXIT WHEN $4 = 'raise';
+        EXIT WHEN $4 IN ('raise', 'skip');
         SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
         WHERE j.group_name = $1 AND j.kind = $3 -> 0 ->> 'kind' AND j.unique_key = $3 -> 0 ->> 'unique_key';
         EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile

@@ -84,9 +84,11 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     partition   int NOT NULL,
     kind        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     name        pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    trigger     pg_catalog.text NOT NULL,
     unique_key  pg_catalog.text COLLATE pg_catalog."C",
     args        pg_catalog.jsonb NOT NULL,
     priority    int NOT NULL,
+    begins      pg_catalog.timestamptz,
     at          pg_catalog.timestamptz NOT NULL,
     due         pg_catalog.timestamptz NOT NULL,
     trying      pg_catalog.jsonb,
@@ -103,10 +105,12 @@ COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group, whose processes run it
 COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a group never overlap in effect. By default a random one.';
 COMMENT ON COLUMN pgleases.jobs.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the job.';
 COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
-COMMENT ON COLUMN pgleases.jobs.name IS 'For people: the unique key, or empty.';
+COMMENT ON COLUMN pgleases.jobs.name IS 'The schedule that it runs for; else the unique key, or empty.';
+COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; manual or backfill: it runs for a schedule, besides its ticks.';
 COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
 COMMENT ON COLUMN pgleases.jobs.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
+COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill, the beginning of the window that ends at at; null: none is told.';
 COMMENT ON COLUMN pgleases.jobs.at IS 'The time that it was put for.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner looks at it next; infinity: never.';
 COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is tried again; null: none was begun.';
