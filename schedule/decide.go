@@ -151,7 +151,8 @@ func (d *decision) unstep(t trial) {
 
 // decideJob is decide for a job.
 func (r *record) decideJob(k *kind, epoch int64) decision {
-	d, now := decision{step: step{Trying: r.Trying}}, r.Clock
+	d := decision{step: step{Trying: r.Trying}}
+	now := r.Clock
 	var err error
 	if k == nil {
 		err = fmt.Errorf("kind %q is not registered", r.Kind)

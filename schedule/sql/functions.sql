@@ -200,7 +200,7 @@ DECLARE
     t     pgleases.jobs := jsonb_populate_record(NULL::pgleases.jobs, $4);
     fates CONSTANT jsonb := $4 -> 'fates';
 BEGIN
-    IF $2 IS DISTINCT FROM current_setting('schedule.run', true) THEN
+    IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
     SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1 FOR UPDATE;
