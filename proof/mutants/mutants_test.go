@@ -82,6 +82,11 @@ var detectors = map[string]detector{
 	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
+	// What operators wish, on a real server, and in simulated time.
+	"wishes": {"internal/store", func(int) []string {
+		return []string{"-test.run=^TestAPlanIsToldOfEachWish|^TestARevokedSession|^TestAWishAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
+	}},
+	"wished": {".", func(int) []string { return []string{"-test.run=^TestPlanObeysWishes|^TestACordoned|^TestAPinned", "-rapid.nofailfile"} }},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise"}
@@ -188,6 +193,37 @@ var mutants = append(asleep(), []mutant{
 	{"session numbers from a sequence that repeats", "few histories", `overlap|stale|handed over under work`, []edit{
 		{"engine.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
 		{"session.go", unnoticed, `false`, 0}, // which would find it
+	}},
+	{"a revoked session that is renewed", "wishes", `alive, copied: got`, []edit{
+		{"sql/functions.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked\n", "", 0},
+	}},
+	{"a guard that passes for a revoked session", "wishes", `a guard passes: got`, []edit{
+		{"sql/functions.sql", `WHERE c.session = p.owner AND c.incarnation >= 0)`, `WHERE c.session = p.owner)`, 0},
+	}},
+	{"a wish that overtakes no plan", "wishes", `a plan that was read before is applied|a plan that saw the join and not the wish`, []edit{
+		{"sql/functions.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (names);
+    INSERT INTO pgleases.events (lease, cause, actor`, `    SET next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (names);
+    INSERT INTO pgleases.events (lease, cause, actor`, 0},
+	}},
+	{"a wish that misses a join", "wishes", `a plan that saw the join and not the wish`, []edit{
+		{"sql/functions.sql", `    names := pgleases.leases_of($3, $5);
+    IF $1 = 'drain'`, `    IF $1 = 'drain'`, 0},
+	}},
+	{"older code that plans what it knows nothing of", "wishes", `a plan of version 2: got`, []edit{
+		{"sql/functions.sql", `m.lease = s.name AND m.code >= 3)`, `m.lease = s.name AND m.code > 3)`, 0},
+	}},
+	{"an event of a join that is repeated", "wishes", `events: got`, []edit{
+		{"sql/join.sql", `WHERE member.new`, `WHERE true`, 0},
+	}},
+	{"a cordoned member that gets more", "wished", `which is cordoned|they own`, []edit{
+		{"rebalance.go", `		if m.cordoned && !closed {`, `		if m.cordoned && len(to) == 0 {`, 0},
+	}},
+	{"a pin counted into the shares", "wished", `not within|is pinned to`, []edit{
+		{"rebalance.go", `			to[p] = l.pinned[p]
+			continue
+`, "", 0},
 	}},
 	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
 		{"session.go", unnoticed, `false`, 0},
