@@ -5,11 +5,13 @@
 package admin
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/admin/sql"
@@ -86,6 +88,18 @@ var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOC
 
 // begin has a message of the simple protocol, which is one transaction, read one snapshot and write nothing.
 const begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
+
+// reading runs f in a transaction that writes nothing, with those settings.
+func reading(ctx context.Context, on interface {
+	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
+}, f func(pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		if _, err := tx.Conn().PgConn().Exec(ctx, settings).ReadAll(); err != nil {
+			return err
+		}
+		return f(tx)
+	})
+}
 
 // failure says what to do about an error.
 func (a *Admin) failure(doing string, err error) error {

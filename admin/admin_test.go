@@ -125,7 +125,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		t.Errorf("clients %+v", s.Clients)
 	}
 	for partition, want := range map[int]string{
-		0: `owned by "a", of weight 1, whose share is 5.00 of 10 partitions among 3 working members; it owns 6`,
+		0: `owned by "a", of weight 1, whose share is 5.00 of 10 partitions among 2 working members; it owns 6`,
 		1: `wanted by "b". The owner was asked for it`,
 		2: `"dead" has sent no heartbeat for 1h`,
 		3: `Its owner "gone" was taken out`,

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -41,7 +42,7 @@ type Finding struct {
 
 // Checks are the names of what Doctor looks at, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "timeline", "mark", "ttl", "dead",
-	"orphans", "plans", "hand-overs", "locks", "transactions", "snapshots", "autovacuum", "dead-rows", "hot-updates", "connections"}
+	"orphans", "wishes", "plans", "hand-overs", "locks", "transactions", "snapshots", "autovacuum", "dead-rows", "hot-updates", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
@@ -110,7 +111,7 @@ func (d *doctor) examine(ctx context.Context) {
 	trip, err := d.roundTrip(ctx)
 	var f facts
 	if err == nil {
-		err = d.read(ctx, func(tx pgx.Tx) error {
+		err = reading(ctx, d.conn, func(tx pgx.Tx) error {
 			var text string
 			err := tx.QueryRow(ctx, store.Texts(sql.Files, d.options.schema)("doctor"), d.options.schema, d.Role, d.Long.Seconds()).Scan(&text)
 			if err != nil {
@@ -134,16 +135,6 @@ func (d *doctor) examine(ctx context.Context) {
 	d.sessions(&f)
 	d.rows(&f)
 	d.state(ctx, trip)
-}
-
-// read runs f in a transaction that reads.
-func (d *doctor) read(ctx context.Context, f func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, d.conn, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		if _, err := tx.Conn().PgConn().Exec(ctx, settings).ReadAll(); err != nil {
-			return err
-		}
-		return f(tx)
-	})
 }
 
 // roundTrip returns the shortest of some.
@@ -381,7 +372,7 @@ func (d *doctor) state(ctx context.Context, trip time.Duration) {
 	}
 	var s *Snapshot
 	var waits []wait
-	err := d.read(ctx, func(tx pgx.Tx) (err error) {
+	err := reading(ctx, d.conn, func(tx pgx.Tx) (err error) {
 		if s, err = d.readSnapshot(ctx, tx.Conn(), settings); err != nil {
 			return err
 		}
@@ -470,6 +461,9 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration) {
 	}
 }
 
+// old is from when on a wish without an end may be forgotten.
+const old = 24 * time.Hour
+
 // stays is how long orphans are waited for, that they go: a plan that is under way gives them to others in far less.
 const stays = 3 * time.Second
 
@@ -477,7 +471,10 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	var deserted, overdue, draining []string
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if !works(l) {
+		if s.paused(l) {
+			continue
+		}
+		if !works(s, l) {
 			deserted = append(deserted, fmt.Sprintf("%q", l.Name))
 		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
 			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
@@ -520,6 +517,17 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	default:
 		d.found("orphans", OK, "", "each partition has an owner")
 	}
+	var forgotten []string
+	for _, w := range s.Wishes {
+		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
+			forgotten = append(forgotten, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, cmp.Or(w.Lease, w.Client), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
+		}
+	}
+	if len(forgotten) > 0 {
+		d.found("wishes", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(forgotten))
+	} else {
+		d.found("wishes", OK, "", "%d, none of them old and without an end", len(s.Wishes))
+	}
 	if len(overdue) > 0 {
 		d.found("plans", Warning, "look at the logs of the members for rebalance failed", "overdue: %s", listed(overdue))
 	} else {
@@ -533,8 +541,13 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 }
 
 // works reports whether a member may own something.
-func works(l *Lease) bool {
-	return slices.ContainsFunc(l.Members, func(m Member) bool { return m.Weight > 0 })
+func works(s *Snapshot, l *Lease) bool {
+	return slices.ContainsFunc(l.Members, func(m Member) bool { return m.Weight > 0 && s.works(l.Name, s.Client(m.Session)) })
+}
+
+// paused reports whether nobody is to own the lease's partitions.
+func (s *Snapshot) paused(l *Lease) bool {
+	return slices.ContainsFunc(s.Wishes, func(w Wish) bool { return w.Verb == Pause && w.Lease == l.Name })
 }
 
 // orphansOf returns the orphans of leases that somebody could own, by name.
@@ -542,7 +555,7 @@ func orphansOf(s *Snapshot) map[string]Ranges {
 	orphans := make(map[string]Ranges)
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if lost := s.Orphans(l); len(lost) > 0 && works(l) {
+		if lost := s.Orphans(l); len(lost) > 0 && works(s, l) && !s.paused(l) {
 			orphans[l.Name] = lost
 		}
 	}

@@ -1,10 +1,12 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,8 +20,20 @@ type Snapshot struct {
 	Server  Server    `json:"server"`
 	Clients []Client  `json:"clients"` // by ID, then incarnation
 	Leases  []Lease   `json:"leases"`  // by name, byte by byte; without those that were dropped
+	Wishes  []Wish    `json:"wishes"`  // the oldest first
 
 	minCode int // the oldest code that can run here
+}
+
+// Wish is what an operator wants, until it is taken back.
+type Wish struct {
+	Verb   Verb      `json:"verb"`           // Drain, Cordon, Pause or Freeze
+	Lease  string    `json:"lease"`          // the lease that it is about; empty: all
+	Client string    `json:"client"`         // the client that it is about; empty: all
+	Actor  string    `json:"actor"`          // who wants it
+	Reason string    `json:"reason"`         // why
+	Since  time.Time `json:"since"`          // when it was last written
+	Until  time.Time `json:"until,omitzero"` // when it ends by itself; zero: never
 }
 
 // Server is which server it is. In JSON its numbers are texts, as they have up to 63 bits.
@@ -61,7 +75,7 @@ type Member struct {
 	Session int64     `json:"session,string"`
 	Client  string    `json:"client"`
 	Weight  int       `json:"weight"`
-	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are not superseded
+	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are neither superseded nor drained; 0 while the lease is paused
 	Owned   int       `json:"owned"`
 	Coming  int       `json:"coming"` // on their way to it
 	Going   int       `json:"going"`  // that it owns, and was asked to hand over
@@ -121,7 +135,14 @@ type tables struct {
 	MinCode                int `json:"min_code"`
 	Timeline, Settled, Era int64
 	Marked                 bool
-	Clients                []struct {
+	Wishes                 []struct {
+		Verb          Verb
+		Lease, Client *string
+		Actor, Reason string
+		Since         int64
+		Until         *int64
+	}
+	Clients []struct {
 		Session, Incarnation int64
 		ID, Host             string
 		PID                  int
@@ -150,7 +171,10 @@ type tables struct {
 
 func (r *tables) snapshot() (*Snapshot, error) {
 	s := &Snapshot{At: time.UnixMicro(r.At), Version: r.Version, minCode: r.MinCode, Server: Server{r.Timeline, r.Settled, r.Era, r.Marked},
-		Clients: make([]Client, len(r.Clients)), Leases: make([]Lease, len(r.Leases))}
+		Clients: make([]Client, len(r.Clients)), Leases: make([]Lease, len(r.Leases)), Wishes: make([]Wish, len(r.Wishes))}
+	for i, w := range r.Wishes {
+		s.Wishes[i] = Wish{w.Verb, value(w.Lease), value(w.Client), w.Actor, w.Reason, time.UnixMicro(w.Since), point(w.Until)}
+	}
 	clients := make(map[int64]*Client, len(r.Clients)) // by session
 	for i, c := range r.Clients {
 		s.Clients[i] = Client{Session: c.Session, ID: c.ID, Incarnation: c.Incarnation, Superseded: c.Superseded,
@@ -169,7 +193,7 @@ func (r *tables) snapshot() (*Snapshot, error) {
 			if c == nil {
 				continue // it was taken out, and its row goes with the next check
 			}
-			if !c.Superseded {
+			if s.works(l.Name, c) {
 				weights += m.Weight
 			}
 			lease.Members = append(lease.Members, Member{Session: m.Session, Client: c.ID, Weight: m.Weight, Joined: time.UnixMicro(m.Joined)})
@@ -178,7 +202,7 @@ func (r *tables) snapshot() (*Snapshot, error) {
 		for j := range lease.Members {
 			m := &lease.Members[j]
 			members[m.Session] = j
-			if weights > 0 && !clients[m.Session].Superseded {
+			if weights > 0 && s.works(l.Name, clients[m.Session]) {
 				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
 			}
 		}
@@ -233,6 +257,21 @@ func (s *Snapshot) Client(session int64) *Client {
 		}
 	}
 	return nil
+}
+
+// WishesOf returns the wishes that concern a client, or a lease; the other name may be empty.
+func (s *Snapshot) WishesOf(lease, client string) (wishes []Wish) {
+	for _, w := range s.Wishes {
+		if (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
+			wishes = append(wishes, w)
+		}
+	}
+	return wishes
+}
+
+// works reports whether a member may own something of a lease, its weight apart.
+func (s *Snapshot) works(lease string, c *Client) bool {
+	return !c.Superseded && !slices.ContainsFunc(s.WishesOf(lease, c.ID), func(w Wish) bool { return w.Verb == Drain || w.Verb == Pause })
 }
 
 // Orphans returns the partitions of a lease that nobody who lives owns.
@@ -307,7 +346,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
 	working := 0
 	for i, m := range l.Members {
-		if m.Weight > 0 {
+		if c := s.Client(m.Session); m.Weight > 0 && s.works(l.Name, c) {
 			working++
 		}
 		if owner != nil && m.Session == owner.Session {
@@ -343,6 +382,9 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 			say("A newer process has the ID %q. This one ends when its work has ended.", owner.ID)
 		}
 	}
+	for _, w := range s.WishesOf(l.Name, e.Owner) {
+		say("An operator wants a %s of %q since %v, by %s: %s.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+	}
 	if e.Home != "" && e.Home != e.Owner {
 		say("Its home is %q: it returns there once that client has room for it in its share.", e.Home)
 	}
@@ -355,7 +397,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	case owner == nil && len(l.Members) == 0:
 		say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0:
-		say("All members have weight 0: give one a weight, or start another.")
+		say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the wish back, or start another.")
 	}
 	if s.Server.Settled != s.Server.Timeline {
 		say("The server was promoted, or is a copy, and is not settled: nothing moves until a client has watched it for the longest TTL.")

@@ -12,6 +12,11 @@ SELECT json_build_object(
     'settled', s.timeline,
     'era', s.era,
     'marked', EXISTS (SELECT FROM pgleases.server_mark),
+    'wishes', (
+        SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
+                   'since', (extract(epoch FROM w.since) * 1000000)::bigint,
+                   'until', CASE WHEN isfinite(w.until) THEN (extract(epoch FROM w.until) * 1000000)::bigint END) ORDER BY w.since), '[]')
+        FROM pgleases.wishes AS w),
     'clients', (
         SELECT coalesce(json_agg(json_build_object(
                    'session', c.session, 'id', c.id, 'incarnation', c.incarnation, 'superseded', coalesce(i.incarnation > c.incarnation, false),

@@ -1,0 +1,151 @@
+package admin_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	x, y := newClient(t, pool, "x"), newClient(t, pool, "y")
+	joined(t, x, "orders", 4)
+	joined(t, y, "orders", 4)
+	owns := func(of ...int) func(*admin.Snapshot) bool {
+		return func(s *admin.Snapshot) bool {
+			m := s.Lease("orders").Members
+			return len(m) == 2 && m[0].Owned == of[0] && m[1].Owned == of[1]
+		}
+	}
+	apply := func(c admin.Change) {
+		t.Helper()
+		if err := operator.Apply(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	awaitSnapshot(t, a, "shares", owns(2, 2))
+	apply(admin.Change{Verb: admin.Drain, Subject: "y", Reason: "its host goes", Actor: "maria"})
+	s := awaitSnapshot(t, a, "y is drained", owns(4, 0))
+	if m := s.Lease("orders").Members; m[0].Share != 4 || m[1].Share != 0 {
+		t.Errorf("shares of %+v", m)
+	}
+	if w := s.WishesOf("orders", "y"); len(w) != 1 || len(s.WishesOf("orders", "x")) != 0 || w[0].Verb != admin.Drain || w[0].Client != "y" || w[0].Lease != "" ||
+		!strings.HasPrefix(w[0].Actor, "maria (") || w[0].Reason != "its host goes" || !w[0].Until.IsZero() || w[0].Since.IsZero() {
+		t.Errorf("wishes %+v", s.Wishes)
+	}
+	apply(admin.Change{Verb: admin.Undrain, Subject: "y", Reason: "it stays"})
+	awaitSnapshot(t, a, "y has its own back", owns(2, 2))
+	apply(admin.Change{Verb: admin.Pause, Subject: "orders", Reason: "maintenance", Until: time.Now().Add(time.Hour)})
+	s = awaitSnapshot(t, a, "nobody owns it", owns(0, 0))
+	if w := s.WishesOf("orders", "x"); len(w) != 1 || w[0].Until.Before(s.At) {
+		t.Errorf("wishes %+v", s.Wishes)
+	}
+	e, err := a.Explain(t.Context(), "orders", 0)
+	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator wants a pause of "orders"`) || !strings.Contains(text, "No member may own it") {
+		t.Errorf("%v, %v", e, err)
+	}
+	for _, f := range a.Doctor(t.Context(), admin.DoctorOptions{}) {
+		if f.Check == "orphans" && f.Level != admin.OK {
+			t.Errorf("of a lease that is paused: %+v", f)
+		}
+	}
+	apply(admin.Change{Verb: admin.Resume, Subject: "orders", Reason: "done"})
+	awaitSnapshot(t, a, "shares again", owns(2, 2))
+
+	events, err := a.Events(ctx, "", 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	handed := make(map[string]int)
+	for _, e := range events {
+		if e.Reason != "" {
+			told = append(told, e.Cause+" "+e.From+e.Lease+": "+e.Reason)
+		}
+		if e.Cause == "handed over" {
+			handed[e.From+" to "+e.To] += e.Partitions.Count()
+		}
+	}
+	if got, want := strings.Join(told, ", "), "drain y: its host goes, undrain y: it stays, pause orders: maintenance, resume orders: done"; got != want || handed["y to x"] != 2 || handed["x to y"] < 2 {
+		t.Errorf("events %s, want %s; handed over %v", got, want, handed)
+	}
+	if last, err := a.Events(ctx, "orders", 1); err != nil || len(last) != 1 || last[0].Lease != "orders" {
+		t.Errorf("the last event of orders: %+v, %v", last, err)
+	}
+	for name, c := range map[string]admin.Change{
+		`client "none" is not known`: {Verb: admin.Drain, Subject: "none", Reason: "why"},
+		`"none" does not exist`:      {Verb: admin.Freeze, Subject: "none", Reason: "why"},
+		"give a name and a reason":   {Verb: admin.Cordon, Subject: "x"},
+		`verb "drop" is none of`:     {Verb: "drop", Subject: "x", Reason: "why"},
+		"no freeze of":               {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
+		"Force of drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
+		"would be over":              {Verb: admin.Cordon, Subject: "x", Reason: "why", Until: time.Unix(0, 0)},
+	} {
+		if err := operator.Apply(t.Context(), c); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%+v: %v, want %q", c, err, name)
+		}
+	}
+	apply(admin.Change{Verb: admin.Drain, Subject: "x", Reason: "away"})
+	if err := operator.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away"}); err == nil || !strings.Contains(err.Error(), "force it") {
+		t.Error(err)
+	}
+	apply(admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away", Force: true})
+	awaitSnapshot(t, a, "nobody works", owns(0, 0))
+}
+
+// Events that are there already, and those that come, each once and in order, also those that a long transaction keeps back.
+func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	owner := newPool(t, pgtest.OwnerURL(url))
+	a := newAdmin(t, newPool(t, url), admin.WithInterval(soon))
+	exec(t, url, "INSERT INTO pgleases.events (cause, from_id) SELECT 'old', n FROM generate_series(1, 5) AS n")
+	tx, err := owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "INSERT INTO pgleases.events (cause, from_id) VALUES ('late', '1')"); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, url, "INSERT INTO pgleases.events (cause, from_id, partitions) SELECT 'new', n, '{[0,5),[7,8)}' FROM generate_series(1, 1500) AS n")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var got []string
+	news := 0
+	for e, err := range a.Follow(ctx, "", 2) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Cause == "new" {
+			if news++; e.Partitions.String() != "0-4,7" {
+				t.Fatalf("partitions %v", e.Partitions)
+			}
+		} else {
+			got = append(got, e.Cause+e.From)
+		}
+		if len(got) == 2 && news == 0 {
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if news == 1500 {
+			exec(t, url, "INSERT INTO pgleases.events (cause, from_id) VALUES ('end', '1')")
+			news++
+		}
+		if e.Cause == "end" {
+			break
+		}
+	}
+	if text := strings.Join(got, " "); text != "old4 old5 late1 end1" || news != 1501 {
+		t.Errorf("events %s, and %d new ones", text, news-1)
+	}
+}
