@@ -31,6 +31,9 @@ const (
 
 var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze}, []Verb{Undrain, Uncordon, Resume, Unfreeze}
 
+// ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
+var ErrLast = errors.New("admin: it is the last that works on a lease")
+
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
 	Verb    Verb
@@ -76,7 +79,7 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 	case store.Denied(err):
 		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=steering prints for schema %q", doing, err, a.options.schema)
 	case errors.As(err, &refused) && refused.Code == "55006":
-		return fmt.Errorf("admin: %s: %w\ntheir partitions would have no owner; if that is what you want, force it", doing, err)
+		return fmt.Errorf("admin: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &refused) && refused.Hint != "":
 		return fmt.Errorf("admin: %s: %w\n%s", doing, err, refused.Hint)
 	}

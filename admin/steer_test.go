@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -95,7 +96,7 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		}
 	}
 	apply(admin.Change{Verb: admin.Drain, Subject: "x", Reason: "away"})
-	if err := operator.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away"}); err == nil || !strings.Contains(err.Error(), "force it") {
+	if err := operator.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away"}); !errors.Is(err, admin.ErrLast) {
 		t.Error(err)
 	}
 	apply(admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away", Force: true})

@@ -409,8 +409,8 @@ func newLocks() *cobra.Command {
 the first that waits. EXPIRES is when its holder may be taken out, if it sends no heartbeat until then.
 
 There is no verb that releases a lock. Its holder would go on with its work, and the next one would begin: two at once, where the lock is there for one. End
-the holder's process, which HOST and PID name; the lock is free then, at the latest after its TTL. Where the process cannot be reached, take its client ID away:
-"Forcing a client out" in docs/operations.md. A holder that is - was taken out: an open transaction that is guarded by the lock keeps it.`,
+the holder's process, which HOST and PID name; the lock is free then, at the latest after its TTL. Where the process cannot be reached, revoke its sessions
+with pgleases evict CLIENT. A holder that is - was taken out: an open transaction that is guarded by the lock keeps it.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return fmt.Errorf("%q is one prefix too many: pgleases locks [PREFIX]", args[1])

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// The verbs that steer, and those that tell what was wished and what happened.
+
+const steerHelp = `
+
+This writes a wish; the clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first. A wish names a
+client ID or a lease. It outlives restarts and failovers, until it is taken back or --until has come. It is written down with the reason, with the role that
+connects, and with --actor: pgleases wishes and pgleases events show it. It needs the rights that pgleases grants ROLE --for=steering prints.`
+
+func newSteering() []*cobra.Command {
+	return []*cobra.Command{
+		newSteer(admin.Drain, "CLIENT", "Have a client own nothing", "Have a client own nothing: its work ends, and others get its partitions. It stays a member, and gets its own back with undrain. It is\nrefused for the last that works on a lease, unless with --force."),
+		newSteer(admin.Undrain, "CLIENT", "Take a drain back", "Take a drain back: the client gets its share again."),
+		newSteer(admin.Cordon, "CLIENT", "Have a client get nothing new", "Have a client get nothing new. It keeps what it has, as long as it does not restart. Where all members are cordoned, they get what has no owner."),
+		newSteer(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
+		newSteer(admin.Pause, "LEASE", "Have nobody own a lease", "Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume."),
+		newSteer(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
+		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained. A member that joins gets nothing else."),
+		newSteer(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
+		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrSuperseded; one that starts later is let in. It cannot be taken back."),
+	}
+}
+
+func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long + steerHelp, Args: exactly(subject)}
+	change := admin.Change{Verb: verb}
+	var until string
+	var wait bool
+	flags := cmd.Flags()
+	flags.StringVar(&change.Reason, "reason", "", "why; it has to be given")
+	flags.StringVar(&change.Actor, "actor", "", "who wants it, besides the role that connects")
+	wishes := verb == admin.Drain || verb == admin.Cordon || verb == admin.Pause || verb == admin.Freeze
+	if wishes {
+		flags.StringVar(&until, "until", "", "when it ends by itself: a duration from now, as 2h, or a time, as 2026-03-02T08:00:00Z (default: never)")
+	}
+	if verb == admin.Drain {
+		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")
+	}
+	if verb == admin.Drain || verb == admin.Pause {
+		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
+	}
+	if subject == "LEASE" {
+		cmd.ValidArgsFunction = completeLease
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		change.Subject = args[0]
+		if change.Reason == "" {
+			return errors.New("--reason is missing: say why, for whoever wonders later")
+		}
+		if change.Until, err = pointInTime(until, time.Now()); err != nil {
+			return err
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			err := a.Apply(ctx, change)
+			if errors.Is(err, admin.ErrLast) {
+				err = fmt.Errorf("%w\nWith --force it is done all the same", err)
+			}
+			if err != nil || !wait {
+				return err
+			}
+			return awaitNothingOwned(ctx, a, change)
+		})
+	}
+	return cmd
+}
+
+// pointInTime reads a duration from now, or a time; zero for an empty text.
+func pointInTime(text string, now time.Time) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d > 0 {
+		return now.Add(d), nil
+	}
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil || !at.After(now) {
+		return at, fmt.Errorf("--until %q is no time to come: give a duration, as 2h, or a time, as %s", text, now.Add(2*time.Hour).UTC().Format(time.RFC3339))
+	}
+	return at, nil
+}
+
+// awaitNothingOwned returns when the client, or the lease, that was drained or paused is.
+func awaitNothingOwned(ctx context.Context, a *admin.Admin, c admin.Change) error {
+	for s, err := range a.Watch(ctx) {
+		if err != nil {
+			return err
+		}
+		owned := 0
+		for _, l := range s.Leases {
+			for _, h := range l.Holdings {
+				if h.OwnerSession != 0 && (c.Verb == admin.Drain && h.LastOwner == c.Subject || c.Verb == admin.Pause && l.Name == c.Subject) {
+					owned += h.Partitions.Count()
+				}
+			}
+		}
+		if owned == 0 {
+			return nil
+		}
+	}
+	return errors.New("interrupted: the wish stands")
+}
+
+func newWishes() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "wishes",
+		Short: "List what operators want: drains, cordons, pauses, freezes",
+		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now.",
+		Args:  cobra.NoArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return withSnapshot(cmd, func(s *admin.Snapshot) error {
+			return out.print(cmd.OutOrStdout(), s.Wishes, func(w io.Writer) {
+				t := table{{"WISH", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
+				for _, wish := range s.Wishes {
+					owned := 0
+					for _, l := range s.Leases {
+						for _, m := range l.Members {
+							if (wish.Lease == "" || wish.Lease == l.Name) && (wish.Client == "" || wish.Client == m.Client) {
+								owned += m.Owned
+							}
+						}
+					}
+					t.add(string(wish.Verb), shown(wish.Lease+wish.Client), strconv.Itoa(owned), ago(s.At, wish.Since)+" ago", instant(wish.Until), shown(wish.Actor), shown(wish.Reason))
+				}
+				t.write(w)
+			})
+		})
+	}
+	return cmd
+}
+
+func newEvents() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "events [LEASE]",
+		Short: "Show what happened to members and partitions, and why",
+		Long: `Show what happened to members and partitions, and why, the newest last: who joined, left and was evicted, who handed over what to whom, and what operators wished.
+docs/operations.md explains each cause. An event without an actor is the clients' own doing.
+
+With --follow it goes on with those that come. An event is then shown when all transactions have ended that were open when it was written, anywhere on the
+server: so none is missed.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return fmt.Errorf("%q is one name too many: pgleases events [LEASE]", args[1])
+			}
+			return nil
+		},
+		ValidArgsFunction: completeLease,
+	}
+	out := outputFlag(cmd)
+	most := cmd.Flags().IntP("number", "n", 50, "how many of the last, 1 to 1000")
+	follow := cmd.Flags().BoolP("follow", "f", false, "go on with those that come; as JSON a line for each")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		lease := ""
+		if len(args) > 0 {
+			lease = args[0]
+		}
+		if *most < 1 || *most > 1000 {
+			return fmt.Errorf("-n %d: give 1 to 1000", *most)
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			w := cmd.OutOrStdout()
+			if !*follow {
+				events, err := a.Events(ctx, lease, *most)
+				if err != nil {
+					return err
+				}
+				return out.print(w, events, func(w io.Writer) { writeEvents(w, events, true) })
+			}
+			for e, err := range a.Follow(ctx, lease, *most) {
+				if err != nil {
+					return err
+				}
+				if *out != "json" {
+					writeEvents(w, []admin.Event{e}, false)
+					continue
+				}
+				text, err := asJSON(e, "")
+				if err == nil {
+					_, err = w.Write(text)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	return cmd
+}
+
+func writeEvents(w io.Writer, events []admin.Event, heading bool) {
+	var t table
+	if heading {
+		t.add("AT", "CAUSE", "LEASE", "FROM", "TO", "PARTITIONS", "BY", "REASON")
+	}
+	for _, e := range events {
+		t.add(e.At.Local().Format("2006-01-02 15:04:05.000"), e.Cause, orNothing(e.Lease), orNothing(e.From), orNothing(e.To), short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason))
+	}
+	t.write(w)
+}

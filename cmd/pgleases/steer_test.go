@@ -1,0 +1,130 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall reaches.
+func newMember(t *testing.T, pool *pgxpool.Pool, id string) {
+	t.Helper()
+	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = c.Close(ctx) // an error is that it was evicted
+	})
+	if _, err := c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool, err := pgxpool.New(context.Background(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	newMember(t, pool, "one")
+	newMember(t, pool, odd)
+	owned := func() (owned [2]int) { // by "one", and by the other
+		for _, m := range decoded[admin.Lease](t, database, "describe", "orders").Members {
+			if m.Client == "one" {
+				owned[0] = m.Owned
+			} else {
+				owned[1] = m.Owned
+			}
+		}
+		return owned
+	}
+	await(t, "shares", func() bool { return owned() == [2]int{2, 2} })
+	follower := run(t, databaseEnv(database), "events", "orders", "-f", "-o", "json")
+
+	output1(t, database, "drain", odd, "--reason", "its host\ngoes", "--actor", "maria", "--until", "2h", "--wait")
+	if got := owned(); got[1] != 0 {
+		t.Errorf("drained, and owned are %v", got)
+	}
+	wishes := output1(t, database, "wishes")
+	unprintable(t, "wishes", wishes)
+	if !regexp.MustCompile(`(?m)^drain +` + regexp.QuoteMeta(shown(odd)) + ` +0 +\S+ ago +\S+ \S+ \S+ +maria \(\S+\) +"its host\\ngoes"$`).MatchString(wishes) {
+		t.Errorf("wishes: %s", wishes)
+	}
+	output1(t, database, "undrain", odd, "--reason", "it stays")
+	await(t, "shares again", func() bool { return owned() == [2]int{2, 2} })
+	for _, verbs := range [][2]string{{"cordon", "uncordon"}, {"freeze", "unfreeze"}, {"pause", "resume"}} {
+		subject := "orders"
+		if verbs[0] == "cordon" {
+			subject = "one"
+		}
+		args := []string{verbs[0], subject, "--reason", "why"}
+		if verbs[0] == "pause" {
+			args = append(args, "--wait")
+		}
+		output1(t, database, args...)
+		if all := decoded[[]admin.Wish](t, database, "wishes"); len(all) != 1 || string(all[0].Verb) != verbs[0] || all[0].Lease+all[0].Client != subject || !all[0].Until.IsZero() {
+			t.Errorf("after %s wishes are %+v", verbs[0], all)
+		}
+		if got := owned(); verbs[0] == "pause" && got != [2]int{} {
+			t.Errorf("paused, and owned are %v", got)
+		}
+		output1(t, database, verbs[1], subject, "--reason", "why")
+	}
+	await(t, "shares at last", func() bool { return owned() == [2]int{2, 2} })
+	output1(t, database, "evict", odd, "--reason", "it hangs")
+	events := output1(t, database, "events")
+	unprintable(t, "events", events)
+	for _, pattern := range []string{`joined +orders +- +one +- +- +-`, `drain +- +\S+ +- +- +maria \(\S+\) +"its host\\ngoes"`, `handed over +orders +\S+ +one +[0-9,-]+ +- +-`, `pause +orders .* why`, `evict +- .* it hangs`} {
+		if !regexp.MustCompile(`(?m) ` + pattern + `$`).MatchString(events) {
+			t.Errorf("events lack %s: %s", pattern, events)
+		}
+	}
+	await(t, "the follower is told of the resumption", func() bool { return strings.Contains(follower.output.String(), `"cause":"resume"`) })
+	follower.signal(syscall.SIGTERM)
+	if code := follower.wait(); code != 0 || strings.Count(follower.output.String(), `"cause":"pause"`) != 1 {
+		t.Errorf("exit code %d of events -f: %s", code, follower.output.String())
+	}
+	role := newRole(t, database)
+	for _, test := range []struct{ database, args, want string }{
+		{database, "drain one", "--reason is missing"},
+		{database, "drain", "CLIENT is missing: pgleases drain CLIENT"},
+		{database, "drain none --reason x", `client "none" is not known`},
+		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "no time to come"},
+		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
+		{database, "freeze none --reason x", "does not exist"},
+		{database, "resume orders --reason x", "no pause of"},
+		{database, "events -n 0", "give 1 to 1000"},
+		{database, "events a b", "one name too many"},
+		{as(t, database, role), "cordon one --reason x", "pgleases grants ROLE --for=steering"},
+	} {
+		if c := run(t, databaseEnv(test.database), strings.Fields(test.args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), test.want) {
+			t.Errorf("%s: told %q, want %q", test.args, c.output.String(), test.want)
+		}
+	}
+	if c := run(t, databaseEnv(database), "drain", "one", "--reason", "x"); c.wait() != exitFailed || !strings.Contains(c.output.String(), "--force") {
+		t.Errorf("the last one: %s", c.output.String())
+	}
+	execute(t, database, output1(t, database, "grants", role, "--for=steering"))
+	output1(t, as(t, database, role), "cordon", "one", "--reason", "x")
+	execute(t, database, "UPDATE pgleases.wishes SET since = now() - interval '2 days'")
+	found, _ := examined(t, database, "--skip", "autovacuum")
+	if got := strings.Join(ill(found), " "); !strings.Contains(got, "note wishes") {
+		t.Errorf("doctor finds %s", got)
+	}
+}
