@@ -32,6 +32,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		{".", "github.com/pgleases/pgleases/internal/store", nil},
 		{"./lock", "github.com/pgleases/pgleases/internal/seam", []string{"github.com/pgleases/pgleases/lock"}},
 		{"./admin", "github.com/pgleases/pgleases/internal/store", []string{"github.com/pgleases/pgleases/admin", "github.com/pgleases/pgleases/admin/sql", "github.com/pgleases/pgleases/schedule/sql"}},
+		{"./dashboard", "github.com/pgleases/pgleases/admin", []string{"github.com/pgleases/pgleases/dashboard", "github.com/pgleases/pgleases/admin", "github.com/pgleases/pgleases/admin/sql", "github.com/pgleases/pgleases/schedule/sql"}},
 		{"./schedule", "github.com/netresearch/go-cron", []string{"github.com/pgleases/pgleases/schedule", "github.com/pgleases/pgleases/schedule/sql", "github.com/netresearch/go-cron"}},
 	} {
 		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{.ImportPath}} {{.Standard}}", test.folder)

@@ -109,7 +109,7 @@ func logCall(call *ast.CallExpr) (e string, is bool) {
 		return "", false
 	}
 	match := logMethod.FindStringSubmatch(method.Sel.Name)
-	if match == nil {
+	if of, ok := method.X.(*ast.Ident); match == nil || ok && of.Name == "http" { // http.Error answers a request
 		return "", false
 	}
 	level, args := strings.ToUpper(match[1]), call.Args

@@ -185,7 +185,7 @@ function draw() {
 
 // who shows a client: its colour, pattern and letters, and its name. With a button, its partitions stand out.
 function tag(slot) {
-  const canvas = make("canvas", "tag"), ratio = window.devicePixelRatio || 1;
+  const canvas = make("canvas", "tag"), ratio = Math.max(2, window.devicePixelRatio || 1);
   canvas.setAttribute("aria-hidden", "true");
   const w = 26, h = 21;
   canvas.width = w * ratio;

@@ -58,7 +58,7 @@ func work(id, lease, url string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	client, err := pgleases.Open(ctx, url, pgleases.WithClientID(id), pgleases.WithTTL(3*time.Second))
+	client, err := pgleases.Open(ctx, url, pgleases.WithClientID(id), pgleases.WithTTL(time.Second))
 	if err != nil {
 		return err
 	}

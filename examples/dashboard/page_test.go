@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
@@ -241,7 +242,7 @@ const contrasts = `(() => {
 func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
-	var busy *pgleases.Hold
+	var first *pgleases.Lease
 	for i, id := range []string{"billing-x2kqp", "billing-m8wzt", "billing-h5rjd", "eu-west-1a", "eu-west-1b", "eu-west-1c", "worker-1", "worker-2", "worker-3", "worker-4", "worker-5"} {
 		c := openClient(t, pool, id)
 		orders := join(t, c, "orders", 256)
@@ -257,11 +258,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 		}
 		switch i {
 		case 0:
-			if err := orders.Wait(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			busy = orders.Hold(t.Context()) // what is in work moves later
-			t.Cleanup(busy.Release)
+			first = orders
 		case 1, 2:
 			held, err := locks.AcquireShared(t.Context(), "report/2031-05")
 			if err != nil {
@@ -274,6 +271,16 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
+		case 5: // what is in work moves later
+			late := time.After(patience)
+			for changed := first.Changed(); len(first.Values()) > 256/6+1; changed = first.Changed() {
+				select {
+				case <-changed:
+				case <-late:
+					t.Fatalf("of 256 partitions among six it owns %d", len(first.Values()))
+				}
+			}
+			t.Cleanup(first.Hold(t.Context()).Release)
 		}
 	}
 	x := newTab(t, 1240, 1180)
