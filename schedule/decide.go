@@ -118,16 +118,16 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	d.unstep(t)
 }
 
-// charge counts a crash of the process that is about to call the handler: the end of the run takes it back.
-func (d *decision) charge(r *record, epoch int64) {
+// charge notes that the process is about to call the handler, and, where that is suspected to kill it, counts a crash, which the end of the run takes back.
+func (d *decision) charge(r *record, epoch int64, suspected bool) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom}
 	if r.Trying != nil {
 		t = *r.Trying
 	}
-	if t.Epoch != epoch {
+	if suspected {
 		t.Crashes++
+		t.Epoch = epoch
 	}
-	t.Epoch = epoch
 	d.unstep(t)
 	d.Due = r.Due
 }
@@ -135,7 +135,7 @@ func (d *decision) charge(r *record, epoch int64) {
 // lost gives up a run of which nobody knows what came of it.
 func (d *decision) lost(r *record) {
 	last := &d.Fates[len(d.Fates)-1]
-	last.Fate, last.Epoch, last.StartedAt = FateLost, &r.Trying.Epoch, &r.Trying.Began
+	last.Fate, last.Epoch, last.StartedAt = FateLost, &r.Trying.Called, &r.Trying.Began
 	d.Trying = nil
 }
 

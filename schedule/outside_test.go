@@ -169,6 +169,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	for range 3 {
 		receive(t, "a call", began)
 	}
+	expect(t, one[int64](db, "SELECT sum(coalesce((trying ->> 'crashes')::int, 0))::bigint FROM pgleases.schedules"), 0, "crashes, where no owner before died")
 	w.close() // ends them at once
 	expect(t, one[string](db, "SELECT string_agg(name || ' ' || fate, ', ' ORDER BY name) FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'"), "panic dead, pay dead", "fates of what was asked to end")
 	next := newWorker(db)

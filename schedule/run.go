@@ -195,7 +195,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		switch d := &a.decided; {
 		case d.run == nil:
 		case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:
-			p.s.logOf(it).Error("schedule: lost, as it was called at most once, and nobody knows what came of it", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Epoch))
+			p.s.logOf(it).Error("schedule: lost, as it was called at most once, and nobody knows what came of it", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Called))
 			d.lost(r)
 			d.run = nil
 		case k.calls != inTransaction && r.Trying.begun() == run:
@@ -206,10 +206,13 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 			d.run = nil
 		case k.calls != inTransaction, o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch):
-			o.charge(it.subject)
-			d.charge(r, o.Epoch)
+			suspected := o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch)
+			if suspected {
+				o.charge(it.subject)
+			}
+			d.charge(r, o.Epoch, suspected)
 			if k.calls != inTransaction {
-				d.Trying.Run = run
+				d.Trying.Run, d.Trying.Called = run, o.Epoch
 			}
 			if k.calls == atMostOnce {
 				if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil { // or a crash of the server would have it called once more

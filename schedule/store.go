@@ -94,7 +94,8 @@ type trial struct {
 	Again    time.Time `json:"again"`    // not before
 	Crashes  int       `json:"crashes"`  // how many processes died while it ran, and the one that runs it now, under Epoch
 	Epoch    int64     `json:"epoch"`
-	Run      string    `json:"run"` // which calls the handler outside of a transaction; empty: none does
+	Called   int64     `json:"called"` // the epoch of Run
+	Run      string    `json:"run"`    // which calls the handler outside of a transaction; empty: none does
 }
 
 func (t *trial) begun() string {
