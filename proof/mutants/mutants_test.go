@@ -86,7 +86,9 @@ var detectors = map[string]detector{
 	"wishes": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestAPlanIsToldOfEachWish|^TestARevokedSession|^TestAWishAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
 	}},
-	"wished": {".", func(int) []string { return []string{"-test.run=^TestPlanObeysWishes|^TestACordoned|^TestAPinned", "-rapid.nofailfile"} }},
+	"wished": {".", func(int) []string {
+		return []string{"-test.run=^TestPlanObeysWishes|^TestACordoned|^TestAPinned", "-rapid.nofailfile"}
+	}},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise"}
