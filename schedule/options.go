@@ -64,8 +64,8 @@ func WithDrain(d time.Duration) Option {
 	return Option{"WithDrain", func(o *options) { o.drain = d }}
 }
 
-// WithRetention sets how long entries stay in the history: those of dead ticks for the second time, 30 days by default, all others for the first, 7 days by default. Each is 1h or more, or 0:
-// for good. Processes of a group give the same. The process that owns partition 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
+// WithRetention sets how long entries stay in the history: those of ticks that are dead or lost for the second time, 30 days by default, all others for the first, 7 days by default. Each is 1h or
+// more, or 0: for good. Processes of a group give the same. The process that owns partition 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
 func WithRetention(most, dead time.Duration) Option {
 	return Option{"WithRetention", func(o *options) { o.retention, o.retentionFailed = most, dead }}
 }

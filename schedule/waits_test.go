@@ -106,6 +106,7 @@ func TestBadInputIsRefused(t *testing.T) {
 	_, longErr := schedule.New(t.Context(), w.client, w.pool, strings.Repeat("x", 247))
 	_, partitionsErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithPartitions(0))
 	_, runningErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithMaxRunning(6))
+	_, retentionErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithRetention(0, time.Minute))
 	_, nilErr := schedule.New(t.Context(), nil, w.pool, "g")
 	_, ddlErr := schedule.Schema(schedule.WithDrain(time.Second))
 	_, schemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"), schedule.WithoutMigration())
@@ -128,6 +129,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"has 256 bytes":                           longErr,
 		"0 partitions":                            partitionsErr,
 		"more than 6 connections":                 runningErr,
+		"retention of 0s and 1m0s":                retentionErr,
 		"client or pool is nil":                   nilErr,
 		`package schedule in schema "elsewhere"`:  schemaErr,
 		`register kind "fast"`:                    w.Run(t.Context()),
