@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
@@ -108,7 +111,10 @@ func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	owner := newPool(t, pgtest.OwnerURL(url))
-	a := newAdmin(t, newPool(t, url), admin.WithInterval(soon))
+	looks := make(chan struct{}, 10_000)
+	a := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
+		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { looks <- struct{}{}; return true, nil }
+	}), admin.WithInterval(soon))
 	exec(t, url, "INSERT INTO pgleases.events (cause, from_id) SELECT 'old', n FROM generate_series(1, 5) AS n")
 	tx, err := owner.Begin(t.Context())
 	if err != nil {
@@ -120,6 +126,16 @@ func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
 	exec(t, url, "INSERT INTO pgleases.events (cause, from_id, partitions) SELECT 'new', n, '{[0,5),[7,8)}' FROM generate_series(1, 1500) AS n")
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	committed := make(chan error, 1)
+	go func() {
+		for range 4 { // the first, and some that find nothing, as the transaction is open
+			select {
+			case <-looks:
+			case <-ctx.Done():
+			}
+		}
+		committed <- tx.Commit(ctx)
+	}()
 	var got []string
 	news := 0
 	for e, err := range a.Follow(ctx, "", 2) {
@@ -133,11 +149,6 @@ func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
 		} else {
 			got = append(got, e.Cause+e.From)
 		}
-		if len(got) == 2 && news == 0 {
-			if err := tx.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-		}
 		if news == 1500 {
 			exec(t, url, "INSERT INTO pgleases.events (cause, from_id) VALUES ('end', '1')")
 			news++
@@ -145,6 +156,9 @@ func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
 		if e.Cause == "end" {
 			break
 		}
+	}
+	if err := <-committed; err != nil {
+		t.Error(err)
 	}
 	if text := strings.Join(got, " "); text != "old4 old5 late1 end1" || news != 1501 {
 		t.Errorf("events %s, and %d new ones", text, news-1)
