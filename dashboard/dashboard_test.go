@@ -353,9 +353,11 @@ func TestTheStreamTellsWhatIsThere(t *testing.T) {
 	v.untilStatus("it is live", func(s status) bool { return s.Seen && !s.Stale && s.Failure == "" })
 	two := newClient(t, pool, "two")
 	join(t, two, "orders", 8)
-	v.until("two owns four", owned(`"owned":4,"coming":0,"going":0`))
-	v.until("the changes say so", func(e event) bool {
-		return e.topic == "changes" && strings.Contains(string(e.data), `"what":"came"`) && strings.Contains(string(e.data), `"to":"two"`)
+	shares, even, told := owned(`"owned":4,"coming":0,"going":0`), false, false
+	v.until("two owns four, and the changes say so", func(e event) bool { // each is sent once, in any order
+		even = even || shares(e)
+		told = told || e.topic == "changes" && strings.Contains(string(e.data), `"what":"came"`) && strings.Contains(string(e.data), `"to":"two"`)
+		return even && told
 	})
 	late, _ := connect(t, server.URL)
 	late.until("who comes later sees the changes", func(e event) bool { return e.topic == "changes" && strings.Contains(string(e.data), `"to":"two"`) })
