@@ -26,17 +26,18 @@ const (
 	leases
 	ages
 	locks
-	changes
+	events
+	wishes
 	health
 	status
 	topics
 )
 
-var topicNames = [topics]string{"clients", "leases", "ages", "locks", "changes", "health", "status"}
+var topicNames = [topics]string{"clients", "leases", "ages", "locks", "events", "wishes", "health", "status"}
 
 const (
-	maxLocks   = 200 // that are shown
-	maxChanges = 200
+	maxLocks  = 200 // that are shown
+	maxEvents = 200 // the latest
 )
 
 // times are how long things take.
@@ -77,11 +78,10 @@ type memory struct {
 	seen    time.Time       // when last was
 	failure string          // of the look after it; empty: none
 	slots   map[string]int
-	changes []change
 }
 
 func newHub(a *admin.Admin, maxViewers int) *hub {
-	return &hub{admin: a, maxViewers: maxViewers, changed: make(chan struct{}), memory: memory{slots: make(map[string]int), changes: []change{}}}
+	return &hub{admin: a, maxViewers: maxViewers, changed: make(chan struct{}), memory: memory{slots: make(map[string]int)}}
 }
 
 // enter reports whether there is room for one more viewer, who then has to leave.
@@ -140,9 +140,10 @@ func (h *hub) look(ctx context.Context) {
 			continue
 		}
 		h.saw(ctx, s, time.Now())
-		held := h.readLocks(ctx)
+		held, happened := h.readLocks(ctx), h.readEvents(ctx)
 		h.mu.Lock()
 		h.publish(ctx, locks, held)
+		h.publish(ctx, events, happened)
 		h.mu.Unlock()
 	}
 }
@@ -168,12 +169,6 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	if ctx.Err() != nil {
 		return
 	}
-	if h.last != nil {
-		news := difference(h.last, s)
-		slices.Reverse(news) // the latest first
-		h.changes = append(news, h.changes...)
-		h.changes = h.changes[:min(len(h.changes), maxChanges)]
-	}
 	h.last, h.seen, h.failure = s, at, ""
 	assignSlots(h.slots, s.Clients)
 	shown, silent := make([]shownClient, len(s.Clients)), make([]int64, len(s.Clients))
@@ -185,7 +180,7 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	h.publish(ctx, clients, shown)
 	h.publish(ctx, leases, s.Leases)
 	h.publish(ctx, ages, silent)
-	h.publish(ctx, changes, h.changes)
+	h.publish(ctx, wishes, s.Wishes)
 	h.tell(ctx)
 }
 
@@ -241,6 +236,21 @@ func (h *hub) readLocks(ctx context.Context) shownLocks {
 		shown.Locks = append(shown.Locks, l)
 	}
 	return shown
+}
+
+// shownEvents are the latest events, the latest first.
+type shownEvents struct {
+	Events  []admin.Event `json:"events"`
+	Failure string        `json:"failure"` // empty: none. Events are empty then
+}
+
+func (h *hub) readEvents(ctx context.Context) shownEvents {
+	all, err := h.admin.Events(ctx, "", maxEvents)
+	if err != nil {
+		return shownEvents{Events: []admin.Event{}, Failure: err.Error()}
+	}
+	slices.Reverse(all)
+	return shownEvents{Events: append([]admin.Event{}, all...)}
 }
 
 // A shownHealth is what Doctor found.

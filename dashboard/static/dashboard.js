@@ -142,7 +142,7 @@ const sizeOf = ranges => ranges.reduce((n, [first, last]) => n + last - first + 
 // ---- What is known.
 
 const state = {
-  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, changes: null, health: null,
+  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, wishes: [], health: null,
   status: null,
   seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
   heardAt: 0, // when the stream last said anything
@@ -157,12 +157,13 @@ const topics = {
     state.byID = new Map();
     for (const c of list) if (!state.byID.has(c.id) || !c.superseded) state.byID.set(c.id, c);
     if (state.chosen !== null && !state.byID.has(state.chosen)) state.chosen = null;
-    later("leases", "clients", "locks", "changes", "summary");
+    later("leases", "clients", "locks", "events", "wishes", "summary");
   },
   leases(list) { state.leases = list; later("leases", "clients", "summary"); },
   ages(list) { state.ages = list; later("ages", "summary"); },
   locks(told) { state.locks = told; later("locks", "summary"); },
-  changes(list) { state.changes = list; later("changes"); },
+  events(told) { state.events = told; later("events"); },
+  wishes(list) { state.wishes = list; later("wishes", "leases", "clients"); },
   health(told) { state.health = told; later("health", "summary"); },
   status(told) {
     state.status = told;
@@ -296,6 +297,7 @@ const draws = {
       const marks = [];
       if (c.dead) marks.push(["bad", "silent for longer than its TTL"]);
       if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
+      for (const w of state.wishes) if (w.client === c.id) marks.push(["warn", "wanted: " + w.verb]);
       if (c.fast_failover) marks.push(["", "fast fail-over"]);
       fill(head.children[1], JSON.stringify(marks), ...marks.map(([kind, text]) => make("span", "mark " + kind, text)));
       const p = part.get(c.session) || { owned: 0, leases: 0 };
@@ -343,31 +345,42 @@ const draws = {
       told.more ? "Only the first " + count(told.locks.length) + " by name are shown." : "");
   },
 
-  changes() {
-    if (!state.changes) return;
-    $("change-list").hidden = state.changes.length === 0;
-    let n = 0;
-    const numbered = state.changes.toReversed().map(c => ({ c, key: JSON.stringify([c, slotOf(c.client), slotOf(c.from), slotOf(c.to)]) + n++ })).reverse();
-    keyed($("change-list"), numbered, x => x.key, ({ c }) => {
-      const time = make("time", "", clock(c.at));
-      time.dateTime = c.at;
-      if (new Date(c.at) - new Date(c.after) > 5000) time.append(" or before, after " + clock(c.after));
-      const text = make("span");
-      const one = id => id === "" ? "nobody" : who(id);
-      switch (c.what) {
-        case "came": text.append(one(c.client), " came"); break;
-        case "left": text.append(one(c.client), " left, or was taken out"); break;
-        case "silent": text.append(one(c.client), " has been silent for longer than its TTL"); break;
-        case "heard": text.append(one(c.client), " was heard again"); break;
-        case "superseded": text.append(one(c.client), " was superseded by a newer process"); break;
-        case "made": text.append("Lease ", name(c.lease), " was made"); break;
-        case "dropped": text.append("Lease ", name(c.lease), " was dropped"); break;
-        case "moved":
-          text.append(many(sizeOf(c.partitions), "partition"), " of ", name(c.lease), " from ", one(c.from), " to ", one(c.to), " ", make("span", "sub", rangesText(c.partitions)));
-      }
+  events() {
+    const told = state.events;
+    if (!told) return;
+    $("event-list").hidden = told.events.length === 0;
+    const same = new Map(); // how many are alike
+    const keys = told.events.map(e => JSON.stringify([e, slotOf(e.from), slotOf(e.to)]));
+    const numbered = told.events.map((e, i) => [e, keys[i], i]).reverse().map(([e, key, i]) => {
+      same.set(key, (same.get(key) || 0) + 1);
+      return { e, i, key: key + same.get(key) };
+    }).reverse();
+    keyed($("event-list"), numbered, x => x.key, ({ e }) => {
+      const time = make("time", "", clock(e.at)), text = make("span", "", make("span", "mark", e.cause));
+      time.dateTime = e.at;
+      if (e.lease) text.append(" ", name(e.lease));
+      if (e.partitions.length > 0) text.append(" ", many(sizeOf(e.partitions), "partition"), " ", make("span", "sub", rangesText(e.partitions)));
+      if (e.from) text.append(" from ", who(e.from));
+      if (e.to) text.append(" to ", who(e.to));
+      if (e.actor) text.append(" by ", name(e.actor));
+      if (e.reason) text.append(": ", name(e.reason));
       return make("li", "", time, text);
     }, () => {});
-    setText($("changes-note"), (state.changes.length === 0 ? "Nothing has changed. " : "") + "What a dashboard saw while somebody looked, the latest first.");
+    setText($("events-note"), told.failure ? "The events cannot be read: " + plain(told.failure) : told.events.length === 0 ? "Nothing has happened yet." : "The latest " + count(told.events.length) + ", the latest first.");
+  },
+
+  // What operators want stands where it acts, too: what nobody sees looks like a fault.
+  wishes() {
+    $("wishes").hidden = state.wishes.length === 0;
+    keyed($("wish-list"), state.wishes, w => JSON.stringify([w, slotOf(w.client)]), w => {
+      const time = make("time", "", clock(w.since)), text = make("span", "", make("span", "mark warn", w.verb), " ");
+      time.dateTime = w.since;
+      text.append(w.client ? who(w.client) : name(w.lease));
+      if (w.actor) text.append(" by ", name(w.actor));
+      if (w.reason) text.append(": ", name(w.reason));
+      text.append(make("span", "sub", w.until ? ", until " + clock(w.until) : ", until it is taken back"));
+      return make("li", "", time, text);
+    }, () => {});
   },
 
   health() {
@@ -503,6 +516,7 @@ function updateLease(e, lease) {
   const facts = [make("span", "", many(lease.partitions, "partition") + ", " + many(lease.members.length, "member"))];
   if (moving) facts.push(", ", make("span", "warn", count(moving) + " asked to hand over"));
   if (orphans) facts.push(", ", make("span", "bad", count(orphans) + " without a living owner"));
+  for (const w of state.wishes) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + w.verb));
   if (lease.due) facts.push(", a plan is due");
   fill(e.querySelector(".facts"), facts.map(f => f.textContent ?? f).join(""), ...facts);
   keyed(e.querySelector("tbody"), lease.members.slice(0, mostRows), m => m.session, () => {

@@ -15,6 +15,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -52,8 +53,8 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	x.until(`document.querySelectorAll("#client-rows tr").length === 4`)
 	kill()
 	x.until(`document.querySelectorAll("#client-rows tr").length === 3 && document.querySelectorAll(".lease tbody tr").length === 3`)
-	x.until(rows("#change-list li") + `.some(text => /partitions? of orders from .?victim to /.test(text))`)
-	x.until(rows("#change-list li") + `.some(text => text.includes("victim left, or was taken out"))`)
+	x.until(rows("#event-list li") + `.some(text => /given.* orders \d+ partitions? .* from .?victim to /.test(text))`)
+	x.until(rows("#event-list li") + `.some(text => /evicted.* from .?victim/.test(text))`)
 	total := 0
 	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
 	for i, id := range []string{"one", "two", "three"} {
@@ -69,6 +70,17 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	if total != 64 {
 		t.Errorf("%d partitions are owned", total)
 	}
+	// What an operator wants is seen where it acts.
+	a, err := admin.New(pool)
+	if err == nil {
+		err = a.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.until(rows("#wish-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back$/.test(text)) && !document.querySelector("#wishes").hidden`)
+	x.until(rows("#client-rows tr") + `.filter(text => text.includes("wanted: drain")).length === 1`)
+	x.until(owned("two", 0))
 }
 
 // hostile are names that would do something, or show something else than they are, if they were more than text.
@@ -289,10 +301,10 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 	kill := startWorker(t, "exports-1", "exports", databaseURL)
 	x.until(`document.querySelectorAll("#client-rows tr").length >= 12 && document.querySelectorAll("#lock-rows tr").length === 2 && document.querySelector("#finding-list li") !== null`)
 	x.until(rows(".lease .facts") + `.some(text => text.includes("asked to hand over"))`)
-	x.until(rows("#change-list li") + `.some(text => text.includes("worker-6 came"))`)
+	x.until(rows("#event-list li") + `.some(text => /joined orders to .?.?worker-6/.test(text))`)
 	x.until(rows(".lease h3") + `.includes("exports")`)
 	kill()
-	x.until(rows("#change-list li") + `.some(text => text.includes("exports-1 left"))`)
+	x.until(rows("#event-list li") + `.some(text => /evicted.* from .?.?exports-1/.test(text))`)
 	for _, look := range []struct {
 		name, scheme  string
 		width, height int64
