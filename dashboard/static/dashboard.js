@@ -720,5 +720,8 @@ $("filter").addEventListener("input", event => {
   later("leases", "clients", "locks");
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("leases"));
+(function sharp() { // again where the window comes to another screen, or is zoomed
+  matchMedia("(resolution: " + window.devicePixelRatio + "dppx)").addEventListener("change", () => { later("leases"); sharp(); }, { once: true });
+})();
 setInterval(() => later("state"), 1000);
 connect();

@@ -312,6 +312,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 		x.run(chromedp.EmulateViewport(look.width, look.height, chromedp.EmulateScale(2)),
 			emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: look.scheme}}))
 		x.until(fmt.Sprintf(`innerWidth === %d && matchMedia("(prefers-color-scheme: %s)").matches`, look.width, look.scheme))
+		x.until(`[...document.querySelectorAll(".map")].every(e => e.width === Math.round(e.clientWidth * 2))`) // sharp
 		if found := eval[[]string](x, contrasts); len(found) > 0 {
 			t.Errorf("%s: too little contrast: %q", look.name, found)
 		}
