@@ -114,6 +114,7 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	if n := sum(fleet.Counts); n < total {
 		t.Missed(began, time.Since(began), "%d faults, not at least %d: the test proves too little", n, total)
 	}
+	pool.Reset() // its connections may have ended with the server
 	told(t, pool)
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
