@@ -159,6 +159,17 @@ type worker struct {
 const group = "tests"
 
 func newWorker(db *database, opts ...schedule.Option) *worker {
+	db.t.Helper()
+	return newWorkerFor(db, time.Second, opts...)
+}
+
+// newSteadyWorker keeps what it owns also where this machine stands still for a while: for tests of what is lost with it.
+func newSteadyWorker(db *database, opts ...schedule.Option) *worker {
+	db.t.Helper()
+	return newWorkerFor(db, 5*time.Second, opts...)
+}
+
+func newWorkerFor(db *database, ttl time.Duration, opts ...schedule.Option) *worker {
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: newWire(), ended: make(chan error, 1)}
@@ -166,7 +177,7 @@ func newWorker(db *database, opts ...schedule.Option) *worker {
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	var err error
 	w.client, err = pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
-		pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log))
+		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log))
 	ok(t, err)
 	w.Scheduler, err = schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
 		schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}, opts...)...)

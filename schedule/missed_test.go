@@ -130,7 +130,7 @@ func TestAnyNumberOfMissedTicksTakesBoundedWork(t *testing.T) {
 			if due.Run[99].At != now {
 				t.Errorf("%s: the last that is run is %v", rule, due.Run[99])
 			}
-			if took > time.Second { // a loop over the ticks takes a minute
+			if took > 20*time.Second { // a loop over the ticks takes minutes
 				t.Errorf("%s: it took %v", rule, took)
 			}
 			t.Logf("%s, %d ticks: %v", rule, due.Missed.Count, took)

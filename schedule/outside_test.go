@@ -27,7 +27,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 		t.Run(calls, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			w := newWorker(db)
+			w := newSteadyWorker(db)
 			send := func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }
 			k := schedule.AtLeastOnce(w.Scheduler, "at least once", send)
 			if calls == "at most once" {
@@ -131,7 +131,7 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 func TestCallsOutsideThatFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, schedule.WithDrain(0))
+	w := newSteadyWorker(db, schedule.WithDrain(0))
 	began := make(chan string, 100)
 	send := func(ctx context.Context, r schedule.Run[args]) error {
 		began <- fmt.Sprint(r.Name, " ", r.Attempt)
@@ -182,7 +182,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 func TestJobsOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db)
+	w := newSteadyWorker(db)
 	keys := make(chan string, 10)
 	mail := schedule.AtMostOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[string]) error {
 		keys <- r.IdempotencyKey()

@@ -54,22 +54,22 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		"a constraint checked at the commit": {send("INSERT INTO public.children VALUES (1)"), "23503", nil},
 		"a transaction rolled back":          {send("ROLLBACK"), "ended its transaction itself", nil},
 		"another transaction instead":        {send("ROLLBACK; BEGIN"), "PS003", nil},
-		"a statement that takes too long":    {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+		"a statement that takes too long":    {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"a statement that takes too long, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			_ = send("SELECT pg_sleep(60)")(ctx, tx, r)
 			return nil
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"work that takes too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"work that takes too long, and heeds no context": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			<-ctx.Done()
 			return nil
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(100 * time.Millisecond)}},
+			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"a pause that is too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			for { // until the server has ended the connection
 				conn := tx.Conn().PgConn()
@@ -80,7 +80,7 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			}
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
-		}, "", []schedule.KindOption{schedule.Idle(10 * time.Millisecond)}},
+		}, "", []schedule.KindOption{schedule.Idle(100 * time.Millisecond)}},
 	}
 	w := newWorker(db)
 	var ledgers []*ledger
