@@ -18,6 +18,12 @@ func (s *Scheduler) LookAlways() { s.lookEvery = 0 }
 // Doubt sets how long a step of the database's clock is doubted.
 func (s *Scheduler) Doubt(d time.Duration) { s.doubted = d }
 
+// LookEvery sets how often it is looked what is due.
+func (s *Scheduler) LookEvery(d time.Duration) { s.lookEvery = d }
+
+// LookFor sets how long a look may take.
+func (s *Scheduler) LookFor(d time.Duration) { s.lookLimit = d }
+
 // SweepEvery sets how often it is looked for everything that is due, however long it has been.
 func (s *Scheduler) SweepEvery(d time.Duration) { s.sweepEvery = d }
 

@@ -316,3 +316,36 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	db.setClock(due.Add(time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
 }
+
+// A look takes longer than it may where it is at everything, or at a partition that is new here, as where the dead entries of an index pile up: the other looks find what is due all the same.
+func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
+	t.Parallel()
+	for name, long := range map[string]string{"everything": "since_us < 0 AND coalesce(cardinality(fresh), 0) = 0", "a new partition": "1 = ANY (fresh)"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			const arguments = "(text, int[], int[], bigint, bigint, int, text[])"
+			db.exec(`ALTER FUNCTION pgleases.schedule_look` + arguments + ` RENAME TO schedule_look_before;
+				CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], OUT clock_us bigint, OUT answer jsonb) LANGUAGE plpgsql AS $$ BEGIN
+					IF ` + long + ` THEN PERFORM pg_sleep(10); END IF;
+					SELECT l.clock_us, l.answer INTO clock_us, answer FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but) AS l; END $$;
+				GRANT EXECUTE ON FUNCTION pgleases.schedule_look` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
+			w, log := newLogged(db)
+			w.LookFor(time.Second)
+			w.SweepEvery(4 * time.Second)
+			k := schedule.InTx(w.Scheduler, "books", effect)
+			l := newLedger(db, "close")
+			for i := 0; ; i++ { // one of another partition
+				key := fmt.Sprint(i)
+				if one[int](db, "SELECT pgleases.partition_for($1, 4)", key) != 1 {
+					ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Key(key)))
+					break
+				}
+			}
+			w.run()
+			until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
+			db.setClock(midnight.Add(time.Hour))
+			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+		})
+	}
+}

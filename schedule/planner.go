@@ -27,7 +27,6 @@ type planner struct {
 
 	mu    sync.Mutex // guards what follows
 	owned map[int]*ownership
-	fresh map[int]struct{} // of these, what was not looked at yet
 	clock serverClock
 
 	wake     chan struct{} // of capacity one: look at once
@@ -43,6 +42,8 @@ type planner struct {
 	low     time.Time             // nothing that was due before is left
 	swept   time.Time             // when it last looked at everything
 	failing bool                  // the last look failed
+	few     bool                  // new partitions are looked at one by one, as that failed for more
+	without bool                  // the next look is at none of them
 }
 
 // A finish is the end of a run.
@@ -54,18 +55,18 @@ type finish struct {
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	return &planner{
-		s: s, lease: lease, owned: make(map[int]*ownership), fresh: make(map[int]struct{}),
+		s: s, lease: lease, owned: make(map[int]*ownership),
 		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
 	}
 }
 
 // serve is the callback for a partition: it is worked on until the callback's context ends, and its runs have.
 func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error {
-	o := &ownership{Partition: partition}
+	o := &ownership{Partition: partition, fresh: true}
 	o.ctx, o.cancel = context.WithCancelCause(partition.Context())
 	defer o.cancel(nil)
 	p.mu.Lock()
-	p.owned[o.Number], p.fresh[o.Number] = o, struct{}{}
+	p.owned[o.Number] = o
 	p.mu.Unlock()
 	p.look()
 	if o.Number == 0 {
@@ -79,7 +80,6 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	<-ctx.Done()
 	p.mu.Lock()
 	delete(p.owned, o.Number)
-	delete(p.fresh, o.Number)
 	p.mu.Unlock()
 	o.drain(p.s.options.drain)
 	p.close(o)
@@ -133,11 +133,25 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 // find looks for what is due soon, which takes the place of what was found before.
 func (p *planner) find(ctx context.Context) {
 	p.mu.Lock()
+	most := len(p.owned)
+	switch {
+	case p.without:
+		most = 0
+	case p.few:
+		most = 1
+	}
+	p.without = false
 	var partitions, fresh []int32
-	for n := range p.owned {
+	var looked []*ownership // which are fresh no more
+	more := false           // are fresh still
+	for n, o := range p.owned {
+		if o.fresh && len(fresh) == most {
+			more = true
+			continue
+		}
 		partitions = append(partitions, int32(n))
-		if _, isFresh := p.fresh[n]; isFresh {
-			fresh = append(fresh, int32(n))
+		if o.fresh {
+			fresh, looked = append(fresh, int32(n)), append(looked, o)
 		}
 	}
 	p.mu.Unlock()
@@ -155,10 +169,16 @@ func (p *planner) find(ctx context.Context) {
 	if p.crowded { // perhaps by keys under which something runs: what is behind them is to be found too
 		maps.Copy(passed, p.keys)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	limited, cancel := context.WithTimeout(ctx, p.s.lookLimit)
 	defer cancel()
-	clock, due, err := p.s.sendLook(ctx, p.s.pool, partitions, fresh, since, lookAhead, lookMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
+	clock, due, err := p.s.sendLook(limited, p.s.pool, partitions, fresh, since, lookAhead, lookMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
 	if err != nil {
+		if sweeps {
+			p.swept = sent // it may take too long each time, behind an old snapshot: the looks until the next do not
+		}
+		if len(fresh) > 0 {
+			p.few, p.without = true, true // and so may this: the other partitions go on
+		}
 		if !p.failing && ctx.Err() == nil {
 			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", err))
 		}
@@ -171,10 +191,13 @@ func (p *planner) find(ctx context.Context) {
 		return
 	}
 	p.mu.Lock()
-	for _, n := range fresh {
-		delete(p.fresh, int(n))
+	for _, o := range looked {
+		o.fresh = false
 	}
 	p.mu.Unlock()
+	if p.few = p.few && more; more {
+		p.look()
+	}
 	p.passed, p.crowded = passed, crowded(due)
 	if len(passed) == 0 {
 		if sweeps {

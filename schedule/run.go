@@ -34,6 +34,7 @@ type ownership struct {
 	pgleases.Partition
 	ctx    context.Context // of the runs
 	cancel context.CancelCauseFunc
+	fresh  bool // it was not looked at yet; the planner's mu guards it
 
 	mu    sync.Mutex // guards ended, and the first run of runs
 	ended bool       // no new run begins

@@ -239,3 +239,24 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
+
+// More jobs wait for a kind than one look may touch: it wakes some of them, and what is known runs.
+func TestManyThatWaitStopNobody(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, waits, waits_since)
+			SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'telegraph', '', 'job', '0', 1, now, now + interval '1 minute', 'unknown', now FROM public.test_clock, generate_series(1, 1200) AS n;
+		CREATE TABLE public.woken (n bigint); GRANT ALL ON public.woken TO PUBLIC;
+		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN INSERT INTO public.woken SELECT count(*) FROM woken; RETURN NULL; END $$;
+		CREATE TRIGGER note AFTER UPDATE ON pgleases.jobs REFERENCING NEW TABLE AS woken FOR EACH STATEMENT EXECUTE FUNCTION public.note()`)
+	w := newWorker(db, schedule.WithPartitions(1))
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	id, err := mail.Enqueue(t.Context(), "known", schedule.Priority(3))
+	ok(t, err)
+	w.run()
+	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
+	if n := one[int64](db, "SELECT max(n) FROM public.woken"); n > 1000 {
+		t.Errorf("%d were woken by one statement", n)
+	}
+}

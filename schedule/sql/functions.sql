@@ -50,14 +50,15 @@ DECLARE
     since CONSTANT timestamptz := timestamptz 'epoch' + $4 * interval '1 microsecond';
     until CONSTANT timestamptz := now + $5 * interval '1 microsecond';
 BEGIN
+    -- Few enough that no look takes long for it: the others are due within a minute.
     UPDATE pgleases.schedules AS s SET due = now
     WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
                    WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.paused_at IS NULL AND w.due > now
-                   FOR UPDATE SKIP LOCKED);
+                   LIMIT 1000 FOR UPDATE SKIP LOCKED);
     UPDATE pgleases.jobs AS j SET due = now
     WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
                    WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.due > now
-                   FOR UPDATE SKIP LOCKED);
+                   LIMIT 1000 FOR UPDATE SKIP LOCKED);
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
     SELECT coalesce(jsonb_agg(jsonb_build_object('id', d.id, 'job', d.job, 'priority', d.priority, 'partition', p.partition, 'key', d.key, 'kind', d.kind,
                                                  'due_us', (extract(epoch FROM d.due) * 1000000)::bigint,
