@@ -165,12 +165,15 @@ func (r *record) decideJob(k *kind, epoch int64) decision {
 		return d
 	}
 	began := now
-	if t := r.Trying; t != nil {
-		if t.Again.After(now) {
-			d.Due = &t.Again
-			return d
-		}
+	switch t := r.Trying; {
+	case t != nil && t.Again.After(now):
+		d.Due = &t.Again
+		return d
+	case t != nil:
 		began = t.Began
+	case r.At.After(now): // it was replaced since it was looked at, or the time here is ahead
+		d.Due = &r.At
+		return d
 	}
 	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
 	d.Fates = []fate{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}

@@ -410,3 +410,40 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 		t.Errorf("a backfill of what is to come: %v", err)
 	}
 }
+
+// A job waits for room, and is replaced by one of later: it runs then.
+func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
+	w.LookEvery(patience) // until something is put here, what was found stays
+	began, end := make(chan struct{}, 10), make(chan struct{})
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		if r.Args == "first" {
+			began <- struct{}{}
+			released(ctx, end)
+		}
+		return note(ctx, tx, r)
+	})
+	_, err := mail.Enqueue(t.Context(), "first", schedule.Priority(3))
+	ok(t, err)
+	id, err := mail.Enqueue(t.Context(), "early", schedule.Unique("inv-7", schedule.Raise))
+	ok(t, err)
+	w.run()
+	receive(t, "the first runs", began)
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	_, err = schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Replace))
+	ok(t, err)
+	close(end)
+	next, err := mail.Enqueue(t.Context(), "next")
+	ok(t, err)
+	w.fate(next)
+	expect(t, fmt.Sprint(db.effects()), "[first next]", "effects")
+	db.setClock(midnight.Add(time.Hour))
+	next, err = mail.Enqueue(t.Context(), "last", schedule.Priority(0))
+	ok(t, err)
+	w.fate(next)
+	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
+}
