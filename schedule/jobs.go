@@ -114,7 +114,7 @@ func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) 
 }
 
 // EnqueueTx is Enqueue in a transaction of the caller's: the job is there once that is committed. ErrExists leaves the transaction as it was. A unique key of a transaction
-// that is under way is waited for: call it as late as can be.
+// that is under way is waited for, and a job that is replaced cannot end until the transaction does: call it as late as can be.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, callersTx(tx), []Args{args}, opts))
 }

@@ -447,3 +447,34 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
 }
+
+// Who finds that a job is there, in a transaction that takes long, does not hold up its run.
+func TestAJobThatIsThereIsNotLocked(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	began, end := make(chan struct{}, 1000), make(chan struct{})
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		began <- struct{}{}
+		released(ctx, end)
+		return note(ctx, tx, r)
+	})
+	id, err := mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise))
+	ok(t, err)
+	w.run()
+	receive(t, "it runs", began)
+	tx, err := db.Begin(t.Context())
+	ok(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	there, err := mail.EnqueueTx(t.Context(), tx, "second", schedule.Unique("inv-7", schedule.Ignore))
+	ok(t, err)
+	expect(t, there, id, "id of the one that is there")
+	_, err = mail.EnqueueTx(t.Context(), tx, "third", schedule.Unique("inv-7", schedule.Raise))
+	wraps(t, "to put it again", err, schedule.ErrExists)
+	close(end)
+	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	_, err = mail.EnqueueTx(t.Context(), tx, "fourth", schedule.Unique("inv-7", schedule.Raise)) // the key is free
+	ok(t, err)
+	ok(t, tx.Commit(t.Context()))
+	until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
+}

@@ -227,27 +227,31 @@ DECLARE
     parts CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2);
 BEGIN
     LOOP
-        WITH wanted AS (
-            SELECT j.key, j.kind, coalesce(j.name, j.unique_key, '') AS name, j.trigger, j.begins, j.unique_key, coalesce(j.args, 'null') AS args, j.priority, n,
-                   coalesce(j.at, now + coalesce(j.in_us, 0) * interval '1 microsecond') AS at
-            FROM ROWS FROM (jsonb_to_recordset($3) AS (key text, kind text, name text, trigger text, begins timestamptz, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
-                 WITH ORDINALITY AS j (key, kind, name, trigger, begins, unique_key, args, priority, at, in_us, n)
-        ), made AS (
+        WITH made AS (
             INSERT INTO pgleases.jobs AS j (group_name, key, partition, kind, name, trigger, begins, unique_key, args, priority, at, due)
-            SELECT $1, w.key, pgleases.partition_for(w.key, parts), w.kind, w.name, w.trigger, w.begins, w.unique_key, w.args, w.priority, w.at,
-                   greatest(w.at, now + w.n * interval '1 microsecond') -- in their order
-            FROM wanted AS w ORDER BY w.n
-            ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO UPDATE
-            SET key = EXCLUDED.key, partition = EXCLUDED.partition, args = EXCLUDED.args, priority = EXCLUDED.priority, at = EXCLUDED.at, due = EXCLUDED.due,
-                revision = j.revision + 1, trying = NULL, waits = NULL, waits_since = NULL
-            WHERE $4 = 'replace'
+            SELECT $1, w.key, pgleases.partition_for(w.key, parts), w.kind, coalesce(w.name, w.unique_key, ''), w.trigger, w.begins, w.unique_key, coalesce(w.args, 'null'), w.priority, t.at,
+                   greatest(t.at, now + w.n * interval '1 microsecond') -- in their order
+            FROM ROWS FROM (jsonb_to_recordset($3) AS (key text, kind text, name text, trigger text, begins timestamptz, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint))
+                 WITH ORDINALITY AS w (key, kind, name, trigger, begins, unique_key, args, priority, at, in_us, n),
+                 LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
+            ORDER BY w.n
+            ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO NOTHING -- which locks no job that is there: its run may end
             RETURNING j.id
         )
         SELECT array_agg(m.id ORDER BY m.id) INTO ids FROM made AS m;
-        EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0;
-        EXIT WHEN $4 IN ('raise', 'skip');
-        SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
-        WHERE j.group_name = $1 AND j.kind = $3 -> 0 ->> 'kind' AND j.unique_key = $3 -> 0 ->> 'unique_key';
+        EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0 OR $4 IN ('raise', 'skip');
+        IF $4 = 'replace' THEN
+            UPDATE pgleases.jobs AS j
+            SET key = w.key, partition = pgleases.partition_for(w.key, parts), args = coalesce(w.args, 'null'), priority = w.priority, at = t.at, due = greatest(t.at, now),
+                revision = j.revision + 1, trying = NULL, waits = NULL, waits_since = NULL
+            FROM jsonb_to_recordset($3) AS w (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint),
+                 LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
+            WHERE j.group_name = $1 AND j.kind = w.kind AND j.unique_key = w.unique_key
+            RETURNING ARRAY[j.id] INTO ids;
+        ELSE
+            SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
+            WHERE j.group_name = $1 AND j.kind = $3 -> 0 ->> 'kind' AND j.unique_key = $3 -> 0 ->> 'unique_key';
+        END IF;
         EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile
     END LOOP;
 END
