@@ -86,7 +86,10 @@ func In(d time.Duration) JobOption {
 }
 
 // At has a job run at an instant, or, where that has passed, now.
-func At(t time.Time) JobOption { return jobOption(func(j *newJob) { j.At = &t }) }
+func At(t time.Time) JobOption {
+	t = t.UTC()
+	return jobOption(func(j *newJob) { j.At = &t })
+}
 
 // Priority is from 0 to 3, default 1: of the jobs that are due in a process, those of the highest begin first. Schedules have 1.
 type Priority int

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -477,4 +478,34 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	ok(t, err)
 	ok(t, tx.Commit(t.Context()))
 	until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
+}
+
+// The session has the zone of a place, whose clocks showed odd times once. A job of such a time, or of one far ahead, is read as any other.
+func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	address, err := url.Parse(db.url)
+	ok(t, err)
+	settings := address.Query()
+	settings.Set("timezone", "Europe/Berlin")
+	address.RawQuery = settings.Encode()
+	db.url = address.String()
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	for _, at := range []time.Time{
+		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
+	} {
+		id, err := mail.Enqueue(t.Context(), at.String(), schedule.At(at))
+		ok(t, err)
+		if j := w.fate(id); !j.At.Equal(at) || j.Fate != schedule.FateDone {
+			t.Errorf("the job of %v is %+v", at, j)
+		}
+	}
+	ahead := time.Date(9999, 12, 31, 23, 30, 0, 0, time.UTC)
+	id, err := mail.Enqueue(t.Context(), "ahead", schedule.At(ahead))
+	ok(t, err)
+	if j, err := w.Job(t.Context(), id); err != nil || !j.At.Equal(ahead) || !j.Due.Equal(ahead) {
+		t.Errorf("the job that waits is %+v, %v", j, err)
+	}
 }

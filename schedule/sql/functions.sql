@@ -12,7 +12,7 @@ COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is 
 -- infinity is none in JSON. A local time goes as if it were one of UTC, whatever the session's zone: a timestamp without a zone drops the zone when it
 -- comes.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', (to_jsonb(s) ->> 'cursor_local') || 'Z', 'clock', pgleases.schedule_clock());
 END
@@ -20,7 +20,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_json(j pgleases.jobs) RETURNS pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN to_jsonb(j) || jsonb_build_object('job', true, 'due', nullif(j.due, 'infinity'), 'clock', pgleases.schedule_clock());
 END
@@ -259,7 +259,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text) IS 'Puts jobs. See enqueue.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(group_name pg_catalog.text, job bigint) RETURNS pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN coalesce((SELECT pgleases.schedule_job_json(j) FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.id = $2),
                     (SELECT jsonb_build_object('ended', to_jsonb(h)) FROM pgleases.history AS h WHERE h.group_name = $1 AND h.job = $2 ORDER BY h.id DESC LIMIT 1));
@@ -341,7 +341,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Schedules by name. See list.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_history(group_name pg_catalog.text, name pg_catalog.text, before bigint, most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
     WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 AND h.job IS NULL ORDER BY h.id DESC LIMIT $4;
