@@ -288,6 +288,8 @@ type wire struct {
 	loses string // the next message with this text is lost, with its connection; empty: none
 	after bool   // it arrives, and its answer is lost
 	mutes bool   // its connection stays, and says nothing more
+	text  string // that is counted in messages; empty: none is
+	seen  int    // in how many it was
 }
 
 func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
@@ -333,6 +335,19 @@ func (w *wire) mute(text string) {
 	w.loses, w.after, w.mutes = text, false, true
 }
 
+// count begins to count the messages with a text.
+func (w *wire) count(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.text, w.seen = text, 0
+}
+
+func (w *wire) counted() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.seen
+}
+
 // armed reports whether a message is still to be lost.
 func (w *wire) armed() bool {
 	w.mu.Lock()
@@ -353,6 +368,9 @@ func (c *wired) Write(b []byte) (int, error) {
 	hit := c.wire.loses != "" && bytes.Contains(b, []byte(c.wire.loses))
 	if hit {
 		c.wire.loses = ""
+	}
+	if c.wire.text != "" {
+		c.wire.seen += bytes.Count(b, []byte(c.wire.text))
 	}
 	after, mutes := c.wire.after, c.wire.mutes
 	c.wire.mu.Unlock()

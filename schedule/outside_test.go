@@ -215,3 +215,20 @@ func TestJobsOutside(t *testing.T) {
 		t.Errorf("a handler that is nil: %v", err)
 	}
 }
+
+// Each call costs two transactions before it, and synchronous_commit is on in both: where the answer of the first was lost, the second waits for what the first wrote.
+func TestBothTransactionsBeforeACallAtMostOnceAreDurable(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
+	l := newLedger(db, "pay")
+	ok(t, pay.Put(t.Context(), "pay", args{}, hourly))
+	w.wire.count("synchronous_commit = on")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	if n := w.wire.counted(); n < 2 {
+		t.Errorf("synchronous_commit was set %d times", n)
+	}
+}

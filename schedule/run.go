@@ -193,6 +193,11 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			return nil // looked at again when the clock is believed
 		}
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch)
+		if a.decided.run != nil && k.calls == atMostOnce { // also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
+			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
+				return err
+			}
+		}
 		switch d := &a.decided; {
 		case d.run == nil:
 		case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:
@@ -214,11 +219,6 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			d.charge(r, o.Epoch, suspected)
 			if k.calls != inTransaction {
 				d.Trying.Run, d.Trying.Called = run, o.Epoch
-			}
-			if k.calls == atMostOnce {
-				if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil { // or a crash of the server would have it called once more
-					return err
-				}
 			}
 			d.run, a.charged = nil, true
 		}
