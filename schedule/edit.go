@@ -193,8 +193,11 @@ func (r *record) next(rule Rule) *time.Time {
 	if r.PausedAt != nil {
 		return nil
 	}
-	if r.Trying != nil {
-		return &r.Trying.Again
+	switch t := r.Trying; {
+	case t != nil && t.Again.IsZero(): // it runs just now
+		return &t.At
+	case t != nil:
+		return &t.Again
 	}
 	return r.dueAfter(rule, r.cursor())
 }

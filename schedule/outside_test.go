@@ -232,3 +232,28 @@ func TestBothTransactionsBeforeACallAtMostOnceAreDurable(t *testing.T) {
 		t.Errorf("synchronous_commit was set %d times", n)
 	}
 }
+
+// An edit in the middle of a call shows when it was due, and not that it never is.
+func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	began, end := make(chan struct{}, 10), make(chan struct{})
+	k := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[args]) error {
+		began <- struct{}{}
+		released(ctx, end)
+		return db.sent(r)
+	})
+	l := newLedger(db, "mail")
+	ok(t, k.Put(t.Context(), "mail", args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	receive(t, "it is called", began)
+	ok(t, k.Put(t.Context(), "mail", args{2}, hourly))
+	s, err := w.Get(t.Context(), "mail")
+	ok(t, err)
+	expect(t, s.Due.UTC(), midnight.Add(time.Hour), "when it is due")
+	close(end)
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	expect(t, len(began), 0, "further calls")
+}
