@@ -70,3 +70,18 @@ func TestADoubtedClockTrimsNothing(t *testing.T) {
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'"), 1, "entries")
 }
+
+// What was written while the clock was wrong by 80 years keeps nothing else.
+func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
+	w.TrimEvery(10 * time.Millisecond)
+	for _, ended := range []string{"2026-02-01", "2106-01-01", "2026-02-02", "2026-03-01 23:00"} {
+		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'done', '` + ended + ` UTC')`)
+	}
+	w.run()
+	until(t, "what is old is gone", func() bool {
+		return one[string](db, "SELECT string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history") == "2106 2026"
+	})
+}

@@ -357,11 +357,12 @@ DECLARE
     last  bigint;
     found bigint;
 BEGIN
-    SELECT min(h.id) FILTER (WHERE h.ended_at >= $3), max(h.id), count(*) INTO kept, last, found
+    -- What was written while the clock was far ahead stops nothing.
+    SELECT min(h.id) FILTER (WHERE h.ended_at >= $3 AND h.ended_at < pgleases.schedule_clock() + (pgleases.schedule_clock() - $3)), max(h.id), count(*) INTO kept, last, found
     FROM (SELECT p.id, p.ended_at FROM pgleases.history AS p WHERE p.id > $4 ORDER BY p.id LIMIT $5) AS h;
     up_to := coalesce(kept - 1, last, $4);
     more := kept IS NULL AND found = $5;
-    DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.group_name = $1 AND (h.fate IN ('dead', 'lost')) = $2;
+    DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.ended_at < $3 AND h.group_name = $1 AND (h.fate IN ('dead', 'lost')) = $2;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) IS 'Deletes old entries of the history, a page of them. See trim.sql.';
