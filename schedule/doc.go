@@ -43,7 +43,7 @@
 //   - Effects outside of the transaction come more often, or not: choose with [InTx] in mind that it may be called again for a tick, when its transaction was broken off or
 //     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that fate.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
-//     rule, begins at the time that it shows then, and what it cancels stays cancelled.
+//     rule, begins at the time that it shows then, what it cancels stays cancelled, and a job that is put is due by it.
 //   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks
