@@ -62,12 +62,9 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lease_changed() IS 'Notes in a lease which transaction has changed it.';
 DO $pgleases_body$
-DECLARE
-    wait CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
 BEGIN
-    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true); -- see schema.sql
+    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true); -- see schema.sql, also where each statement is a transaction
     CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
-    PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
 $pgleases_body$;
 
@@ -1689,3 +1686,14 @@ INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
 VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
 INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (3, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;
+
+-- What is in the same transaction after this text waits for locks as it did before.
+DO $pgleases_body$
+DECLARE
+    before CONSTANT pg_catalog.text := pg_catalog.current_setting('pgleases_migration.lock_timeout', true);
+BEGIN
+    IF before OPERATOR(pg_catalog.<>) ''::pg_catalog.text THEN -- else schema.sql was a transaction of its own
+        PERFORM pg_catalog.set_config('lock_timeout', before, true);
+    END IF;
+END
+$pgleases_body$;

@@ -85,16 +85,15 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
 
 -- Version 2. An ALTER TABLE waits for whoever uses the table, and all who come later wait for it, heartbeats too. So it waits
--- for 200 ms at most, then the migration fails, and is to be run again.
+-- for 200 ms at most, then the migration fails, and is to be run again. So does all that follows, to the end of functions.sql: views, too,
+-- are made anew under a lock, and what was altered is locked until then.
 DO $pgleases_body$
-DECLARE
-    wait CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
 BEGIN
+    PERFORM pg_catalog.set_config('pgleases_migration.lock_timeout', pg_catalog.current_setting('lock_timeout'), true);
     PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
     ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS code int NOT NULL DEFAULT 0; -- version 3
     ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
-    PERFORM pg_catalog.set_config('lock_timeout', wait, true);
 END
 $pgleases_body$;
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';

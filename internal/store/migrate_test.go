@@ -288,20 +288,40 @@ func TestAMigrationFromVersion2GoesUnderLivingClients(t *testing.T) {
 }
 
 // As pg_dump does, or a dashboard's transaction.
-func TestAMigrationMakesNoHeartbeatWaitForWhoeverReadsATableForLong(t *testing.T) {
+func TestAMigrationMakesNoHeartbeatWaitForWhoeverReadsForLong(t *testing.T) {
 	t.Parallel()
-	f := older(t, 1)
-	a := f.oldClient(1, "a")
-	end := f.lock("LOCK TABLE clients, members, leases, partitions, server IN ACCESS SHARE MODE")
-	migrating := f.raw()
-	migrated := later(func() error { return Migrate(f.ctx, migrating, "pgleases") })
-	f.blocked(migrating.PgConn().PID())
-	for range 3 { // each would wait for the migration, which would wait for that transaction
-		a.says("heartbeat", a.session, 5000)
+	for _, number := range []int{1, 2} {
+		for _, reads := range []string{"LOCK TABLE clients, members, leases, partitions, server IN ACCESS SHARE MODE", "SELECT FROM status"} {
+			t.Run(fmt.Sprintf("version %d, %s", number, reads), func(t *testing.T) {
+				t.Parallel()
+				f := older(t, number)
+				a := f.oldClient(number, "a")
+				end := f.lock(reads)
+				migrating := f.raw()
+				migrated := later(func() error { return Migrate(f.ctx, migrating, "pgleases") })
+				f.blocked(migrating.PgConn().PID())
+				for range 3 { // each would wait for the migration, which would wait for that transaction
+					a.says("heartbeat", a.beat(5000)...)
+				}
+				f.until("the migration gives way", func() bool {
+					return value[int](f, "SELECT count(*) FROM pg_locks WHERE pid = $1 AND relation = 'members'::regclass", int64(migrating.PgConn().PID())) == 0
+				})
+				end()
+				f.ok(migrated())
+			})
+		}
 	}
-	f.until("the migration gives way", func() bool {
-		return value[int](f, "SELECT count(*) FROM pg_locks WHERE pid = $1 AND relation = 'members'::regclass", int64(migrating.PgConn().PID())) == 0
-	})
-	end()
-	f.ok(migrated())
+}
+
+// Whoever runs the text in a transaction of a tool waits for locks as before in what follows, and its own limit is kept.
+func TestTheTextOfTheSchemaLeavesNoSettingBehind(t *testing.T) {
+	t.Parallel()
+	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
+	conn := f.raw()
+	_, err := conn.PgConn().Exec(f.ctx, "BEGIN; SET LOCAL lock_timeout = '7s'; "+StatementsFor("pgleases").Schema).ReadAll()
+	f.ok(err)
+	expect(t, valueOn[string](f, conn, "SHOW lock_timeout"), "7s", "lock_timeout after the text")
+	_, err = conn.Exec(f.ctx, "COMMIT")
+	f.ok(err)
+	expect(t, valueOn[string](f, conn, "SHOW lock_timeout"), "0", "lock_timeout after the transaction")
 }
