@@ -1074,7 +1074,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that a wish concerns.';
 
--- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one.
+-- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one. So do those beyond 200, as nobody
+-- dead is taken out meanwhile; and a lease is changed once, as an UPDATE passes over the versions that those before it left.
 CREATE OR REPLACE FUNCTION pgleases.end_wishes() RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -1084,7 +1085,7 @@ DECLARE
     w record;
 BEGIN
     FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client FROM pgleases.wishes AS o WHERE o.until <= clock_timestamp()
-             ORDER BY o.verb, o.lease, o.partition, o.client FOR UPDATE SKIP LOCKED LOOP
+             ORDER BY o.until, o.verb, o.lease, o.partition, o.client LIMIT 200 FOR UPDATE SKIP LOCKED LOOP
         names := ARRAY(SELECT l.name FROM pgleases.leases AS l WHERE l.name = ANY (pgleases.leases_of(w.lease, w.client)) ORDER BY l.name);
         SELECT count(*) INTO locked
         FROM (SELECT FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE SKIP LOCKED) AS l;
@@ -1094,15 +1095,15 @@ BEGIN
         CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL)
                    OR w.lease IS NULL AND names <> pgleases.leases_of(NULL, w.client);
         DELETE FROM pgleases.wishes AS o WHERE o.ctid = w.place;
-        UPDATE pgleases.leases AS l
-        SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
-        WHERE l.name = ANY (names);
         INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
         VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now',
                 CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
                 CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
-        asked := asked || names;
+        asked := asked || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (asked)));
     END LOOP;
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (asked);
     RETURN asked;
 END
 $pgleases_body$;

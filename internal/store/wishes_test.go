@@ -403,3 +403,27 @@ func TestACheckEndsNoWishAboutALeaseThatIsLocked(t *testing.T) {
 	expect(t, f.text("SELECT verb FROM wishes"), "", "wishes that are left")
 	expect(t, f.text("SELECT cause, lease, from_id, actor FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|<nil>\nundrain|<nil>|a|<nil>", "events")
 }
+
+// However many end at once, a check for the dead takes its time for few of them, and changes the lease once.
+func TestManyWishesThatEndAtOnceDelayNoEviction(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, dead := f.client("a"), f.client("dead")
+	a.join("l", 500)
+	f.exec("INSERT INTO wishes (verb, lease, partition, client, until, since, actor, reason) SELECT 'pin', 'l', n, 'a', now() - interval '1 second', now(), '', '' FROM generate_series(0, 499) AS n")
+	f.expire(dead)
+	for _, left := range []int{300, 100, 0, 0} {
+		before := value[int64](f, "SELECT generation FROM leases")
+		f.checkNow()
+		a.evict()
+		expect(t, value[int](f, "SELECT count(*) FROM wishes"), left, "wishes that are left")
+		expect(t, f.text("SELECT id FROM clients"), "a", "clients")
+		if rose := value[int64](f, "SELECT generation FROM leases") - before; rose > 1 {
+			t.Errorf("the generation rose by %d", rose)
+		}
+		if left > 0 {
+			expect(t, value[bool](f, "SELECT next_check_at < clock_timestamp() + interval '1 second' FROM server"), true, "the next check is due soon")
+		}
+	}
+	expect(t, value[int](f, "SELECT count(*) FROM events WHERE cause = 'unpin'"), 500, "events")
+}
