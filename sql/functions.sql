@@ -197,16 +197,27 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';
 
 -- With the rights of its owner, as clients may not delete events; so it takes no argument. It looks at the first event alone where none is old.
+-- An event that is dated ahead was written by a clock that was: it would keep those behind it until then, and their number would have no bound.
+-- One of a transaction that is yet to come is of another server, of which this database is a dump: the first number is given to it, as it is the
+-- older one.
 CREATE OR REPLACE FUNCTION pgleases.trim_events() RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
 DECLARE
-    old CONSTANT timestamptz := clock_timestamp() - (SELECT k.age FROM pgleases.events_kept AS k);
+    age CONSTANT interval := (SELECT least(k.age, interval '1000 years') FROM pgleases.events_kept AS k); -- there is no time 10,000 years ago
+    old CONSTANT timestamptz := clock_timestamp() - age;
+    ahead CONSTANT timestamptz := clock_timestamp() + age + interval '1 day';
 BEGIN
-    IF (SELECT e.at FROM pgleases.events AS e ORDER BY e.tx, e.id LIMIT 1) < old THEN
+    UPDATE pgleases.events AS e SET tx = '0'
+    WHERE e.ctid = ANY (ARRAY(
+        SELECT f.ctid FROM pgleases.events AS f
+        WHERE f.tx > greatest(pg_snapshot_xmax(pg_current_snapshot()), pg_current_xact_id())
+          AND NOT EXISTS (SELECT FROM pgleases.events AS o WHERE o.tx = '0' AND o.id = f.id)
+        ORDER BY f.tx DESC, f.id DESC LIMIT 1000 FOR UPDATE OF f SKIP LOCKED));
+    IF (SELECT e.at < old OR e.at > ahead FROM pgleases.events AS e ORDER BY e.tx, e.id LIMIT 1) THEN
         DELETE FROM pgleases.events AS e
         WHERE e.ctid = ANY (ARRAY(
             SELECT o.ctid FROM (SELECT f.ctid, f.at FROM pgleases.events AS f ORDER BY f.tx, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS o
-            WHERE o.at < old));
+            WHERE o.at < old OR o.at > ahead));
     END IF;
 END
 $pgleases_body$;

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/pgleases/pgleases/internal/store"
 )
@@ -122,6 +123,59 @@ func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 			t.Errorf("%s: %v", forbidden, err)
 		}
 	}
+}
+
+// Whoever wants to keep them for ever writes an age at which there was no time yet.
+func TestAnyAgeMayBeKept(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.client("c")
+	f.exec("INSERT INTO events (at, cause) VALUES (now() - interval '900 years', 'old')")
+	for _, age := range []string{"10000 years", "170000000 years"} {
+		f.exec("UPDATE events_kept SET age = $1::text::interval", age)
+		dead := f.client("dead")
+		f.expire(dead)
+		expect(t, fmt.Sprint(c.evict().IDs), "[dead]", "evicted")
+		expect(t, value[int](f, "SELECT count(*) FROM events WHERE cause = 'old'"), 1, "kept")
+	}
+}
+
+// One that the clock dated ahead would keep all behind it.
+func TestEventsThatAreDatedAheadKeepNoOthers(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.client("c")
+	f.exec("INSERT INTO events (at, cause) VALUES (now() + interval '10 years', 'ahead')")
+	f.exec("INSERT INTO events (at, cause) VALUES (now() - interval '31 days', 'old'), (now() + interval '1 hour', 'a little ahead')")
+	f.checkNow()
+	c.evict()
+	expect(t, f.text("SELECT cause FROM events WHERE cause IN ('ahead', 'old', 'a little ahead')"), "a little ahead", "events that are kept")
+}
+
+// A dump has the numbers of its server's transactions, which mean nothing on another: there, what is new would come before it, be it years old.
+func TestEventsOfAnotherServerComeFirst(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.client("c")
+	f.exec(`INSERT INTO events (tx, cause, at) OVERRIDING SYSTEM VALUE SELECT (900000000000 + n)::text::xid8, 'old ' || n, now() - CASE WHEN n < 3 THEN interval '31 days' ELSE '0' END
+		FROM generate_series(1, 4) AS n`)
+	f.exec("INSERT INTO events (tx, id, cause) OVERRIDING SYSTEM VALUE SELECT '0', id, 'of a third' FROM events WHERE cause = 'old 4'") // whose ids began anew
+	f.exec("INSERT INTO events (cause) VALUES ('new')")
+	for range 2 {
+		f.checkNow()
+		c.evict()
+		expect(t, f.text("SELECT cause, tx::text = '0' FROM events ORDER BY tx, id"), "old 3|true\nof a third|true\nnew|false\nold 4|false", "events, in order")
+		expect(t, len(c.evict().IDs), 0, "evicted")
+	}
+	run := c.run()
+	f.expire(f.client("dead"), f.client("other"))
+	clock := c.beat().Clock
+	end := f.lock("INSERT INTO events (cause) VALUES ('open')") // so that the check's own number is beyond those of its snapshot
+	evicted, err := c.Evict(f.ctx, clock, 10*time.Minute, usualTTL, run)
+	f.ok(err)
+	end()
+	expect(t, len(evicted.IDs), 2, "evicted")
+	expect(t, f.text("SELECT cause FROM events WHERE tx = '0' ORDER BY id"), "old 3\nof a third", "events that come first: not those that the check writes itself")
 }
 
 // By their ids alone it would miss those of a transaction that commits after one that began later.
