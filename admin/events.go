@@ -33,8 +33,15 @@ type Event struct {
 const eventPage = 1000
 
 // Events returns the last events of a lease, the oldest of them first; at most that many, 1 to 1000. An empty name: of all leases.
-func (a *Admin) Events(ctx context.Context, lease string, most int) ([]Event, error) {
-	return a.events(ctx, lease, most, false)
+func (a *Admin) Events(ctx context.Context, lease string, most int) (events []Event, err error) {
+	if most < 1 || most > eventPage {
+		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)
+	}
+	err = reading(ctx, a.pool, func(tx pgx.Tx) (err error) {
+		events, err = a.lastEvents(ctx, tx, lease, most, nil)
+		return err
+	})
+	return events, a.failure("read the events", err)
 }
 
 // Follow returns the last events as Events does, at most that many, 0 to 1000, then those that come, until ctx ends or the loop does: it looks each second, see
@@ -42,22 +49,29 @@ func (a *Admin) Events(ctx context.Context, lease string, most int) ([]Event, er
 // when it was written, anywhere on the server. An error ends it.
 func (a *Admin) Follow(ctx context.Context, lease string, most int) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		last := Event{tx: "0"}
-		first, err := a.events(ctx, lease, max(most, 1), true)
-		if n := len(first); n > 0 {
-			last = first[n-1]
-			first = first[max(0, n-most):]
+		if most < 0 || most > eventPage {
+			yield(Event{}, fmt.Errorf("admin: %d events is out of range: 0 to %d", most, eventPage))
+			return
 		}
+		var last Event // where the next look goes on
+		var page []Event
+		err := reading(ctx, a.pool, func(tx pgx.Tx) (err error) {
+			err = tx.QueryRow(ctx, "SELECT pg_snapshot_xmin(pg_current_snapshot())::text").Scan(&last.tx) // all below it is there, and nothing is added
+			if err == nil && most > 0 {
+				page, err = a.lastEvents(ctx, tx, lease, most, &last.tx)
+			}
+			return err
+		})
 		after := store.Texts(sql.Files, a.options.schema)("eventsafter")
 		tick := time.NewTicker(a.options.interval)
 		defer tick.Stop()
-		for page := first; ; {
+		for first := true; ; first = false {
 			for _, e := range page {
-				if !yield(e, nil) {
+				if (lease == "" || e.Lease == lease) && !yield(e, nil) {
 					return
 				}
 			}
-			if err == nil && len(page) < eventPage {
+			if err == nil && (first || len(page) < eventPage) {
 				select {
 				case <-tick.C:
 				case <-ctx.Done():
@@ -65,7 +79,7 @@ func (a *Admin) Follow(ctx context.Context, lease string, most int) iter.Seq2[Ev
 			}
 			if ctx.Err() == nil && err == nil {
 				err = reading(ctx, a.pool, func(tx pgx.Tx) (err error) {
-					rows, _ := tx.Query(ctx, after, lease, last.tx, last.id, eventPage) // CollectRows returns its error
+					rows, _ := tx.Query(ctx, after, last.tx, last.id, eventPage) // CollectRows returns its error
 					page, err = pgx.CollectRows(rows, scanEvent)
 					return err
 				})
@@ -84,17 +98,12 @@ func (a *Admin) Follow(ctx context.Context, lease string, most int) iter.Seq2[Ev
 	}
 }
 
-func (a *Admin) events(ctx context.Context, lease string, most int, settled bool) (events []Event, err error) {
-	if most < 1 || most > eventPage {
-		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)
-	}
-	err = reading(ctx, a.pool, func(tx pgx.Tx) (err error) {
-		rows, _ := tx.Query(ctx, store.Texts(sql.Files, a.options.schema)("events"), lease, most, settled) // CollectRows returns its error
-		events, err = pgx.CollectRows(rows, scanEvent)
-		return err
-	})
+// lastEvents are those of Events; below: only what is below that transaction, or of another server.
+func (a *Admin) lastEvents(ctx context.Context, tx pgx.Tx, lease string, most int, below *string) ([]Event, error) {
+	rows, _ := tx.Query(ctx, store.Texts(sql.Files, a.options.schema)("events"), lease, most, below) // CollectRows returns its error
+	events, err := pgx.CollectRows(rows, scanEvent)
 	slices.Reverse(events)
-	return events, a.failure("read the events", err)
+	return events, err
 }
 
 func scanEvent(row pgx.CollectableRow) (e Event, err error) {

@@ -3,6 +3,7 @@ package admin_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -116,6 +117,11 @@ func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
 		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { looks <- struct{}{}; return true, nil }
 	}), admin.WithInterval(soon))
 	exec(t, url, "INSERT INTO pgleases.events (cause, from_id) SELECT 'old', n FROM generate_series(1, 5) AS n")
+	for settled := false; !settled; { // transactions of other tests are under way, too
+		if err := owner.QueryRow(t.Context(), "SELECT max(tx::text::bigint) < pg_snapshot_xmin(pg_current_snapshot())::text::bigint FROM pgleases.events").Scan(&settled); err != nil {
+			t.Fatal(err)
+		}
+	}
 	tx, err := owner.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -162,5 +168,94 @@ func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
 	}
 	if text := strings.Join(got, " "); text != "old4 old5 late1 end1" || news != 1501 {
 		t.Errorf("events %s, and %d new ones", text, news-1)
+	}
+}
+
+// What a dump brought from another cluster has numbers above all that happens here.
+func TestWhoFollowsTheEventsOfARestoredDumpIsToldWhatHappensThere(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	a := newAdmin(t, newPool(t, url), admin.WithInterval(soon))
+	exec(t, url, "INSERT INTO pgleases.events (tx, cause, from_id) SELECT (900000000000 + n)::text::xid8, 'old', n FROM generate_series(1, 5) AS n")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var got []string
+	for e, err := range a.Follow(ctx, "", 2) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got = append(got, e.Cause+e.From); len(got) == 2 {
+			exec(t, url, "INSERT INTO pgleases.events (cause, from_id) VALUES ('new', '1')")
+		}
+		if e.Cause == "new" {
+			break
+		}
+	}
+	if text := strings.Join(got, " "); text != "old4 old5 new1" {
+		t.Errorf("events %s", text)
+	}
+}
+
+// looks are the arguments of each look after the first for events.
+type looks chan string
+
+func (l looks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "(e.tx, e.id) >") {
+		select {
+		case l <- fmt.Sprint(q.Args...):
+		case <-ctx.Done():
+		}
+	}
+	return ctx
+}
+
+func (looks) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// It goes on from what it has read, of whatever lease: else each look would read again all that happened to others.
+func TestWhoFollowsOneLeaseGoesOnFromTheEventsOfOthers(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	looks := make(looks)
+	a := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) { config.ConnConfig.Tracer = looks }), admin.WithInterval(soon))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	told := make(chan []string, 1)
+	go func() {
+		var got []string
+		for e, err := range a.Follow(ctx, "rare", 0) {
+			if err != nil {
+				t.Error(err)
+				break
+			}
+			if got = append(got, e.Cause); e.Cause == "end" {
+				break
+			}
+		}
+		told <- got
+	}()
+	look := func() string {
+		select {
+		case look := <-looks:
+			return look
+		case <-ctx.Done():
+			t.Fatal("it looks no more")
+			return ""
+		}
+	}
+	first := look()
+	exec(t, url, "INSERT INTO pgleases.events (cause, lease) VALUES ('others', 'other')")
+	for look() == first {
+	}
+	exec(t, url, "INSERT INTO pgleases.events (cause, lease) VALUES ('end', 'rare')")
+	for {
+		select {
+		case <-looks:
+			continue
+		case got := <-told:
+			if text := strings.Join(got, " "); text != "end" {
+				t.Errorf("events %s", text)
+			}
+		}
+		return
 	}
 }

@@ -1,16 +1,14 @@
 -- eventsafter.sql: what happened after an event, in order, as far as nothing can come before it later. The search_path is to be pg_catalog alone.
 --
--- $1 text    lease; empty: any
--- $2 text    transaction
--- $3 bigint  number of the event in it
--- $4 int     the most
+-- $1 text    transaction
+-- $2 bigint  number of the event in it
+-- $3 int     the most
 --
 -- As of events.sql.
 SELECT e.tx::text, e.id, e.at, coalesce(e.lease, ''), e.cause, coalesce(e.actor, ''), coalesce(e.reason, ''), coalesce(e.from_id, ''), coalesce(e.to_id, ''),
        coalesce(e.partitions::text, ''), coalesce(e.generation, 0)
 FROM pgleases.events AS e
-WHERE ($1::text = '' OR e.lease = $1::text)
-  AND (e.tx, e.id) > ($2::text::xid8, $3::bigint)
-  AND (e.tx < pg_snapshot_xmin(pg_current_snapshot()) OR e.tx >= pg_snapshot_xmax(pg_current_snapshot()))
+WHERE (e.tx, e.id) > ($1::text::xid8, $2::bigint)
+  AND e.tx < pg_snapshot_xmin(pg_current_snapshot())
 ORDER BY e.tx, e.id
-LIMIT $4::int
+LIMIT $3::int
