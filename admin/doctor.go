@@ -1,7 +1,6 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -520,7 +519,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	var forgotten []string
 	for _, w := range s.Wishes {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
-			forgotten = append(forgotten, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, cmp.Or(w.Lease, w.Client), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
+			forgotten = append(forgotten, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
 		}
 	}
 	if len(forgotten) > 0 {

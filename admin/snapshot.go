@@ -27,13 +27,22 @@ type Snapshot struct {
 
 // Wish is what an operator wants, until it is taken back.
 type Wish struct {
-	Verb   Verb      `json:"verb"`           // Drain, Cordon, Pause or Freeze
-	Lease  string    `json:"lease"`          // the lease that it is about; empty: all
-	Client string    `json:"client"`         // the client that it is about; empty: all
-	Actor  string    `json:"actor"`          // who wants it
-	Reason string    `json:"reason"`         // why
-	Since  time.Time `json:"since"`          // when it was last written
-	Until  time.Time `json:"until,omitzero"` // when it ends by itself; zero: never
+	Verb      Verb      `json:"verb"`                // Drain, Cordon, Pause, Freeze or Pin
+	Lease     string    `json:"lease"`               // the lease that it is about; empty: all
+	Partition *int      `json:"partition,omitempty"` // of Pin: the partition that it is about; nil: all
+	Client    string    `json:"client"`              // the client that it is about, of Pin with which the partition shall be; empty: all
+	Actor     string    `json:"actor"`               // who wants it
+	Reason    string    `json:"reason"`              // why
+	Since     time.Time `json:"since"`               // when it was last written
+	Until     time.Time `json:"until,omitzero"`      // when it ends by itself; zero: never
+}
+
+// Of is what a wish is about: a client, a lease, or a partition of one, as LEASE/PARTITION.
+func (w Wish) Of() string {
+	if w.Partition != nil {
+		return fmt.Sprintf("%s/%d", w.Lease, *w.Partition)
+	}
+	return cmp.Or(w.Lease, w.Client)
 }
 
 // Server is which server it is. In JSON its numbers are texts, as they have up to 63 bits.
@@ -138,6 +147,7 @@ type tables struct {
 	Wishes                 []struct {
 		Verb          Verb
 		Lease, Client *string
+		Partition     *int
 		Actor, Reason string
 		Since         int64
 		Until         *int64
@@ -173,7 +183,7 @@ func (r *tables) snapshot() (*Snapshot, error) {
 	s := &Snapshot{At: time.UnixMicro(r.At), Version: r.Version, minCode: r.MinCode, Server: Server{r.Timeline, r.Settled, r.Era, r.Marked},
 		Clients: make([]Client, len(r.Clients)), Leases: make([]Lease, len(r.Leases)), Wishes: make([]Wish, len(r.Wishes))}
 	for i, w := range r.Wishes {
-		s.Wishes[i] = Wish{w.Verb, value(w.Lease), value(w.Client), w.Actor, w.Reason, time.UnixMicro(w.Since), point(w.Until)}
+		s.Wishes[i] = Wish{w.Verb, value(w.Lease), w.Partition, value(w.Client), w.Actor, w.Reason, time.UnixMicro(w.Since), point(w.Until)}
 	}
 	clients := make(map[int64]*Client, len(r.Clients)) // by session
 	for i, c := range r.Clients {
@@ -259,10 +269,10 @@ func (s *Snapshot) Client(session int64) *Client {
 	return nil
 }
 
-// WishesOf returns the wishes that concern a client, or a lease; the other name may be empty.
+// WishesOf returns the wishes that concern a client, or a lease, as a whole: all but pins. The other name may be empty.
 func (s *Snapshot) WishesOf(lease, client string) (wishes []Wish) {
 	for _, w := range s.Wishes {
-		if (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
+		if w.Partition == nil && (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
 			wishes = append(wishes, w)
 		}
 	}
@@ -384,6 +394,15 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	}
 	for _, w := range s.WishesOf(l.Name, e.Owner) {
 		say("An operator wants a %s of %q since %v, by %s: %s.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+	}
+	for _, w := range s.Wishes {
+		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
+			continue
+		}
+		say("An operator has pinned it to %q since %v, by %s: %s.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		if w.Client != e.Owner && w.Client != e.Target {
+			say("It is elsewhere as long as %q does not work on the lease, or the lease is frozen.", w.Client)
+		}
 	}
 	if e.Home != "" && e.Home != e.Owner {
 		say("Its home is %q: it returns there once that client has room for it in its share.", e.Home)

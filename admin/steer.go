@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,7 +18,7 @@ import (
 // A Verb is what an operator may want. docs/operations.md tells what each does.
 type Verb string
 
-// The verbs. Undrain, Uncordon, Resume and Unfreeze take a wish back.
+// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take a wish back.
 const (
 	Drain    Verb = "drain" // a client shall own nothing
 	Undrain  Verb = "undrain"
@@ -26,54 +28,93 @@ const (
 	Resume   Verb = "resume"
 	Freeze   Verb = "freeze" // only what is orphaned moves
 	Unfreeze Verb = "unfreeze"
+	Pin      Verb = "pin" // a partition shall be with a client
+	Unpin    Verb = "unpin"
 	Evict    Verb = "evict" // a client's sessions are revoked
 )
 
-var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze}, []Verb{Undrain, Uncordon, Resume, Unfreeze}
+var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
 
 // ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
-	Verb    Verb
-	Subject string    // the client's ID; of Pause, Resume, Freeze and Unfreeze the lease's name
-	Reason  string    // why: written beside the event; not empty
-	Actor   string    // who wants it, besides the role that connects, which is written in any case; empty: that role alone
-	Until   time.Time // of Drain, Cordon, Pause and Freeze: when it ends by itself; zero: never
-	Force   bool      // of Drain: also where the client is the last that works on a lease
+	Verb      Verb
+	Subject   string    // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin and Unpin the lease's name
+	Partition int       // of Pin and Unpin: which of the lease
+	Client    string    // of Pin: the ID of the client with which it shall be; a pin to another is replaced
+	Reason    string    // why: written beside the event; not empty
+	Actor     string    // who wants it, besides the role that connects, which is written in any case; empty: that role alone
+	Until     time.Time // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
+	Force     bool      // of Drain: also where the client is the last that works on a lease
 }
 
 // Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move as they always do: the work on
 // them ends first. Evict revokes the client's sessions. It needs the rights that Grants gives for steering. The errors: a change that is none, and the database's, as where the
 // name is not known.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
-	args, statement := []any{c.Subject, c.Reason, c.Actor}, "SELECT %s.%s($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text)"
-	name := string(c.Verb)
+	statement, args, err := a.statement(c)
+	if err != nil {
+		return err
+	}
+	_, err = a.pool.Exec(ctx, statement, args...)
+	return a.refusal(c, err)
+}
+
+// statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
+func (a *Admin) statement(c Change) (call string, args []any, err error) {
+	function, wish := string(c.Verb), slices.Contains(wishes, c.Verb)
+	ofPartition := c.Verb == Pin || c.Verb == Unpin
 	switch {
 	case c.Verb == Evict:
-		name = "evict_client"
-	case slices.Contains(wishes, c.Verb):
-		statement = "SELECT %s.%s($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, coalesce($4::pg_catalog.timestamptz, 'infinity'))"
+		function = "evict_client"
+	case !wish && !slices.Contains(takenBack, c.Verb):
+		return "", nil, fmt.Errorf("admin: verb %q is none of %v, %v, %v", c.Verb, wishes, takenBack, Evict)
+	}
+	switch {
+	case c.Subject == "" || c.Reason == "":
+		return "", nil, fmt.Errorf("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
+	case (c.Verb == Pin) != (c.Client != ""):
+		return "", nil, fmt.Errorf("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
+	case c.Force && c.Verb != Drain || !c.Until.IsZero() && !wish || c.Partition != 0 && !ofPartition:
+		return "", nil, fmt.Errorf("admin: %s takes no such option: Until is of %v, Force of %v, Partition of %v and %v", c.Verb, wishes, Drain, Pin, Unpin)
+	case c.Partition < 0 || c.Partition > math.MaxInt32:
+		return "", nil, fmt.Errorf("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
+	}
+	var words []string
+	add := func(word string, arg any) {
+		args = append(args, arg)
+		words = append(words, fmt.Sprintf(word, len(args)))
+	}
+	add("$%d::pg_catalog.text", c.Subject)
+	if ofPartition {
+		add("$%d::pg_catalog.int4", c.Partition)
+	}
+	if c.Verb == Pin {
+		add("$%d::pg_catalog.text", c.Client)
+	}
+	add("$%d::pg_catalog.text", c.Reason)
+	add("$%d::pg_catalog.text", c.Actor)
+	if wish {
 		until := &c.Until
 		if c.Until.IsZero() {
 			until = nil
 		}
-		if args = append(args, until); c.Verb == Drain {
-			statement = "SELECT %s.%s($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, coalesce($4::pg_catalog.timestamptz, 'infinity'), $5::boolean)"
-			args = append(args, c.Force)
-		}
-	case !slices.Contains(takenBack, c.Verb):
-		return fmt.Errorf("admin: verb %q is none of %v, %v, %v", c.Verb, wishes, takenBack, Evict)
+		add("coalesce($%d::pg_catalog.timestamptz, 'infinity')", until)
 	}
-	switch {
-	case c.Subject == "" || c.Reason == "":
-		return fmt.Errorf("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
-	case c.Force && c.Verb != Drain || !c.Until.IsZero() && !slices.Contains(wishes, c.Verb):
-		return fmt.Errorf("admin: %s takes no such option: Until is of %v, Force of %v", c.Verb, wishes, Drain)
+	if c.Verb == Drain {
+		add("$%d::pg_catalog.bool", c.Force)
 	}
-	_, err := a.pool.Exec(ctx, fmt.Sprintf(statement, pgx.Identifier{a.options.schema}.Sanitize(), name), args...)
+	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), function, strings.Join(words, ", ")), args, nil
+}
+
+// refusal says what to do about an error of a verb.
+func (a *Admin) refusal(c Change, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
+	if c.Verb == Pin || c.Verb == Unpin {
+		doing = fmt.Sprintf("%s %q", c.Verb, fmt.Sprintf("%s/%d", c.Subject, c.Partition))
+	}
 	var refused *pgconn.PgError
 	switch {
 	case store.Denied(err):

@@ -66,6 +66,29 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 	apply(admin.Change{Verb: admin.Resume, Subject: "orders", Reason: "done"})
 	awaitSnapshot(t, a, "shares again", owns(2, 2))
 
+	apply(admin.Change{Verb: admin.Pin, Subject: "orders", Partition: 2, Client: "x", Reason: "its data is near"})
+	apply(admin.Change{Verb: admin.Pin, Subject: "orders", Partition: 2, Client: "y", Reason: "they moved", Until: time.Now().Add(time.Hour)})
+	s = awaitSnapshot(t, a, "the partition is with y, and the others are shared", func(s *admin.Snapshot) bool {
+		for _, h := range s.Lease("orders").Holdings {
+			if h.Partitions.Contains(2) && (h.Owner != "y" || h.Moves()) {
+				return false
+			}
+		}
+		m := s.Lease("orders").Members
+		return m[0].Owned+m[1].Owned == 4 && m[0].Owned >= 1 && m[1].Owned >= 2 && s.Lease("orders").Due.IsZero()
+	})
+	if len(s.Wishes) != 1 || s.Wishes[0].Of() != "orders/2" || s.Wishes[0].Client != "y" || len(s.WishesOf("orders", "y")) != 0 {
+		t.Errorf("wishes %+v", s.Wishes)
+	}
+	for partition, want := range []string{"", "", `An operator has pinned it to "y"`, ""} {
+		e, err := a.Explain(ctx, "orders", partition)
+		if text := strings.Join(e.Reasons, " "); err != nil || strings.Contains(text, "pinned") != (want != "") || !strings.Contains(text, want) {
+			t.Errorf("partition %d: %v, %v", partition, e, err)
+		}
+	}
+	apply(admin.Change{Verb: admin.Unpin, Subject: "orders", Partition: 2, Reason: "it is over"})
+	awaitSnapshot(t, a, "shares without the pin", owns(2, 2))
+
 	events, err := a.Events(ctx, "", 1000)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +103,8 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 			handed[e.From+" to "+e.To] += e.Partitions.Count()
 		}
 	}
-	if got, want := strings.Join(told, ", "), "drain y: its host goes, undrain y: it stays, pause orders: maintenance, resume orders: done"; got != want || handed["y to x"] != 2 || handed["x to y"] < 2 {
+	if got, want := strings.Join(told, ", "), "drain y: its host goes, undrain y: it stays, pause orders: maintenance, resume orders: done, "+
+		"pin orders: its data is near, pin orders: they moved, unpin orders: it is over"; got != want || handed["y to x"] < 2 || handed["x to y"] < 2 {
 		t.Errorf("events %s, want %s; handed over %v", got, want, handed)
 	}
 	if last, err := a.Events(ctx, "orders", 1); err != nil || len(last) != 1 || last[0].Lease != "orders" {
@@ -93,6 +117,12 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		`verb "drop" is none of`:     {Verb: "drop", Subject: "x", Reason: "why"},
 		"no freeze of":               {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
 		"Force of drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
+		"has no partition 4":         {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
+		"numbered from 0":            {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
+		"Pin takes a client":         {Verb: admin.Pin, Subject: "orders", Reason: "why"},
+		"no other verb does":         {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
+		"Partition of pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
+		`no pin of "orders/3"`:       {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
 		"would be over":              {Verb: admin.Cordon, Subject: "x", Reason: "why", Until: time.Unix(0, 0)},
 	} {
 		if err := operator.Apply(t.Context(), c); err == nil || !strings.Contains(err.Error(), name) {

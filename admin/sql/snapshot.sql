@@ -13,7 +13,7 @@ SELECT json_build_object(
     'era', s.era,
     'marked', EXISTS (SELECT FROM pgleases.server_mark),
     'wishes', (
-        SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
+        SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'partition', w.partition, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
                    'since', (extract(epoch FROM w.since) * 1000000)::bigint,
                    'until', CASE WHEN isfinite(w.until) THEN (extract(epoch FROM w.until) * 1000000)::bigint END) ORDER BY w.since), '[]')
         FROM pgleases.wishes AS w),

@@ -357,13 +357,12 @@ before their owner went away.`,
 	}
 	out, lag := outputFlag(cmd), lagFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		slash := strings.LastIndexByte(args[0], '/')
-		partition, err := strconv.Atoi(args[0][slash+1:])
-		if slash < 0 || err != nil || partition < 0 {
-			return fmt.Errorf("%q names no partition: give the lease, a slash and the number, as orders/17", args[0])
+		lease, partition, err := partitionOf(args[0])
+		if err != nil {
+			return err
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			e, err := a.Explain(ctx, args[0][:slash], partition)
+			e, err := a.Explain(ctx, lease, partition)
 			if errors.Is(err, admin.ErrNoSuchPartition) {
 				return fmt.Errorf("%w: pgleases list shows the leases", err)
 			}
@@ -455,14 +454,24 @@ with pgleases evict CLIENT. A holder that is - was taken out: an open transactio
 	return cmd
 }
 
-// exactly has a verb take one argument.
-func exactly(name string) cobra.PositionalArgs {
+// partitionOf reads LEASE/PARTITION.
+func partitionOf(text string) (lease string, partition int, err error) {
+	slash := strings.LastIndexByte(text, '/')
+	partition, err = strconv.Atoi(text[slash+1:])
+	if slash < 0 || err != nil || partition < 0 {
+		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, as orders/17", text)
+	}
+	return text[:slash], partition, nil
+}
+
+// exactly has a verb take one argument for each name.
+func exactly(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
-		case len(args) == 0:
-			return fmt.Errorf("%s is missing: %s", name, cmd.UseLine())
-		case len(args) > 1:
-			return fmt.Errorf("%q is one argument too many: %s", args[1], cmd.UseLine())
+		case len(args) < len(names):
+			return fmt.Errorf("%s is missing: %s", names[len(args)], cmd.UseLine())
+		case len(args) > len(names):
+			return fmt.Errorf("%q is one argument too many: %s", args[len(names)], cmd.UseLine())
 		}
 		return nil
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,20 +32,22 @@ func newSteering() []*cobra.Command {
 		newSteer(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
 		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained. A member that joins gets nothing else."),
 		newSteer(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
+		newSteer(admin.Pin, "LEASE/PARTITION CLIENT", "Have a partition be with a client", "Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced."),
+		newSteer(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
 		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrSuperseded; one that starts later is let in. It cannot be taken back."),
 	}
 }
 
 func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long + steerHelp, Args: exactly(subject)}
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long + steerHelp, Args: exactly(strings.Fields(subject)...)}
 	change := admin.Change{Verb: verb}
 	var until string
 	var wait bool
 	flags := cmd.Flags()
 	flags.StringVar(&change.Reason, "reason", "", "why; it has to be given")
 	flags.StringVar(&change.Actor, "actor", "", "who wants it, besides the role that connects")
-	wishes := verb == admin.Drain || verb == admin.Cordon || verb == admin.Pause || verb == admin.Freeze
-	if wishes {
+	switch verb {
+	case admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin:
 		flags.StringVar(&until, "until", "", "when it ends by itself: a duration from now, as 2h, or a time, as 2026-03-02T08:00:00Z (default: never)")
 	}
 	if verb == admin.Drain {
@@ -58,6 +61,14 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		change.Subject = args[0]
+		if strings.HasPrefix(subject, "LEASE/PARTITION") {
+			if change.Subject, change.Partition, err = partitionOf(args[0]); err != nil {
+				return err
+			}
+		}
+		if len(args) > 1 {
+			change.Client = args[1]
+		}
 		if change.Reason == "" {
 			return errors.New("--reason is missing: say why, for whoever wonders later")
 		}
@@ -117,8 +128,8 @@ func awaitNothingOwned(ctx context.Context, a *admin.Admin, c admin.Change) erro
 func newWishes() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wishes",
-		Short: "List what operators want: drains, cordons, pauses, freezes",
-		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now.",
+		Short: "List what operators want: drains, cordons, pauses, freezes, pins",
+		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now;\nof a pin 1 where the partition is with its client, else 0.",
 		Args:  cobra.NoArgs,
 	}
 	out := outputFlag(cmd)
@@ -127,15 +138,22 @@ func newWishes() *cobra.Command {
 			return out.print(cmd.OutOrStdout(), s.Wishes, func(w io.Writer) {
 				t := table{{"WISH", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
 				for _, wish := range s.Wishes {
-					owned := 0
+					owned, of := 0, shown(wish.Of())
 					for _, l := range s.Leases {
-						for _, m := range l.Members {
-							if (wish.Lease == "" || wish.Lease == l.Name) && (wish.Client == "" || wish.Client == m.Client) {
-								owned += m.Owned
+						for _, h := range l.Holdings {
+							switch {
+							case h.OwnerSession == 0 || wish.Lease != "" && wish.Lease != l.Name || wish.Client != "" && wish.Client != h.LastOwner:
+							case wish.Partition == nil:
+								owned += h.Partitions.Count()
+							case h.Partitions.Contains(*wish.Partition):
+								owned++
 							}
 						}
 					}
-					t.add(string(wish.Verb), shown(wish.Lease+wish.Client), strconv.Itoa(owned), ago(s.At, wish.Since)+" ago", instant(wish.Until), shown(wish.Actor), shown(wish.Reason))
+					if wish.Partition != nil {
+						of += " to " + shown(wish.Client)
+					}
+					t.add(string(wish.Verb), of, strconv.Itoa(owned), ago(s.At, wish.Since)+" ago", instant(wish.Until), shown(wish.Actor), shown(wish.Reason))
 				}
 				t.write(w)
 			})

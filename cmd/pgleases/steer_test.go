@@ -87,6 +87,14 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		output1(t, database, verbs[1], subject, "--reason", "why")
 	}
 	await(t, "shares at last", func() bool { return owned() == [2]int{2, 2} })
+	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--until", "2h")
+	await(t, "the pinned partition is with its client", func() bool {
+		return regexp.MustCompile(`(?m)^pin +orders/3 to ` + regexp.QuoteMeta(shown(odd)) + ` +1 +`).MatchString(output1(t, database, "wishes"))
+	})
+	if text := output1(t, database, "explain", "orders/3"); !strings.Contains(text, "An operator has pinned it to "+shown(odd)) {
+		t.Errorf("explain: %s", text)
+	}
+	output1(t, database, "unpin", "orders/3", "--reason", "why")
 	output1(t, database, "evict", odd, "--reason", "it hangs")
 	events := output1(t, database, "events")
 	unprintable(t, "events", events)
@@ -109,6 +117,10 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
 		{database, "freeze none --reason x", "does not exist"},
 		{database, "resume orders --reason x", "no pause of"},
+		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
+		{database, "pin orders one --reason x", `"orders" names no partition`},
+		{database, "pin orders/4 one --reason x", `lease "orders" has no partition 4`},
+		{database, "unpin orders/1 --reason x", `no pin of "orders/1"`},
 		{database, "events -n 0", "give 1 to 1000"},
 		{database, "events a b", "one name too many"},
 		{as(t, database, role), "cordon one --reason x", "pgleases grants ROLE --for=steering"},
