@@ -1,5 +1,6 @@
 // Package admin looks at the leases of a schema from outside: who owns what, who is alive, what waits, what happened, and what is wrong. It needs no client
-// and takes part in nothing. Apply alone writes: what an operator wants of clients and leases. The command pgleases is made of it.
+// and takes part in nothing. Apply alone writes: what an operator wants of clients and leases; Preview tells before what comes of it. The command
+// pgleases is made of it.
 //
 // All that is the business of operators: an application that wants to know what it owns asks its own Lease.
 package admin

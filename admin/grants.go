@@ -59,7 +59,8 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	case ForReader:
 		return fmt.Sprintf("GRANT USAGE ON SCHEMA %[1]s TO %[2]s;\nGRANT SELECT ON ALL TABLES IN SCHEMA %[1]s TO %[2]s;\n"+
 			"-- For databases where PUBLIC may not execute functions.\n"+
-			"GRANT EXECUTE ON FUNCTION %[1]s.timeline(), %[1]s.lock_list(pg_catalog.text, pg_catalog.text, int) TO %[2]s;\n"+
+			"GRANT EXECUTE ON FUNCTION %[1]s.timeline(), %[1]s.lock_list(pg_catalog.text, pg_catalog.text, int), "+
+			"%[1]s.snapshot(pg_catalog.text[], boolean), %[1]s.leases_of(pg_catalog.text, pg_catalog.text) TO %[2]s;\n"+
 			"-- To see what other roles' sessions do, which pgleases doctor looks at:\n--   GRANT pg_monitor TO %[2]s;\n", in, quoted), nil
 	}
 	return "", fmt.Errorf("admin: purpose %q is none of %v", purpose, Purposes)

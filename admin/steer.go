@@ -48,12 +48,26 @@ type Change struct {
 	Actor     string    // who wants it, besides the role that connects, which is written in any case; empty: that role alone
 	Until     time.Time // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
 	Force     bool      // of Drain: also where the client is the last that works on a lease
+
+	// Binding is what a Preview of this change told: Apply then does what was previewed, or fails with ErrChanged. Empty: it does it in any case.
+	Binding string
 }
 
 // Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move as they always do: the work on
 // them ends first. Evict revokes the client's sessions. It needs the rights that Grants gives for steering. The errors: a change that is none, and the database's, as where the
 // name is not known.
+//
+// With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked from there on. Where all that the plan depends on is
+// as Preview read it, it commits; else it rolls back, and returns an error that is ErrChanged and tells what changed. So the next plan is the one that was previewed, unless something comes
+// between that transaction and the plan, as a member that joins then, or between what it read and its commit, of a lease that it does not concern but that shares a member with one.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
+	if c.Binding != "" {
+		if !bindings.MatchString(c.Binding) {
+			return fmt.Errorf("admin: %s of %q: binding %q is none that Preview tells, as 0123456789abcdef-500:501:", c.Verb, c.Subject, c.Binding)
+		}
+		_, err := a.try(ctx, c)
+		return err
+	}
 	statement, args, err := a.statement(c)
 	if err != nil {
 		return err

@@ -20,7 +20,10 @@ const steerHelp = `
 
 This writes a wish; the clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first. A wish names a
 client ID or a lease. It outlives restarts and failovers, until it is taken back or --until has come. It is written down with the reason, with the role that
-connects, and with --actor: pgleases wishes and pgleases events show it. It needs the rights that pgleases grants ROLE --for=steering prints.`
+connects, and with --actor: pgleases wishes and pgleases events show it. It needs the rights that pgleases grants ROLE --for=steering prints.
+
+With --preview it changes nothing, and prints which partitions the clients would move at once, and a binding. With that as --binding it does what was previewed, or
+fails and says what has changed since. Hand-overs that are under way are not in a preview.`
 
 func newSteering() []*cobra.Command {
 	return []*cobra.Command{
@@ -42,10 +45,13 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long + steerHelp, Args: exactly(strings.Fields(subject)...)}
 	change := admin.Change{Verb: verb}
 	var until string
-	var wait bool
+	var wait, preview bool
 	flags := cmd.Flags()
-	flags.StringVar(&change.Reason, "reason", "", "why; it has to be given")
+	flags.StringVar(&change.Reason, "reason", "", "why; it has to be given, but for a preview")
 	flags.StringVar(&change.Actor, "actor", "", "who wants it, besides the role that connects")
+	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
+	flags.StringVar(&change.Binding, "binding", "", "what a preview printed: do what was previewed, or nothing")
+	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
 	switch verb {
 	case admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin:
 		flags.StringVar(&until, "until", "", "when it ends by itself: a duration from now, as 2h, or a time, as 2026-03-02T08:00:00Z (default: never)")
@@ -55,7 +61,9 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	if verb == admin.Drain || verb == admin.Pause {
 		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
+		cmd.MarkFlagsMutuallyExclusive("preview", "wait")
 	}
+	out := outputFlag(cmd)
 	if subject == "LEASE" {
 		cmd.ValidArgsFunction = completeLease
 	}
@@ -69,24 +77,50 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 		if len(args) > 1 {
 			change.Client = args[1]
 		}
-		if change.Reason == "" {
+		if change.Reason == "" && !preview {
 			return errors.New("--reason is missing: say why, for whoever wonders later")
 		}
 		if change.Until, err = pointInTime(until, time.Now()); err != nil {
 			return err
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			err := a.Apply(ctx, change)
-			if errors.Is(err, admin.ErrLast) {
-				err = fmt.Errorf("%w\nWith --force it is done all the same", err)
+			var p *admin.Preview
+			var err error
+			if preview {
+				p, err = a.Preview(ctx, change)
+			} else {
+				err = a.Apply(ctx, change)
 			}
-			if err != nil || !wait {
+			switch {
+			case errors.Is(err, admin.ErrLast):
+				return fmt.Errorf("%w\nWith --force it is done all the same", err)
+			case err != nil:
 				return err
+			case preview:
+				return out.print(cmd.OutOrStdout(), p, func(w io.Writer) { writePreview(w, p) })
+			case wait:
+				return awaitNothingOwned(ctx, a, change)
 			}
-			return awaitNothingOwned(ctx, a, change)
+			return nil
 		})
 	}
 	return cmd
+}
+
+func writePreview(w io.Writer, p *admin.Preview) {
+	if len(p.Moves) == 0 {
+		fmt.Fprintln(w, "No partition would move.")
+	} else {
+		t := table{{"LEASE", "PARTITIONS", "FROM", "TO", "HOW"}}
+		n := 0
+		for _, m := range p.Moves {
+			n += m.Partitions.Count()
+			t.add(shown(m.Lease), m.Partitions.String(), orNothing(m.From), orNothing(m.To), string(m.How))
+		}
+		t.write(w)
+		fmt.Fprintf(w, "\n%d partitions would move.\n", n)
+	}
+	fmt.Fprintf(w, "To have this done, and nothing else: --binding %s\n", p.Binding)
 }
 
 // pointInTime reads a duration from now, or a time; zero for an empty text.

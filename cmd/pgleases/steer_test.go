@@ -34,6 +34,22 @@ func newMember(t *testing.T, pool *pgxpool.Pool, id string) {
 	}
 }
 
+// asPreviewed has a verb do what it previews, again where the fleet moved something in between.
+func asPreviewed(t *testing.T, database, verb, subject string) {
+	t.Helper()
+	await(t, "nothing changes between a preview and what is done", func() bool {
+		binding := decoded[admin.Preview](t, database, verb, subject, "--preview").Binding
+		c := run(t, databaseEnv(database), verb, subject, "--reason", "why", "--binding", binding)
+		if c.wait() == 0 {
+			return true
+		}
+		if !strings.Contains(c.output.String(), "Preview it again") {
+			t.Fatalf("%s: %s", verb, c.output.String())
+		}
+		return false
+	})
+}
+
 func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -55,6 +71,24 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		return owned
 	}
 	await(t, "shares", func() bool { return owned() == [2]int{2, 2} })
+	preview := output1(t, database, "drain", odd, "--preview")
+	unprintable(t, "preview", preview)
+	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +HOW\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
+		` +one +asked\n\n2 partitions would move\.\nTo have this done, and nothing else: --binding (\S+)\n$`).FindStringSubmatch(preview)
+	if found == nil || owned() != [2]int{2, 2} {
+		t.Fatalf("owned are %v; preview: %s", owned(), preview)
+	}
+	if p := decoded[admin.Preview](t, database, "freeze", "orders", "--preview"); len(p.Moves) != 0 || len(p.Leases) != 1 || p.Leases[0] != "orders" || p.Binding == "" {
+		t.Errorf("preview of a freeze: %+v", p)
+	}
+	output1(t, database, "freeze", "orders", "--reason", "why")
+	if c := run(t, databaseEnv(database), "drain", odd, "--reason", "why", "--binding", found[1]); c.wait() != exitFailed || !strings.Contains(c.output.String(), `freeze of "orders"`) {
+		t.Errorf("what was previewed before a freeze: %s", c.output.String())
+	}
+	asPreviewed(t, database, "unfreeze", "orders")
+	if wishes := decoded[[]admin.Wish](t, database, "wishes"); len(wishes) != 0 {
+		t.Errorf("wishes %+v", wishes)
+	}
 	follower := run(t, databaseEnv(database), "events", "orders", "-f", "-o", "json")
 
 	output1(t, database, "drain", odd, "--reason", "its host\ngoes", "--actor", "maria", "--until", "2h", "--wait")
@@ -113,6 +147,11 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drain one", "--reason is missing"},
 		{database, "drain", "CLIENT is missing: pgleases drain CLIENT"},
 		{database, "drain none --reason x", `client "none" is not known`},
+		{database, "drain none --preview", `client "none" is not known`},
+		{database, "drain one --preview --binding x", "[binding preview]"},
+		{database, "drain one --preview --wait", "[preview wait]"},
+		{database, "drain one --reason x --binding x", `binding "x" is none that Preview tells`},
+		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=steering"},
 		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "no time to come"},
 		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
 		{database, "freeze none --reason x", "does not exist"},
@@ -133,10 +172,10 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		t.Errorf("the last one: %s", c.output.String())
 	}
 	execute(t, database, output1(t, database, "grants", role, "--for=steering"))
-	output1(t, as(t, database, role), "cordon", "one", "--reason", "x")
+	asPreviewed(t, as(t, database, role), "cordon", "one")
 	execute(t, database, "UPDATE pgleases.wishes SET since = now() - interval '2 days'")
-	found, _ := examined(t, database, "--skip", "autovacuum")
-	if got := strings.Join(ill(found), " "); !strings.Contains(got, "note wishes") {
+	findings, _ := examined(t, database, "--skip", "autovacuum")
+	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note wishes") {
 		t.Errorf("doctor finds %s", got)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // An Evicted is the answer to an eviction.
@@ -91,13 +93,29 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 // them, ordered by name. See plan.sql.
 func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]LeasePlan, error) {
 	rows, err := all[planRow](ctx, c, c.statements.Plan, leases, alone)
-	plans := make([]LeasePlan, len(rows))
+	if err != nil {
+		return nil, err
+	}
+	return plansOf(rows)
+}
+
+// CollectPlan reads the rows of a statement whose columns are those of plan.sql, and closes them.
+func CollectPlan(rows pgx.Rows) ([]LeasePlan, error) {
+	read, err := pgx.CollectRows(rows, pgx.RowToStructByPos[planRow])
+	if err != nil {
+		return nil, err
+	}
+	return plansOf(read)
+}
+
+func plansOf(rows []planRow) (plans []LeasePlan, err error) {
+	plans = make([]LeasePlan, len(rows))
 	for i, r := range rows {
 		if plans[i], err = r.plan(); err != nil {
 			return nil, fmt.Errorf("plan of lease %q: %w", r.Name, err)
 		}
 	}
-	return plans, err
+	return plans, nil
 }
 
 // A planRow is a row of plan.sql.

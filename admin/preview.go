@@ -1,0 +1,226 @@
+package admin
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	_ "github.com/pgleases/pgleases" // sets seam.Replan
+	"github.com/pgleases/pgleases/admin/sql"
+	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A Preview is what a change would have the clients do.
+type Preview struct {
+	Moves   []Moving `json:"moves"`   // by lease, then first partition
+	Leases  []string `json:"leases"`  // those looked at: that the change concerns, and that share a member with these, by name
+	Binding string   `json:"binding"` // of all that the plan depends on: see Change.Binding
+}
+
+// How is how partitions move.
+type How string
+
+// The ways.
+const (
+	Asked  How = "asked"     // their owner is asked for them, and hands them over when its work on them has ended
+	Kept   How = "kept"      // their owner was asked for them, and keeps them now
+	Expiry How = "at expiry" // their owner's session is revoked: others take over when it expires, within its TTL
+	AtOnce How = "at once"   // they have no living owner
+)
+
+// Moving is partitions of a lease that move in the same way.
+type Moving struct {
+	Lease      string `json:"lease"`
+	Partitions Ranges `json:"partitions"`
+	From       string `json:"from"` // the client that owns them, or was the last; empty: they never had an owner
+	To         string `json:"to"`   // the client that shall own them; empty: nobody
+	How        How    `json:"how"`
+}
+
+// ErrChanged is returned by Apply for a Change with a Binding, where that is not any more what Preview told.
+var ErrChanged = errors.New("admin: what was previewed has changed meanwhile")
+
+// errPreviewed ends the transaction of a preview.
+var errPreviewed = errors.New("previewed")
+
+// Preview tells what the clients would do at once if a change were applied now: it has them plan, by their own function, what the tables would say. Hand-overs that are
+// under way already are not in it, but moves are that would come without the change, as after a join a moment ago. Where the clients have several
+// leases, and not all the same ones, each plans those that it knows of: what is balanced over all of them may then come in other steps.
+//
+// Nothing is changed. The verb is carried out in a transaction that is rolled back, in one message with it: so Preview needs the rights of Apply, fails where Apply
+// would, and has the leases locked for as long as the server takes to read them. Reason may be empty.
+func (a *Admin) Preview(ctx context.Context, c Change) (*Preview, error) {
+	if c.Binding != "" {
+		return nil, fmt.Errorf("admin: preview of %s with binding %q: it is Preview that tells one", c.Verb, c.Binding)
+	}
+	if c.Reason == "" {
+		c.Reason = "preview"
+	}
+	tried, err := a.try(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	p := &Preview{Moves: movings(tried.read), Leases: []string{}, Binding: tried.binding(c)}
+	for _, l := range tried.read {
+		p.Leases = append(p.Leases, l.Name)
+	}
+	return p, nil
+}
+
+// A trial is what a plan would read after a change.
+type trial struct {
+	read  []store.LeasePlan // not changed by others in between
+	since string            // a snapshot: transactions that it does not see may not be in it
+}
+
+// try carries a change out. Without a Binding it is rolled back; with one it is committed where that is right.
+func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
+	verb, args, err := a.statement(c)
+	if err != nil {
+		return tried, err
+	}
+	var lease, client *string
+	switch c.Verb {
+	case Pause, Resume, Freeze, Unfreeze, Pin, Unpin:
+		lease = &c.Subject
+	default:
+		client = &c.Subject
+	}
+	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		var batch pgx.Batch
+		// Nobody waits for long for a program that is stopped between these and the end of the transaction.
+		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
+			"pg_catalog.set_config('idle_in_transaction_session_timeout', $1, true)", fmt.Sprint(answers.Milliseconds()))
+		batch.Queue("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").QueryRow(func(row pgx.Row) error { return row.Scan(&tried.since) })
+		batch.Queue(verb, args...)
+		batch.Queue(store.Texts(sql.Files, a.options.schema)("preview"), lease, client).Query(func(rows pgx.Rows) (err error) {
+			tried.read, err = store.CollectPlan(rows)
+			return err
+		})
+		if c.Binding == "" {
+			batch.Queue("ROLLBACK")
+		}
+		switch err := tx.SendBatch(ctx, &batch).Close(); {
+		case err != nil:
+			return err
+		case c.Binding == "":
+			return errPreviewed
+		case hashOf(c.Binding) != hashOf(tried.binding(c)):
+			return ErrChanged
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, errPreviewed):
+		return tried, nil
+	case errors.Is(err, ErrChanged):
+		return tried, fmt.Errorf("%w: %s\nPreview it again", err, a.changes(ctx, c, tried.read))
+	}
+	return tried, a.refusal(c, err)
+}
+
+// binding is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it: they rise also when an owner is
+// told of what it has been given. Behind a dash stands the snapshot, by which to tell what has changed since.
+func (t trial) binding(c Change) string {
+	read := slices.Clone(t.read)
+	for i := range read {
+		read[i].Generation = 0
+	}
+	hash := sha256.New()
+	err := json.NewEncoder(hash).Encode([]any{c.Verb, c.Subject, c.Partition, c.Client, read})
+	if err != nil {
+		panic(err) // texts, numbers, booleans
+	}
+	return fmt.Sprintf("%x-%s", hash.Sum(nil)[:8], t.since)
+}
+
+var bindings = regexp.MustCompile(`^[0-9a-f]{16}-[0-9]+:[0-9]+:[0-9,]*$`)
+
+// hashOf is the hash alone.
+func hashOf(text string) string {
+	hash, _, _ := strings.Cut(text, "-")
+	return hash
+}
+
+// changes says what has changed since a preview.
+func (a *Admin) changes(ctx context.Context, c Change, read []store.LeasePlan) string {
+	names := []string{}
+	for _, l := range read {
+		names = append(names, l.Name)
+	}
+	_, since, _ := strings.Cut(c.Binding, "-")
+	var changed, causes, of []string
+	err := reading(ctx, a.pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, store.Texts(sql.Files, a.options.schema)("changed"), since, names).Scan(&changed, &causes, &of)
+	})
+	var events []string
+	for i := range causes {
+		events = append(events, fmt.Sprintf("%s of %q", causes[i], of[i]))
+	}
+	switch {
+	case err != nil:
+		return fmt.Sprintf("what cannot be told: %v", err)
+	case len(changed)+len(events) == 0:
+		return "it was of another change or database, or partitions have been handed over, or clients have left or joined"
+	case len(events) == 0:
+		return fmt.Sprintf("members, weights or targets of the leases %q", changed)
+	}
+	return fmt.Sprintf("of the leases %q, and the events since then are %s", changed, listed(events))
+}
+
+// movings returns what a plan of what was read would move.
+func movings(read []store.LeasePlan) []Moving {
+	all := []Moving{}
+	leases := make(map[string]int, len(read))
+	for i, l := range read {
+		leases[l.Name] = i
+	}
+	type kind struct{ lease, from, to, how string }
+	places := make(map[kind]int)
+	for _, move := range seam.Replan(read) {
+		l := read[leases[move.Lease]]
+		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
+		m := Moving{Lease: l.Name, From: l.OwnerIDs[move.Partition], How: AtOnce}
+		if target != nil {
+			m.To = target.ID
+		}
+		if owner != nil {
+			m.From, m.How = owner.ID, Asked
+			switch {
+			case owner.Session == move.Target:
+				m.How = Kept
+			case owner.Incarnation < 0:
+				m.How = Expiry
+			}
+		}
+		k := kind{m.Lease, m.From, m.To, string(m.How)}
+		place, known := places[k]
+		if !known {
+			place = len(all)
+			places[k], all = place, append(all, m)
+		}
+		all[place].Partitions = append(all[place].Partitions, Range{move.Partition, move.Partition})
+	}
+	for i := range all {
+		all[i].Partitions = all[i].Partitions.merged()
+	}
+	return all
+}
+
+// memberOf returns the member that has a session; nil: none.
+func memberOf(l store.LeasePlan, session int64) *store.Member {
+	for i := range l.Members {
+		if l.Members[i].Session == session {
+			return &l.Members[i]
+		}
+	}
+	return nil
+}

@@ -1,0 +1,267 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// owners are the clients that own each partition of a lease; empty: none.
+func ownersOf(l *admin.Lease) []string {
+	owners := make([]string, l.Partitions)
+	for _, h := range l.Holdings {
+		for _, r := range h.Partitions {
+			for p := r.First; p <= r.Last; p++ {
+				owners[p] = h.Owner
+			}
+		}
+	}
+	return owners
+}
+
+// awaitQuiet waits until no plan is due, and nothing is on its way.
+func awaitQuiet(t *testing.T, a *admin.Admin, members map[string]int) *admin.Snapshot {
+	t.Helper()
+	return awaitSnapshot(t, a, "it is quiet", func(s *admin.Snapshot) bool {
+		for name, n := range members {
+			l := s.Lease(name)
+			if l == nil || len(l.Members) != n || !l.Due.IsZero() {
+				return false
+			}
+			for _, h := range l.Holdings {
+				if h.OwnerSession != h.TargetSession {
+					return false
+				}
+			}
+		}
+		return true
+	})
+}
+
+// previewed returns what a preview says owners will be.
+func previewed(t *testing.T, before map[string][]string, p *admin.Preview) string {
+	t.Helper()
+	after := make(map[string][]string)
+	for lease, owners := range before {
+		after[lease] = append([]string(nil), owners...)
+	}
+	for _, m := range p.Moves {
+		for _, r := range m.Partitions {
+			for n := r.First; n <= r.Last; n++ {
+				if before[m.Lease][n] != m.From && m.How != admin.AtOnce {
+					t.Errorf("partition %d of %s is %s's, and not of %+v", n, m.Lease, before[m.Lease][n], m)
+				}
+				if after[m.Lease][n] = m.To; m.How == admin.Kept {
+					t.Errorf("of a fleet that is quiet: %+v", m)
+				}
+			}
+		}
+	}
+	return fmt.Sprint(after)
+}
+
+// A fleet that is quiet does what was previewed, and no preview changes anything.
+func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	x, y, z := newClient(t, pool, "x"), newClient(t, pool, "y"), newClient(t, pool, "z")
+	for i, c := range []*pgleases.Client{x, y, z} {
+		joined(t, c, "orders", 13, pgleases.WithWeight(i+1))
+	}
+	joined(t, x, "mails", 5)
+	joined(t, y, "mails", 5)
+	members := map[string]int{"orders": 3, "mails": 2}
+	const of = "SELECT json_agg(row_to_json(l)::jsonb - '{changed,next_check_at,planned_at,generation}'::text[])::text || (SELECT count(*) FROM pgleases.events) || " +
+		"(SELECT count(*) FROM pgleases.wishes) FROM (SELECT * FROM pgleases.leases ORDER BY name) AS l"
+	owner := newPool(t, pgtest.OwnerURL(url))
+	state := func() (text string) {
+		t.Helper()
+		if err := owner.QueryRow(t.Context(), of).Scan(&text); err != nil {
+			t.Fatal(err)
+		}
+		return text
+	}
+	moved := 0
+	for _, c := range []admin.Change{
+		{Verb: admin.Drain, Subject: "y"},
+		{Verb: admin.Cordon, Subject: "z", Until: time.Now().Add(time.Hour)},
+		{Verb: admin.Undrain, Subject: "y"},
+		{Verb: admin.Pin, Subject: "orders", Partition: 3, Client: "x"},
+		{Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x"},
+		{Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "z"},
+		{Verb: admin.Uncordon, Subject: "z"},
+		{Verb: admin.Freeze, Subject: "mails"},
+		{Verb: admin.Drain, Subject: "x"},
+		{Verb: admin.Drain, Subject: "y", Force: true},
+		{Verb: admin.Undrain, Subject: "x"},
+		{Verb: admin.Unfreeze, Subject: "mails"},
+		{Verb: admin.Undrain, Subject: "y"},
+		{Verb: admin.Pause, Subject: "orders"},
+		{Verb: admin.Resume, Subject: "orders"},
+		{Verb: admin.Unpin, Subject: "orders", Partition: 4},
+		{Verb: admin.Unpin, Subject: "orders", Partition: 3},
+	} {
+		name := fmt.Sprintf("%s %s/%d %s", c.Verb, c.Subject, c.Partition, c.Client)
+		s := awaitQuiet(t, a, members)
+		before := map[string][]string{"orders": ownersOf(s.Lease("orders")), "mails": ownersOf(s.Lease("mails"))}
+		stood := state()
+		p, err := operator.Preview(t.Context(), c)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if strings.Join(p.Leases, " ") != "mails orders" {
+			t.Errorf("%s: leases %q", name, p.Leases)
+		}
+		again, err := operator.Preview(t.Context(), c)
+		if hash, _, _ := strings.Cut(p.Binding, "-"); err != nil || !strings.HasPrefix(again.Binding, hash+"-") {
+			t.Errorf("%s: bindings %s, then %+v, %v", name, p.Binding, again, err)
+		}
+		if now := state(); now != stood {
+			t.Errorf("a preview of %s changed %s to %s", name, stood, now)
+		}
+		for _, m := range p.Moves {
+			moved += m.Partitions.Count()
+		}
+		want := previewed(t, before, p)
+		c.Reason, c.Binding = "as previewed", p.Binding
+		if err := operator.Apply(t.Context(), c); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		s = awaitQuiet(t, a, members)
+		if got := fmt.Sprint(map[string][]string{"orders": ownersOf(s.Lease("orders")), "mails": ownersOf(s.Lease("mails"))}); got != want {
+			t.Errorf("after %s owners are\n%s, and previewed was\n%s, from\n%v", name, got, want, before)
+		}
+	}
+	if moved < 30 {
+		t.Errorf("only %d moves in all", moved)
+	}
+}
+
+// What was previewed is not done where something has come in between.
+func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	x, y := newClient(t, pool, "x"), newClient(t, pool, "y\n")
+	joined(t, x, "orders", 4)
+	joined(t, y, "orders", 4)
+	mails := joined(t, y, "mails", 2)
+	members := map[string]int{"orders": 2, "mails": 1}
+	awaitQuiet(t, a, members)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	drain := admin.Change{Verb: admin.Drain, Subject: "x", Reason: "why"}
+	refused := func(p *admin.Preview, c admin.Change, want string) {
+		t.Helper()
+		c.Binding = p.Binding
+		err := operator.Apply(ctx, c)
+		if !errors.Is(err, admin.ErrChanged) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		s, err := a.Snapshot(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range s.Wishes {
+			if w.Reason == "why" {
+				t.Errorf("it was done all the same: %+v", w)
+			}
+		}
+	}
+	for _, test := range []struct {
+		what, want string
+		change     func() error
+	}{
+		{"a wish of the lease", `"orders"], and the events since then are freeze of "orders"`, func() error {
+			return operator.Apply(ctx, admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "other"})
+		}},
+		{"a wish of a lease that shares a member", `and the events since then are cordon of "y\n"`, func() error {
+			return operator.Apply(ctx, admin.Change{Verb: admin.Cordon, Subject: "y\n", Reason: "other"})
+		}},
+		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
+	} {
+		awaitQuiet(t, a, members)
+		p, err := operator.Preview(ctx, drain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := test.change(); err != nil {
+			t.Fatal(err)
+		}
+		refused(p, drain, test.want)
+	}
+	awaitQuiet(t, a, members)
+	p, err := operator.Preview(ctx, drain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
+	for want, c := range map[string]admin.Change{
+		`"abc" is none that Preview tells`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
+		`client "none" is not known`:       {Verb: admin.Drain, Subject: "none", Reason: "why", Binding: p.Binding},
+	} {
+		if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", c, err, want)
+		}
+	}
+	for want, c := range map[string]admin.Change{
+		"it is Preview that tells one":                {Verb: admin.Drain, Subject: "x", Binding: p.Binding},
+		`client "none" is not known`:                  {Verb: admin.Evict, Subject: "none"},
+		`verb "drop" is none of`:                      {Verb: "drop", Subject: "orders"},
+		`no pause of "orders"`:                        {Verb: admin.Resume, Subject: "orders"},
+		"admin: it is the last that works on a lease": {Verb: admin.Drain, Subject: "y\n"},
+		"would be over":                               {Verb: admin.Drain, Subject: "x", Until: time.Unix(0, 0)},
+	} {
+		if p, err := operator.Preview(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("preview of %+v: %v, want %q", c, err, want)
+		}
+	}
+	// Of who is evicted, what it has is got at its expiry.
+	p, err = operator.Preview(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
+	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// A hand-over that waits for work is called off by a change that has the owner keep the partitions.
+func TestAPreviewTellsWhatIsKept(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	x, y := newClient(t, pool, "x"), newClient(t, pool, "y")
+	orders := joined(t, x, "orders", 4)
+	awaitSnapshot(t, a, "x has them", func(s *admin.Snapshot) bool { m := s.Lease("orders").Members; return len(m) == 1 && m[0].Owned == 4 })
+	var hold *pgleases.Hold
+	for {
+		changed := orders.Changed()
+		if hold = orders.Hold(t.Context()); len(hold.Values()) == 4 {
+			break
+		}
+		hold.Release()
+		<-changed
+	}
+	defer hold.Release()
+	joined(t, y, "orders", 4)
+	awaitSnapshot(t, a, "x is asked for two of them", func(s *admin.Snapshot) bool {
+		m := s.Lease("orders").Members
+		return len(m) == 2 && m[0].Going == 2 && s.Lease("orders").Due.IsZero()
+	})
+	if p, err := operator.Preview(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"}); err != nil || len(p.Moves) != 0 {
+		t.Errorf("what is under way is told: %+v, %v", p, err)
+	}
+	p, err := operator.Preview(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
+	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Kept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
