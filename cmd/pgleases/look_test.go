@@ -382,6 +382,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		Fate     string
 		Error    string
 		PausedAt time.Time `json:"paused_at"`
+		Until    time.Time
 	}
 	history := func(name string) []row { return decoded[[]row](t, database, "schedules", "history", "books", name) }
 	await(t, "each has run", func() bool { return len(history("good")) > 0 && len(history("bad")) > 0 })
@@ -405,13 +406,63 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	before := len(history("good"))
 	output1(t, database, "schedules", "resume", "books", "good")
 	await(t, "it runs again", func() bool { return len(history("good")) > before+1 })
+	number := func(text string) string {
+		t.Helper()
+		if !regexp.MustCompile(`^[0-9]+\n$`).MatchString(text) {
+			t.Fatalf("%q is no number", text)
+		}
+		return strings.TrimSpace(text)
+	}
+	type known struct {
+		ID, Name, Fate, Error string
+		Attempts              int
+	}
+	failed := number(output1(t, database, "schedules", "trigger", "books", "bad"))
+	await(t, "what was triggered has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", failed).Fate != "" })
+	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID != failed || j.Name != "bad" || j.Fate != "dead" || !strings.HasPrefix(j.Error, "job 1 failed") {
+		t.Errorf("job %+v", j)
+	}
+	text := output1(t, database, "jobs", "show", "books", failed)
+	unprintable(t, "jobs show", text)
+	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +- .* dead .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
+		t.Errorf("jobs show: %s", text)
+	}
+	var done time.Time // of a tick
+	for _, r := range history("good") {
+		if r.Fate == "done" {
+			done = r.Until
+			break
+		}
+	}
+	again := number(output1(t, database, "schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano)))
+	await(t, "the tick has run once more", func() bool { return decoded[known](t, database, "jobs", "show", "books", again).Fate == "done" })
+	later, err := kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting := fmt.Sprint(later)
+	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* has not ended +0 +- +- +-$`).MatchString(text) {
+		t.Errorf("jobs show: %s", text)
+	}
+	output1(t, database, "jobs", "cancel", "books", waiting)
+	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Fate != "cancelled" {
+		t.Errorf("job %+v", j)
+	}
 	output1(t, database, "schedules", "delete", "books", "good")
 	for args, want := range map[string]string{
-		"schedules pause books good":         "pgleases schedules list GROUP shows",
-		"schedules pause books":              "give the group and the schedule",
-		"schedules list":                     "give a group",
-		"schedules history a b -n 0":         "give 1 or more",
-		"schedules list books --schema none": "missing in this database",
+		"schedules pause books good":                                             "pgleases schedules list GROUP shows",
+		"schedules pause books":                                                  "give the group and the schedule",
+		"schedules trigger books good":                                           "pgleases schedules list GROUP shows",
+		"schedules backfill books bad x y":                                       `"x" is no time`,
+		"schedules backfill books bad 2030-01-01T00:00:00Z":                      "TO is missing",
+		"schedules backfill books bad 2020-01-01T00:00:00Z 2100-01-01T00:00:00Z": "are not all past",
+		"jobs show books x":                                                      `"x" is no job`,
+		"jobs show books 99999":                                                  "has no such job",
+		"jobs cancel books " + waiting:                                           "or it has ended",
+		"jobs cancel books":                                                      "ID is missing",
+		"schedules list":                                                         "give a group",
+		"schedules history a b -n 0":                                             "give 1 or more",
+		"schedules list books --schema none":                                     "missing in this database",
 	} {
 		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
 			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)

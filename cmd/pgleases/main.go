@@ -1,6 +1,6 @@
 // Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md, which is made from its help.
 //
-// look.go has the verbs that look, steer.go those that steer and tell what happened, schedules.go those on schedules, setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the
+// look.go has the verbs that look, steer.go those that steer and tell what happened, schedules.go and jobs.go those on schedules and jobs, setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the
 // dashboard.
 //
 // In the order of a run: run.go opens a client and has Lease.Run call for each partition; child.go starts a keeper for the
@@ -72,7 +72,7 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)")
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
-	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), &cobra.Command{
+	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(), newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,

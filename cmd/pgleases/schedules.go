@@ -21,12 +21,12 @@ import (
 func newSchedules() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedules",
-		Short: "Show schedules and what became of their ticks; pause, resume and delete them",
-		Long: `Show the schedules of package schedule and what became of their ticks; pause, resume and delete them.
+		Short: "Show schedules and what became of their ticks; pause, resume, trigger and delete them",
+		Long: `Show the schedules of package schedule and what became of their ticks; pause, resume, trigger and delete them.
 
 GROUP is the name that the processes gave to schedule.New. Its lease is schedule/GROUP: describe shows who runs what.`,
 	}
-	cmd.AddCommand(newScheduleList(), newScheduleHistory(),
+	cmd.AddCommand(newScheduleList(), newScheduleHistory(), newTrigger(), newBackfill(),
 		newScheduleEdit("pause", "Have a schedule not run until it is resumed",
 			"Have a schedule not run until it is resumed. A run that is under way goes on.",
 			func(*cobra.Command) func(context.Context, *schedule.Scheduler, string) error {
@@ -142,7 +142,7 @@ func newScheduleHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history GROUP SCHEDULE",
 		Short: "Show what became of the ticks of a schedule, the newest first",
-		Long: `Show what became of the ticks of a schedule, the newest first, also of those that were deleted. Each tick has one fate: done; dead, its run failed; missed, it was too late
+		Long: `Show what became of the ticks of a schedule, the newest first, also of those that were deleted. Each tick has one fate: done; dead, its run failed; lost, nobody knows what came of a call that is made at most once; missed, it was too late
 to run it; skipped, the run before was under way; cancelled, an edit, a resumption or a deletion came first.`,
 		Args: groupAndName,
 	}
