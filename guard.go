@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -36,6 +37,19 @@ func (l *Lease) Guard(ctx context.Context, tx pgx.Tx, p Partition) error {
 // GuardSQL is Guard for a database/sql transaction of any PostgreSQL driver that takes $1 as placeholder.
 func (l *Lease) GuardSQL(ctx context.Context, tx *sql.Tx, p Partition) error {
 	return l.guard(ctx, p, store.InSQLTx(ctx, tx))
+}
+
+func init() {
+	seam.QueueGuard = func(ctx context.Context, batch *pgx.Batch, lease, partition any) error {
+		l, p := lease.(*Lease), partition.(Partition)
+		return l.guard(ctx, p, func(statement string, args ...any) error {
+			batch.Queue(statement, args...).Query(func(rows pgx.Rows) error {
+				rows.Close()
+				return l.guardError(p, rows.Err())
+			})
+			return nil
+		})
+	}
 }
 
 // guard checks p, first here and then by query, with the trust left in milliseconds.

@@ -115,7 +115,7 @@ func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) erro
 		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
 		defer func() { ended <- err }()
 		defer caught(&err)
-		err = k.run(ctx, handlerTx{tx}, r)
+		err = k.run(ctx, tx, r)
 	}()
 	return <-ended
 }
@@ -126,14 +126,6 @@ func caught(err *error) {
 		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
 	}
 }
-
-// handlerTx is the transaction as the handler has it: it cannot end it.
-type handlerTx struct{ pgx.Tx }
-
-var errNotYours = errors.New("schedule: the handler does not end its transaction: return nil to have it committed, an error to have it rolled back")
-
-func (handlerTx) Commit(context.Context) error   { return errNotYours }
-func (handlerTx) Rollback(context.Context) error { return errNotYours }
 
 // Add declares a schedule in the code: Run puts it. It runs only where the code declares it; where no process of the group does any more it
 // stays, and waits. It is to be called before Run.

@@ -84,7 +84,7 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*item, time.Time) {
 	k, told := p.s.kind(it.Kind), a.told(o)
 	told.outside = &outside{a.row.idempotencyKey(p.s.group), func(ctx context.Context, f func(pgx.Tx) error) error {
-		return p.guarded(ctx, o.Partition, func(_ context.Context, tx pgx.Tx) error { return f(handlerTx{tx}) })
+		return p.guarded(ctx, o.Partition, func(*pgx.Batch) {}, func(_ context.Context, tx *transaction) error { return f(handlerTx{tx.Tx, tx}) })
 	}}
 	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
 	defer cancel()

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/store"
@@ -184,10 +183,13 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 	if k != nil {
 		l = k.limits
 	}
-	err = p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
-		r, err := p.s.sendOpen(ctx, tx, it.subject, run, l.timeout+time.Second, l.idle, p.s.lockWait) // the handler's context ends first
-		if err != nil || r == nil || r.Partition != o.Number || r.Kind != it.Kind {
-			return err
+	var r *record
+	open := func(batch *pgx.Batch) {
+		p.s.queueOpen(batch, &r, it.subject, run, l.timeout+time.Second, l.idle) // the handler's context ends first
+	}
+	err = p.guarded(o.ctx, o.Partition, open, func(ctx context.Context, tx *transaction) error {
+		if r == nil || r.Partition != o.Number || r.Kind != it.Kind {
+			return nil
 		}
 		if !p.believes(r.Clock) {
 			return nil // looked at again when the clock is believed
@@ -238,10 +240,10 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 }
 
 // handle calls the handler, and takes the fate from it.
-func (p *planner) handle(o *ownership, tx pgx.Tx, k *kind, a *attempt) error {
+func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) error {
 	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
 	defer cancel()
-	a.handler = k.call(ctx, tx, a.told(o))
+	a.handler = k.call(ctx, handlerTx{tx.Tx, tx}, a.told(o))
 	ended := p.now()
 	a.decided.RanUntil = &ended
 	switch status := tx.Conn().PgConn().TxStatus(); {
@@ -290,10 +292,10 @@ func (e timedOut) Error() string {
 // write writes down what was decided, in a transaction without a handler.
 func (p *planner) write(life context.Context, o *ownership, a attempt) error {
 	run := rand.Text()
-	return p.guarded(life, o.Partition, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := p.s.sendOpen(ctx, tx, subject{a.row.ID, a.row.Job}, run, closing, closing, p.s.lockWait); err != nil {
-			return err
-		}
+	open := func(batch *pgx.Batch) {
+		p.s.queueOpen(batch, new(*record), subject{a.row.ID, a.row.Job}, run, closing, closing)
+	}
+	return p.guarded(life, o.Partition, open, func(ctx context.Context, tx *transaction) error {
 		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
 	})
 }
@@ -331,10 +333,7 @@ func (p *planner) open(o *ownership) error {
 		return nil
 	}
 	err := repeat(o.ctx, maxBreaks, passing, func() error {
-		return p.guarded(o.ctx, o.Partition, func(ctx context.Context, tx pgx.Tx) (err error) {
-			o.died, err = p.s.sendBegin(ctx, tx, o.Number, o.Epoch)
-			return err
-		})
+		return p.guarded(o.ctx, o.Partition, func(batch *pgx.Batch) { p.s.queueBegin(batch, &o.died, o.Number, o.Epoch) }, nothingMore)
 	})
 	if err == nil {
 		o.opened = p.now()
@@ -349,9 +348,7 @@ func (p *planner) close(o *ownership) {
 	if o.opened.IsZero() {
 		return
 	}
-	_ = p.guarded(o.Partition.Context(), o.Partition, func(ctx context.Context, tx pgx.Tx) error {
-		return p.s.sendEnd(ctx, tx, o.Number, o.Epoch, o.charged)
-	})
+	_ = p.guarded(o.Partition.Context(), o.Partition, func(batch *pgx.Batch) { p.s.queueEnd(batch, o.Number, o.Epoch, o.charged) }, nothingMore)
 }
 
 // suspects reports whether the run of a schedule may kill this process: others died while it ran, or may have.
@@ -365,40 +362,6 @@ func (o *ownership) charge(s subject) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
 	o.charged = append(o.charged, s)
-}
-
-// guarded runs f in a transaction of the pool's under the guard of the partition, and commits it.
-func (p *planner) guarded(life context.Context, partition pgleases.Partition, f func(context.Context, pgx.Tx) error) error {
-	var conn *pgxpool.Conn
-	err := p.s.within(life, func(ctx context.Context) (err error) {
-		conn, err = p.s.pool.Acquire(ctx)
-		return err
-	})
-	if err != nil {
-		return lost{err}
-	}
-	defer conn.Release()
-	var tx pgx.Tx
-	err = p.s.within(life, func(ctx context.Context) (err error) {
-		tx, err = conn.BeginTx(ctx, readCommitted)
-		return err
-	})
-	if err == nil {
-		defer func() {
-			_ = p.s.within(context.WithoutCancel(life), tx.Rollback) // where it was not committed; an error has closed the connection
-		}()
-		err = p.s.within(life, func(ctx context.Context) error { return p.lease.Guard(ctx, tx, partition) })
-		if err == nil {
-			err = f(life, tx)
-		}
-		if err == nil {
-			err = p.s.within(life, tx.Commit)
-		}
-	}
-	if err != nil && conn.Conn().IsClosed() {
-		return lost{err}
-	}
-	return err
 }
 
 // repeat calls f until it fails no more for a reason that passes, so many times.

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -238,38 +239,34 @@ func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh [
 	return time.UnixMicro(micro), due, err
 }
 
-// sendBegin reports whether the owner before died while something may have run.
-func (s *Scheduler) sendBegin(ctx context.Context, q querier, partition int, epoch int64) (died bool, err error) {
-	err = s.within(ctx, func(ctx context.Context) error {
-		return q.QueryRow(ctx, s.statements.begin, s.group, partition, epoch, s.lockWait.Milliseconds()).Scan(&died)
-	})
-	return died, err
+// queueBegin has died report whether the owner before died while something may have run.
+func (s *Scheduler) queueBegin(batch *pgx.Batch, died *bool, partition int, epoch int64) {
+	batch.Queue(s.statements.begin, s.group, partition, epoch, s.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(died) })
 }
 
-func (s *Scheduler) sendEnd(ctx context.Context, q querier, partition int, epoch int64, charged []subject) error {
+func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
 	ids := map[bool][]int64{false: {}, true: {}}
 	for _, c := range charged {
 		ids[c.Job] = append(ids[c.Job], c.ID)
 	}
-	return s.within(ctx, func(ctx context.Context) error {
-		return void(ctx, q, s.statements.end, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
+	batch.Queue(s.statements.end, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
+}
+
+// queueOpen has r be the schedule or the job; nil: there is none.
+func (s *Scheduler) queueOpen(batch *pgx.Batch, r **record, of subject, run string, timeout, idle time.Duration) {
+	open := batch.Queue(s.statements.open, of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds())
+	open.QueryRow(func(row pgx.Row) error {
+		var found *string
+		err := row.Scan(&found)
+		if err == nil {
+			*r, err = decode[record](found)
+		}
+		return err
 	})
 }
 
-// sendOpen returns the schedule or the job; nil: there is none.
-func (s *Scheduler) sendOpen(ctx context.Context, q querier, of subject, run string, timeout, idle, lock time.Duration) (*record, error) {
-	var found *string
-	err := s.within(ctx, func(ctx context.Context) error {
-		return q.QueryRow(ctx, s.statements.open, of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), lock.Milliseconds()).Scan(&found)
-	})
-	if err != nil {
-		return nil, err
-	}
-	return decode[record](found)
-}
-
-// sendClose closes a run, under limits of its own: those until then are the handler's.
-func (s *Scheduler) sendClose(ctx context.Context, tx pgx.Tx, r *record, run string, st step) error {
+// sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
+func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
 	st.Fates = listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
@@ -277,13 +274,20 @@ func (s *Scheduler) sendClose(ctx context.Context, tx pgx.Tx, r *record, run str
 	batch := new(pgx.Batch)
 	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds()))
-	if r.Job {
-		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st))
-	} else {
-		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+	var closed bool
+	end := func(statement string, args ...any) {
+		batch.Queue(statement, args...).Exec(func(pgconn.CommandTag) error {
+			closed = true
+			return nil
+		})
 	}
-	err := s.within(ctx, func(ctx context.Context) error { return tx.SendBatch(ctx, batch).Close() })
-	if store.LockTimeout(err) {
+	if r.Job {
+		end(s.statements.closeJob, r.ID, run, r.Revision, encode(st))
+	} else {
+		end(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
+	}
+	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
+	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
 		return locked{err}
 	}
 	return err

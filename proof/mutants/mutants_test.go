@@ -305,7 +305,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/cron.go", `if t.Local.IsZero() {`, `if true {`, 0},
 	}},
 	{"a run without a guard", "guarded runs", `in the middle of a run`, []edit{
-		{"schedule/run.go", `return p.lease.Guard(ctx, tx, partition)`, `return nil`, 0},
+		{"schedule/tx.go", `seam.QueueGuard(ctx, batch, p.lease, partition)`, `seam.QueueGuard(ctx, new(pgx.Batch), p.lease, partition)`, 0},
 	}},
 	{"a closing that does not raise", "runs", `effects|fates|entry`, []edit{
 		{"schedule/sql/functions.sql", `RAISE EXCEPTION 'schedule % has come as far as %, and the run began at %', $1, s.cursor, $4 USING ERRCODE = 'PS002';`, `RETURN;`, 0},

@@ -1,0 +1,12 @@
+package seam
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// QueueGuard queues the guard of a partition, a pgleases.Partition, of its lease, a *pgleases.Lease, in a batch that begins the transaction, or is sent in
+// it. Where the guard refuses, the batch's Close returns the error that Guard does. An error of QueueGuard is that too: then nothing is queued. ctx
+// is that of the batch. Package pgleases sets it.
+var QueueGuard func(ctx context.Context, batch *pgx.Batch, lease, partition any) error

@@ -1,0 +1,139 @@
+package schedule
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/seam"
+)
+
+// This file is the transactions of runs. One round trip begins each, and one ends it.
+
+// guarded runs f in a transaction of the pool's under the guard of the partition, and commits it where f has not. What queue queues is sent with the
+// guard, and answered before f.
+func (p *planner) guarded(life context.Context, partition pgleases.Partition, queue func(*pgx.Batch), f func(context.Context, *transaction) error) error {
+	var conn *pgxpool.Conn
+	err := p.s.within(life, func(ctx context.Context) (err error) {
+		conn, err = p.s.pool.Acquire(ctx)
+		return err
+	})
+	if err != nil {
+		return lost{err}
+	}
+	defer conn.Release()
+	tx := &transaction{Tx: closedTx}
+	defer func() {
+		if !tx.ended.Load() {
+			_ = p.s.within(context.WithoutCancel(life), tx.Tx.Rollback) // where it was not committed; an error has closed the connection
+		}
+	}()
+	err = p.s.within(life, func(ctx context.Context) error {
+		batch := new(pgx.Batch)
+		batch.BeginTx(readCommitted)
+		if err := seam.QueueGuard(ctx, batch, p.lease, partition); err != nil {
+			return err
+		}
+		queue(batch)
+		answers := conn.SendBatch(ctx, batch)
+		tx.Tx = answers.Tx()
+		return answers.Close()
+	})
+	if err == nil {
+		err = f(life, tx)
+	}
+	if err == nil && !tx.ended.Load() {
+		err = p.s.within(life, tx.Tx.Commit)
+	}
+	if err != nil && conn.Conn().IsClosed() {
+		return lost{err}
+	}
+	return err
+}
+
+// nothingMore is for what is queued altogether.
+func nothingMore(context.Context, *transaction) error { return nil }
+
+// A transaction is one that guarded has begun.
+type transaction struct {
+	pgx.Tx
+	ended atomic.Bool // by commit
+}
+
+// commit commits with what is queued, which is sent before: where a statement of it fails, the server skips the others, and nothing is committed.
+func (t *transaction) commit(ctx context.Context, batch *pgx.Batch) error {
+	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
+		if done.String() != "COMMIT" {
+			return pgx.ErrTxCommitRollback
+		}
+		return nil
+	})
+	err := t.Tx.SendBatch(ctx, batch).Close()
+	t.ended.Store(t.Tx.Conn().PgConn().TxStatus() == 'I')
+	return err
+}
+
+// A handlerTx is the transaction as the handler has it: it cannot end it. When that has ended, it and its savepoints lead nowhere: the connection
+// may be another run's.
+type handlerTx struct {
+	pgx.Tx
+	of *transaction
+}
+
+var errNotYours = errors.New("schedule: the handler does not end its transaction: return nil to have it committed, an error to have it rolled back")
+
+func (handlerTx) Commit(context.Context) error   { return errNotYours }
+func (handlerTx) Rollback(context.Context) error { return errNotYours }
+
+// A savepoint is one of the handler's, which it ends itself.
+type savepoint struct{ handlerTx }
+
+func (s savepoint) Commit(ctx context.Context) error   { return s.live().Commit(ctx) }
+func (s savepoint) Rollback(ctx context.Context) error { return s.live().Rollback(ctx) }
+
+// closedTx answers everything with pgx.ErrTxClosed.
+var closedTx = func() pgx.Tx {
+	batch := new(pgx.Batch)
+	batch.BeginTx(readCommitted)
+	return pgx.FailedBatchResults(batch, pgx.ErrTxClosed).Tx()
+}()
+
+func (h handlerTx) live() pgx.Tx {
+	if h.of.ended.Load() {
+		return closedTx
+	}
+	return h.Tx
+}
+
+func (h handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	tx, err := h.live().Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return savepoint{handlerTx{tx, h.of}}, nil
+}
+
+func (h handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	return h.live().CopyFrom(ctx, table, columns, rows)
+}
+func (h handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	return h.live().SendBatch(ctx, b)
+}
+func (h handlerTx) LargeObjects() pgx.LargeObjects { return h.live().LargeObjects() }
+func (h handlerTx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
+	return h.live().Prepare(ctx, name, sql)
+}
+func (h handlerTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	return h.live().Exec(ctx, sql, args...)
+}
+func (h handlerTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	return h.live().Query(ctx, sql, args...)
+}
+func (h handlerTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return h.live().QueryRow(ctx, sql, args...)
+}
