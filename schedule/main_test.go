@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -103,7 +105,7 @@ func newPool(t testing.TB, url string, w *wire) *pgxpool.Pool {
 	ok(t, err)
 	if w != nil {
 		config.ConnConfig.DialFunc, config.MaxConns = w.dial, 6
-		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the wire knows a message by the statement's text
+		config.ConnConfig.DefaultQueryExecMode = w.mode
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	ok(t, err)
@@ -170,9 +172,15 @@ func newSteadyWorker(db *database, opts ...schedule.Option) *worker {
 }
 
 func newWorkerFor(db *database, ttl time.Duration, opts ...schedule.Option) *worker {
+	db.t.Helper()
+	return newWorkerIn(db, pgx.QueryExecModeExec, ttl, opts...) // the wire knows a message by the statement's text
+}
+
+func newWorkerIn(db *database, mode pgx.QueryExecMode, ttl time.Duration, opts ...schedule.Option) *worker {
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: newWire(), ended: make(chan error, 1)}
+	w.wire.mode = mode
 	w.pool = newPool(t, db.url, w.wire)
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	var err error
@@ -282,6 +290,8 @@ func receive[T any](t testing.TB, what string, from <-chan T) T {
 
 // A wire is what a process's connections go over. It can be cut, and lose single messages.
 type wire struct {
+	mode pgx.QueryExecMode
+
 	mu    sync.Mutex // guards what follows
 	cut   bool
 	open  map[*wired]struct{}
@@ -290,6 +300,52 @@ type wire struct {
 	mutes bool   // its connection stays, and says nothing more
 	text  string // that is counted in messages; empty: none is
 	seen  int    // in how many it was
+	trips []trip // since record
+	notes bool   // trips are noted
+}
+
+// A trip is all that was sent on a connection until it was answered.
+type trip struct {
+	conn *wired
+	sent string
+}
+
+// record begins to note trips.
+func (w *wire) record() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notes, w.trips = true, nil
+}
+
+// recorded are the trips since record, of the connections on which a text was sent.
+func (w *wire) recorded(text string) [][]string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	of := make(map[*wired][]string)
+	for _, t := range w.trips {
+		of[t.conn] = append(of[t.conn], t.sent)
+	}
+	return slices.DeleteFunc(slices.Collect(maps.Values(of)), func(sent []string) bool {
+		return !slices.ContainsFunc(sent, func(s string) bool { return strings.Contains(s, text) })
+	})
+}
+
+// note notes what is sent.
+func (c *wired) note(b []byte) {
+	w := c.wire
+	if !w.notes {
+		return
+	}
+	if c.asked {
+		for i := len(w.trips) - 1; i >= 0; i-- {
+			if w.trips[i].conn == c {
+				w.trips[i].sent += string(b)
+				return
+			}
+		}
+	}
+	c.asked = true
+	w.trips = append(w.trips, trip{c, string(b)})
 }
 
 func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
@@ -357,7 +413,9 @@ func (w *wire) armed() bool {
 
 type wired struct {
 	net.Conn
-	wire *wire
+	wire  *wire
+	asked bool // and not answered; wire.mu guards it
+
 	mu   sync.Mutex // guards what follows
 	deaf bool       // the next answer is lost
 	mute bool       // nothing arrives
@@ -373,6 +431,7 @@ func (c *wired) Write(b []byte) (int, error) {
 		c.wire.seen += bytes.Count(b, []byte(c.wire.text))
 	}
 	after, mutes := c.wire.after, c.wire.mutes
+	c.note(b)
 	c.wire.mu.Unlock()
 	c.mu.Lock()
 	c.mute = c.mute || hit && mutes
@@ -395,6 +454,9 @@ func (c *wired) Write(b []byte) (int, error) {
 
 func (c *wired) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
+	c.wire.mu.Lock()
+	c.asked = c.asked && n == 0
+	c.wire.mu.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.deaf { // the server has done it

@@ -1,0 +1,150 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A run takes two round trips besides its handler's.
+func TestARunTakesTwoRoundTrips(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler) // the first run in a partition notes that, in a transaction of its own
+	db.looked()
+	w.wire.record()
+	db.setClock(midnight.Add(2 * time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	w.close() // so all is sent that belongs to it
+	of := w.wire.recorded("schedule_open")
+	if len(of) != 1 {
+		t.Fatalf("runs on %d connections, not on one: %q", len(of), of)
+	}
+	opens := slices.IndexFunc(of[0], func(sent string) bool { return strings.Contains(sent, "schedule_open") })
+	trips := of[0][opens:]
+	for i, texts := range [][]string{{"begin isolation level read committed", ".guard(", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_close(", "commit\x00"}} {
+		for _, text := range texts {
+			if i >= len(trips) || !strings.Contains(trips[i], text) {
+				t.Fatalf("trip %d of a run is without %q: %q", i, text, trips)
+			}
+		}
+	}
+	for _, text := range []string{"commit", "rollback"} {
+		if len(trips) > 3 && strings.Contains(trips[3], text) {
+			t.Errorf("%q is sent after a run: %q", text, trips)
+		}
+	}
+}
+
+// Whatever protocol the pool's connections speak: what the closing statement or the commit refuses is not committed.
+func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
+			at := *db
+			if mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol { // which poolers may not stand
+				at.url, _ = pgtest.DirectURL(db.url)
+			}
+			w := newWorkerIn(&at, mode, 5*time.Second)
+			bad := func(name, statement string) *ledger {
+				k := schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+					if err := effect(ctx, tx, r); err != nil || r.At.After(midnight.Add(time.Hour)) {
+						return err
+					}
+					if statement == "" { // its tick has a fate already
+						_, err := db.Exec(ctx, `WITH moved AS (UPDATE pgleases.schedules SET cursor = '2026-03-02 01:00 UTC', cursor_local = '2026-03-02 01:00' WHERE name = $1 RETURNING *)
+							INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
+							SELECT id, group_name, name, '2026-03-02 00:00 UTC', '2026-03-02 01:00 UTC', 1, 'missed', now() FROM moved`, name)
+						return err
+					}
+					for _, one := range strings.Split(statement, "; ") {
+						if _, err := tx.Exec(ctx, one); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				l := newLedger(db, name)
+				ok(t, k.Put(t.Context(), name, args{}, hourly))
+				return l
+			}
+			moved, ended, deferred, failed := bad("moved", ""), bad("ended", "ROLLBACK; BEGIN"), bad("deferred", "INSERT INTO public.children VALUES (1)"), bad("failed", "SELECT 1/0")
+			w.run()
+			db.setClock(midnight.Add(time.Hour))
+			moved.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1})
+			for _, l := range []*ledger{ended, deferred, failed} {
+				l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
+			}
+			db.setClock(midnight.Add(2 * time.Hour))
+			moved.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
+			for _, l := range []*ledger{ended, deferred, failed} {
+				l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 1})
+			}
+		})
+	}
+}
+
+// A handler keeps its transaction, and a savepoint of it, beyond its end: they lead nowhere, and not to another run.
+func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	kept := make(chan []pgx.Tx, 1)
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		outer, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		inner, err := outer.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		kept <- []pgx.Tx{tx, outer, inner}
+		return effect(ctx, inner, r)
+	})
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	ctx := t.Context()
+	txs := receive(t, "it ran", kept)
+	w.close() // so the run's end is known to its process too
+	for i, tx := range txs {
+		uses := map[string]error{}
+		_, uses["Begin"] = tx.Begin(ctx)
+		_, uses["CopyFrom"] = tx.CopyFrom(ctx, pgx.Identifier{"public", "effects"}, []string{"name"}, pgx.CopyFromRows([][]any{{"late"}}))
+		uses["SendBatch"] = tx.SendBatch(ctx, &pgx.Batch{QueuedQueries: []*pgx.QueuedQuery{{SQL: "SELECT 1"}}}).Close()
+		large := tx.LargeObjects()
+		_, uses["LargeObjects"] = large.Create(ctx, 0)
+		_, uses["Prepare"] = tx.Prepare(ctx, "late", "SELECT 1")
+		_, uses["Exec"] = tx.Exec(ctx, "SELECT 1")
+		_, uses["Query"] = tx.Query(ctx, "SELECT 1")
+		uses["QueryRow"] = tx.QueryRow(ctx, "SELECT 1").Scan(nil)
+		if i > 0 {
+			uses["Commit"], uses["Rollback"] = tx.Commit(ctx), tx.Rollback(ctx)
+		}
+		for use, err := range uses {
+			if !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("%s of transaction %d after the run: %v, not %q", use, i, err, pgx.ErrTxClosed)
+			}
+		}
+	}
+}
