@@ -21,6 +21,9 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
+	db.exec(`CREATE TABLE public.checked (n int); GRANT ALL ON public.checked TO PUBLIC;
+		CREATE FUNCTION public.check_later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'locked' USING ERRCODE = '55P03'; END $$;
+		CREATE CONSTRAINT TRIGGER later AFTER INSERT ON public.checked DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.check_later()`)
 	type handler = func(context.Context, pgx.Tx, schedule.Run[args]) error
 	send := func(statement string) handler {
 		return func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
@@ -52,6 +55,7 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			return nil
 		}, "after a statement that failed", nil},
 		"a constraint checked at the commit": {send("INSERT INTO public.children VALUES (1)"), "23503", nil},
+		"a lock that the commit waits for":   {send("INSERT INTO public.checked VALUES (1)"), "55P03", nil}, // after five times
 		"a transaction rolled back":          {send("ROLLBACK"), "ended its transaction itself", nil},
 		"another transaction instead":        {send("ROLLBACK; BEGIN"), "PS003", nil},
 		"a statement that takes too long":    {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
