@@ -17,7 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// This file carries out what is due: a run in one transaction.
+// This file carries out what is due: a run in one transaction, see tx.go.
 
 const (
 	// maxConflicts is how often a run is tried that the database broke off in favour of another.
