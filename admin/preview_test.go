@@ -207,8 +207,8 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 	}
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
 	for want, c := range map[string]admin.Change{
-		`"abc" is none that Preview tells`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
-		`client "none" is not known`:       {Verb: admin.Drain, Subject: "none", Reason: "why", Binding: p.Binding},
+		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
+		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why", Binding: p.Binding},
 	} {
 		if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", c, err, want)

@@ -63,7 +63,7 @@ type Change struct {
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if c.Binding != "" {
 		if !bindings.MatchString(c.Binding) {
-			return fmt.Errorf("admin: %s of %q: binding %q is none that Preview tells, as 0123456789abcdef-500:501:", c.Verb, c.Subject, c.Binding)
+			return fmt.Errorf("admin: %s of %q: binding %q is none: give the one that Preview tells, as 0123456789abcdef-500:501:500", c.Verb, c.Subject, c.Binding)
 		}
 		_, err := a.try(ctx, c)
 		return err

@@ -309,6 +309,14 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 	if code := c.wait(); code != 0 {
 		t.Errorf("run with the rights of clients: %d, %s", code, c.output.String())
 	}
+	for purpose, want := range map[string]int{"steering": 0, "reader": exitFailed, "operator": exitFailed} {
+		if code, text := in(purpose, "freeze", "reports", "--preview"); code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
+			t.Errorf("preview as %s: exit code %d, %s", purpose, code, text)
+		}
+	}
+	if code, text := in("steering", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != exitFailed || !strings.Contains(text, `, joined of "`) {
+		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
+	}
 	for purpose, want := range map[string]bool{"reader": false, "clients": false, "guard": false, "operator": true} {
 		for _, statement := range []string{`SELECT "it's".drop_lease('reports')`} {
 			conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))

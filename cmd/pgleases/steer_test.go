@@ -150,7 +150,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drain none --preview", `client "none" is not known`},
 		{database, "drain one --preview --binding x", "[binding preview]"},
 		{database, "drain one --preview --wait", "[preview wait]"},
-		{database, "drain one --reason x --binding x", `binding "x" is none that Preview tells`},
+		{database, "drain one --reason x --binding x", `binding "x" is none: give the one that Preview tells`},
 		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=steering"},
 		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "no time to come"},
 		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
