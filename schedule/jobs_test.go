@@ -509,3 +509,21 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 		t.Errorf("the job that waits is %+v, %v", j, err)
 	}
 }
+
+// Of many jobs that are due few are found at once, and the next when those have begun: it is not looked again for each that ends.
+func TestManyJobsAreFoundInFewLooks(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(1))
+	w.LookEvery(time.Second)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	_, err := mail.EnqueueMany(t.Context(), make([]string, 600))
+	ok(t, err)
+	w.wire.count("schedule_look")
+	began := time.Now()
+	w.run()
+	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	if n, most := w.wire.counted(), 30+2*int(time.Since(began)/time.Second); n > most { // one each second, and one for each hundred
+		t.Errorf("%d looks, not %d at most", n, most)
+	}
+}

@@ -15,7 +15,9 @@ const (
 	lookEvery  = time.Second
 	lookAhead  = 2 * time.Second // so that a look that takes long makes nothing late
 	lookLimit  = 5 * time.Second
-	lookMost   = 100 // rows of each partition
+	lookMost   = 100  // rows of each partition
+	lookLeast  = 10   // of many partitions
+	lookTotal  = 2000 // or so, of all
 	behind     = 10 * time.Second
 	sweepEvery = time.Minute // everything that is due, also what was committed long after it was written
 )
@@ -39,6 +41,7 @@ type planner struct {
 	alone   bool                  // what runs is suspected to kill the process
 	crowded bool                  // so it was when it last looked
 	passed  map[string]struct{}   // keys that were left out when it last looked
+	more    bool                  // there may be more that is due and was not found: it looks when there is room for it
 	low     time.Time             // nothing that was due before is left
 	swept   time.Time             // when it last looked at everything
 	failing bool                  // the last look failed
@@ -114,7 +117,12 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 				looked = time.Now()
 				next = time.Now().Add(p.s.lookEvery)
 			}
-			timer = time.After(min(time.Until(next), p.begin()))
+			wait := p.begin()
+			if p.more && len(p.running) < p.s.options.maxRunning {
+				p.more = false
+				p.look()
+			}
+			timer = time.After(min(time.Until(next), wait))
 		}
 		select {
 		case <-timer:
@@ -171,7 +179,8 @@ func (p *planner) find(ctx context.Context) {
 	}
 	limited, cancel := context.WithTimeout(ctx, p.s.lookLimit)
 	defer cancel()
-	clock, due, err := p.s.sendLook(limited, p.s.pool, partitions, fresh, since, lookAhead, lookMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
+	atMost := min(lookMost, max(lookLeast, lookTotal/len(partitions)))
+	clock, due, err := p.s.sendLook(limited, p.s.pool, partitions, fresh, since, lookAhead, atMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
 	if err != nil {
 		if sweeps {
 			p.swept = sent // it may take too long each time, behind an old snapshot: the looks until the next do not
@@ -198,7 +207,7 @@ func (p *planner) find(ctx context.Context) {
 	if p.few = p.few && more; more {
 		p.look()
 	}
-	p.passed, p.crowded = passed, crowded(due)
+	p.passed, p.crowded, p.more = passed, crowded(due, atMost), false
 	if len(passed) == 0 {
 		if sweeps {
 			p.swept = sent
@@ -222,7 +231,7 @@ func (p *planner) find(ctx context.Context) {
 const priorities = 4
 
 // crowded reports whether there may be more in a partition than was found.
-func crowded(due []item) bool {
+func crowded(due []item, atMost int) bool {
 	type found struct {
 		partition, priority int
 		job                 bool
@@ -231,7 +240,7 @@ func crowded(due []item) bool {
 	for _, it := range due {
 		f := found{it.Partition, it.Priority, it.Job}
 		n[f]++
-		if n[f] == lookMost {
+		if n[f] == atMost {
 			return true
 		}
 	}
@@ -308,7 +317,7 @@ func (p *planner) end(f finish) {
 	delete(p.keys, f.Key)
 	p.alone = false
 	if _, ok := p.passed[f.Key]; ok || p.crowded && p.empty() {
-		p.look()
+		p.more = true
 	}
 	p.low = earlier(p.low, f.from) // where it catches up it is due before it was, and it may be looked for before it begins
 	if f.again == nil {
