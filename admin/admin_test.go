@@ -389,3 +389,49 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 		t.Errorf("%s, %s, %v", text, got, err)
 	}
 }
+
+// PostgreSQL has years that JSON has not: who writes one takes nothing away from those who look.
+func TestTimesFarAwayAreJSON(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients VALUES (11, 'a', 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, '4000-01-01 BC');
+		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, '20000-01-01', '20000-01-01');
+		INSERT INTO pgleases.members (lease, session, weight, joined_at) VALUES ('l', 11, 1, '20000-01-01');
+		INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
+	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, err := json.Marshal(s); err != nil {
+		t.Errorf("%s, %v", text, err)
+	}
+	if w := s.Wishes[0]; w.Until.Before(time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)) {
+		t.Errorf("it ends at %v", w.Until)
+	}
+}
+
+// Who was evicted is no longer due anything, and no newer process has its ID.
+func TestAnEvictedClientIsCalledSo(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, i, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, now() FROM (VALUES (11, 'a', 1), (12, 'b', -1)) AS v (s, id, i);
+		INSERT INTO pgleases.identities VALUES ('a', 1, 1, now()), ('b', 2, 0, now());
+		INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at) VALUES ('l', 11, 1, now()), ('l', 12, 1, now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now())`)
+	a := newAdmin(t, newPool(t, url))
+	s, err := a.Snapshot(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, b := s.Client(11), s.Client(12); a.Evicted || a.Superseded || !b.Evicted || b.Superseded {
+		t.Errorf("clients %+v", s.Clients)
+	}
+	if m := s.Lease("l").Members; m[0].Share != 2 || m[1].Share != 0 {
+		t.Errorf("members %+v", m)
+	}
+	e, err := a.Explain(t.Context(), "l", 1)
+	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator has evicted "b"`) || strings.Contains(text, "newer process") {
+		t.Errorf("%s, %v", text, err)
+	}
+}

@@ -124,6 +124,9 @@ func (d *doctor) examine(ctx context.Context) {
 		return
 	}
 	d.server(&f)
+	if f.Recovery { // it takes no LISTEN, and lacks the table that is not logged
+		return
+	}
 	d.listen(ctx, &f)
 	if !f.Schema {
 		d.found("schema", Fault, "name it with --schema, or run pgleases migrate", "schema %q is missing in this database", d.options.schema)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -59,6 +60,7 @@ type Client struct {
 	ID           string        `json:"id"`
 	Incarnation  int64         `json:"incarnation"`
 	Superseded   bool          `json:"superseded"` // a newer process has its ID: it ends
+	Evicted      bool          `json:"evicted"`    // an operator has revoked it: it ends, and is taken out when its TTL is over
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
 	TTL          time.Duration `json:"ttl_ns"`
 	Dead         bool          `json:"dead"`          // silent for longer than its TTL: another may take it out
@@ -84,7 +86,7 @@ type Member struct {
 	Session int64     `json:"session,string"`
 	Client  string    `json:"client"`
 	Weight  int       `json:"weight"`
-	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are neither superseded nor drained; 0 while the lease is paused
+	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused
 	Owned   int       `json:"owned"`
 	Coming  int       `json:"coming"` // on their way to it
 	Going   int       `json:"going"`  // that it owns, and was asked to hand over
@@ -180,21 +182,21 @@ type tables struct {
 }
 
 func (r *tables) snapshot() (*Snapshot, error) {
-	s := &Snapshot{At: time.UnixMicro(r.At), Version: r.Version, minCode: r.MinCode, Server: Server{r.Timeline, r.Settled, r.Era, r.Marked},
+	s := &Snapshot{At: instant(r.At), Version: r.Version, minCode: r.MinCode, Server: Server{r.Timeline, r.Settled, r.Era, r.Marked},
 		Clients: make([]Client, len(r.Clients)), Leases: make([]Lease, len(r.Leases)), Wishes: make([]Wish, len(r.Wishes))}
 	for i, w := range r.Wishes {
-		s.Wishes[i] = Wish{w.Verb, value(w.Lease), w.Partition, value(w.Client), w.Actor, w.Reason, time.UnixMicro(w.Since), point(w.Until)}
+		s.Wishes[i] = Wish{w.Verb, value(w.Lease), w.Partition, value(w.Client), w.Actor, w.Reason, instant(w.Since), point(w.Until)}
 	}
 	clients := make(map[int64]*Client, len(r.Clients)) // by session
 	for i, c := range r.Clients {
-		s.Clients[i] = Client{Session: c.Session, ID: c.ID, Incarnation: c.Incarnation, Superseded: c.Superseded,
+		s.Clients[i] = Client{Session: c.Session, ID: c.ID, Incarnation: c.Incarnation, Superseded: c.Superseded && c.Incarnation >= 0, Evicted: c.Incarnation < 0,
 			HeartbeatAge: micros(c.Silent), TTL: micros(c.TTL), Dead: c.Silent > c.TTL, FastFailover: c.Fast,
-			Host: c.Host, PID: c.PID, Started: time.UnixMicro(c.Started)}
+			Host: c.Host, PID: c.PID, Started: instant(c.Started)}
 		clients[c.Session] = &s.Clients[i]
 	}
 	for i, l := range r.Leases {
 		lease := &s.Leases[i]
-		*lease = Lease{Name: l.Name, Partitions: l.Partitions, Generation: l.Generation, Planned: time.UnixMicro(l.Planned), Due: point(l.Due),
+		*lease = Lease{Name: l.Name, Partitions: l.Partitions, Generation: l.Generation, Planned: instant(l.Planned), Due: point(l.Due),
 			Members: []Member{}, Holdings: make([]Holding, len(l.Holdings))}
 		members := make(map[int64]int, len(l.Members)) // by session, the place in Members
 		weights := 0
@@ -206,7 +208,7 @@ func (r *tables) snapshot() (*Snapshot, error) {
 			if s.works(l.Name, c) {
 				weights += m.Weight
 			}
-			lease.Members = append(lease.Members, Member{Session: m.Session, Client: c.ID, Weight: m.Weight, Joined: time.UnixMicro(m.Joined)})
+			lease.Members = append(lease.Members, Member{Session: m.Session, Client: c.ID, Weight: m.Weight, Joined: instant(m.Joined)})
 		}
 		sortMembers(lease.Members)
 		for j := range lease.Members {
@@ -281,7 +283,7 @@ func (s *Snapshot) WishesOf(lease, client string) (wishes []Wish) {
 
 // works reports whether a member may own something of a lease, its weight apart.
 func (s *Snapshot) works(lease string, c *Client) bool {
-	return !c.Superseded && !slices.ContainsFunc(s.WishesOf(lease, c.ID), func(w Wish) bool { return w.Verb == Drain || w.Verb == Pause })
+	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.WishesOf(lease, c.ID), func(w Wish) bool { return w.Verb == Drain || w.Verb == Pause })
 }
 
 // Orphans returns the partitions of a lease that nobody who lives owns.
@@ -316,6 +318,9 @@ type Explanation struct {
 // Explain tells why a partition is where it is: its owner's share and weight, and what waits. The errors are those of Snapshot, and
 // ErrNoSuchPartition.
 func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Explanation, error) {
+	if partition < 0 || partition > math.MaxUint16 {
+		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
+	}
 	doing := fmt.Sprintf("explain partition %d of lease %q", partition, lease)
 	var s *Snapshot
 	e := &Explanation{Lease: lease, Partition: partition}
@@ -390,16 +395,18 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 				owner.ID, round(owner.HeartbeatAge), owner.TTL)
 		case owner.Superseded:
 			say("A newer process has the ID %q. This one ends when its work has ended.", owner.ID)
+		case owner.Evicted:
+			say("An operator has evicted %q. Another one gets the partition when its TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
 		}
 	}
 	for _, w := range s.WishesOf(l.Name, e.Owner) {
-		say("An operator wants a %s of %q since %v, by %s: %s.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		say("An operator wants a %s of %q since %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 	}
 	for _, w := range s.Wishes {
 		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
 			continue
 		}
-		say("An operator has pinned it to %q since %v, by %s: %s.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		say("An operator has pinned it to %q since %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 		if w.Client != e.Owner && w.Client != e.Target {
 			say("It is elsewhere as long as %q does not work on the lease, or the lease is frozen.", w.Client)
 		}
@@ -435,8 +442,13 @@ func point(micro *int64) time.Time {
 	if micro == nil {
 		return time.Time{}
 	}
-	return time.UnixMicro(*micro)
+	return instant(*micro)
 }
+
+// Whatever the zone, times between these have years that JSON can hold. PostgreSQL has years up to 294276.
+var earliest, latest = time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC).UnixMicro(), time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).UnixMicro()
+
+func instant(micro int64) time.Time { return time.UnixMicro(min(max(micro, earliest), latest)) }
 
 // value is the zero value for none.
 func value[T any](p *T) (v T) {

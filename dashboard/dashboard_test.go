@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	neturl "net/url"
 	"regexp"
 	"strings"
 	"sync"
@@ -502,6 +503,34 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	again.untilStatus("it grows older", func(s status) bool { return s.Stale && s.Age > before })
 	c.set(false)
 	again.untilStatus("it is live again", func(s status) bool { return s.Seen && !s.Stale && s.Failure == "" })
+}
+
+// A connection that hangs, as behind a pooler, keeps nobody from looking on, also where the pool has no other.
+func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
+	t.Parallel()
+	for _, text := range []string{"lock_list(", ".events AS", "LISTEN"} {
+		t.Run(text, func(t *testing.T) {
+			t.Parallel()
+			url := pgtest.MigratedDatabase(t)
+			u, err := neturl.Parse(url)
+			if err != nil {
+				t.Fatal(err)
+			}
+			query := u.Query()
+			query.Set("pool_max_conns", "1")
+			u.RawQuery = query.Encode()
+			c := new(cable)
+			c.hang.Store(text)
+			h := dashboard.HandlerWith(newAdmin(t, newPool(t, u.String(), c), admin.WithInterval(100*time.Millisecond)), dashboard.Options{MaxViewers: 1,
+				Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.ReadOnly, "" }}, time.Minute, time.Minute)
+			dashboard.SetAnswers(h, 500*time.Millisecond)
+			v, _ := connect(t, serve(t, h).URL)
+			v.until("it hangs", func(event) bool { return c.hangs.Load() })
+			c.hang.Store("")
+			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
+			v.until("a look", func(e event) bool { return e.topic == "leases" && strings.Contains(string(e.data), "made meanwhile") })
+		})
+	}
 }
 
 // A middleware that hides what the connection can do is told apart from a database that is away.

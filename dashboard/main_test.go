@@ -1,6 +1,7 @@
 package dashboard_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ const patience = 2 * time.Minute
 // A cable leads to the database. It can be cut, and counts what is sent.
 type cable struct {
 	sent  atomic.Int64 // messages, or parts of large ones
+	hang  atomic.Value // a text: over a connection on which it is sent no answer comes any more
+	hangs atomic.Bool  // there is such a connection
 	mu    sync.Mutex   // guards what follows
 	cut   bool
 	conns []net.Conn
@@ -53,7 +56,7 @@ func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error
 		return nil, err
 	}
 	c.conns = append(c.conns, conn)
-	return counted{conn, c}, nil
+	return &counted{Conn: conn, cable: c}, nil
 }
 
 func (c *cable) set(cut bool) {
@@ -71,11 +74,24 @@ func (c *cable) set(cut bool) {
 type counted struct {
 	net.Conn
 	*cable
+	mute atomic.Bool
 }
 
-func (c counted) Write(b []byte) (int, error) {
+func (c *counted) Write(b []byte) (int, error) {
 	c.sent.Add(1)
+	if text, _ := c.hang.Load().(string); text != "" && bytes.Contains(b, []byte(text)) {
+		c.mute.Store(true)
+		c.hangs.Store(true)
+	}
 	return c.Conn.Write(b)
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	for {
+		if n, err := c.Conn.Read(b); err != nil || !c.mute.Load() {
+			return n, err
+		}
+	}
 }
 
 func newPool(t *testing.T, url string, c *cable) *pgxpool.Pool {

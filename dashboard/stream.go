@@ -52,11 +52,14 @@ const (
 	beat     = time.Second      // between two words about how old what is shown is
 	old      = 4 * time.Second  // from which age on it is said to be stale; a look that fails says so at once
 	examined = 30 * time.Second // between two examinations of the health
+
+	defaultAnswers = 15 * time.Second
 )
 
 type hub struct {
 	admin      *admin.Admin
 	maxViewers int
+	answers    time.Duration // how long locks and events, and an examination, may take: a connection that hangs keeps nobody from looking on
 
 	mu      sync.Mutex // guards what follows
 	viewers int
@@ -81,7 +84,7 @@ type memory struct {
 }
 
 func newHub(a *admin.Admin, maxViewers int) *hub {
-	return &hub{admin: a, maxViewers: maxViewers, changed: make(chan struct{}), memory: memory{slots: make(map[string]int)}}
+	return &hub{admin: a, maxViewers: maxViewers, answers: defaultAnswers, changed: make(chan struct{}), memory: memory{slots: make(map[string]int)}}
 }
 
 // enter reports whether there is room for one more viewer, who then has to leave.
@@ -140,7 +143,9 @@ func (h *hub) look(ctx context.Context) {
 			continue
 		}
 		h.saw(ctx, s, time.Now())
-		held, happened := h.readLocks(ctx), h.readEvents(ctx)
+		limited, cancel := context.WithTimeout(ctx, h.answers)
+		held, happened := h.readLocks(limited), h.readEvents(limited)
+		cancel()
 		h.mu.Lock()
 		h.publish(ctx, locks, held)
 		h.publish(ctx, events, happened)
@@ -262,7 +267,9 @@ type shownHealth struct {
 // examine sees to the health.
 func (h *hub) examine(ctx context.Context) {
 	for {
-		findings := h.admin.Doctor(ctx, admin.DoctorOptions{})
+		limited, cancel := context.WithTimeout(ctx, h.answers)
+		findings := h.admin.Doctor(limited, admin.DoctorOptions{})
+		cancel()
 		h.mu.Lock()
 		h.publish(ctx, health, shownHealth{findings, time.Now()})
 		h.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -34,11 +35,26 @@ func unreachable(err error, url string) error {
 	return err
 }
 
+// parse reads a connection string, and tells nothing of it: what is wrong may be the password. Where that has an @, all errors would
+// tell what follows as the host.
+func parse(url string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(url)
+	var wrong *pgconn.ParseConfigError
+	if errors.As(err, &wrong) {
+		text := err.Error()
+		return nil, fmt.Errorf("cannot read the connection string%s", text[strings.LastIndexByte(text, '`')+1:])
+	}
+	if err == nil && strings.Contains(config.ConnConfig.Host, "@") && !strings.HasPrefix(config.ConnConfig.Host, "/") {
+		return nil, errors.New("the connection string has more than one @: write that of a password as %40")
+	}
+	return config, err
+}
+
 // withPool has a verb use a pool, until it returns, or a signal asks to end.
 func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Pool, schema string) error) error {
 	flag, _ := cmd.Flags().GetString("database")
 	schema, _ := cmd.Flags().GetString("schema")
-	config, err := pgxpool.ParseConfig(databaseURL(flag))
+	config, err := parse(databaseURL(flag))
 	if err != nil {
 		return err
 	}
@@ -54,6 +70,7 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	config.MaxConns, config.MinConns = 2, 0
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err

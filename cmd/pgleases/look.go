@@ -42,9 +42,9 @@ func (l *lag) read(ctx context.Context, a *admin.Admin) (map[int]int64, error) {
 
 // sum adds up what waits in some partitions.
 func sum(waits map[int]int64, ranges admin.Ranges) (n int64) {
-	for partition, waiting := range waits {
-		if ranges.Contains(partition) {
-			n += waiting
+	for _, r := range ranges {
+		for partition := r.First; partition <= r.Last; partition++ {
+			n += waits[partition]
 		}
 	}
 	return n
@@ -179,6 +179,8 @@ func state(c *admin.Client) string {
 	switch {
 	case c.Dead:
 		return "dead"
+	case c.Evicted:
+		return "evicted"
 	case c.Superseded:
 		return "superseded"
 	}
@@ -192,7 +194,7 @@ func newClients() *cobra.Command {
 		Long: `List the clients, each with the age of its last heartbeat, its TTL, and how many partitions it owns in how many leases.
 
 One is dead when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
-has ended. FAST tells whether it has fast fail-over.`,
+has ended. One is evicted when an operator has revoked it: its process ends, and others take over when its TTL is over. FAST tells whether it has fast fail-over.`,
 		Args: cobra.NoArgs,
 	}
 	out := outputFlag(cmd)
@@ -305,9 +307,9 @@ func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]in
 	var b strings.Builder
 	switch {
 	case err != nil && s.at.IsZero():
-		fmt.Fprintln(&b, told(err))
+		fmt.Fprintln(&b, lines(told(err)))
 	case err != nil:
-		fmt.Fprintf(&b, "%s\n\nWhat follows is %s old.\n%s", told(err), period(time.Since(s.at)), s.seen)
+		fmt.Fprintf(&b, "%s\n\nWhat follows is %s old.\n%s", lines(told(err)), period(time.Since(s.at)), s.seen)
 	default:
 		fmt.Fprintf(&b, "%s\n\n", snapshot.At.Format(time.DateTime))
 		if l != nil {
@@ -383,7 +385,7 @@ before their owner went away.`,
 			return out.print(cmd.OutOrStdout(), value, func(w io.Writer) {
 				fmt.Fprintf(w, "%s/%d, epoch %d\n\n", shown(e.Lease), e.Partition, e.Epoch)
 				for _, sentence := range e.Reasons {
-					fmt.Fprintln(w, sentence)
+					fmt.Fprintln(w, printable(sentence))
 				}
 				if waits != nil {
 					fmt.Fprintf(w, "%d wait in it.\n", waits[partition])

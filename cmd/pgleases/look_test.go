@@ -374,7 +374,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return nil
 	})
 	for i, name := range []string{"good", "bad", odd} {
-		if err := kind.Add(name, job{i}, schedule.Every(time.Second)); err != nil {
+		if err := kind.Add(name, job{i}, schedule.Every(time.Second), schedule.MissedAll, schedule.OverlapBuffer); err != nil { // however late, each tick runs
 			t.Fatal(err)
 		}
 	}

@@ -44,7 +44,7 @@ func main() {
 	e := exit{code: exitFailed, err: err}
 	errors.As(err, &e)
 	if e.err != nil {
-		fmt.Fprintln(os.Stderr, "pgleases:", told(e.err))
+		fmt.Fprintln(os.Stderr, "pgleases:", lines(told(e.err)))
 	}
 	os.Exit(e.code)
 }

@@ -225,6 +225,9 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 // work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
 func (r *runner) work(ctx context.Context) error {
 	url := databaseURL(r.database)
+	if _, err := parse(url); err != nil {
+		return exit{exitFailed, err}
+	}
 	client, err := pgleases.Open(ctx, url, r.options()...)
 	if err != nil {
 		return unreachable(err, url)

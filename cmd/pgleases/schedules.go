@@ -26,6 +26,12 @@ func newSchedules() *cobra.Command {
 
 GROUP is the name that the processes gave to schedule.New. Its lease is schedule/GROUP: describe shows who runs what.`,
 	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { // else cobra prints the help for a verb that is none, and all is well
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		return fmt.Errorf("there is no verb %q: pgleases schedules --help shows those that there are", args[0])
+	}
 	cmd.AddCommand(newScheduleList(), newScheduleHistory(), newTrigger(), newBackfill(),
 		newScheduleEdit("pause", "Have a schedule not run until it is resumed",
 			"Have a schedule not run until it is resumed. A run that is under way goes on.",
@@ -77,6 +83,9 @@ type scheduled struct {
 	Due      time.Time       `json:"due,omitzero"`
 	Done     time.Time       `json:"done,omitzero"`
 	PausedAt time.Time       `json:"paused_at,omitzero"`
+	Failures int             `json:"failures"`
+	Attempts int             `json:"attempts"`
+	Error    string          `json:"error,omitempty"`
 	Waits    string          `json:"waits,omitempty"`
 }
 
@@ -102,7 +111,7 @@ last tick that was done. One that waits is not known, as it is, to the process t
 					return err
 				}
 				all = append(all, scheduled{Name: one.Name, Kind: one.Kind, Key: one.Key, Args: one.Args, Rule: one.Rule, Declared: one.Declared, Cursor: one.Cursor,
-					Due: one.Due, Done: one.Done, PausedAt: one.PausedAt, Waits: one.Waits})
+					Due: one.Due, Done: one.Done, PausedAt: one.PausedAt, Failures: one.Failures, Attempts: one.Attempts, Error: one.Error, Waits: one.Waits})
 			}
 			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
 				t := table{{"SCHEDULE", "KIND", "RULE", "NEXT", "DONE", "STATE"}}
@@ -114,6 +123,8 @@ last tick that was done. One that waits is not known, as it is, to the process t
 						state = "paused " + instant(one.PausedAt)
 					case one.Waits != "":
 						state = "waits: " + printable(one.Waits)
+					case one.Attempts > 0:
+						state = fmt.Sprintf("is tried again, failed %d times: %s", one.Attempts, shown(one.Error))
 					case one.Due.IsZero():
 						state = "has no further tick"
 					}
@@ -132,6 +143,7 @@ type entry struct {
 	Until     time.Time     `json:"until"`
 	Ticks     int64         `json:"ticks"`
 	Fate      schedule.Fate `json:"fate"`
+	Attempts  int           `json:"attempts"`
 	Error     string        `json:"error,omitempty"`
 	Epoch     int64         `json:"epoch,string"`
 	StartedAt time.Time     `json:"started_at,omitzero"`
@@ -158,7 +170,7 @@ to run it; skipped, the run before was under way; cancelled, an edit, a resumpti
 				if err != nil {
 					return err
 				}
-				if all = append(all, entry{e.Since, e.Until, e.Ticks, e.Fate, e.Error, e.Epoch, e.StartedAt, e.EndedAt}); len(all) == *most {
+				if all = append(all, entry{e.Since, e.Until, e.Ticks, e.Fate, e.Attempts, e.Error, e.Epoch, e.StartedAt, e.EndedAt}); len(all) == *most {
 					break
 				}
 			}

@@ -26,8 +26,8 @@ It has no login, so it listens on this machine alone. To see it from another one
 everybody sees it who reaches this machine: put a proxy in front that asks who they are, or mount package dashboard in an application
 that knows its users.
 
-While it listens on this machine alone, it answers who asks for localhost, 127.0.0.1 or [::1], and refuses other names: else a page of any site could have the
-browser take this server for that site's own. Where a proxy in front asks by another name, give it with --host.
+While it listens on this machine alone, or has names by --host, it answers who asks for these, for localhost, 127.0.0.1 or [::1], and refuses other names:
+else a page of any site could have the browser take this server for that site's own. Give --host the name by which a proxy in front asks.
 
 It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`,
 		Args: cobra.NoArgs,
@@ -49,7 +49,7 @@ It ends where the database does not answer at the start. Later the page says sin
 			if err != nil {
 				return err
 			}
-			if listener.Addr().(*net.TCPAddr).IP.IsLoopback() {
+			if listener.Addr().(*net.TCPAddr).IP.IsLoopback() || len(*hosts) > 0 {
 				handler = onlyFor(*hosts, handler)
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())

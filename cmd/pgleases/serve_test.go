@@ -65,6 +65,15 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	if code := busy.wait(); code != exitFailed || !strings.Contains(busy.output.String(), "Give --listen an address of this machine and a port that is free") {
 		t.Errorf("on a port in use: exit code %d, %q", code, busy.output.String())
 	}
+	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
+		open := run(t, databaseEnv(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
+		port := regexp.MustCompile(`Open http://\S+:(\d+)/\n`)
+		await(t, "it says where it listens", func() bool { return port.MatchString(open.output.String()) })
+		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.output.String())[1] + "/"
+		if response, _ := ask("GET", "", "evil.example"); response.StatusCode != want {
+			t.Errorf("listening on %s: %d, want %d", listen, response.StatusCode, want)
+		}
+	}
 	c.signal(syscall.SIGINT) // while the stream is open
 	if code := c.wait(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -142,7 +143,10 @@ func pointInTime(text string, now time.Time) (time.Time, error) {
 func awaitNothingOwned(ctx context.Context, a *admin.Admin, c admin.Change) error {
 	for s, err := range a.Watch(ctx) {
 		if err != nil {
-			return err
+			return fmt.Errorf("%w\nThe wish stands", err)
+		}
+		if !slices.ContainsFunc(s.Wishes, func(w admin.Wish) bool { return w.Verb == c.Verb && w.Of() == c.Subject }) {
+			return errors.New("the wish has ended, or was taken back, before it was done")
 		}
 		owned := 0
 		for _, l := range s.Leases {
@@ -261,7 +265,7 @@ func writeEvents(w io.Writer, events []admin.Event, heading bool) {
 		t.add("AT", "CAUSE", "LEASE", "FROM", "TO", "PARTITIONS", "BY", "REASON")
 	}
 	for _, e := range events {
-		t.add(e.At.Local().Format("2006-01-02 15:04:05.000"), e.Cause, orNothing(e.Lease), orNothing(e.From), orNothing(e.To), short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason))
+		t.add(e.At.Local().Format("2006-01-02 15:04:05.000"), shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To), short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason))
 	}
 	t.write(w)
 }

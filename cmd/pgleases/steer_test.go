@@ -18,7 +18,7 @@ import (
 )
 
 // newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall reaches.
-func newMember(t *testing.T, pool *pgxpool.Pool, id string) {
+func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 	t.Helper()
 	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond))
 	if err != nil {
@@ -29,9 +29,11 @@ func newMember(t *testing.T, pool *pgxpool.Pool, id string) {
 		defer cancel()
 		_ = c.Close(ctx) // an error is that it was evicted
 	})
-	if _, err := c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)); err != nil {
+	l, err := c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0))
+	if err != nil {
 		t.Fatal(err)
 	}
+	return l
 }
 
 // asPreviewed has a verb do what it previews, again where the fleet moved something in between.
@@ -146,6 +148,8 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	for _, test := range []struct{ database, args, want string }{
 		{database, "drain one", "--reason is missing"},
 		{database, "drain", "CLIENT is missing: pgleases drain CLIENT"},
+		{database, "explain orders/99999999999", "there is no such partition"},
+		{database, "schedules puase g s", `there is no verb "puase"`},
 		{database, "drain none --reason x", `client "none" is not known`},
 		{database, "drain none --preview", `client "none" is not known`},
 		{database, "drain one --preview --binding x", "[binding preview]"},
@@ -177,5 +181,45 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	findings, _ := examined(t, database, "--skip", "autovacuum")
 	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note wishes") {
 		t.Errorf("doctor finds %s", got)
+	}
+}
+
+// A wait ends where what is waited for can no longer come.
+func TestAWaitEndsWithTheWish(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool, err := pgxpool.New(context.Background(), database)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	lease := newMember(t, pool, "one")
+	for len(lease.Values()) == 0 {
+		if err := lease.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	hold := lease.Hold(t.Context())
+	defer hold.Release()
+	waiting := run(t, databaseEnv(database), "pause", "orders", "--reason", "maintenance", "--wait")
+	await(t, "the wish", func() bool { return len(decoded[[]admin.Wish](t, database, "wishes")) == 1 })
+	output1(t, database, "resume", "orders", "--reason", "never mind")
+	if code := waiting.wait(); code != exitFailed || !strings.Contains(waiting.output.String(), "taken back") {
+		t.Errorf("exit code %d: %s", code, waiting.output.String())
+	}
+}
+
+// A connection string that is none is told without what may be its password.
+func TestNoErrorTellsThePassword(t *testing.T) {
+	t.Parallel()
+	for _, database := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se#cret@127.0.0.1:1/d", "postgres://u:se%cret@127.0.0.1:1/d", "postgres://u:se:cret@127.0.0.1:1/d",
+		"postgres://u:se@cret@127.0.0.1:1/d", "postgres://u:cret@127.0.0.1:no/d", "postgres://u:cret@127.0.0.1:1/d", "host=127.0.0.1 port=no password=cret", "host=127.0.0.1 port=1 password='se cret'",
+		"host=127.0.0.1 password = cret port=no"} {
+		for _, verb := range []string{"list", "doctor", "migrate"} {
+			c := run(t, databaseEnv(database), verb)
+			if code := c.wait(); code == 0 || strings.Contains(c.output.String(), "cret") {
+				t.Errorf("%s of %s: exit code %d: %s", verb, database, code, c.output.String())
+			}
+		}
 	}
 }

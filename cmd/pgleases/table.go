@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -51,6 +52,11 @@ func shown(name string) string {
 	}
 	return strconv.Quote(name)
 }
+
+var withinLine = regexp.MustCompile(`[^\n\t]+`)
+
+// lines is a text of several lines, in which what else is no printable character is escaped.
+func lines(text string) string { return withinLine.ReplaceAllStringFunc(text, printable) }
 
 // printable is a text of one line, in which what is no printable character is escaped.
 func printable(text string) string {

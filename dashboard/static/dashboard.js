@@ -163,7 +163,7 @@ const topics = {
   ages(list) { state.ages = list; later("ages", "summary"); },
   locks(told) { state.locks = told; later("locks", "summary"); },
   events(told) { state.events = told; later("events"); },
-  wishes(list) { state.wishes = list; later("wishes", "leases", "clients"); },
+  wishes(list) { state.wishes = list; later("wishes", "leases", "clients", "summary"); },
   health(told) { state.health = told; later("health", "summary"); },
   status(told) {
     state.status = told;
@@ -252,6 +252,9 @@ function factsOf(lease) {
   return { moving, orphans };
 }
 
+// A pause is meant so: what has no owner then is no fault.
+const isPaused = lease => state.wishes.some(w => w.verb === "pause" && w.lease === lease.name);
+
 const draws = {
   leases() {
     const named = state.leases.filter(l => matches(l.name, ...(state.filter ? l.members.map(m => m.client) : [])));
@@ -297,7 +300,8 @@ const draws = {
       const marks = [];
       if (c.dead) marks.push(["bad", "silent for longer than its TTL"]);
       if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
-      for (const w of state.wishes) if (w.client === c.id) marks.push(["warn", "wanted: " + w.verb]);
+      if (c.evicted) marks.push(["warn", "evicted by an operator"]);
+      for (const w of state.wishes) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "wanted: " + plain(w.verb)]);
       if (c.fast_failover) marks.push(["", "fast fail-over"]);
       fill(head.children[1], JSON.stringify(marks), ...marks.map(([kind, text]) => make("span", "mark " + kind, text)));
       const p = part.get(c.session) || { owned: 0, leases: 0 };
@@ -356,7 +360,7 @@ const draws = {
       return { e, i, key: key + same.get(key) };
     }).reverse();
     keyed($("event-list"), numbered, x => x.key, ({ e }) => {
-      const time = make("time", "", clock(e.at)), text = make("span", "", make("span", "mark", e.cause));
+      const time = make("time", "", clock(e.at)), text = make("span", "", make("span", "mark", plain(e.cause)));
       time.dateTime = e.at;
       if (e.lease) text.append(" ", name(e.lease));
       if (e.partitions.length > 0) text.append(" ", many(sizeOf(e.partitions), "partition"), " ", make("span", "sub", rangesText(e.partitions)));
@@ -373,9 +377,12 @@ const draws = {
   wishes() {
     $("wishes").hidden = state.wishes.length === 0;
     keyed($("wish-list"), state.wishes, w => JSON.stringify([w, slotOf(w.client)]), w => {
-      const time = make("time", "", clock(w.since)), text = make("span", "", make("span", "mark warn", w.verb), " ");
+      const time = make("time", "", clock(w.since)), text = make("span", "", make("span", "mark warn", plain(w.verb)), " ");
       time.dateTime = w.since;
-      text.append(w.client ? who(w.client) : name(w.lease));
+      if (w.partition !== undefined) text.append("partition " + count(w.partition) + " of ");
+      if (w.lease) text.append(name(w.lease));
+      if (w.partition !== undefined) text.append(" to ");
+      if (w.client) text.append(who(w.client));
       if (w.actor) text.append(" by ", name(w.actor));
       if (w.reason) text.append(": ", name(w.reason));
       text.append(make("span", "sub", w.until ? ", until " + clock(w.until) : ", until it is taken back"));
@@ -401,12 +408,13 @@ const draws = {
 
   summary() {
     if (!state.status?.seen) return;
-    let partitions = 0, moving = 0, orphans = 0;
+    let partitions = 0, moving = 0, orphans = 0, lost = 0;
     for (const l of state.leases) {
       const f = factsOf(l);
       partitions += l.partitions;
       moving += f.moving;
       orphans += f.orphans;
+      if (!isPaused(l)) lost += f.orphans;
     }
     const silent = state.clients.filter(c => c.dead).length;
     const held = state.locks ? state.locks.locks.filter(l => l.holders.length > 0).length : 0;
@@ -416,7 +424,7 @@ const draws = {
     const boxes = [
       ["Clients", count(state.clients.length - silent), silent ? count(silent) + " silent" : "all are heard", silent ? "bad" : ""],
       ["Leases", count(state.leases.length), many(partitions, "partition"), ""],
-      ["Without owner", count(orphans), orphans ? "of " + many(partitions, "partition") : "none", orphans ? "bad" : ""],
+      ["Without owner", count(orphans), orphans ? lost ? "of " + many(partitions, "partition") : "all of them paused" : "none", lost ? "bad" : ""],
       ["Moving", count(moving), moving ? "asked to hand over" : "all is calm", ""],
       ["Locks held", count(held) + (state.locks?.more ? "+" : ""), waiting ? many(waiting, "waits", "wait") : "nobody waits", ""],
       ["Health", !state.health ? "…" : bad ? many(bad, "fault") : warned ? many(warned, "warning") : "good", !state.health ? "is being examined" : bad || warned ? "see below" : many(state.health.findings.length, "check"), bad ? "bad" : warned ? "warn" : ""],
@@ -515,8 +523,8 @@ function updateLease(e, lease) {
   const { moving, orphans } = factsOf(lease);
   const facts = [make("span", "", many(lease.partitions, "partition") + ", " + many(lease.members.length, "member"))];
   if (moving) facts.push(", ", make("span", "warn", count(moving) + " asked to hand over"));
-  if (orphans) facts.push(", ", make("span", "bad", count(orphans) + " without a living owner"));
-  for (const w of state.wishes) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + w.verb));
+  if (orphans) facts.push(", ", make("span", isPaused(lease) ? "warn" : "bad", count(orphans) + " without a living owner"));
+  for (const w of state.wishes) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + plain(w.verb) + (w.partition === undefined ? "" : " of " + count(w.partition))));
   if (lease.due) facts.push(", a plan is due");
   fill(e.querySelector(".facts"), facts.map(f => f.textContent ?? f).join(""), ...facts);
   keyed(e.querySelector("tbody"), lease.members.slice(0, mostRows), m => m.session, () => {
