@@ -17,11 +17,16 @@ import (
 
 // The verbs that steer, and those that tell what was wished and what happened.
 
+const planHelp = `
+
+The clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first.`
+
+const wishHelp = ` This writes a wish, which names
+a client ID or a lease. It outlives restarts and failovers, until it is taken back or --until has come. pgleases wishes shows it.`
+
 const steerHelp = `
 
-This writes a wish; the clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first. A wish names a
-client ID or a lease. It outlives restarts and failovers, until it is taken back or --until has come. It is written down with the reason, with the role that
-connects, and with --actor: pgleases wishes and pgleases events show it. It needs the rights that pgleases grants ROLE --for=steering prints.
+It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=steering prints.
 
 With --preview it changes nothing, and prints which partitions the clients would move at once, and a binding. With that as --binding it does what was previewed, or
 fails and says what has changed since. Hand-overs that are under way are not in a preview.`
@@ -43,6 +48,12 @@ func newSteering() []*cobra.Command {
 }
 
 func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
+	if verb != admin.Evict {
+		long += planHelp
+	}
+	if slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb) {
+		long += wishHelp
+	}
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long + steerHelp, Args: exactly(strings.Fields(subject)...)}
 	change := admin.Change{Verb: verb}
 	var until string
