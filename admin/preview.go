@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -81,6 +82,9 @@ type trial struct {
 	since string            // a snapshot: transactions that it does not see may not be in it
 }
 
+// stopped is how long the server waits for a program that stops in the middle of a change: heartbeats wait with it, and the least TTL is a second.
+const stopped = 500 * time.Millisecond
+
 // try carries a change out. Without a Binding it is rolled back; with one it is committed where that is right.
 func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	verb, args, err := a.statement(c)
@@ -98,7 +102,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 		var batch pgx.Batch
 		// Nobody waits for long for a program that is stopped between these and the end of the transaction.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
-			"pg_catalog.set_config('idle_in_transaction_session_timeout', $1, true)", fmt.Sprint(answers.Milliseconds()))
+			"pg_catalog.set_config('idle_in_transaction_session_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
 		batch.Queue("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").QueryRow(func(row pgx.Row) error { return row.Scan(&tried.since) })
 		batch.Queue(verb, args...)
 		batch.Queue(store.Texts(sql.Files, a.options.schema)("preview"), lease, client).Query(func(rows pgx.Rows) (err error) {
