@@ -511,7 +511,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 	for _, text := range []string{"lock_list(", ".events AS", "LISTEN"} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
-			url := pgtest.MigratedDatabase(t)
+			url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t)) // the health examination listens only there
 			u, err := neturl.Parse(url)
 			if err != nil {
 				t.Fatal(err)

@@ -728,8 +728,11 @@ $("filter").addEventListener("input", event => {
   later("leases", "clients", "locks");
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("leases"));
-(function sharp() { // again where the window comes to another screen, or is zoomed
-  matchMedia("(resolution: " + window.devicePixelRatio + "dppx)").addEventListener("change", () => { later("leases"); sharp(); }, { once: true });
-})();
-setInterval(() => later("state"), 1000);
+let sharpFor = window.devicePixelRatio;
+setInterval(() => {
+  later("state");
+  if (sharpFor === window.devicePixelRatio) return;
+  sharpFor = window.devicePixelRatio; // the window has come to another screen, or was zoomed
+  later("leases");
+}, 1000);
 connect();
