@@ -71,6 +71,8 @@ func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config 
 	}
 }
 
+const effects = "SELECT count(*) FROM ticks"
+
 // attackSchedules has so many faults befall a fleet, and checks the ledger then.
 func attackSchedules(t *punctual.Try, url string, database *faults.Database, total int) {
 	t.Helper()
@@ -103,6 +105,7 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	}
 	pool := newPool(t, database.URL, size(2))
 	told(t, pool)
+	waitFor(t, patience, "schedules run", func() bool { return value[int](t, pool, effects) >= len(faults.Schedules()) })
 	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "crowd" }) // of connections
 	database.Befall(fleet)
 	fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
@@ -158,7 +161,6 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		if err := c.pipes[0].Freeze(); err != nil {
 			t.Fatal(err)
 		}
-		const effects = "SELECT count(*) FROM ticks"
 		before := value[int](t, pool, effects)
 		waitFor(t, patience, "the standby has missed runs", func() bool { return value[int](t, pool, effects) > before+len(faults.Schedules()) })
 		pool.Close()
