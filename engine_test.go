@@ -151,6 +151,16 @@ func (w *world) renewed(session int64) {
 	w.beats[session] = time.Now()
 }
 
+// silence is how long ago the last heartbeat was of the session that has had none for longest.
+func (w *world) silence() (longest time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, beat := range w.beats {
+		longest = max(longest, time.Since(beat))
+	}
+	return longest
+}
+
 // event notes what happened, for the trace of a failure.
 func (w *world) event(format string, args ...any) {
 	w.mu.Lock()

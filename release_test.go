@@ -124,6 +124,7 @@ func TestACrashThatLosesAnAnnouncementHidesNoPartitionFromItsOwner(t *testing.T)
 			t.Fatal(err)
 		}
 		time.Sleep(10 * time.Second)
+		w.within(10*time.Second, "no heartbeat is due soon", func() bool { return w.silence() < time.Second })
 		hold.Release()
 		w.within(10*time.Second, "it is handed over and announced", func() bool { return w.count("announce") == 1 })
 		time.Sleep(3 * time.Millisecond)
