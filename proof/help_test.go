@@ -125,6 +125,24 @@ func quietly(t testing.TB) pgleases.Option {
 	return pgleases.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
 }
 
+// endFleet ends a fleet with its test, and shows of one that failed what befell it, and the last lines that each process logged.
+func endFleet(t testing.TB, fleet *faults.Fleet, lines int) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := fleet.Close(ctx); err != nil {
+		t.Error(err)
+	}
+	if !t.Failed() {
+		return
+	}
+	for _, incident := range fleet.Incidents {
+		t.Log(incident)
+	}
+	for path, text := range fleet.Output() {
+		t.Logf("%s:\n%s", path, lastLines(text, lines))
+	}
+}
+
 func lastLines(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

@@ -97,21 +97,7 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	fleet, err := faults.NewFleet(ctx, config, t.TempDir(), 4, seed)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := fleet.Close(ctx); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			for _, incident := range fleet.Incidents {
-				t.Log(incident)
-			}
-			for path, text := range fleet.Output() {
-				t.Logf("%s:\n%s", path, lastLines(text, 40))
-			}
-		}
-	})
+	t.Cleanup(func() { endFleet(t, fleet, 40) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -85,21 +85,7 @@ func attackSchedules(t *punctual.Try, url string, database *faults.Database, tot
 	defer cancel()
 	began := time.Now()
 	fleet, err := faults.NewFleet(ctx, withSchedules(t, url, database.URL, database.Bouncer != nil), t.TempDir(), 4, seed)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := fleet.Close(ctx); err != nil {
-			t.Error(err)
-		}
-		if t.Failed() {
-			for _, incident := range fleet.Incidents {
-				t.Log(incident)
-			}
-			for path, text := range fleet.Output() {
-				t.Logf("%s:\n%s", path, lastLines(text, 60))
-			}
-		}
-	})
+	t.Cleanup(func() { endFleet(t, fleet, 60) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,16 +30,13 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 	rule, err := Parse(r.Rule)
 	switch {
 	case err != nil:
-	case k == nil:
-		err = fmt.Errorf("kind %q is not registered", r.Kind)
-	case r.Declared && !declared:
+	case k != nil && r.Declared && !declared:
 		err = errors.New("it is declared in the code of another version only")
 	default:
-		err = k.parse(r.Args)
+		err = r.readable(k)
 	}
 	if err != nil {
-		again := now.Add(unknown)
-		d.Waits, d.Due = kept(err), &again
+		d.wait(err, now)
 		return d
 	}
 	begin := func(tick Tick, missed int64, began time.Time) {
@@ -74,6 +71,20 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 	}
 	d.Due = r.dueAfter(rule, d.cursor())
 	return d
+}
+
+// readable returns what this process does not know of it: its kind, or how to read its arguments.
+func (r *record) readable(k *kind) error {
+	if k == nil {
+		return fmt.Errorf("kind %q is not registered", r.Kind)
+	}
+	return k.parse(r.Args)
+}
+
+// wait leaves it to a process that knows what this one does not.
+func (d *decision) wait(err error, now time.Time) {
+	again := now.Add(unknown)
+	d.Waits, d.Due = kept(err), &again
 }
 
 // attempts is how many attempts at the tick under way have failed.
@@ -153,15 +164,8 @@ func (d *decision) unstep(t trial) {
 func (r *record) decideJob(k *kind, epoch int64) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
-	var err error
-	if k == nil {
-		err = fmt.Errorf("kind %q is not registered", r.Kind)
-	} else {
-		err = k.parse(r.Args)
-	}
-	if err != nil {
-		again := now.Add(unknown)
-		d.Waits, d.Due = kept(err), &again
+	if err := r.readable(k); err != nil {
+		d.wait(err, now)
 		return d
 	}
 	began := now

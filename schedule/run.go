@@ -200,6 +200,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 				return err
 			}
 		}
+		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
 		switch d := &a.decided; {
 		case d.run == nil:
 		case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:
@@ -213,8 +214,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			p.s.logOf(it).Error("schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int("crashes", r.Trying.crashes()))
 			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 			d.run = nil
-		case k.calls != inTransaction, o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch):
-			suspected := o.suspects(it, r) && !r.Trying.chargedTo(o.Epoch)
+		case k.calls != inTransaction, suspected:
 			if suspected {
 				o.charge(it.subject)
 			}

@@ -233,12 +233,7 @@ func newWatch() *cobra.Command {
 		Long: `Show the leases and the clients, or one lease, again each second, until Ctrl-C. On a terminal each takes the place of the one before.
 
 When the database does not answer, what was seen last stays, with its age.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return fmt.Errorf("%q is one name too many: pgleases watch [LEASE]", args[1])
-			}
-			return nil
-		},
+		Args:              atMostOne("name", "[LEASE]"),
 		ValidArgsFunction: completeLease,
 	}
 	out, lag := outputFlag(cmd), lagFlags(cmd)
@@ -412,12 +407,7 @@ the first that waits. EXPIRES is when its holder may be taken out, if it sends n
 There is no verb that releases a lock. Its holder would go on with its work, and the next one would begin: two at once, where the lock is there for one. End
 the holder's process, which HOST and PID name; the lock is free then, at the latest after its TTL. Where the process cannot be reached, revoke its sessions
 with pgleases evict CLIENT. A holder that is - was taken out: an open transaction that is guarded by the lock keeps it.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return fmt.Errorf("%q is one prefix too many: pgleases locks [PREFIX]", args[1])
-			}
-			return nil
-		},
+		Args:       atMostOne("prefix", "[PREFIX]"),
 		SuggestFor: []string{"unlock", "release"},
 	}
 	out := outputFlag(cmd)
@@ -474,6 +464,16 @@ func exactly(names ...string) cobra.PositionalArgs {
 			return fmt.Errorf("%s is missing: %s", names[len(args)], cmd.UseLine())
 		case len(args) > len(names):
 			return fmt.Errorf("%q is one argument too many: %s", args[len(names)], cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// atMostOne takes one argument or none: what it is called, and how the help shows it.
+func atMostOne(what, shown string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 1 {
+			return fmt.Errorf("%q is one %s too many: %s %s", args[1], what, cmd.CommandPath(), shown)
 		}
 		return nil
 	}

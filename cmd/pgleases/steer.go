@@ -220,12 +220,7 @@ docs/operations.md explains each cause. An event without an actor is the clients
 
 With --follow it goes on with those that come. An event is then shown when all transactions have ended that were open when it was written, anywhere on the
 server: so none is missed.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 1 {
-				return fmt.Errorf("%q is one name too many: pgleases events [LEASE]", args[1])
-			}
-			return nil
-		},
+		Args:              atMostOne("name", "[LEASE]"),
 		ValidArgsFunction: completeLease,
 	}
 	out := outputFlag(cmd)

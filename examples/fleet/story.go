@@ -201,20 +201,9 @@ func (f *fleet) finish(ctx context.Context) error {
 
 // closeAll ends the workers that are left.
 func (f *fleet) closeAll(ctx context.Context) error {
-	living := f.crew.Living()
-	for _, w := range living {
-		w.Set(show.Closing)
-		if err := w.AskToEnd(); err != nil {
-			return fmt.Errorf("end %s: %w", w.ID, err)
-		}
-	}
-	for _, w := range living {
-		if err := w.Wait(ctx, patience); err != nil {
-			failure := fmt.Sprintf("%s did not end well: %v", w.ID, err)
-			f.happened(event{name: "end", what: w.ID + " was asked to end", failure: failure})
-		}
-	}
-	return ctx.Err()
+	return f.crew.CloseAll(ctx, patience, func(w *show.Worker, failure string) {
+		f.happened(event{name: "end", what: w.ID + " was asked to end", failure: failure})
+	})
 }
 
 // loses begins to measure how a worker's partitions go to others.

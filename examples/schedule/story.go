@@ -189,19 +189,7 @@ func (s *story) catchUp(ctx context.Context) (err error) {
 
 // closeAll ends the processes that are left.
 func (s *story) closeAll(ctx context.Context) error {
-	living := s.crew.Living()
-	for _, w := range living {
-		w.Set(show.Closing)
-		if err := w.AskToEnd(); err != nil {
-			return fmt.Errorf("end %s: %w", w.ID, err)
-		}
-	}
-	for _, w := range living {
-		if err := w.Wait(ctx, patience); err != nil {
-			s.failed("end", fmt.Sprintf("%s did not end well: %v", w.ID, err))
-		}
-	}
-	return ctx.Err()
+	return s.crew.CloseAll(ctx, patience, func(_ *show.Worker, failure string) { s.failed("end", failure) })
 }
 
 // The queries that tell how many of the schedules that an event concerns have followed it, and how long the last of these took. $1 is when it happened,

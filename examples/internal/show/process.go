@@ -122,6 +122,23 @@ func (c *Crew) Living() (workers []*Worker) {
 	return workers
 }
 
+// CloseAll asks the workers that work to end, and waits for each so long at most. failed is told of one that does not end well.
+func (c *Crew) CloseAll(ctx context.Context, atMost time.Duration, failed func(w *Worker, failure string)) error {
+	living := c.Living()
+	for _, w := range living {
+		w.Set(Closing)
+		if err := w.AskToEnd(); err != nil {
+			return fmt.Errorf("end %s: %w", w.ID, err)
+		}
+	}
+	for _, w := range living {
+		if err := w.Wait(ctx, atMost); err != nil {
+			failed(w, fmt.Sprintf("%s did not end well: %v", w.ID, err))
+		}
+	}
+	return ctx.Err()
+}
+
 // Kill ends the process without asking it, frozen or not.
 func (w *Worker) Kill() {
 	w.Set(Killed)
