@@ -74,20 +74,12 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 // second has the lock. It tries again until ctx ends where somebody has used a table for long, so that it cannot be changed without
 // making heartbeats wait, and where it was in a deadlock with living clients.
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
-	ddl := fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;
-DO %[5]s BEGIN
-    IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
-        RAISE 'another client has migrated the schema' USING ERRCODE = '%[4]s';
-    END IF;
-EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
-END %[5]s;
-%[6]s`, readCommitted, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema), p.DDL(schema))
 	for {
 		err := p.Fits(ctx, conn, schema)
 		if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
 			return err
 		}
-		_, err = conn.PgConn().Exec(ctx, ddl).ReadAll()
+		_, err = conn.PgConn().Exec(ctx, p.migration(schema)).ReadAll()
 		switch code := Code(err); {
 		case err == nil || code == codeMigrated:
 			return p.Fits(ctx, conn, schema)
@@ -99,6 +91,18 @@ END %[5]s;
 			return fmt.Errorf("create schema %q: %w", schema, err)
 		}
 	}
+}
+
+// migration is the message that creates or updates the part: long, and written only where it is sent.
+func (p Part) migration(schema string) string {
+	return fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;
+DO %[5]s BEGIN
+    IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
+        RAISE 'another client has migrated the schema' USING ERRCODE = '%[4]s';
+    END IF;
+EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
+END %[5]s;
+%[6]s`, readCommitted, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema), p.DDL(schema))
 }
 
 func (p Part) versionTable(schema string) string { return pgx.Identifier{schema, p.Table}.Sanitize() }

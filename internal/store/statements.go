@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -25,7 +26,25 @@ type Statements struct {
 
 // StatementsFor returns the statements for a schema. The files write "pgleases." before each name in the schema, and nowhere
 // else, and "pgleases" alone once, where the schema is created. A name that stands in a string begins it.
+//
+// To write them costs a processor more than a millisecond, and each client asks for them. So those of the last schema are kept: a process has one, as a rule.
 func StatementsFor(schema string) Statements {
+	if last := lastStatements.Load(); last != nil && last.schema == schema {
+		return last.Statements
+	}
+	s := writeStatements(schema)
+	lastStatements.Store(&schemaStatements{schema, s})
+	return s
+}
+
+var lastStatements atomic.Pointer[schemaStatements]
+
+type schemaStatements struct {
+	schema string
+	Statements
+}
+
+func writeStatements(schema string) Statements {
 	text := Texts(sql.Files, schema)
 	return Statements{
 		Schema:   text("schema") + "\n" + text("functions"),
