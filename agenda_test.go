@@ -426,3 +426,33 @@ func TestAnOpeningWhoseAnswerWasLostIsNewerThanAProcessThatCameMeanwhile(t *test
 		}
 	})
 }
+
+// Each check takes a while, in which one client of twenty has its heartbeat, and hears that the check is due.
+func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const clients, ttl, calm = 600, 6 * time.Second, 20 * time.Second
+		w.blind = true
+		w.inject(func(_, op string) (fault, bool) {
+			return fault{after: w.span(0, 100*time.Millisecond)}, op == "heartbeat"
+		})
+		procs := make([]*proc, clients)
+		for i := range procs {
+			procs[i] = w.start(fmt.Sprint("c", i), WithTTL(ttl), WithPolling())
+		}
+		procs[0].mustJoin("x", 1)
+		time.Sleep(2 * ttl) // they know how many they are
+		beats, evictions, checks := w.count("heartbeat"), w.count("evict"), w.count("check")
+		time.Sleep(calm)
+		beats, evictions, checks = w.count("heartbeat")-beats, w.count("evict")-evictions, w.count("check")-checks
+		if due := int(clients * calm / (ttl / 3)); float64(beats) > 1.08*float64(due) {
+			w.failf("%d heartbeats, of which %d were due", beats, due)
+		}
+		if checks < int(calm/ttl) || evictions > checks*(lookers+lookers/4) {
+			w.failf("%d checks in %v, and %d clients that tried to make one", checks, calm, evictions)
+		}
+		w.inject(nil)
+		heir := procs[1].mustJoin("x", 1)
+		procs[0].kill()
+		w.within(ttl+ttl/3+time.Second, "the dead one's partition is taken over", func() bool { return len(heir.Values()) == 1 })
+	})
+}

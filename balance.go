@@ -18,6 +18,7 @@ type check struct {
 	watch    watch     // of the database's clock
 	lookAt   time.Time // when to look, by an early heartbeat; never: not before the next one
 	evictAt  time.Time // when to evict, where the database said that a session may have expired; never: it did not
+	passed   bool      // a check was due that this client left to those that look for it
 	sessions int64     // of all clients, about
 }
 
@@ -28,7 +29,11 @@ func (e *engine) heardCheck(beat store.Beat) {
 	c := &e.check
 	c.sessions = beat.Sessions
 	if beat.CheckDueIn > 0 {
-		c.lookAt, c.evictAt = c.lookAfter(beat.CheckDueIn), never
+		c.lookAt, c.evictAt, c.passed = c.lookAfter(beat.CheckDueIn), never, false
+		return
+	}
+	if c.sessions > lookers && c.lookAt == never && c.evictAt == never && !c.passed {
+		c.passed = true
 		return
 	}
 	if wait := minTTL - c.watch.lasts(now); wait > 0 {
@@ -44,7 +49,7 @@ func (e *engine) heardCheck(beat store.Beat) {
 const lookers = 25
 
 // lookAfter is when to look for a check that is due after that time: not all clients at the same instant, and of many only
-// some; never: not before the next heartbeat.
+// some; never: not before the next heartbeat. Who does not look leaves a check that is due to the others, the first time.
 func (c *check) lookAfter(due time.Duration) time.Time {
 	if c.sessions > lookers && rand.Int64N(c.sessions) >= lookers {
 		return never

@@ -185,7 +185,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.connection.known, e.session.marked = true, false
 	e.check.watch.observe(sent, received, beat.Clock, beat.Run)
 	// A little early, each time anew: clients that began together drift apart.
-	e.session.nextBeat = sent.Add(e.options.heartbeat - rand.N(e.options.heartbeat/10))
+	e.session.nextBeat = sent.Add(e.options.heartbeat - rand.N(e.options.heartbeat/20))
 	if !beat.Alive {
 		e.evicted(beat.Copied)
 		return
