@@ -157,6 +157,31 @@ func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 	}
 }
 
+// A checkpoint removes what no running standby asks for.
+func TestAStandbyThatWasDownCatchesUp(t *testing.T) {
+	t.Parallel()
+	primary := Private(t)
+	conn := connect(t, primary.URL())
+	standby, err := primary.Standby(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer standby.Stop()
+	if err := standby.Down(t.Context(), Fast); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		run(t, conn, "CREATE TABLE IF NOT EXISTS since AS SELECT 1 AS n")
+		run(t, conn, "SELECT pg_switch_wal()")
+		run(t, conn, "CHECKPOINT")
+	}
+	if err := standby.Up(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	read := connect(t, standby.URL())
+	eventually(t, "the standby has what was written since", func() bool { return value(t, read, "to_regclass('since') IS NOT NULL") == "true" })
+}
+
 func TestAStandbyMayFollowAStandby(t *testing.T) {
 	t.Parallel()
 	primary := Private(t)

@@ -83,6 +83,8 @@ func newOptions(opts []Option) options {
 		"fsync": "off",
 		// Whatever remains of it is in the folder, not in /dev/shm, when the server was killed.
 		"dynamic_shared_memory_type": "mmap",
+		// A standby reads what was written since it was copied, and there is no slot that keeps it.
+		"wal_keep_size": "256MB",
 	}}
 	for _, opt := range opts {
 		opt(&o)
