@@ -18,11 +18,11 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	operator := ownersPool(t, pool.Config().ConnString())
 	var working [partitions]atomic.Int32
 	var overlaps, cut atomic.Int32
-	clients, leases := make(map[string]*pgleases.Client), make(map[string]*pgleases.Lease)
+	clients, leases, jobs := make(map[string]*pgleases.Client), make(map[string]*pgleases.Lease), make(map[string]job)
 	open := func(id string) {
 		clients[id] = newClient(t, pool, pgleases.WithClientID(id))
 		leases[id] = joined(t, clients[id], "work", partitions)
-		run(t, leases[id], func(ctx context.Context, p pgleases.Partition) error {
+		jobs[id] = run(t, leases[id], func(ctx context.Context, p pgleases.Partition) error {
 			if working[p.Number].Add(1) != 1 {
 				overlaps.Add(1)
 			}
@@ -103,7 +103,8 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	says("evict_client('d', 'it hangs')")
 	receive(t, "d ends", clients["d"].Done())
 	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrSuperseded)
-	expire(t, pool, "d") // what it had not handed over by then waits for that
+	_ = receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
+	expire(t, pool, "d")                                          // what it had not handed over by then waits for that
 	shares("what d had is taken over", "bc", 6, 6)
 	if n := overlaps.Load(); n != 0 {
 		t.Errorf("%d times a partition was worked on twice at once", n)
