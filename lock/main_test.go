@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 }
 
 // patience bounds what a test waits for. It is reached only where that never comes.
-const patience = 8 * time.Second
+const patience = 20 * time.Second
 
 const (
 	// calmTTL is that of clients which no test expects to die.
