@@ -62,8 +62,8 @@ func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(cont
 	return register[Args](s, k, opts)
 }
 
-// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of the group in this database: for a service that does what it is asked for under
-// one key once.
+// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of the group, also after a failover: for a service that does what it is asked for under
+// one key once. It is a text of up to 350 bytes.
 func (r Run[Args]) IdempotencyKey() string {
 	if r.outside == nil {
 		return ""
@@ -111,10 +111,10 @@ func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*it
 	return a.next(it, from)
 }
 
-// idempotencyKey names a tick or a job. One that is replaced is another.
+// idempotencyKey names a tick or a job. One that is replaced is another. So is one that has the id of another, which a failover has lost.
 func (r *record) idempotencyKey(group string) string {
 	if r.Job {
-		return fmt.Sprintf("%s/job/%d/%d", group, r.ID, r.Revision)
+		return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)
 	}
-	return fmt.Sprintf("%s/schedule/%d/%s", group, r.ID, r.Trying.At.UTC().Format(time.RFC3339Nano))
+	return fmt.Sprintf("%s/schedule/%s/%s", group, r.Nonce, r.Trying.At.UTC().Format(time.RFC3339Nano))
 }

@@ -257,3 +257,30 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	expect(t, len(began), 0, "further calls")
 }
+
+// A failover loses jobs that were called, and gives their ids to others: a service that has carried out the first is to carry out these too.
+func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	keys := make(chan string, 10)
+	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[string]) error {
+		keys <- r.IdempotencyKey()
+		return nil
+	})
+	w.run()
+	send := func() (int64, string) {
+		id, err := mail.Enqueue(t.Context(), "")
+		ok(t, err)
+		key := receive(t, "it is called", keys)
+		w.fate(id)
+		return id, key
+	}
+	id, key := send()
+	db.exec(fmt.Sprintf("DELETE FROM pgleases.history; SELECT setval(pg_get_serial_sequence('pgleases.jobs', 'id'), %d, false)", id))
+	again, other := send()
+	expect(t, again, id, "id after the failover")
+	if other == key {
+		t.Errorf("two jobs have the key %s", key)
+	}
+}

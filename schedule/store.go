@@ -61,7 +61,8 @@ type record struct {
 	Waits       *string         `json:"waits"`
 	WaitsSince  *time.Time      `json:"waits_since"`
 	Registered  time.Time       `json:"registered"`
-	Clock       time.Time       `json:"clock"` // when it was read
+	Nonce       string          `json:"nonce,omitempty"` // names it for others than this database
+	Clock       time.Time       `json:"clock"`           // when it was read
 	Job         bool            `json:"job"`
 	Trigger     Trigger         `json:"trigger"`
 	Since       *time.Time      `json:"begins"`

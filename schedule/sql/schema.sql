@@ -45,7 +45,8 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     paused_at    pg_catalog.timestamptz,
     waits        pg_catalog.text,
     waits_since  pg_catalog.timestamptz,
-    registered   pg_catalog.timestamptz NOT NULL
+    registered   pg_catalog.timestamptz NOT NULL,
+    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
@@ -75,6 +76,7 @@ COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it 
 COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it at its start.';
+COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
 -- Living rows only: what has ended is in the history.
 CREATE TABLE IF NOT EXISTS pgleases.jobs (
@@ -94,7 +96,8 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     trying      pg_catalog.jsonb,
     revision    bigint NOT NULL DEFAULT 1,
     waits       pg_catalog.text,
-    waits_since pg_catalog.timestamptz
+    waits_since pg_catalog.timestamptz,
+    nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
@@ -117,6 +120,7 @@ COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is 
 COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when it is replaced.';
 COMMENT ON COLUMN pgleases.jobs.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.jobs.waits_since IS 'Since when.';
+COMMENT ON COLUMN pgleases.jobs.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
