@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -30,17 +31,28 @@ type Schedule struct {
 
 // The kinds of handlers.
 const (
-	quick = "quick" // writes
-	slow  = "slow"  // writes, and is in the midst of it for a while
-	fails = "fails" // writes, and fails where FailsAt says
+	quick   = "quick"   // writes, and sometimes puts an order
+	slow    = "slow"    // writes, and is in the midst of it for a while
+	fails   = "fails"   // writes, and fails where FailsAt says
+	ordered = "ordered" // writes, and does what its order says
+	mailed  = "mailed"  // is called at least once
+	paid    = "paid"    // is called at most once, and fails where FailsAt says
 )
+
+// group is that of the workers.
+const group = "proof"
+
+// Outside reports whether the effects of a kind are outside of the database: see Calls. AtMostOnce tells how often it is called.
+func Outside(kind string) (outside, atMostOnce bool) {
+	return kind == mailed || kind == paid, kind == paid
+}
 
 // FailsAt reports whether a run of kind fails fails.
 func FailsAt(tick time.Time) bool { return tick.Unix()%5 == 0 }
 
 // SchedulesTable is what the handlers write to. Nothing in it keeps a tick from being written twice.
 const SchedulesTable = `CREATE TABLE ticks (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, key text NOT NULL, at timestamptz NOT NULL, worker text NOT NULL,
-    partition int NOT NULL, epoch bigint NOT NULL, began timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)`
+    partition int NOT NULL, epoch bigint NOT NULL, job bigint NOT NULL, made_for text NOT NULL, began timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)`
 
 // Schedules are the schedules: of each choice some.
 func Schedules() (all []Schedule) {
@@ -50,16 +62,18 @@ func Schedules() (all []Schedule) {
 			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never})
 		}
 	}
-	const missed, skipped, cancelled = schedule.FateMissed, schedule.FateSkipped, schedule.FateCancelled
-	add("latest", quick, []schedule.Fate{cancelled})
-	add("none", quick, []schedule.Fate{cancelled}, schedule.MissedNone, schedule.Grace(2*time.Second))
-	add("all", quick, []schedule.Fate{cancelled, missed}, schedule.MissedAll)
-	add("buffered", slow, []schedule.Fate{cancelled, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	add("jittered", slow, []schedule.Fate{cancelled}, schedule.Jitter(400*time.Millisecond))
-	add("together", slow, []schedule.Fate{cancelled}, schedule.Key("one"))
-	add("failing", fails, []schedule.Fate{cancelled, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
+	const missed, skipped, cancelled, lost = schedule.FateMissed, schedule.FateSkipped, schedule.FateCancelled, schedule.FateLost
+	add("latest", quick, []schedule.Fate{cancelled, lost})
+	add("none", quick, []schedule.Fate{cancelled, lost}, schedule.MissedNone, schedule.Grace(2*time.Second))
+	add("all", quick, []schedule.Fate{cancelled, lost, missed}, schedule.MissedAll)
+	add("buffered", slow, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
+	add("jittered", slow, []schedule.Fate{cancelled, lost}, schedule.Jitter(400*time.Millisecond))
+	add("together", slow, []schedule.Fate{cancelled, lost}, schedule.Key("one"))
+	add("failing", fails, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
+	add("mail", mailed, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
+	add("pay", paid, []schedule.Fate{cancelled, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
 	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.MissedAll}, time.Minute,
-		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, missed}})
+		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}})
 }
 
 // runSchedules runs schedules with a client until what it returns is called, which waits for the end of that.
@@ -71,7 +85,7 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 	if err != nil {
 		return nil, err
 	}
-	running.MaxConns = 3
+	running.MaxConns = 6
 	running.ConnConfig.DefaultQueryExecMode = pooled
 	if config.Pooled {
 		running.BeforeConnect = withoutCancels
@@ -80,12 +94,17 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 	if err != nil {
 		return nil, err
 	}
+	notes, err := openCalls(config.Log)
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	var broken error
 	wait.Go(func() {
 		for ctx.Err() == nil && client.Err() == nil {
-			err := runScheduler(ctx, config, client, pool, log)
+			err := runScheduler(ctx, config, client, pool, notes, log)
 			log.Info("faults: the scheduler ended", slog.Any("error", err))
 			if errors.Is(err, errMisused) {
 				broken = err
@@ -94,45 +113,83 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 			pause(ctx, 50*time.Millisecond) // the database was away when it started
 		}
 	})
-	return func() error { cancel(); wait.Wait(); pool.Close(); return broken }, nil
+	return func() error { cancel(); wait.Wait(); pool.Close(); return errors.Join(broken, notes.file.Close()) }, nil
 }
 
 // errMisused is an error that no fault explains.
 var errMisused = errors.New("faults: schedules are used in a wrong way")
 
-func runScheduler(ctx context.Context, config Config, client *pgleases.Client, pool *pgxpool.Pool, log *slog.Logger) error {
-	s, err := schedule.New(ctx, client, pool, "proof", schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(2), schedule.WithDrain(config.TTL),
+func runScheduler(ctx context.Context, config Config, client *pgleases.Client, pool *pgxpool.Pool, notes *calls, log *slog.Logger) error {
+	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(4), schedule.WithDrain(config.TTL),
 		schedule.WithLogger(log), schedule.WithoutMigration())
 	if err != nil {
 		return err
 	}
-	kinds := make(map[string]*schedule.Kind[struct{}])
-	for _, kind := range []string{quick, slow, fails} {
-		kinds[kind] = schedule.InTx(s, kind, func(ctx context.Context, tx pgx.Tx, r schedule.Run[struct{}]) error {
-			return handle(ctx, config, kind, tx, r)
-		}, schedule.Timeout(5*config.TTL), schedule.Idle(3*config.TTL)) // what is frozen in a run is there when the next owner has begun
+	kinds := make(map[string]*schedule.Kind[string])
+	limits := []schedule.KindOption{schedule.Timeout(5 * config.TTL), schedule.Idle(3 * config.TTL)} // what is frozen in a run is there when the next owner has begun
+	retry := append(slices.Clip(limits), schedule.Retry(MaxAttempts, schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)))
+	for kind, limits := range map[string][]schedule.KindOption{quick: limits, slow: limits, fails: limits, ordered: retry} {
+		kinds[kind] = schedule.InTx(s, kind, func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+			return handle(ctx, config, kinds, kind, tx, r)
+		}, limits...)
 	}
+	call := func(kind string) func(context.Context, schedule.Run[string]) error {
+		return func(ctx context.Context, r schedule.Run[string]) error {
+			return notes.work(ctx, Call{
+				Worker: config.ID, Kind: kind, Idempotency: r.IdempotencyKey(), Name: r.Name, Key: r.Key, Job: r.Job, Order: r.Args, At: r.At, Attempt: r.Attempt,
+				Partition: r.Partition, Epoch: r.Epoch,
+			}, config.TTL/4, func() error { return outcome(kind, r, time.Now()) })
+		}
+	}
+	kinds[mailed] = schedule.AtLeastOnce(s, mailed, call(mailed), retry...)
+	kinds[paid] = schedule.AtMostOnce(s, paid, call(paid), limits...)
 	for _, all := range Schedules() {
-		if err := kinds[all.Kind].Add(all.Name, struct{}{}, all.Rule, all.Options...); err != nil {
+		if err := kinds[all.Kind].Add(all.Name, "", all.Rule, all.Options...); err != nil {
 			return fmt.Errorf("%w: %w", errMisused, err)
 		}
 	}
+	app := application{scheduler: s, kinds: kinds, pool: pool}
+	ctx, cancel := context.WithCancel(ctx)
+	var wait sync.WaitGroup
+	wait.Go(func() { app.work(ctx) })
+	defer wait.Wait()
+	defer cancel()
 	return s.Run(ctx)
 }
 
-func handle(ctx context.Context, config Config, kind string, tx pgx.Tx, r schedule.Run[struct{}]) error {
+// MaxAttempts is how often an order is tried.
+const MaxAttempts = 5
+
+func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[string], kind string, tx pgx.Tx, r schedule.Run[string]) error {
 	var n int64
-	err := tx.QueryRow(ctx, "INSERT INTO ticks (name, key, at, worker, partition, epoch) VALUES ($1, $2, $3, $4, $5, $6) RETURNING n",
-		r.Name, r.Key, r.At, config.ID, r.Partition, r.Epoch).Scan(&n)
+	var began time.Time
+	err := tx.QueryRow(ctx, "INSERT INTO ticks (name, key, at, worker, partition, epoch, job, made_for) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING n, began",
+		r.Name, r.Key, r.At, config.ID, r.Partition, r.Epoch, r.Job, r.Args).Scan(&n, &began)
 	if err != nil {
 		return err
 	}
-	if kind == slow && !pause(ctx, rand.N(config.TTL/2)) {
+	if (kind == slow || What(r.Args) == Long) && !pause(ctx, rand.N(config.TTL/2)) {
 		return context.Cause(ctx)
 	}
-	if kind == fails && FailsAt(r.At) {
-		return errors.New("it fails")
+	if err := outcome(kind, r, began); err != nil {
+		return err
 	}
-	_, err = tx.Exec(ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n)
+	if _, err = tx.Exec(ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n); err != nil || kind != quick || r.Job != 0 || r.At.Unix()%3 != 0 {
+		return err
+	}
+	_, err = putOrder(ctx, tx, &kinds[ordered].Jobs, fmt.Sprintf("%s-%s-%d", Plain, r.Name, r.At.UnixMicro()), ordered, schedule.Raise)
 	return err
+}
+
+// outcome is what becomes of a run, which has begun at that time of the database's.
+func outcome(kind string, r schedule.Run[string], began time.Time) error {
+	switch what := What(r.Args); {
+	case what == Flaky && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):
+		return errors.New("it fails")
+	case what == Wrong:
+		return schedule.Discard(errors.New("it is wrong"))
+	case what == Snoozed && began.Before(r.At.Add(SnoozedFor)):
+		return schedule.Snooze(r.At.Add(SnoozedFor).Sub(began))
+	}
+	return nil
 }

@@ -1,0 +1,130 @@
+//go:build unix && !version1
+
+package faults
+
+import (
+	"context"
+	crand "crypto/rand"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// OrdersTable is what the application writes in the transactions in which it puts jobs: what should run. Of one job, they are in the order in
+// which they took it.
+const OrdersTable = `CREATE TABLE orders (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, kind text NOT NULL, taken int NOT NULL, job bigint)`
+
+// What is to happen to a job is the first word of its order's name.
+const (
+	Plain   = "plain"
+	Long    = "long"    // it is under way for a while
+	Flaky   = "flaky"   // its first attempt fails
+	Wrong   = "wrong"   // it is discarded
+	Snoozed = "snoozed" // it is snoozed until SnoozedFor after its time
+)
+
+// SnoozedFor is how long after its time an order that is snoozed runs.
+const SnoozedFor = 700 * time.Millisecond
+
+// What tells what is to happen to a job.
+func What(order string) string {
+	what, _, _ := strings.Cut(order, "-")
+	return what
+}
+
+var errTaken = errors.New("faults: rolled back")
+
+// An application puts jobs, and does to jobs and schedules what operators do.
+type application struct {
+	scheduler *schedule.Scheduler
+	kinds     map[string]*schedule.Kind[string]
+	pool      *pgxpool.Pool
+	last      int64 // the last job that it put
+}
+
+// work goes on until ctx ends. What fails has been rolled back, or its answer was lost: what there is in the database then counts.
+func (a *application) work(ctx context.Context) {
+	for pause(ctx, 200*time.Millisecond+rand.N(time.Second)) {
+		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
+		all := Schedules()
+		name := all[rand.N(len(all))].Name
+		switch rand.N(12) {
+		case 0:
+			_, _ = a.scheduler.Trigger(limited, name)
+		case 1:
+			if s, err := a.scheduler.Get(limited, name); err == nil {
+				_, _ = a.scheduler.Backfill(limited, name, s.Cursor.Add(-2*time.Second), s.Cursor)
+			}
+		case 2:
+			_ = a.scheduler.Cancel(limited, a.last)
+		default:
+			_ = pgx.BeginFunc(limited, a.pool, func(tx pgx.Tx) error { return a.order(limited, tx) })
+		}
+		cancel()
+	}
+}
+
+// order puts a job for an order of its own.
+func (a *application) order(ctx context.Context, tx pgx.Tx) error {
+	whats := []string{Plain, Long, Flaky, Wrong, Snoozed}
+	kind, opts, taken := ordered, []schedule.JobOption{schedule.Priority(rand.N(4))}, schedule.Raise
+	switch rand.N(5) {
+	case 0:
+		kind = mailed
+	case 1:
+		kind, whats = paid, []string{Plain, Long, Wrong}
+	case 2, 3:
+		taken = schedule.Taken(rand.N(3))
+		opts = append(opts, schedule.Unique(fmt.Sprintf("unique-%d", rand.N(3)), taken))
+	}
+	if rand.N(4) == 0 {
+		opts = append(opts, schedule.In(rand.N(2*time.Second)))
+	}
+	name := whats[rand.N(len(whats))] + "-" + crand.Text()
+	id, err := putOrder(ctx, tx, &a.kinds[kind].Jobs, name, kind, taken, opts...)
+	if err != nil {
+		return err
+	}
+	a.last = id
+	if rand.N(5) == 0 {
+		return errTaken
+	}
+	return nil
+}
+
+// putOrder puts a job, and writes down what for, while the job is locked.
+func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, kind string, taken schedule.Taken, opts ...schedule.JobOption) (int64, error) {
+	var job *int64
+	id, err := of.EnqueueTx(ctx, tx, name, opts...)
+	switch {
+	case err == nil:
+		job = &id
+	case !errors.Is(err, schedule.ErrExists):
+		return 0, err
+	}
+	_, err = tx.Exec(ctx, "INSERT INTO orders (name, kind, taken, job) VALUES ($1, $2, $3, $4)", name, kind, int(taken), job)
+	return id, err
+}
+
+// Mail puts so many orders that are carried out at least once, at once.
+func Mail(ctx context.Context, pool *pgxpool.Pool, n int) error {
+	enqueuer, err := schedule.NewEnqueuer(pool, group)
+	if err != nil {
+		return err
+	}
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		for range n {
+			if _, err := putOrder(ctx, tx, schedule.JobsOf[string](enqueuer, mailed), Plain+"-"+crand.Text(), mailed, schedule.Raise); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

@@ -1,0 +1,406 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A scheduleLedger is what should have run, what the history says, and what the handlers did.
+type scheduleLedger struct {
+	promoted  bool // a standby was, that may have missed what had been committed: what was called is known all the same
+	schedules map[string]scheduled
+	orders    map[int64][]scheduleOrder // by job, in the order in which they took it
+	names     map[string]bool           // of all orders
+	history   map[string][]scheduleEntry
+	jobs      map[int64][]scheduleEntry
+	living    map[int64]bool   // jobs that have not ended
+	effects   []scheduleEffect // in the order in which they began
+	calls     []faults.Call    // in the order in which they began
+
+	problems []string
+	zombies  int // calls that began when another owned their key: their process had stood still
+}
+
+// A scheduleOrder is what a job was put for.
+type scheduleOrder struct {
+	Name, Kind string
+	Taken      schedule.Taken
+	Job        *int64 // null: its key was taken
+}
+
+// A scheduleEntry is one of the history, which is in the order of writing.
+type scheduleEntry struct {
+	Name         string
+	Job          *int64
+	Since, Until time.Time
+	Ticks        int64
+	Fate         schedule.Fate
+	Error        string
+	Attempts     int
+	Epoch        *int64
+	Started      *time.Time
+}
+
+func (e scheduleEntry) ran() bool {
+	return e.Fate == schedule.FateDone || e.Fate == schedule.FateDead || e.Fate == schedule.FateLost
+}
+
+// A scheduleEffect is what a handler wrote in its transaction.
+type scheduleEffect struct {
+	Name, Key, Worker string
+	Partition         int
+	Epoch             int64
+	Job               int64 // 0: of a tick
+	Order             string
+	At, Began         time.Time
+	Whole             bool
+	Committed         time.Time
+}
+
+// readLedger reads it all: of the calls, what the workers have written to a directory.
+func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
+	t.Helper()
+	l := &scheduleLedger{
+		schedules: readSchedules(t, pool), orders: make(map[int64][]scheduleOrder), names: make(map[string]bool),
+		history: make(map[string][]scheduleEntry), jobs: make(map[int64][]scheduleEntry), living: make(map[int64]bool),
+	}
+	for _, o := range structs[scheduleOrder](t, pool, "SELECT name, kind, taken, job FROM orders ORDER BY n") {
+		l.names[o.Name] = true
+		if o.Job != nil && o.Taken != schedule.Ignore {
+			l.orders[*o.Job] = append(l.orders[*o.Job], o)
+		}
+	}
+	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, fate, coalesce(error, ''), attempts, epoch, started_at
+		FROM pgleases.history ORDER BY id`) {
+		if e.Job != nil {
+			l.jobs[*e.Job] = append(l.jobs[*e.Job], e)
+		} else {
+			l.history[e.Name] = append(l.history[e.Name], e)
+		}
+	}
+	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs") // CollectRows returns its error
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		l.living[id] = true
+	}
+	l.effects = structs[scheduleEffect](t, pool, `SELECT name, key, worker, partition, epoch, job, made_for, at, began, ended IS NOT NULL, pg_xact_commit_timestamp(xmin)
+		FROM ticks ORDER BY began, n`)
+	if l.calls, err = faults.Calls(dir); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(l.calls, func(a, b faults.Call) int { return cmp.Compare(a.Began, b.Began) })
+	return l
+}
+
+func structs[T any](t testing.TB, pool *pgxpool.Pool, query string) []T {
+	t.Helper()
+	rows, _ := pool.Query(t.Context(), query) // CollectRows returns its error
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[T])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// report tells what is wrong, and what the ledger is of.
+func (l *scheduleLedger) report(t testing.TB) {
+	t.Helper()
+	l.checkTicks()
+	l.checkEffects()
+	l.checkJobs()
+	l.checkCalls()
+	slices.Sort(l.problems)
+	for _, problem := range l.problems {
+		t.Error(problem)
+	}
+	fates, dead, ofJobs := make(map[schedule.Fate]int64), make(map[string]int), make(map[schedule.Fate]int)
+	for _, entries := range l.history {
+		for _, e := range entries {
+			fates[e.Fate] += e.Ticks
+			if e.Fate == schedule.FateDead {
+				dead[e.Error]++
+			}
+		}
+	}
+	for _, entries := range l.jobs {
+		for _, e := range entries {
+			ofJobs[e.Fate]++
+		}
+	}
+	again := 0
+	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
+		again += len(of) - 1
+	}
+	t.Logf("%d schedules, %d effects, fates of ticks: %v, dead of: %v; %d orders, fates of jobs: %v; %d calls outside, %d of them again, %d late",
+		len(l.schedules), len(l.effects), fates, dead, len(l.names), ofJobs, len(l.calls), again, l.zombies)
+}
+
+func (l *scheduleLedger) wrong(format string, args ...any) {
+	l.problems = append(l.problems, fmt.Sprintf(format, args...))
+}
+
+// checkTicks compares the history with the ticks that there were.
+func (l *scheduleLedger) checkTicks() {
+	for name, s := range l.schedules {
+		reached := s.Anchor
+		for _, e := range l.history[name] {
+			if !e.Since.Equal(reached) {
+				l.wrong("fates: %s: an entry begins at %v, and the one before ends at %v: %+v", name, e.Since, reached, e)
+			}
+			reached = e.Until
+			ticks := s.ticks(e.Since, e.Until)
+			if int64(len(ticks)) != e.Ticks {
+				l.wrong("fates: %s: an entry tells of %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
+			}
+			switch {
+			case slices.Contains(s.Never, e.Fate):
+				l.wrong("fates: %s: %s is none that it may have: %+v", name, e.Fate, e)
+			case e.ran() != (e.Epoch != nil && e.Started != nil) || e.ran() && (e.Ticks != 1 || len(ticks) != 1 || !ticks[0].Equal(e.Until)):
+				l.wrong("fates: %s: no run of one tick: %+v", name, e)
+			case e.ran() && e.Started.Before(e.Until):
+				l.wrong("early: %s: it began at %v: %+v", name, e.Started, e)
+			case (e.Fate == schedule.FateDead) != (e.Error != ""), e.Fate == schedule.FateDone && (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until):
+				l.wrong("fates: %s: %s with the error %q: %+v", name, e.Fate, e.Error, e)
+			}
+		}
+		if !reached.Equal(s.Cursor) {
+			l.wrong("fates: %s: the last entry ends at %v, and the cursor is %v", name, reached, s.Cursor)
+		}
+	}
+}
+
+// A scheduleTick is one of a schedule's.
+type scheduleTick struct {
+	name string
+	at   int64
+}
+
+func tickOf(name string, at time.Time) scheduleTick { return scheduleTick{name, at.UnixMicro()} }
+
+// checkEffects compares what was written in transactions with the ticks that are done. Of ticks and jobs alike, no owner writes after the next
+// has begun, and under one key nothing overlaps.
+func (l *scheduleLedger) checkEffects() {
+	done := make(map[scheduleTick]int)
+	for name, entries := range l.history {
+		for _, e := range entries {
+			if outside, _ := faults.Outside(l.schedules[name].Kind); e.Fate == schedule.FateDone && !outside {
+				done[tickOf(name, e.Until)]++
+			}
+		}
+	}
+	owners := make(map[int]scheduleEffect)    // by partition: of the newest epoch so far, the one that was committed last
+	latest := make(map[string]scheduleEffect) // by key
+	for _, e := range l.effects {
+		if e.Job == 0 {
+			if done[tickOf(e.Name, e.At)]--; done[tickOf(e.Name, e.At)] < 0 {
+				l.wrong("effects: there is one of a tick that is not done, or a second one: %+v", e)
+			}
+		}
+		if !e.Whole {
+			l.wrong("effects: there is half of one: %+v", e)
+		}
+		if e.Began.Before(e.At) {
+			l.wrong("early: %+v", e)
+		}
+		before, ok := owners[e.Partition]
+		if ok && (e.Epoch < before.Epoch || e.Epoch > before.Epoch && e.Began.Before(before.Committed)) {
+			l.wrong("frozen: an owner writes on after the next has begun: %+v and %+v", before, e)
+		}
+		if !ok || e.Epoch > before.Epoch || e.Epoch == before.Epoch && e.Committed.After(before.Committed) {
+			owners[e.Partition] = e
+		}
+		if before, ok := latest[e.Key]; ok && before.Committed.After(e.Began) {
+			l.wrong("overlap: under key %q: %+v and %+v", e.Key, before, e)
+		}
+		latest[e.Key] = e
+	}
+	for k, n := range done {
+		if n > 0 {
+			l.wrong("effects: there is none of %s at %v, which is done", k.name, time.UnixMicro(k.at).UTC())
+		}
+	}
+}
+
+// checkJobs compares what became of jobs with what they were put for, and with what they wrote.
+func (l *scheduleLedger) checkJobs() {
+	effects := make(map[int64][]scheduleEffect)
+	for _, e := range l.effects {
+		if e.Job != 0 {
+			effects[e.Job] = append(effects[e.Job], e)
+		}
+	}
+	all := maps.Clone(l.living)
+	for id := range l.orders {
+		all[id] = true
+	}
+	for id := range l.jobs {
+		all[id] = true
+	}
+	for id := range effects {
+		all[id] = true
+	}
+	for id := range all {
+		l.checkJob(id, l.orders[id], l.jobs[id], effects[id])
+	}
+}
+
+// checkJob checks one job: there are more orders and entries than one where it was replaced.
+func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []scheduleEntry, effects []scheduleEffect) {
+	wrong := func(what string) { l.wrong("jobs: %d: %s: %+v, %+v, %+v", id, what, orders, entries, effects) }
+	done, ended := 0, !l.living[id]
+	for _, e := range entries {
+		if e.Fate == schedule.FateDone {
+			done++
+		}
+	}
+	kind := l.jobKind(orders, entries)
+	outside, atMostOnce := faults.Outside(kind)
+	switch {
+	case ended && len(entries) == 0:
+		wrong("it was put, and is gone without a fate, or was never put and has run")
+		return
+	case !outside && len(effects) != done || outside && len(effects) > 0:
+		wrong("its effects are not those of what is done")
+	case len(orders) < 2 && (len(entries) > 1 || len(entries) == 1 && !ended), len(orders) > 0 && len(entries) > len(orders):
+		wrong("it has more fates than one")
+	}
+	for _, e := range entries {
+		switch {
+		case e.Fate == schedule.FateDead:
+			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, "processes died") {
+				wrong("it is dead without a reason")
+			}
+		case e.Fate == schedule.FateLost && !atMostOnce, e.Fate != schedule.FateDone && e.Fate != schedule.FateCancelled && e.Fate != schedule.FateLost:
+			wrong("it has a fate that it may not have")
+		case e.Fate == schedule.FateDone && len(orders) == 1 && faults.What(orders[0].Name) == faults.Wrong:
+			wrong("it is done, and is wrong")
+		case e.Fate == schedule.FateDone && len(orders) == 1 && faults.What(orders[0].Name) == faults.Flaky && e.Attempts < 2:
+			wrong("its first attempt was to fail")
+		}
+	}
+	if len(orders) == 0 { // a schedule's, by Trigger or Backfill
+		return
+	}
+	of := make(map[string]int)
+	for _, e := range effects {
+		if of[e.Order]++; of[e.Order] > 1 || !slices.ContainsFunc(orders, func(o scheduleOrder) bool { return o.Name == e.Order }) {
+			wrong("it ran twice for an order, or for none: " + e.Order)
+		}
+		if faults.What(e.Order) == faults.Snoozed && e.Began.Before(e.At.Add(faults.SnoozedFor)) {
+			wrong("it did not snooze")
+		}
+	}
+	if last := orders[len(orders)-1].Name; ended && !outside && entries[len(entries)-1].Fate == schedule.FateDone && of[last] != 1 {
+		wrong("the last order did not run: " + last)
+	}
+}
+
+// jobKind is the kind of a job of an order, or of a schedule.
+func (l *scheduleLedger) jobKind(orders []scheduleOrder, entries []scheduleEntry) string {
+	switch {
+	case len(orders) > 0:
+		return orders[0].Kind
+	case len(entries) > 0:
+		return l.schedules[entries[0].Name].Kind
+	}
+	return ""
+}
+
+// together is how long two calls may overlap: how late a process may be told that it has lost its trust.
+const together = oracle.Instant(100 * time.Millisecond)
+
+func (l *scheduleLedger) callsOf(by func(faults.Call) string) map[string][]faults.Call {
+	all := make(map[string][]faults.Call)
+	for _, c := range l.calls {
+		all[by(c)] = append(all[by(c)], c)
+	}
+	return all
+}
+
+// checkCalls checks what was called outside of the database.
+func (l *scheduleLedger) checkCalls() {
+	for key, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
+		_, atMostOnce := faults.Outside(of[0].Kind)
+		if atMostOnce && len(of) > 1 && !l.promoted {
+			l.wrong("calls: at most once, and %d times: %+v", len(of), of)
+		}
+		for i, c := range of[1:] {
+			switch before := of[i]; {
+			case key == "" || c.Name != before.Name || c.Job != before.Job || c.Order != before.Order || !c.At.Equal(before.At):
+				l.wrong("calls: two of different things have one key: %+v and %+v", before, c)
+			case c.Epoch < before.Epoch || c.Epoch == before.Epoch && !before.Returned:
+				l.wrong("calls: the epoch does not rise: %+v and %+v", before, c)
+			}
+		}
+	}
+	for _, of := range l.callsOf(func(c faults.Call) string { return c.Key }) {
+		for i, c := range of {
+			for _, before := range of[:i] {
+				switch end := max(before.Trusted, before.ReturnedAfter); {
+				case c.Epoch < before.Epoch:
+					l.zombies++
+				case c.Epoch == before.Epoch && before.Worker == c.Worker && end > c.Began, before.Trusted > c.Began+together:
+					l.wrong("calls: two overlap under one key: %+v and %+v", before, c)
+				}
+			}
+		}
+	}
+	l.checkCalled()
+}
+
+// checkCalled compares calls with the fates of what they were for.
+func (l *scheduleLedger) checkCalled() {
+	type thing struct {
+		scheduleTick
+		job int64
+	}
+	calls, entries := make(map[thing][]faults.Call), make(map[thing]scheduleEntry)
+	for _, c := range l.calls {
+		k := thing{tickOf(c.Name, c.At), 0}
+		if c.Job != 0 {
+			k = thing{job: c.Job}
+		}
+		calls[k] = append(calls[k], c)
+	}
+	for name, of := range l.history {
+		for _, e := range of {
+			if outside, _ := faults.Outside(l.schedules[name].Kind); outside && e.ran() {
+				entries[thing{tickOf(name, e.Until), 0}] = e
+			}
+		}
+	}
+	for id, of := range l.jobs {
+		if outside, _ := faults.Outside(l.jobKind(l.orders[id], of)); outside {
+			entries[thing{job: id}] = of[len(of)-1]
+		}
+	}
+	for k, of := range calls {
+		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
+			l.wrong("calls: called, and it has no fate: %+v", of)
+		}
+	}
+	for k, e := range entries {
+		of := calls[k]
+		well := slices.ContainsFunc(of, func(c faults.Call) bool { return c.Returned && c.Error == "" })
+		if e.Fate == schedule.FateDone && !well || e.Fate == schedule.FateDead && well && len(of) == 1 {
+			l.wrong("calls: it is %s, and was called so: %+v, %+v", e.Fate, e, of)
+		}
+	}
+}
