@@ -4,11 +4,6 @@
 --
 -- Schedules and fates come and go as JSON, in which a time is the same under all settings of a session.
 
--- All that these files know of the time. STABLE, so that an index serves comparisons with it, which clock_timestamp() would prevent.
-CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestamptz
-LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
-
 -- infinity is none in JSON. A local time goes as if it were one of UTC, whatever the session's zone: a timestamp without a zone drops the zone when it
 -- comes.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
@@ -122,10 +117,13 @@ BEGIN
         PERFORM set_config('client_connection_check_interval', '500', true);
     EXCEPTION WHEN invalid_parameter_value THEN -- the server's system cannot do it
     END;
+    -- The lock only shows that this runs, see schedule_runs.
     IF $2 THEN
-        RETURN (SELECT pgleases.schedule_job_json(j) FROM pgleases.jobs AS j WHERE j.id = $1);
+        RETURN (SELECT pgleases.schedule_job_json(j) FROM pgleases.jobs AS j
+                WHERE j.id = $1 AND pg_try_advisory_xact_lock_shared(hashint8extended(j.id, j.tableoid::bigint)) IS NOT NULL);
     END IF;
-    RETURN (SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s WHERE s.id = $1);
+    RETURN (SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s
+            WHERE s.id = $1 AND pg_try_advisory_xact_lock_shared(hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_open(bigint, boolean, pg_catalog.text, int, int, int) IS 'Opens a run in a transaction. See open.sql.';
@@ -133,8 +131,8 @@ COMMENT ON FUNCTION pgleases.schedule_open(bigint, boolean, pg_catalog.text, int
 CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at)
-    SELECT s.id, s.group_name, s.name, f.since, f.until, f.ticks, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock()
+    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at)
+    SELECT s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock()
     FROM jsonb_to_recordset($2) AS f (since timestamptz, until timestamptz, ticks bigint, fate text, error text, attempts int, epoch bigint, started_at timestamptz)
     ORDER BY f.until;
 END
@@ -187,8 +185,9 @@ COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, job, group_name, name, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at)
-    SELECT 0, j.id, j.group_name, j.name, j.at, j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock()
+    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at, again)
+    SELECT 0, j.id, j.group_name, j.name, j.kind, j.at, j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
+           CASE WHEN f.fate <> 'done' THEN jsonb_build_object('key', j.key, 'args', j.args, 'priority', j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
     FROM jsonb_to_recordset($2) AS f (fate text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;

@@ -1,8 +1,8 @@
 -- grants.sql: the rights of a role that runs schedules, besides those of the engine's grants.sql, where another role owns the tables. Write your role's
 -- name for pgleases_app, your schema's for pgleases, and run the file as the owner.
-GRANT SELECT ON pgleases.schedule_version TO pgleases_app;
+GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owners TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_requests TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_job_json(pgleases.jobs), pgleases.schedule_join(pg_catalog.text, int),
     pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]),

@@ -1,7 +1,12 @@
--- schema.sql: the tables of package schedule, with their comments. It runs first, functions.sql after it, in the schema that has the engine's
+-- schema.sql: the tables and views of package schedule, with their comments. It runs first, functions.sql after it, in the schema that has the engine's
 -- tables. Idempotent: what exists stays as it is.
 --
 -- Types and operators are named with their schema, and names collate "C", as in the engine's files.
+
+-- All that these files know of the time. STABLE, so that an index serves comparisons with it, which clock_timestamp() would prevent. The views need it.
+CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS pg_catalog.timestamptz
+LANGUAGE sql STABLE AS $pgleases_body$ SELECT pg_catalog.statement_timestamp() $pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_clock() IS 'The time that decides what is due.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_version (
     version  int NOT NULL,
@@ -51,6 +56,8 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
 CREATE INDEX IF NOT EXISTS schedules_that_wait ON pgleases.schedules (group_name, partition) WHERE waits IS NOT NULL;
+CREATE INDEX IF NOT EXISTS schedules_that_fail ON pgleases.schedules (group_name, name) WHERE failures OPERATOR(pg_catalog.>) 0;
+CREATE INDEX IF NOT EXISTS schedules_paused ON pgleases.schedules (group_name, name) WHERE paused_at IS NOT NULL;
 COMMENT ON TABLE pgleases.schedules IS 'The schedules: what runs again and again, and how far each has come.';
 COMMENT ON COLUMN pgleases.schedules.id IS 'Names this schedule and no later one of its name.';
 COMMENT ON COLUMN pgleases.schedules.group_name IS 'The group, whose processes run it.';
@@ -142,6 +149,7 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
     schedule   bigint NOT NULL,
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     name       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    kind       pg_catalog.text COLLATE pg_catalog."C" NOT NULL DEFAULT '',
     job        bigint,
     since      pg_catalog.timestamptz NOT NULL,
     until      pg_catalog.timestamptz NOT NULL,
@@ -151,23 +159,247 @@ CREATE TABLE IF NOT EXISTS pgleases.history (
     attempts   int NOT NULL DEFAULT 0,
     epoch      bigint,
     started_at pg_catalog.timestamptz,
-    ended_at   pg_catalog.timestamptz NOT NULL
+    ended_at   pg_catalog.timestamptz NOT NULL,
+    again      pg_catalog.jsonb,
+    retried    bigint
 );
 CREATE INDEX IF NOT EXISTS history_by_name ON pgleases.history (group_name, name, id);
 CREATE INDEX IF NOT EXISTS history_by_job ON pgleases.history (job) WHERE job IS NOT NULL;
 CREATE INDEX IF NOT EXISTS history_cancelled ON pgleases.history (schedule, since) WHERE fate OPERATOR(pg_catalog.=) 'cancelled';
+CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE fate OPERATOR(pg_catalog.=) ANY ('{dead,lost}'::pg_catalog.text[]);
+CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
 COMMENT ON TABLE pgleases.history IS 'What became of the ticks of schedules: one row for each that ran, one for all that were passed over at once.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: it is of a job.';
 COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: it is of a schedule. Since and until are then the time that it was put for, and it counts as one tick.';
 COMMENT ON COLUMN pgleases.history.group_name IS 'Its group.';
 COMMENT ON COLUMN pgleases.history.name IS 'Its name.';
+COMMENT ON COLUMN pgleases.history.kind IS 'The kind that the schedule had, or the job.';
 COMMENT ON COLUMN pgleases.history.since IS 'The row tells of the ticks after this instant, which is the end of the row before.';
 COMMENT ON COLUMN pgleases.history.until IS 'Up to this instant. Of a run it is the tick itself.';
 COMMENT ON COLUMN pgleases.history.ticks IS 'How many ticks that are.';
 COMMENT ON COLUMN pgleases.history.fate IS 'done; dead: it failed; lost: it was called at most once, and nobody knows what came of it; missed: the policy on late ticks passed over them; skipped: the run before was still under way; cancelled: an edit, a resumption or a deletion came first.';
-COMMENT ON COLUMN pgleases.history.error IS 'Why it is dead.';
+COMMENT ON COLUMN pgleases.history.error IS 'Why it is dead; of a job that is cancelled, who asked for it, and why.';
 COMMENT ON COLUMN pgleases.history.attempts IS 'Of a run, how many there were.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'Under which its partition was owned; null: nobody ran it.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: there was none.';
 COMMENT ON COLUMN pgleases.history.ended_at IS 'When this was written.';
+COMMENT ON COLUMN pgleases.history.again IS 'Of a job that is not done, what it takes to run it again.';
+COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: none was asked for.';
+
+CREATE TABLE IF NOT EXISTS pgleases.schedule_requests (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at         pg_catalog.timestamptz NOT NULL,
+    verb       pg_catalog.text NOT NULL,
+    group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    name       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    schedule   bigint,
+    job        bigint,
+    args       pg_catalog.jsonb,
+    actor      pg_catalog.text NOT NULL,
+    reason     pg_catalog.text NOT NULL,
+    answered   pg_catalog.timestamptz,
+    answer     pg_catalog.text
+);
+CREATE INDEX IF NOT EXISTS schedule_requests_by_time ON pgleases.schedule_requests (group_name, at);
+CREATE INDEX IF NOT EXISTS schedule_requests_by_schedule ON pgleases.schedule_requests (schedule, at);
+COMMENT ON TABLE pgleases.schedule_requests IS 'What operators have asked of schedules and jobs, who, and why. Kept as long as failures in the history.';
+COMMENT ON COLUMN pgleases.schedule_requests.id IS 'Rises with time.';
+COMMENT ON COLUMN pgleases.schedule_requests.at IS 'When it was asked.';
+COMMENT ON COLUMN pgleases.schedule_requests.verb IS 'pause, resume, trigger, backfill, cancel or retry.';
+COMMENT ON COLUMN pgleases.schedule_requests.group_name IS 'The group.';
+COMMENT ON COLUMN pgleases.schedule_requests.name IS 'Of what: the schedule''s name, or the job''s.';
+COMMENT ON COLUMN pgleases.schedule_requests.schedule IS 'The schedule''s id; null: it is about a job.';
+COMMENT ON COLUMN pgleases.schedule_requests.job IS 'The job that was cancelled; or that was put: to run what is triggered or retried, or, where SQL cannot do what is asked, to have a process of the group do it. Null: none.';
+COMMENT ON COLUMN pgleases.schedule_requests.args IS 'What else was asked.';
+COMMENT ON COLUMN pgleases.schedule_requests.actor IS 'Who asked: the role, and who that said to be.';
+COMMENT ON COLUMN pgleases.schedule_requests.reason IS 'Why.';
+COMMENT ON COLUMN pgleases.schedule_requests.answered IS 'When it was carried out, or refused; null: it is yet to be.';
+COMMENT ON COLUMN pgleases.schedule_requests.answer IS 'What came of it.';
+
+-- A run in a transaction leaves no trace in the tables before its end, as nothing is locked there until then. So it has a lock of its own, which is shared, and which
+-- nobody waits for: see schedule_open.
+CREATE OR REPLACE VIEW pgleases.schedule_runs AS
+SELECT (l.classid::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::bigint AS run,
+       pg_catalog.min(l.pid) AS backend
+FROM pg_catalog.pg_locks AS l
+WHERE l.locktype OPERATOR(pg_catalog.=) 'advisory' AND l.objsubid OPERATOR(pg_catalog.=) 1::smallint AND l.mode OPERATOR(pg_catalog.=) 'ShareLock'
+  AND l.database OPERATOR(pg_catalog.=) (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname OPERATOR(pg_catalog.=) pg_catalog.current_database())
+GROUP BY l.classid, l.objid;
+COMMENT ON VIEW pgleases.schedule_runs IS 'Part of schedules_status and jobs_status: the shared advisory locks, among which are those of the transactions in which handlers run.';
+COMMENT ON COLUMN pgleases.schedule_runs.run IS 'The lock''s key: of a run, the hash of the id of the schedule or job, with the table as its seed.';
+COMMENT ON COLUMN pgleases.schedule_runs.backend IS 'The server''s process that holds it.';
+
+CREATE OR REPLACE VIEW pgleases.schedules_status AS
+SELECT s.group_name,
+       s.name,
+       s.kind,
+       s.key,
+       s.partition,
+       o.owner,
+       s.rule,
+       e.state,
+       CASE e.state
+           WHEN 'paused' THEN coalesce(
+               (SELECT pg_catalog.concat(q.actor, ': ', q.reason) FROM pgleases.schedule_requests AS q
+                WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.=) s.paused_at AND q.verb OPERATOR(pg_catalog.=) 'pause' LIMIT 1),
+               CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
+                    THEN pg_catalog.format('%s ticks in a row are dead', s.failures) END)
+           WHEN 'waits' THEN s.waits
+           WHEN 'retries' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
+           WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
+       END AS why,
+       s.done,
+       (SELECT h.fate FROM pgleases.history AS h
+        WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.job IS NULL AND h.schedule OPERATOR(pg_catalog.=) s.id
+        ORDER BY h.id DESC LIMIT 1) AS last_fate,
+       s.ran_from,
+       s.ran_until,
+       s.due,
+       CASE WHEN e.state OPERATOR(pg_catalog.=) 'paused' THEN NULL
+            WHEN s.waits IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.waits_since
+            WHEN s.trying IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) (s.trying OPERATOR(pg_catalog.->>) 'at')::pg_catalog.timestamptz
+            WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.due
+       END AS lateness,
+       s.failures,
+       t.attempts,
+       t.crashes,
+       coalesce(s.trying OPERATOR(pg_catalog.->>) 'error',
+                CASE WHEN s.failures OPERATOR(pg_catalog.>) 0 THEN
+                    (SELECT h.error FROM pgleases.history AS h
+                     WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.schedule OPERATOR(pg_catalog.=) s.id
+                       AND h.job IS NULL AND h.fate OPERATOR(pg_catalog.=) 'dead'
+                     ORDER BY h.id DESC LIMIT 1) END) AS error,
+       r.backend,
+       s.paused_at,
+       s.waits,
+       s.waits_since,
+       s.declared,
+       s.registered,
+       s.args,
+       s.policy,
+       s.id
+FROM pgleases.schedules AS s
+LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name) AND p.partition OPERATOR(pg_catalog.=) s.partition
+LEFT JOIN pgleases.schedule_runs AS r ON r.run OPERATOR(pg_catalog.=) pg_catalog.hashint8extended(s.id, s.tableoid::bigint)
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
+) AS o
+CROSS JOIN LATERAL (
+    SELECT coalesce((s.trying OPERATOR(pg_catalog.->>) 'attempts')::int, 0) AS attempts,
+           coalesce((s.trying OPERATOR(pg_catalog.->>) 'crashes')::int, 0) AS crashes
+) AS t
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN r.backend IS NOT NULL THEN 'runs'
+                WHEN o.owner IS NOT NULL AND (s.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
+                     AND (s.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'runs'
+                WHEN s.paused_at IS NOT NULL THEN 'paused'
+                WHEN s.waits IS NOT NULL THEN 'waits'
+                WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
+                WHEN s.trying IS NOT NULL THEN 'retries'
+                WHEN s.due OPERATOR(pg_catalog.=) 'infinity' THEN 'over'
+                ELSE 'planned' END AS state
+) AS e;
+COMMENT ON VIEW pgleases.schedules_status IS 'Every schedule: who runs it, what it does now and why, and how far it has come. Of many, quick by group and name; by due in a partition of a group; by waits or paused_at IS NOT NULL; by failures > 0.';
+COMMENT ON COLUMN pgleases.schedules_status.group_name IS 'The group, whose processes run it.';
+COMMENT ON COLUMN pgleases.schedules_status.name IS 'Its name in the group.';
+COMMENT ON COLUMN pgleases.schedules_status.kind IS 'Which handler runs.';
+COMMENT ON COLUMN pgleases.schedules_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
+COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
+COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
+COMMENT ON COLUMN pgleases.schedules_status.rule IS 'When it runs.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs; paused; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.why IS 'Why it is in this state, as far as that is known.';
+COMMENT ON COLUMN pgleases.schedules_status.done IS 'The last tick whose run was done; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules_status.last_fate IS 'What became of the last tick that has a fate; null: none has, or it is no longer in the history.';
+COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began; null: there was none.';
+COMMENT ON COLUMN pgleases.schedules_status.ran_until IS 'When it ended.';
+COMMENT ON COLUMN pgleases.schedules_status.due IS 'When its owner looks at it next, usually its next tick; infinity: it is paused or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has waited, or its tick has been due, run included; null: nothing is due.';
+COMMENT ON COLUMN pgleases.schedules_status.failures IS 'How many ticks in a row are dead.';
+COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'How many attempts at the tick under way have failed.';
+COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'How many processes died while they ran that tick, with the one that runs it now where that is suspected.';
+COMMENT ON COLUMN pgleases.schedules_status.error IS 'Of the last attempt that failed; else, where failures are not 0, of the last tick that is dead.';
+COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
+COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not.';
+COMMENT ON COLUMN pgleases.schedules_status.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.schedules_status.waits_since IS 'Since when; the time from there on makes no tick late.';
+COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares it; only processes whose code does run it.';
+COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put it, or declared it at its start.';
+COMMENT ON COLUMN pgleases.schedules_status.args IS 'What the handler is given.';
+COMMENT ON COLUMN pgleases.schedules_status.policy IS 'What becomes of late ticks, and other choices.';
+COMMENT ON COLUMN pgleases.schedules_status.id IS 'Names this schedule and no later one of its name.';
+
+CREATE OR REPLACE VIEW pgleases.jobs_status AS
+SELECT j.id,
+       j.group_name,
+       j.kind,
+       j.name,
+       j.trigger,
+       j.key,
+       j.partition,
+       o.owner,
+       j.priority,
+       e.state,
+       CASE e.state
+           WHEN 'waits' THEN j.waits
+           WHEN 'retries' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, j.due)
+           WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
+       END AS why,
+       j.at,
+       j.due,
+       CASE WHEN j.waits IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.waits_since
+            WHEN j.trying IS NOT NULL OR j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) j.at
+       END AS lateness,
+       t.attempts,
+       t.crashes,
+       j.trying OPERATOR(pg_catalog.->>) 'error' AS error,
+       r.backend,
+       j.waits,
+       j.waits_since,
+       j.unique_key,
+       j.begins,
+       j.args
+FROM pgleases.jobs AS j
+LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) j.group_name) AND p.partition OPERATOR(pg_catalog.=) j.partition
+LEFT JOIN pgleases.schedule_runs AS r ON r.run OPERATOR(pg_catalog.=) pg_catalog.hashint8extended(j.id, j.tableoid::bigint)
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
+) AS o
+CROSS JOIN LATERAL (
+    SELECT coalesce((j.trying OPERATOR(pg_catalog.->>) 'attempts')::int, 0) AS attempts,
+           coalesce((j.trying OPERATOR(pg_catalog.->>) 'crashes')::int, 0) AS crashes
+) AS t
+CROSS JOIN LATERAL (
+    SELECT CASE WHEN r.backend IS NOT NULL THEN 'runs'
+                WHEN o.owner IS NOT NULL AND (j.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
+                     AND (j.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'runs'
+                WHEN j.waits IS NOT NULL THEN 'waits'
+                WHEN j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
+                WHEN j.trying IS NOT NULL THEN 'retries'
+                ELSE 'planned' END AS state
+) AS e;
+COMMENT ON VIEW pgleases.jobs_status IS 'Every job that has not ended: who runs it, what it does now and why. Of many, quick by id; by due in a partition and priority of a group; by waits IS NOT NULL.';
+COMMENT ON COLUMN pgleases.jobs_status.id IS 'Names this job and no later one.';
+COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group, whose processes run it.';
+COMMENT ON COLUMN pgleases.jobs_status.kind IS 'Which handler runs.';
+COMMENT ON COLUMN pgleases.jobs_status.name IS 'The schedule that it runs for; else the unique key, or empty.';
+COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
+COMMENT ON COLUMN pgleases.jobs_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
+COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
+COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
+COMMENT ON COLUMN pgleases.jobs_status.priority IS 'From 0 to 3: of what is due, the highest first.';
+COMMENT ON COLUMN pgleases.jobs_status.state IS 'runs; waits: its owner cannot run it; due: it is to begin now; retries: it is tried again at due; planned: at due.';
+COMMENT ON COLUMN pgleases.jobs_status.why IS 'Why it is in this state, as far as that is known.';
+COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time that it was put for.';
+COMMENT ON COLUMN pgleases.jobs_status.due IS 'When its owner looks at it next.';
+COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has waited, or been due, run included; null: it is not due.';
+COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'How many attempts have failed.';
+COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'How many processes died while they ran it, with the one that runs it now where that is suspected.';
+COMMENT ON COLUMN pgleases.jobs_status.error IS 'Of the last attempt that failed.';
+COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the server''s process, as in pg_stat_activity; null: there is none.';
+COMMENT ON COLUMN pgleases.jobs_status.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
+COMMENT ON COLUMN pgleases.jobs_status.waits_since IS 'Since when.';
+COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
+COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: none is told.';
+COMMENT ON COLUMN pgleases.jobs_status.args IS 'What the handler is given.';

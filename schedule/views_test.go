@@ -1,0 +1,123 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// shows waits until a view says of a row what is wanted. The row is named by what stands in its first column but the group.
+func (db *database) shows(view, of, columns, want string) {
+	db.t.Helper()
+	got := ""
+	query := fmt.Sprintf("SELECT concat_ws(' | ', %s) FROM pgleases.%s WHERE $1 IN (name, args #>> '{}')", columns, view)
+	until(db.t, fmt.Sprintf("%s of %s in %s are %q", columns, of, view, want), func() bool {
+		rows, _ := db.Query(context.Background(), query, of)
+		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		ok(db.t, err)
+		if now := strings.Join(all, "; "); now != got {
+			db.t.Logf("%s: %s", of, now)
+			got = now
+		}
+		return got == want
+	})
+}
+
+// What each schedule does, and why.
+func TestViewOfSchedules(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	in, out, end := make(chan struct{}, 10), make(chan struct{}, 10), make(chan struct{})
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		switch {
+		case r.Args == "runs":
+			in <- struct{}{}
+			released(ctx, end)
+		case r.Args == "fails", r.Args == "stops":
+			return errors.New("no paper")
+		}
+		return effect(ctx, tx, schedule.Run[args]{Name: r.Name, At: r.At, Epoch: r.Epoch})
+	})
+	again := schedule.InTx(w.Scheduler, "again", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no ink") },
+		schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	outside := schedule.AtLeastOnce(w.Scheduler, "outside", func(ctx context.Context, r schedule.Run[string]) error {
+		out <- struct{}{}
+		released(ctx, end)
+		return nil
+	})
+	defer close(end)
+	rule := schedule.Cron("0 1 * * *", "UTC")
+	for _, name := range []string{"runs", "does", "paused", "fails"} {
+		ok(t, k.Put(t.Context(), name, name, rule))
+	}
+	ok(t, k.Put(t.Context(), "stops", "stops", rule, schedule.PauseAfter(1)))
+	ok(t, k.Put(t.Context(), "over", "over", schedule.Cron("0 0 30 2 *", "UTC")))
+	ok(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
+	ok(t, again.Put(t.Context(), "retries", "retries", rule))
+	ok(t, outside.Put(t.Context(), "outside", "outside", rule))
+	ok(t, schedule.InTx(newWorker(db).Scheduler, "unknown", effect).Put(t.Context(), "waits", args{}, rule))
+	ok(t, w.Pause(t.Context(), "paused"))
+	const what = "state, why"
+	db.setClock(midnight.Add(61 * time.Minute))
+	db.shows("schedules_status", "does", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
+	db.setClock(midnight)
+	w.run()
+	db.looked()
+	db.shows("schedules_status", "planned", "kind, key, rule, state, why, lateness, failures, attempts, error, extract(epoch FROM due)::bigint, owner IS NOT NULL",
+		fmt.Sprintf("books | planned | CRON_TZ=UTC 0 3 * * * | planned | 0 | 0 | %d | t", midnight.Add(3*time.Hour).Unix()))
+	db.setClock(midnight.Add(61 * time.Minute))
+	receive(t, "a handler runs in a transaction", in)
+	receive(t, "a handler runs outside", out)
+	db.shows("schedules_status", "runs", "state, lateness, backend IS NULL, last_fate", "runs | 00:01:00 | f")
+	expect(t, one[string](db, "SELECT a.state FROM pgleases.schedules_status AS s JOIN pg_stat_activity AS a ON a.pid = s.backend WHERE s.name = 'runs'"), "idle in transaction", "what the run's session does")
+	db.shows("schedules_status", "outside", "state, backend IS NULL", "runs | t")
+	db.shows("schedules_status", "does", "state, last_fate, done IS NOT NULL, failures, error", "planned | done | t | 0")
+	db.shows("schedules_status", "fails", "state, last_fate, failures, error", "planned | dead | 1 | no paper")
+	db.shows("schedules_status", "stops", what, "paused | 1 ticks in a row are dead")
+	db.shows("schedules_status", "paused", "state, why, lateness, due", "paused | infinity")
+	db.shows("schedules_status", "over", "state, due", "over | infinity")
+	db.shows("schedules_status", "waits", what, `waits | kind "unknown" is not registered`)
+	db.shows("schedules_status", "retries", "state, why LIKE 'attempt 2 is at %', attempts, failures, error, lateness", "retries | t | 1 | 0 | no ink | 00:01:00")
+}
+
+// What each job does, and why.
+func TestViewOfJobs(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	in, end := make(chan struct{}, 10), make(chan struct{})
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		if r.Args == "runs" {
+			in <- struct{}{}
+			released(ctx, end)
+		}
+		return errors.New("no ink")
+	}, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	defer close(end)
+	put := func(what string, opts ...schedule.JobOption) {
+		t.Helper()
+		_, err := mail.Enqueue(t.Context(), what, opts...)
+		ok(t, err)
+	}
+	put("runs")
+	put("retries")
+	put("planned", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise), schedule.Key("ada"), schedule.Priority(2))
+	_, err := schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits")
+	ok(t, err)
+	db.setClock(midnight.Add(time.Minute))
+	db.shows("jobs_status", "runs", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
+	w.run()
+	receive(t, "one runs", in)
+	db.shows("jobs_status", "runs", "state, lateness, backend IS NULL, owner IS NULL", "runs | 00:01:00 | f | f")
+	db.shows("jobs_status", "retries", "state, why LIKE 'attempt 2 is at %', attempts, error, lateness", "retries | t | 1 | no ink | 00:01:00")
+	db.shows("jobs_status", "waits", "state, why", `waits | kind "unknown" is not registered`)
+	db.shows("jobs_status", "planned", "state, why, lateness, kind, name, trigger, key, priority, unique_key, attempts, crashes", "planned | mail | inv-7 | job | ada | 2 | inv-7 | 0 | 0")
+}
