@@ -9,6 +9,8 @@ import (
 	"iter"
 	"math"
 	"reflect"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -152,8 +154,44 @@ func sameJSON(a, b json.RawMessage) bool {
 		if d.Decode(&values[i]) != nil {
 			return false
 		}
+		values[i] = plain(values[i])
 	}
 	return reflect.DeepEqual(values[0], values[1])
+}
+
+// plain writes the numbers in a value of JSON so that those of one value are the same: the database writes 1e-7 as 0.0000001.
+func plain(value any) any {
+	switch v := value.(type) {
+	case []any:
+		for i := range v {
+			v[i] = plain(v[i])
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = plain(v[name])
+		}
+	case json.Number:
+		return plainNumber(v)
+	}
+	return value
+}
+
+// plainNumber writes a number as its digits from the first to the last that is not 0, and the power of ten of the last.
+func plainNumber(n json.Number) json.Number {
+	mantissa, power, _ := strings.Cut(strings.ToLower(string(n)), "e")
+	exponent, _ := strconv.Atoi(power) // too large for the database, if it is for Atoi
+	digits, negative := strings.CutPrefix(mantissa, "-")
+	whole, fraction, _ := strings.Cut(digits, ".")
+	digits = strings.TrimLeft(whole+fraction, "0")
+	if digits == "" {
+		return "0"
+	}
+	ends := strings.TrimRight(digits, "0")
+	exponent += len(digits) - len(ends) - len(fraction)
+	if negative {
+		ends = "-" + ends
+	}
+	return json.Number(fmt.Sprintf("%se%d", ends, exponent))
 }
 
 var errUntold = errors.New("its ticks until now cannot be told here")

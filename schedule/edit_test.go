@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
@@ -282,6 +283,32 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
+
+// The database writes numbers in its own way. What says the same is no edit.
+func TestNumbersInArgumentsAreTheSameHoweverTheyAreWritten(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[json.RawMessage]) error { return nil })
+	put := func(text string) int64 {
+		t.Helper()
+		ok(t, k.Put(t.Context(), "close", json.RawMessage(text), hourly))
+		return one[int64](db, "SELECT revision FROM pgleases.schedules")
+	}
+	revision := int64(0)
+	for _, ways := range [][]string{
+		{"1e-7", "0.0000001", "1E-7", "0.10e-6"}, {"1e21", "1e+21", "1000000000000000000000"}, {"-1.5e3", "-1500", "-1500.0"}, {"0", "-0", "0.0", "0e5"}, {"12", "1.2e1"},
+		{"9007199254740993"}, {"9007199254740992"}, {"120"}, {"-12"}, {"12.000000000000000000001"},
+		{`{"a": [1e-7, {"b": 1e21}]}`, `{"a": [0.0000001, {"b": 1000000000000000000000}]}`}, {`{"a": [1e-7, {"b": 1e22}]}`}, {`"1e-7"`}, {`"0.0000001"`},
+	} {
+		revision++
+		for range 2 {
+			for _, way := range ways {
+				expect(t, put(way), revision, "the revision after "+way)
+			}
+		}
+	}
 }
 
 // A process that starts locks few of its schedules at a time: others that start, and runs, do not wait for all of them.
