@@ -19,10 +19,24 @@ import (
 )
 
 const (
-	victimOf   = "PGLEASES_SCHEDULE_VICTIM" // the database of a process that the poison job kills
-	killed     = 3                          // how it exits
-	bystanders = 3
+	victimOf     = "PGLEASES_SCHEDULE_VICTIM" // the database of a process that the poison job kills
+	victimOfArgs = "PGLEASES_SCHEDULE_TOXIC"  // set: it is killed by arguments
+	killed       = 3                          // how it exits
+	bystanders   = 3
 )
+
+// toxic are arguments that kill the process that reads them.
+type toxic struct{}
+
+func (toxic) MarshalJSON() ([]byte, error) { return []byte("{}"), nil }
+func (*toxic) UnmarshalJSON([]byte) error {
+	if os.Getenv(victimOf) != "" {
+		os.Exit(killed)
+	}
+	return nil
+}
+
+func toxicHandler(context.Context, pgx.Tx, schedule.Run[toxic]) error { return nil }
 
 // names of the poison job and of those that run beside it.
 func jobs() (names []string) {
@@ -53,6 +67,8 @@ func victim(url string) error {
 		return err
 	}
 	s.Hasten()
+	schedule.InTx(s, "toxic", toxicHandler)
+	schedule.AtMostOnce(s, "toxic outside", func(context.Context, schedule.Run[toxic]) error { return nil })
 	beside := make(chan struct{}, bystanders)
 	var running atomic.Int32
 	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -74,12 +90,54 @@ func victim(url string) error {
 		}
 		return nil
 	}, schedule.Idle(time.Second))
-	for _, name := range jobs() {
-		if err := books.Add(name, args{}, hourly); err != nil {
-			return err
+	if os.Getenv(victimOfArgs) == "" {
+		for _, name := range jobs() {
+			if err := books.Add(name, args{}, hourly); err != nil {
+				return err
+			}
 		}
 	}
 	return s.Run(ctx)
+}
+
+// killVictims starts so many processes one after the other, each of which is to be killed by a job.
+func killVictims(t *testing.T, url string, n int, after func(), environment ...string) {
+	t.Helper()
+	for life := range n {
+		process := exec.Command(os.Args[0])
+		process.Env = append(append(os.Environ(), victimOf+"="+url), environment...)
+		ended := make(chan error, 1)
+		ok(t, process.Start())
+		go func() { ended <- process.Wait() }()
+		t.Cleanup(func() { _ = process.Process.Kill() })
+		var exit *exec.ExitError
+		if err := receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
+			t.Fatalf("process %d: %v, not killed by its job", life+1, err)
+		}
+		after()
+	}
+}
+
+// To read arguments may kill the process as a handler may, in a transaction or not. They are dead after as many crashes.
+func TestArgumentsThatKillTheirProcessAreDead(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"toxic", "toxic outside"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			maker := newWorker(db)
+			k := schedule.InTx(maker.Scheduler, kind, toxicHandler)
+			ok(t, k.Put(t.Context(), "close", toxic{}, hourly))
+			l := newLedger(db, "close")
+			db.setClock(midnight.Add(time.Hour))
+			killVictims(t, db.url, 4, func() {
+				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates")
+			}, victimOfArgs+"=true")
+			w := newWorker(db)
+			schedule.InTx(w.Scheduler, kind, toxicHandler)
+			l.settled(w.run().Scheduler).expectFates(fates{schedule.FateDead: 1})
+		})
+	}
 }
 
 // A job kills its process each time that it runs. After three crashes besides the first, of which nobody knows the cause, it is dead; what ran beside it is not.
@@ -94,19 +152,9 @@ func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
 		ledgers[name] = newLedger(db, name)
 	}
 	db.setClock(midnight.Add(time.Hour))
-	for life := 1; life <= 4; life++ {
-		process := exec.Command(os.Args[0])
-		process.Env = append(os.Environ(), victimOf+"="+db.url)
-		ended := make(chan error, 1)
-		ok(t, process.Start())
-		go func() { ended <- process.Wait() }()
-		t.Cleanup(func() { _ = process.Process.Kill() })
-		var exit *exec.ExitError
-		if err := receive(t, fmt.Sprintf("process %d is killed by its job", life), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
-			t.Fatalf("process %d: %v, not killed by its job", life, err)
-		}
+	killVictims(t, db.url, 4, func() {
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'poison'"), 0, "fates of the poison job")
-	}
+	})
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	for _, name := range jobs() {

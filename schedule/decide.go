@@ -17,11 +17,12 @@ type decision struct {
 // unknown is how soon what waits is looked at again. A process that takes its partition over looks at once.
 const unknown = time.Minute
 
-// decide decides by the database's clock, at the moment when the schedule was read. It knows no database.
-func (r *record) decide(k *kind, declared bool, epoch int64) decision {
+// decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the process is charged before
+// it is decided again, and its arguments are read then: that may be what kills it.
+func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying, Failures: r.Failures}}
 	if r.Job {
-		return r.decideJob(k, epoch)
+		return r.decideJob(k, epoch, suspected)
 	}
 	now := r.Clock
 	if r.PausedAt != nil {
@@ -33,10 +34,10 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 	case k != nil && r.Declared && !declared:
 		err = errors.New("it is declared in the code of another version only")
 	default:
-		err = r.readable(k)
+		err = r.readable(k, suspected)
 	}
 	if err != nil {
-		d.wait(err, now)
+		d.wait(err, now, epoch)
 		return d
 	}
 	begin := func(tick Tick, missed int64, began time.Time) {
@@ -74,17 +75,25 @@ func (r *record) decide(k *kind, declared bool, epoch int64) decision {
 }
 
 // readable returns what this process does not know of it: its kind, or how to read its arguments.
-func (r *record) readable(k *kind) error {
-	if k == nil {
+func (r *record) readable(k *kind, suspected bool) error {
+	switch {
+	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
+	case suspected:
+		return nil
 	}
 	return k.parse(r.Args)
 }
 
-// wait leaves it to a process that knows what this one does not.
-func (d *decision) wait(err error, now time.Time) {
+// wait leaves it to a process that knows what this one does not. To read it has killed nothing.
+func (d *decision) wait(err error, now time.Time, epoch int64) {
 	again := now.Add(unknown)
 	d.Waits, d.Due = kept(err), &again
+	if d.Trying.chargedTo(epoch) {
+		t := *d.Trying
+		t.Crashes, t.Epoch = t.Crashes-1, 0
+		d.Trying = &t
+	}
 }
 
 // attempts is how many attempts at the tick under way have failed.
@@ -161,11 +170,11 @@ func (d *decision) unstep(t trial) {
 }
 
 // decideJob is decide for a job.
-func (r *record) decideJob(k *kind, epoch int64) decision {
+func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
-	if err := r.readable(k); err != nil {
-		d.wait(err, now)
+	if err := r.readable(k, suspected); err != nil {
+		d.wait(err, now, epoch)
 		return d
 	}
 	began := now

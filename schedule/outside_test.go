@@ -127,6 +127,42 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	expect(t, one[bool](db, "SELECT count(*) > 0 FROM public.commits WHERE NOT begun"), true, "whether others were noted")
 }
 
+// The partition is wanted elsewhere when it is written down that a handler is called at most once, and it is not called yet: the next owner calls it.
+func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`ALTER FUNCTION pgleases.schedule_open RENAME TO schedule_open_at_once;
+		CREATE FUNCTION pgleases.schedule_open(id bigint, job boolean, run text, timeout_ms int, idle_ms int, lock_ms int) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
+			IF EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.trying ->> 'run' = $3) THEN
+				PERFORM pg_advisory_xact_lock(1);
+			END IF;
+			RETURN pgleases.schedule_open_at_once($1, $2, $3, $4, $5, $6);
+		END $$;
+		GRANT EXECUTE ON FUNCTION pgleases.schedule_open TO PUBLIC`)
+	start := func() *worker {
+		w := newSteadyWorker(db, schedule.WithDrain(0))
+		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
+		ok(t, pay.Add("pay", args{}, hourly, schedule.MissedAll))
+		return w.run().has("pay")
+	}
+	l := newLedger(db, "pay")
+	l.calls = "at most once"
+	begun, err := db.Begin(t.Context())
+	ok(t, err)
+	_, err = begun.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)")
+	ok(t, err)
+	w := start()
+	db.setClock(midnight.Add(3 * time.Hour))
+	until(t, "it has begun", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
+	})
+	w.stop()
+	receive(t, "Run ends", w.ended)
+	w.stop = nil
+	ok(t, begun.Rollback(t.Context()))
+	l.settled(start().Scheduler).expectFates(fates{schedule.FateDone: 3})
+}
+
 // Handlers fail, and are asked to end. At least once: again, by its retries; at most once: that is its fate.
 func TestCallsOutsideThatFail(t *testing.T) {
 	t.Parallel()

@@ -86,6 +86,12 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 	}
 	conflicts, breaks := 0, 0
 	run := rand.Text()
+	var begun *attempt // by this run, outside of a transaction; its handler is not called yet
+	defer func() {
+		if begun != nil {
+			p.takeBack(o, *begun)
+		}
+	}()
 	for tried := (*record)(nil); ; {
 		a, err := p.try(o, it, run)
 		if a.row != nil && !a.row.Job {
@@ -99,8 +105,12 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		}
 		switch {
 		case err == nil && a.charged:
+			if a.decided.Trying.begun() == run {
+				begun = &a
+			}
 			continue
-		case err == nil && a.outside:
+		case err == nil && a.outside && o.ctx.Err() == nil:
+			begun = nil
 			return p.callOut(o, it, a, from)
 		}
 		if err == nil {
@@ -194,13 +204,13 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		if !p.believes(r.Clock) {
 			return nil // looked at again when the clock is believed
 		}
-		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch)
+		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
+		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch, suspected)
 		if a.decided.run != nil && k.calls == atMostOnce { // also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
 			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
 				return err
 			}
 		}
-		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
 		switch d := &a.decided; {
 		case d.run == nil:
 		case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:
@@ -219,7 +229,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 				o.charge(it.subject)
 			}
 			d.charge(r, o.Epoch, suspected)
-			if k.calls != inTransaction {
+			if k.calls != inTransaction && !suspected { // whose arguments are to be read first
 				d.Trying.Run, d.Trying.Called = run, o.Epoch
 			}
 			d.run, a.charged = nil, true
@@ -287,6 +297,17 @@ func (e timedOut) Error() string {
 		return ErrTimeout.Error()
 	}
 	return fmt.Sprintf("%v: %v", ErrTimeout, e.err)
+}
+
+// takeBack takes back that a handler outside of a transaction has begun, where it was not called: so the next owner calls it also where that is done at most once.
+// Where it fails that is lost.
+func (p *planner) takeBack(o *ownership, a attempt) {
+	row, trying := *a.row, *a.decided.Trying
+	row.Cursor = a.decided.Cursor // as it was written
+	trying.Run, trying.Called = "", 0
+	a.row, a.decided.Trying, a.decided.Fates = &row, &trying, nil
+	life := o.Partition.Context()
+	_ = repeat(life, maxBreaks, passing, func() error { return p.write(life, o, a) })
 }
 
 // write writes down what was decided, in a transaction without a handler.
