@@ -371,15 +371,12 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	}
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
-	if len(r.Pins) > 0 {
-		lease.pinned = slices.Repeat([]int32{-1}, len(r.Owners))
-		for p, id := range r.Pins {
-			lease.pinned[p] = memberOf(members, id)
-		}
-	}
+	lease.pinned, lease.wanted = membersOf(members, r.Pins, len(r.Owners)), membersOf(members, r.Wanted, len(r.Owners))
 	for p, owner := range r.Owners {
 		lease.home[p] = memberOf(members, r.HomeIDs[p])
-		if i, ok := living[r.Targets[p]]; ok {
+		if i, ok := living[owner]; ok && r.Frozen && lease.works(i) { // also where it was asked to hand over
+			lease.current[p] = i
+		} else if i, ok := living[r.Targets[p]]; ok {
 			lease.current[p] = i
 		} else if i, ok := living[owner]; ok {
 			lease.current[p] = i
@@ -391,6 +388,18 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 		}
 	}
 	return lease, sessions, living
+}
+
+// membersOf returns the member by partition, of client IDs by partition; nil where there is none.
+func membersOf(members map[string]int32, ids map[int]string, partitions int) []int32 {
+	if len(ids) == 0 {
+		return nil
+	}
+	of := slices.Repeat([]int32{-1}, partitions)
+	for p, id := range ids {
+		of[p] = memberOf(members, id)
+	}
+	return of
 }
 
 func memberOf(members map[string]int32, id string) int32 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -79,7 +80,16 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 	}
 	joined(t, x, "mails", 5)
 	joined(t, y, "mails", 5)
-	members := map[string]int{"orders": 3, "mails": 2}
+	joined(t, x, "lead", 1)
+	joined(t, y, "lead", 1)
+	members := map[string]int{"orders": 3, "mails": 2, "lead": 2}
+	owners := func(s *admin.Snapshot) map[string][]string {
+		owners := make(map[string][]string)
+		for name := range members {
+			owners[name] = ownersOf(s.Lease(name))
+		}
+		return owners
+	}
 	const of = "SELECT json_agg(row_to_json(l)::jsonb - '{changed,next_check_at,planned_at,generation}'::text[])::text || (SELECT count(*) FROM pgleases.events) || " +
 		"(SELECT count(*) FROM pgleases.wishes) FROM (SELECT * FROM pgleases.leases ORDER BY name) AS l"
 	owner := newPool(t, pgtest.OwnerURL(url))
@@ -90,8 +100,13 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 		}
 		return text
 	}
-	moved := 0
+	moved, swaps := 0, 0
 	for _, c := range []admin.Change{
+		{Verb: admin.Move, Subject: "orders", Client: "z"}, // of a partition that this client has not
+		{Verb: admin.Move, Subject: "orders", Client: "y"},
+		{Verb: admin.Move, Subject: "mails", Client: "x"},
+		{Verb: admin.Move, Subject: "lead", Client: "x"}, // or else the next one
+		{Verb: admin.Move, Subject: "lead", Client: "y"},
 		{Verb: admin.Drain, Subject: "y"},
 		{Verb: admin.Cordon, Subject: "z", Until: time.Now().Add(time.Hour)},
 		{Verb: admin.Undrain, Subject: "y"},
@@ -112,13 +127,20 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 	} {
 		name := fmt.Sprintf("%s %s/%d %s", c.Verb, c.Subject, c.Partition, c.Client)
 		s := awaitQuiet(t, a, members)
-		before := map[string][]string{"orders": ownersOf(s.Lease("orders")), "mails": ownersOf(s.Lease("mails"))}
+		before := owners(s)
+		if c.Verb == admin.Move {
+			c.Partition = slices.IndexFunc(before[c.Subject], func(owner string) bool { return owner != c.Client })
+			if c.Partition < 0 {
+				continue
+			}
+			swaps++
+		}
 		stood := state()
 		p, err := operator.Preview(t.Context(), c)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if strings.Join(p.Leases, " ") != "mails orders" {
+		if strings.Join(p.Leases, " ") != "lead mails orders" {
 			t.Errorf("%s: leases %q", name, p.Leases)
 		}
 		again, err := operator.Preview(t.Context(), c)
@@ -132,17 +154,22 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 			moved += m.Partitions.Count()
 		}
 		want := previewed(t, before, p)
+		if n := len(p.Moves); c.Verb == admin.Move && (n != 1 && n != 2 || !slices.ContainsFunc(p.Moves, func(m admin.Moving) bool {
+			return m.Lease == c.Subject && m.Partitions.Contains(c.Partition) && m.To == c.Client && m.How == admin.Asked
+		})) {
+			t.Errorf("%s: %+v", name, p.Moves)
+		}
 		c.Reason, c.Binding = "as previewed", p.Binding
 		if err := operator.Apply(t.Context(), c); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		s = awaitQuiet(t, a, members)
-		if got := fmt.Sprint(map[string][]string{"orders": ownersOf(s.Lease("orders")), "mails": ownersOf(s.Lease("mails"))}); got != want {
+		if got := fmt.Sprint(owners(s)); got != want {
 			t.Errorf("after %s owners are\n%s, and previewed was\n%s, from\n%v", name, got, want, before)
 		}
 	}
-	if moved < 30 {
-		t.Errorf("only %d moves in all", moved)
+	if moved < 30 || swaps < 4 {
+		t.Errorf("only %d moves in all, and %d moves by an operator", moved, swaps)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 // A Verb is what an operator may want. docs/operations.md tells what each does.
 type Verb string
 
-// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take a wish back.
+// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take a wish back. A Move is wished until a plan has made it, within a minute.
 const (
 	Drain    Verb = "drain" // a client shall own nothing
 	Undrain  Verb = "undrain"
@@ -30,6 +30,7 @@ const (
 	Unfreeze Verb = "unfreeze"
 	Pin      Verb = "pin" // a partition shall be with a client
 	Unpin    Verb = "unpin"
+	Move     Verb = "move"  // a partition goes to a client once, in a swap
 	Evict    Verb = "evict" // a client's sessions are revoked
 )
 
@@ -41,9 +42,9 @@ var ErrLast = errors.New("admin: it is the last that works on a lease")
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
 	Verb      Verb
-	Subject   string    // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin and Unpin the lease's name
-	Partition int       // of Pin and Unpin: which of the lease
-	Client    string    // of Pin: the ID of the client with which it shall be; a pin to another is replaced
+	Subject   string    // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Move the lease's name
+	Partition int       // of Pin, Unpin and Move: which of the lease
+	Client    string    // of Pin and Move: the ID of the client with which it shall be; a pin to another is replaced
 	Reason    string    // why: written beside the event; not empty
 	Actor     string    // who wants it, besides the role that connects, which is written in any case; empty: that role alone
 	Until     time.Time // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
@@ -79,20 +80,20 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 // statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
 func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	function, wish := string(c.Verb), slices.Contains(wishes, c.Verb)
-	ofPartition := c.Verb == Pin || c.Verb == Unpin
+	ofPartition, toClient := c.Verb == Pin || c.Verb == Unpin || c.Verb == Move, c.Verb == Pin || c.Verb == Move
 	switch {
 	case c.Verb == Evict:
 		function = "evict_client"
-	case !wish && !slices.Contains(takenBack, c.Verb):
-		return "", nil, fmt.Errorf("admin: verb %q is none of %v, %v, %v", c.Verb, wishes, takenBack, Evict)
+	case !wish && !slices.Contains(takenBack, c.Verb) && c.Verb != Move:
+		return "", nil, fmt.Errorf("admin: verb %q is none of %v, %v, %v, %v", c.Verb, wishes, takenBack, Move, Evict)
 	}
 	switch {
 	case c.Subject == "" || c.Reason == "":
 		return "", nil, fmt.Errorf("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
-	case (c.Verb == Pin) != (c.Client != ""):
-		return "", nil, fmt.Errorf("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
+	case toClient != (c.Client != ""):
+		return "", nil, fmt.Errorf("admin: %s of %q with client %q: Pin and Move take a client, and no other verb does", c.Verb, c.Subject, c.Client)
 	case c.Force && c.Verb != Drain || !c.Until.IsZero() && !wish || c.Partition != 0 && !ofPartition:
-		return "", nil, fmt.Errorf("admin: %s takes no such option: Until is of %v, Force of %v, Partition of %v and %v", c.Verb, wishes, Drain, Pin, Unpin)
+		return "", nil, fmt.Errorf("admin: %s takes no such option: Until is of %v, Force of %v, Partition of %v, %v and %v", c.Verb, wishes, Drain, Pin, Unpin, Move)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
 		return "", nil, fmt.Errorf("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
@@ -105,7 +106,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	if ofPartition {
 		add("$%d::pg_catalog.int4", c.Partition)
 	}
-	if c.Verb == Pin {
+	if toClient {
 		add("$%d::pg_catalog.text", c.Client)
 	}
 	add("$%d::pg_catalog.text", c.Reason)
@@ -126,7 +127,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 // refusal says what to do about an error of a verb.
 func (a *Admin) refusal(c Change, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
-	if c.Verb == Pin || c.Verb == Unpin {
+	if c.Verb == Pin || c.Verb == Unpin || c.Verb == Move {
 		doing = fmt.Sprintf("%s %q", c.Verb, fmt.Sprintf("%s/%d", c.Subject, c.Partition))
 	}
 	var refused *pgconn.PgError

@@ -111,19 +111,22 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		t.Errorf("the last event of orders: %+v, %v", last, err)
 	}
 	for name, c := range map[string]admin.Change{
-		`client "none" is not known`: {Verb: admin.Drain, Subject: "none", Reason: "why"},
-		`"none" does not exist`:      {Verb: admin.Freeze, Subject: "none", Reason: "why"},
-		"give a name and a reason":   {Verb: admin.Cordon, Subject: "x"},
-		`verb "drop" is none of`:     {Verb: "drop", Subject: "x", Reason: "why"},
-		"no freeze of":               {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
-		"Force of drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
-		"has no partition 4":         {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
-		"numbered from 0":            {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
-		"Pin takes a client":         {Verb: admin.Pin, Subject: "orders", Reason: "why"},
-		"no other verb does":         {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
-		"Partition of pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
-		`no pin of "orders/3"`:       {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
-		"would be over":              {Verb: admin.Cordon, Subject: "x", Reason: "why", Until: time.Unix(0, 0)},
+		`client "none" is not known`:       {Verb: admin.Drain, Subject: "none", Reason: "why"},
+		`"none" does not exist`:            {Verb: admin.Freeze, Subject: "none", Reason: "why"},
+		"give a name and a reason":         {Verb: admin.Cordon, Subject: "x"},
+		`verb "drop" is none of`:           {Verb: "drop", Subject: "x", Reason: "why"},
+		"no freeze of":                     {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
+		"Force of drain":                   {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
+		"has no partition 4":               {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
+		"numbered from 0":                  {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
+		"Pin and Move take a client":       {Verb: admin.Pin, Subject: "orders", Reason: "why"},
+		"no other verb does":               {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
+		"Partition of pin, unpin and move": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
+		`no pin of "orders/3"`:             {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
+		"Move take a client":               {Verb: admin.Move, Subject: "orders", Reason: "why"},
+		"it is no member of":               {Verb: admin.Move, Subject: "orders", Client: "none", Reason: "why"},
+		"takes no such option":             {Verb: admin.Move, Subject: "orders", Client: "y", Reason: "why", Until: time.Now().Add(time.Hour)},
+		"would be over":                    {Verb: admin.Cordon, Subject: "x", Reason: "why", Until: time.Unix(0, 0)},
 	} {
 		if err := operator.Apply(t.Context(), c); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%+v: %v, want %q", c, err, name)

@@ -39,10 +39,11 @@ func newSteering() []*cobra.Command {
 		newSteer(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
 		newSteer(admin.Pause, "LEASE", "Have nobody own a lease", "Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume."),
 		newSteer(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
-		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained. A member that joins gets nothing else."),
+		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained; what else is\non its way, and not handed over yet, stays. A member that joins gets nothing else."),
 		newSteer(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
 		newSteer(admin.Pin, "LEASE/PARTITION CLIENT", "Have a partition be with a client", "Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced."),
 		newSteer(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
+		newSteer(admin.Move, "LEASE/PARTITION CLIENT", "Have a partition go to a client once", "Have a partition go to a client once. Another one of the lease that this client has comes back for it, so nobody's share changes; --preview says which. Where it has none, as of\na lease with one partition, the two exchange their shares; where leases are shared evenly together, a partition of another lease comes back.\nIt is refused where the clients would not do it, or undo it: the client is no member that works, or is cordoned; the partition is pinned, or the lease paused or frozen."),
 		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrSuperseded; one that starts later is let in. It cannot be taken back."),
 	}
 }
@@ -71,8 +72,8 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")
 	}
-	if verb == admin.Drain || verb == admin.Pause {
-		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
+	if done := doneHelp[verb]; done != "" {
+		flags.BoolVar(&wait, "wait", false, "return when it is done: when "+done)
 		cmd.MarkFlagsMutuallyExclusive("preview", "wait")
 	}
 	out := outputFlag(cmd)
@@ -111,7 +112,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 			case preview:
 				return out.print(cmd.OutOrStdout(), p, func(w io.Writer) { writePreview(w, p) })
 			case wait:
-				return awaitNothingOwned(ctx, a, change)
+				return awaitDone(ctx, a, change)
 			}
 			return nil
 		})
@@ -150,24 +151,40 @@ func pointInTime(text string, now time.Time) (time.Time, error) {
 	return at, nil
 }
 
-// awaitNothingOwned returns when the client, or the lease, that was drained or paused is.
-func awaitNothingOwned(ctx context.Context, a *admin.Admin, c admin.Change) error {
+// doneHelp says when a verb is done that can be waited for.
+var doneHelp = map[admin.Verb]string{admin.Drain: "nothing is owned any more", admin.Pause: "nothing is owned any more", admin.Move: "the client owns the partition"}
+
+// awaitDone returns when the client, or the lease, that was drained or paused is, or when the partition is where it was moved.
+func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
+	of := c.Subject
+	if c.Verb == admin.Move {
+		of = fmt.Sprintf("%s/%d", c.Subject, c.Partition)
+	}
 	for s, err := range a.Watch(ctx) {
 		if err != nil {
 			return fmt.Errorf("%w\nThe wish stands", err)
 		}
-		if !slices.ContainsFunc(s.Wishes, func(w admin.Wish) bool { return w.Verb == c.Verb && w.Of() == c.Subject }) {
-			return errors.New("the wish has ended, or was taken back, before it was done")
-		}
-		owned := 0
+		wished := slices.ContainsFunc(s.Wishes, func(w admin.Wish) bool {
+			return w.Verb == c.Verb && w.Of() == of && (c.Client == "" || w.Client == c.Client)
+		})
+		left, under := 0, false // left to be done; of a move whether it is under way
 		for _, l := range s.Leases {
 			for _, h := range l.Holdings {
-				if h.OwnerSession != 0 && (c.Verb == admin.Drain && h.LastOwner == c.Subject || c.Verb == admin.Pause && l.Name == c.Subject) {
-					owned += h.Partitions.Count()
+				switch {
+				case c.Verb == admin.Move && l.Name == c.Subject && h.Partitions.Contains(c.Partition):
+					under = h.Target == c.Client
+					if h.Owner != c.Client || !under {
+						left++
+					}
+				case h.OwnerSession != 0 && (c.Verb == admin.Drain && h.LastOwner == c.Subject || c.Verb == admin.Pause && l.Name == c.Subject):
+					left += h.Partitions.Count()
 				}
 			}
 		}
-		if owned == 0 {
+		switch {
+		case c.Verb != admin.Move && !wished, left > 0 && !wished && !under:
+			return errors.New("the wish has ended, or was taken back, before it was done")
+		case left == 0:
 			return nil
 		}
 	}
@@ -178,7 +195,7 @@ func newWishes() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wishes",
 		Short: "List what operators want: drains, cordons, pauses, freezes, pins",
-		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now;\nof a pin 1 where the partition is with its client, else 0.",
+		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now;\nof a pin or a move 1 where the partition is with its client, else 0.",
 		Args:  cobra.NoArgs,
 	}
 	out := outputFlag(cmd)

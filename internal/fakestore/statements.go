@@ -605,7 +605,8 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
 			})
 			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members,
-				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, ""), Pins: t.pins(name)}
+				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, ""),
+				Pins: t.partitioned("pin", name), Wanted: t.partitioned("move", name)}
 			for _, row := range rows {
 				if t.living(name, row.Owner) {
 					row.OwnerID = ""
@@ -673,6 +674,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 		}
 		for i := range plan {
 			name := plan[i].Name
+			t.endMoves(name)
 			l := t.Leases[name]
 			if changed[name] {
 				l.Generation++
