@@ -7,9 +7,14 @@
 -- One row: whether the session is gone.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $2::int) AS ok
+), identity AS MATERIALIZED ( -- before the client's row, as evict_client has it
+    SELECT i.id FROM pgleases.identities AS i, settings
+    WHERE settings.ok AND i.id = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1::bigint)
+    FOR NO KEY UPDATE OF i
 ), ended AS (
     DELETE FROM pgleases.clients AS c USING settings
     WHERE settings.ok AND c.session = $1::bigint
+      AND (SELECT count(*) FROM identity) >= 0 -- always true
       AND NOT EXISTS (SELECT FROM pgleases.members AS m WHERE m.session = $1::bigint)
       AND NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = $1::bigint)
     RETURNING c.id

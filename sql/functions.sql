@@ -1056,10 +1056,10 @@ BEGIN
     IF $1 = 'drain' AND NOT $2 AND NOT $9 THEN
         SELECT string_agg(n, ', ' ORDER BY n) INTO lacking
         FROM unnest(names) AS n
-        WHERE NOT EXISTS (
-            SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-            WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0 AND c.id <> $5
-              AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id));
+        WHERE (SELECT bool_and(c.id = $5) -- null: nobody works on it anyhow
+               FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+               WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0
+                 AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id));
         IF lacking IS NOT NULL THEN
             RAISE EXCEPTION 'client "%" is the last that works on: %', $5, lacking
                 USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';

@@ -100,15 +100,18 @@ func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error
 	return nil
 }
 
-// last reports whether nobody but one client works on a lease.
-func (t *Tables) last(lease, client string) bool {
+// last reports whether one client works on a lease, and nobody else.
+func (t *Tables) last(lease, client string) (last bool) {
 	for m, member := range t.Members {
 		c := t.Clients[m.Session]
-		if m.Lease == lease && t.living(lease, m.Session) && member.Weight > 0 && c.ID != client && c.Incarnation >= 0 && !t.wished("drain", "", c.ID) {
-			return false
+		if m.Lease == lease && t.living(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 && !t.wished("drain", "", c.ID) {
+			if c.ID != client {
+				return false
+			}
+			last = true
 		}
 	}
-	return true
+	return last
 }
 
 // movable is the SQL function not_movable, without the reasons.

@@ -100,6 +100,8 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 				t.Errorf("the last one is drained: %v", err)
 			}
 		}
+		f.ok(drain("c", false)) // which works on nothing
+		f.ok(f.back(fakestore.Wish{Verb: "drain", Client: "c"}))
 		refuses(drain("a", false)) // alone in the other lease
 		expect(t, a.wishes("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; c drained no, cordoned no", "wishes")
 		f.ok(drain("b", false))
@@ -108,6 +110,7 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 		f.ok(f.evictClient("b"))
 		refuses(drain("a", false))
 		f.ok(drain("a", true))
+		f.ok(drain("a", false)) // it works no more
 		if err := drain("nobody", true); said(err) != "unknown" {
 			t.Errorf("drain of nobody: %v", err)
 		}
@@ -452,6 +455,30 @@ func TestVerbsAreRefusedWhileOlderCodeIsAtWorkAndLaterItLeavesWishesAlone(t *tes
 	f.exec("UPDATE members SET code = 3 WHERE session = $1", a.session)
 	f.exec("DELETE FROM wishes; INSERT INTO wishes (verb, lease, partition, client, until, since, actor, reason) VALUES ('move', 'l', 0, 'a', 'infinity', now(), '', '')")
 	expect(t, old.says("plan", []string{"l"}, false), "", "a plan of version 2 of a lease with a move")
+}
+
+// Whoever evicts a client that is about to end is not refused for a deadlock, nor is the client.
+func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	tx, err := f.session().Begin(f.ctx)
+	f.ok(err)
+	_, err = tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE")
+	f.ok(err)
+	operator, client := f.raw(), f.raw()
+	evicted := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.evict_client('a', 'r')"); return err })
+	f.blocked(operator.PgConn().PID())
+	ends := StatementsFor("pgleases").Close
+	ended := later(func() error {
+		_, err := client.Exec(f.ctx, ends, pgx.QueryExecModeSimpleProtocol, a.session, 60_000)
+		return err
+	})
+	f.blocked(client.PgConn().PID())
+	f.ok(tx.Commit(f.ctx))
+	f.ok(evicted())
+	f.ok(ended())
+	expect(t, f.text("SELECT count(*) FROM clients"), "0", "sessions")
 }
 
 // The join is not yet seen by the verb, and its plan would not see the wish.
