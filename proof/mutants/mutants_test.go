@@ -321,7 +321,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 2},
 	}},
 	{"the cursor locked before the handler", "runs", `put|lock`, []edit{
-		{"schedule/sql/functions.sql", `FROM pgleases.schedules AS s WHERE s.id = $1);`, `FROM pgleases.schedules AS s WHERE s.id = $1 FOR UPDATE);`, 0},
+		{"schedule/sql/functions.sql", `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL);`, `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL FOR UPDATE);`, 0},
 	}},
 	{"ticks that are passed over without a fate", "schedule fleet", `fates`, []edit{
 		{"schedule/decide.go", `pass(due.Missed, FateMissed)`, `if due.Missed.Count > 0 {
