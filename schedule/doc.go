@@ -39,7 +39,9 @@
 //
 // # What is not promised
 //
-//   - A job that is put begins within about a second. It is found later, within about a minute, if its transaction takes longer than ten seconds from there to its commit.
+//   - A job that is put begins some milliseconds after its commit, in whichever process: the database tells them. Of several that are put within a fifth of a second one is
+//     told of, and the others may begin that much later. Through a connection pooler nobody is told: a job begins within about a second, and so it does where a transaction that
+//     told of it was rolled back, or took long. It is found later, within about a minute, if its transaction takes longer than ten seconds from there to its commit.
 //   - Effects outside of the transaction come more often, or not: choose with [InTx] in mind that it may be called again for a tick, when its transaction was broken off or
 //     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that fate.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new

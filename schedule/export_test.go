@@ -21,6 +21,9 @@ func (s *Scheduler) Doubt(d time.Duration) { s.doubted = d }
 // LookEvery sets how often it is looked what is due.
 func (s *Scheduler) LookEvery(d time.Duration) { s.lookEvery = d }
 
+// TellEvery sets how long it is not told again that something is put.
+func (s *Scheduler) TellEvery(d time.Duration) { s.tellEvery = d }
+
 // LookFor sets how long a look may take.
 func (s *Scheduler) LookFor(d time.Duration) { s.lookLimit = d }
 

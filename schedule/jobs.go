@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,8 +18,8 @@ import (
 // Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
 //
 // A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its kind's Retry and Crashes.
-// It has one fate: done, dead or cancelled. A process that runs the group looks for jobs once a second; one that puts a job with Enqueue, and owns its partition,
-// looks at once.
+// It has one fate: done, dead or cancelled. A process that runs the group looks for jobs once a second, and at once when it is told of one that is due
+// before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not let it be prepared for a two-phase commit.
 type Jobs[Args any] struct {
 	scheduler *Scheduler
 	name      string
@@ -73,6 +74,7 @@ type newJob struct {
 	Priority  Priority        `json:"priority"`
 	At        *time.Time      `json:"at"`
 	InMicro   *int64          `json:"in_us"`
+	Quiet     bool            `json:"quiet,omitempty"` // of the first: nobody else needs to be told of them
 
 	taken Taken
 }
@@ -113,23 +115,23 @@ func Unique(key string, taken Taken) JobOption {
 
 // Enqueue puts a job, and returns its id. Without options it is due now. The errors: a bad option, ErrExists, the database's.
 func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) (id int64, err error) {
-	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), []Args{args}, opts))
+	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, []Args{args}, opts))
 }
 
 // EnqueueTx is Enqueue in a transaction of the caller's: the job is there once that is committed. ErrExists leaves the transaction as it was. A unique key of a transaction
 // that is under way is waited for, and a job that is replaced cannot end until the transaction does: call it as late as can be.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
-	return first(k.enqueue(ctx, callersTx(tx), []Args{args}, opts))
+	return first(k.enqueue(ctx, callersTx(tx), nil, []Args{args}, opts))
 }
 
 // EnqueueMany puts a job for each of some arguments, all or none, in one statement, and returns their ids, in the same order. The options hold for each; Unique is not among them.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
-	return k.enqueue(ctx, k.scheduler.ownTx(ctx), args, opts)
+	return k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, args, opts)
 }
 
 // EnqueueManyTx is EnqueueMany in a transaction of the caller's.
 func (k *Jobs[Args]) EnqueueManyTx(ctx context.Context, tx pgx.Tx, args []Args, opts ...JobOption) (ids []int64, err error) {
-	return k.enqueue(ctx, callersTx(tx), args, opts)
+	return k.enqueue(ctx, callersTx(tx), nil, args, opts)
 }
 
 func first(ids []int64, err error) (int64, error) {
@@ -162,9 +164,22 @@ func callersTx(tx pgx.Tx) inTx {
 	}
 }
 
-func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []JobOption) (ids []int64, err error) {
+// owns reports whether this process owns what is put: then it looks, and nobody else needs to be told.
+func (s *Scheduler) owns(rows []newJob) bool {
+	p := s.planner.Load()
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !slices.ContainsFunc(rows, func(j newJob) bool { return p.owned[p.lease.PartitionFor(j.Key)] == nil })
+}
+
+// enqueue puts jobs in a transaction. Where quiet says so of them, nobody else is told; nil: it never does.
+func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, quiet func([]newJob) bool, args []Args, opts []JobOption) (ids []int64, err error) {
 	taken, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
+		rows[0].Quiet = quiet != nil && quiet(rows)
 		err = in(func(tx pgx.Tx) error {
 			ids, err = k.scheduler.sendEnqueue(ctx, tx, rows, taken.String())
 			if err == nil && len(ids) == 0 {

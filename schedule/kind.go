@@ -147,7 +147,7 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 // the rule begins there too: ticks of the old rule that nobody has run are cancelled, but for one that runs now. Other edits hold from the next run on.
 // Where nothing is changed, nothing is written. A schedule that is paused stays so. One that the code declares is Put's from then on.
 func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
-	return k.put(ctx, func(f func(pgx.Tx) error) error { return k.scheduler.inTx(ctx, f) }, name, args, rule, opts)
+	return k.put(ctx, k.scheduler.ownTx(ctx), name, args, rule, opts)
 }
 
 // PutTx is Put in a transaction of the caller's, of any isolation level: the schedule is there once that is committed. It locks the schedule's row

@@ -35,6 +35,7 @@ type planner struct {
 	finished chan finish
 
 	// The rest is the goroutine's alone.
+	lookout *lookout
 	queues  [priorities][]item    // what is due soon and does not run, by its priority, and by when it is due
 	running map[subject]time.Time // for when it was due
 	keys    map[string]struct{}   // under which something runs
@@ -58,7 +59,7 @@ type finish struct {
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	return &planner{
-		s: s, lease: lease, owned: make(map[int]*ownership),
+		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
 		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
 	}
 }
@@ -108,15 +109,21 @@ func (p *planner) start(ctx context.Context) (stop func()) {
 }
 
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
+	defer p.lookout.close()
 	ended, next, looked := ctx.Done(), time.Now(), time.Time{}
+	var again time.Time // what was put without a word, since another was told of, is found then
 	for {
 		var timer <-chan time.Time
 		if ctx.Err() == nil {
-			if !time.Now().Before(next) {
+			if now := time.Now(); !now.Before(next) {
 				p.find(ctx)
 				looked = time.Now()
-				next = time.Now().Add(p.s.lookEvery)
+				next = looked.Add(p.s.lookEvery)
+				if again.After(now) {
+					next = earlier(next, again)
+				}
 			}
+			p.lookout.hark()
 			wait := p.begin()
 			if p.more && len(p.running) < p.s.options.maxRunning {
 				p.more = false
@@ -128,6 +135,9 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		case <-timer:
 		case <-p.wake:
 			next = earlier(next, looked.Add(p.s.lookEvery/100)) // however many jobs are put
+		case <-p.lookout.heard:
+			again = time.Now().Add(p.s.tellEvery)
+			next = earlier(next, looked.Add(p.s.lookEvery/100))
 		case f := <-p.finished:
 			p.end(f)
 		case <-ended:
@@ -180,7 +190,7 @@ func (p *planner) find(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, p.s.lookLimit)
 	defer cancel()
 	atMost := min(lookMost, max(lookLeast, lookTotal/len(partitions)))
-	clock, due, err := p.s.sendLook(limited, p.s.pool, partitions, fresh, since, lookAhead, atMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
+	clock, due, err := p.ask(limited, partitions, fresh, since, atMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
 	if err != nil {
 		if sweeps {
 			p.swept = sent // it may take too long each time, behind an old snapshot: the looks until the next do not
@@ -225,6 +235,19 @@ func (p *planner) find(ctx context.Context) {
 	for _, due := range p.running {
 		p.low = earlier(p.low, due)
 	}
+}
+
+// ask sends the look on the planner's own connection.
+func (p *planner) ask(ctx context.Context, partitions, fresh []int32, since time.Time, atMost int, but []string) (clock time.Time, due []item, err error) {
+	conn, err := p.lookout.ready(ctx)
+	if err != nil {
+		return clock, nil, err
+	}
+	clock, due, err = p.s.sendLook(ctx, conn, partitions, fresh, since, lookAhead, atMost, but)
+	if err != nil {
+		p.lookout.close() // it may lead to a server that is none any more
+	}
+	return clock, due, err
 }
 
 // priorities is how many there are.

@@ -31,6 +31,7 @@ type Scheduler struct {
 	doubted    time.Duration // how long a step of the database's clock is doubted
 	lookEvery  time.Duration // how often it is looked what is due
 	lookLimit  time.Duration // and how long that may take
+	tellEvery  time.Duration // how long it is not told again that something is put
 	answers    time.Duration // how long the database is given for an answer
 	sweepEvery time.Duration // and how often also what has been for long
 	trimEvery  time.Duration // how often the history is trimmed
@@ -101,7 +102,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }

@@ -153,7 +153,6 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	w.SweepEvery(50 * time.Millisecond) // it is due since long
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	put := func() error {
 		return books.Put(t.Context(), "close", args{1}, hourly, schedule.MissedAll, schedule.Grace(time.Minute))

@@ -4,6 +4,26 @@
 --
 -- Schedules and fates come and go as JSON, in which a time is the same under all settings of a session.
 
+-- Commits that notify wait for each other, all of the server's: so the first in each fifth of a second tells for the others, whose processes look again when that
+-- is over. The value is the number of that fifth, then a bit for each group that was told of in it; groups may share one. Where two race, both tell.
+CREATE OR REPLACE FUNCTION pgleases.schedule_tell(group_name pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    fifth CONSTANT bigint := (extract(epoch FROM clock_timestamp()) * 5)::bigint;
+    mine  CONSTANT bigint := 1::bigint << (hashtext($1) & 2147483647) % 24;
+    told  bigint;
+BEGIN
+    SELECT t.last_value INTO told FROM pgleases.schedule_told AS t;
+    IF told >> 24 <> fifth THEN
+        told := fifth << 24;
+    ELSIF told & mine <> 0 THEN
+        RETURN;
+    END IF;
+    PERFORM setval('pgleases.schedule_told', told | mine), pg_notify('pgleases_schedule_' || md5($1), '');
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_tell(pg_catalog.text) IS 'Tells processes, at the commit, that something was put that is due before they look.';
+
 -- infinity is none in JSON. A local time goes as if it were one of UTC, whatever the session's zone: a timestamp without a zone drops the zone when it
 -- comes.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
@@ -224,6 +244,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     now   CONSTANT timestamptz := pgleases.schedule_clock();
     parts CONSTANT int := coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2);
+    due   timestamptz; -- the first
 BEGIN
     LOOP
         WITH made AS (
@@ -235,9 +256,9 @@ BEGIN
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             ORDER BY w.n
             ON CONFLICT (group_name, kind, unique_key) WHERE unique_key IS NOT NULL DO NOTHING -- which locks no job that is there: its run may end
-            RETURNING j.id
+            RETURNING j.id, j.due
         )
-        SELECT array_agg(m.id ORDER BY m.id) INTO ids FROM made AS m;
+        SELECT array_agg(m.id ORDER BY m.id), min(m.due) INTO ids, due FROM made AS m;
         EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0 OR $4 IN ('raise', 'skip');
         IF $4 = 'replace' THEN
             UPDATE pgleases.jobs AS j
@@ -246,13 +267,16 @@ BEGIN
             FROM jsonb_to_recordset($3) AS w (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint),
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             WHERE j.group_name = $1 AND j.kind = w.kind AND j.unique_key = w.unique_key
-            RETURNING ARRAY[j.id] INTO ids;
+            RETURNING ARRAY[j.id], j.due INTO ids, due;
         ELSE
             SELECT array_agg(j.id) INTO ids FROM pgleases.jobs AS j
             WHERE j.group_name = $1 AND j.kind = $3 -> 0 ->> 'kind' AND j.unique_key = $3 -> 0 ->> 'unique_key';
         END IF;
         EXIT WHEN ids IS NOT NULL; -- else it has ended meanwhile
     END LOOP;
+    IF due < now + interval '1 second' AND coalesce($3 -> 0 ->> 'quiet', '') <> 'true' THEN
+        PERFORM pgleases.schedule_tell($1);
+    END IF;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text) IS 'Puts jobs. See enqueue.sql.';
@@ -296,11 +320,15 @@ COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, bool
 CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    s pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
+    s   pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
+    now CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
+    IF s.due < now + interval '1 second' THEN
+        PERFORM pgleases.schedule_tell($1);
+    END IF;
     s.group_name := $1;
     s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2));
-    s.due := coalesce(s.due, 'infinity');
+    s.due := greatest(coalesce(s.due, 'infinity'), now); -- what has been due for long is not looked for each time
     s.args := coalesce(s.args, 'null'); -- that of JSON comes as that of SQL
     IF s.id = 0 THEN
         INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)

@@ -25,6 +25,9 @@ COMMENT ON TABLE pgleases.schedule_groups IS 'The groups of schedules that have 
 COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name; that of its lease is the same behind "schedule/".';
 COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s partitions, by which the partitions of its schedules are told.';
 
+CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_told MINVALUE 0;
+COMMENT ON SEQUENCE pgleases.schedule_told IS 'When listeners were last told that something was put, and of which groups. A sequence, as it is locked for no time, and not undone.';
+
 -- Half of every page stays free for the new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,0 +1,136 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// newDirectDatabase is reached past any pooler: notifications arrive.
+func newDirectDatabase(t testing.TB) *database {
+	t.Helper()
+	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	return newDatabaseAt(t, url)
+}
+
+// What is put elsewhere, or in a transaction, is due now, and begins long before the process would look again.
+func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(1))
+	w.LookEvery(2 * patience)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	ok(t, mail.Add("letters", "letters", hourly, schedule.MissedAll))
+	w.run().has("letters")
+	other := newWorker(db, schedule.WithPartitions(1))
+	others := schedule.InTx(other.Scheduler, "mail", note)
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	inTx := func(put func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), db.Pool, put) }
+	want := int64(0)
+	for _, put := range []struct {
+		what string
+		put  func() error
+	}{
+		{"Enqueue of an Enqueuer", func() error {
+			_, err := schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "a")
+			return err
+		}},
+		{"EnqueueTx of the owner", func() error {
+			return inTx(func(tx pgx.Tx) error { _, err := mail.EnqueueTx(t.Context(), tx, "b"); return err })
+		}},
+		{"Trigger", func() error { _, err := other.Trigger(t.Context(), "letters"); return err }},
+		{"a job that is replaced", func() error {
+			_, later := others.Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("c", schedule.Replace))
+			_, now := others.Enqueue(t.Context(), "now", schedule.Unique("c", schedule.Replace))
+			return errors.Join(later, now)
+		}},
+		{"Enqueue of the owner", func() error { _, err := mail.Enqueue(t.Context(), "d"); return err }},
+	} {
+		ok(t, put.put())
+		want++
+		until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
+	}
+	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, for which nobody looks
+	ok(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.MissedAll))
+	until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
+}
+
+// Of what is put at the same time one is told, and the others are found a little later.
+func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(1))
+	w.LookEvery(2 * patience)
+	w.TellEvery(2 * time.Second)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	id, err := mail.Enqueue(t.Context(), "it has looked")
+	ok(t, err)
+	w.fate(id)
+	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
+	db.exec(`SELECT pgleases.schedule_enqueue('` + group + `', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "quiet", "priority": 1, "quiet": true}]', 'raise')`)
+	until(t, "it has run", func() bool { return len(db.effects()) == 2 })
+}
+
+// However many jobs are put, few notifications are sent: each has all commits of the server that send one wait. Those that are due later send none, nor do those of the owner.
+func TestFewNotificationsAreSent(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(1))
+	mine := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	first, err := mine.Enqueue(t.Context(), "it owns the partition")
+	ok(t, err)
+	w.fate(first)
+	conn, err := pgx.Connect(t.Context(), db.url)
+	ok(t, err)
+	t.Cleanup(func() { ok(t, conn.Close(context.Background())) })
+	_, err = conn.Exec(t.Context(), "LISTEN pgleases_schedule_"+one[string](db, "SELECT md5($1)", group))
+	ok(t, err)
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	mail := schedule.JobsOf[string](enqueuer, "mail")
+	heard := func(what string, least, most int, put func() error) {
+		t.Helper()
+		began, n := time.Now(), 0
+		for range 200 {
+			ok(t, put())
+		}
+		most *= int(time.Since(began)/(200*time.Millisecond)) + 2
+		_, err := conn.Exec(t.Context(), "NOTIFY pgleases_schedule_"+one[string](db, "SELECT md5($1)", group)+", 'the end'")
+		ok(t, err)
+		for note := new(pgconn.Notification); note.Payload != "the end"; n++ {
+			note, err = conn.WaitForNotification(t.Context())
+			ok(t, err)
+		}
+		if n--; n < least || n > most {
+			t.Errorf("%d notifications of %s, not %d to %d", n, what, least, most)
+		}
+	}
+	heard("jobs", 1, 1, func() error { _, err := mail.Enqueue(t.Context(), "x"); return err })
+	heard("jobs of later", 0, 0, func() error { _, err := mail.Enqueue(t.Context(), "x", schedule.In(time.Hour)); return err })
+	heard("the owner's jobs", 0, 0, func() error { _, err := mine.Enqueue(t.Context(), "x"); return err })
+}
+
+// The planner looks while handlers have all connections of the pool.
+func TestALookWaitsForNoConnectionOfThePool(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.run()
+	db.looked()
+	for range w.pool.Config().MaxConns {
+		conn, err := w.pool.Acquire(t.Context())
+		ok(t, err)
+		defer conn.Release()
+	}
+	db.looked()
+}
