@@ -75,7 +75,12 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	id, err := mail.Enqueue(t.Context(), "it has looked")
 	ok(t, err)
 	w.fate(id)
+	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
+	until(t, "it looks", func() bool {
+		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+			AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
+	})
 	db.exec(`SELECT pgleases.schedule_enqueue('` + group + `', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "quiet", "priority": 1, "quiet": true}]', 'raise')`)
 	until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }

@@ -168,6 +168,7 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 		return s.Waits != ""
 	})
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
+	db.looked() // its ticks are overdue
 	ok(t, put())
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50})
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
