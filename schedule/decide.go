@@ -61,17 +61,49 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 			d.moveTo(p.Last)
 		}
 	}
+	atOnce := max(1, r.Policy.AtOnce)
+	room := atOnce - r.Living // also where its ticks may overlap no more, and some still do
+	if r.Living > 0 && room <= 0 {
+		d.Full, d.Due = atOnce, nil
+		return d
+	}
 	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 { // else it catches up
 		until := r.RanUntil.Add(-r.Policy.Jitter) // what came later may have been held back until the run had ended
 		pass(rule.Passed(r.Anchor, r.cursor(), until), FateSkipped)
 	}
-	due := r.due(rule, d.cursor(), now)
+	due, from := r.due(rule, d.cursor(), now), r.begins()
 	pass(due.Missed, FateMissed)
-	if len(due.Run) > 0 {
+	switch {
+	case len(due.Run) == 0:
+	case r.Policy.Overlap == overlapAllow:
+		d.Ticks = make([]besides, 0, room)
+		for _, tick := range due.Run[:min(room, len(due.Run))] {
+			d.Ticks = append(d.Ticks, besides{At: tick.At, Key: r.keyOf(tick), Since: d.Cursor, Begins: from, Missed: due.Missed.Count})
+			d.moveTo(tick)
+			from, due.Missed.Count = &tick.At, 0
+		}
+		if len(d.Ticks) == room {
+			d.Full = atOnce
+			return d
+		}
+	default:
 		begin(due.Run[0], due.Missed.Count, now)
 	}
 	d.Due = r.dueAfter(rule, d.cursor())
 	return d
+}
+
+// begins is the tick at the cursor; nil: there is none.
+func (r *record) begins() *time.Time {
+	if r.CursorLocal == nil {
+		return nil
+	}
+	return &r.Cursor
+}
+
+// keyOf is the key of a tick that may overlap with others of its schedule.
+func (r *record) keyOf(tick Tick) string {
+	return r.Name + " " + tick.At.UTC().Format(time.RFC3339Nano)
 }
 
 // readable returns what this process does not know of it: its kind, or how to read its arguments.
@@ -188,7 +220,7 @@ func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 		d.Due = &r.At
 		return d
 	}
-	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
+	d.run, d.missed, d.RanFrom = &Tick{At: r.At, Local: r.At}, r.Missed, &began
 	d.Fates = []fate{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
 	return d
 }

@@ -20,7 +20,8 @@
 //
 // What a handler writes in its transaction, the step of the schedule's cursor and the entry in the history are committed together, under the guard of the
 // partition to which the schedule's key belongs. So the effects of a tick that is done are there once, and those of any other are not there. A process that was
-// frozen in a handler cannot commit once another owns the partition. Runs under one [Key] never overlap.
+// frozen in a handler cannot commit once another owns the partition. Runs under one [Key] never overlap; with [OverlapAllow] each
+// tick of a schedule has a key of its own.
 //
 // The database's clock decides what is due: no run is early, and the clocks of the processes may show anything. A step of more than a minute is believed after a
 // minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules go on when the clock is past their cursors.

@@ -25,7 +25,7 @@ type Schedule struct {
 	Rule     string    // as Parse reads it
 	Declared bool      // in the code, with Add
 	Cursor   time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
-	Due      time.Time // when its owner looks at it next; zero: never
+	Due      time.Time // when its owner looks at it next; zero: never, or at the end of a run, see OverlapAllow
 	Done     time.Time // the last tick that was done; zero: none was
 	PausedAt time.Time // zero: it is not paused
 	Failures int       // how many ticks in a row are dead since the last that was done, or since Resume

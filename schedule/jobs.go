@@ -383,7 +383,7 @@ func (t Taken) String() string {
 
 // jobID is what a handler is told of a job.
 func (r *record) jobID() int64 {
-	if r.Job {
+	if r.Job && r.TickOf == nil {
 		return r.ID
 	}
 	return 0

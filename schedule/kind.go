@@ -26,7 +26,7 @@ type Run[Args any] struct {
 	Key     string    // under which no other run overlaps with it
 	Args    Args      // of the schedule
 	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
-	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was
+	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was. See also OverlapAllow
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
 	Attempt int       // from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
 	Crashes int       // how many processes died while it ran, without the first

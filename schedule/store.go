@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strconv"
 	"strings"
 	"time"
@@ -66,8 +67,11 @@ type record struct {
 	Job         bool            `json:"job"`
 	Trigger     Trigger         `json:"trigger"`
 	Since       *time.Time      `json:"begins"`
-	At          time.Time       `json:"at"`    // of a job: the time that it was put for
-	Ended       *entry          `json:"ended"` // of a job: what has become of it; null: it is there
+	TickOf      *int64          `json:"schedule"` // of a job: the schedule of which it is a tick; null: of none
+	Missed      int64           `json:"missed"`   // by that tick
+	Living      int             `json:"living"`   // of a schedule: how many of its ticks are such jobs
+	At          time.Time       `json:"at"`       // of a job: the time that it was put for
+	Ended       *entry          `json:"ended"`    // of a job: what has become of it; null: it is there
 }
 
 // A step is what close.sql writes.
@@ -82,7 +86,19 @@ type step struct {
 	Failures    int        `json:"failures"`
 	PausedAt    *time.Time `json:"paused_at"` // null: it does not pause it
 	Waits       *string    `json:"waits"`
+	Ticks       []besides  `json:"ticks,omitempty"`
+	Full        int        `json:"full,omitempty"`
+	TickOf      *int64     `json:"tick_of,omitempty"`
 	Fates       []fate     `json:"fates"`
+}
+
+// besides is a tick that is run beside others of its schedule, as a job.
+type besides struct {
+	At     time.Time  `json:"at"`
+	Key    string     `json:"key"`
+	Since  time.Time  `json:"since"`
+	Begins *time.Time `json:"begins"`
+	Missed int64      `json:"missed"`
 }
 
 // A trial is a tick that was begun, and has no fate yet.
@@ -275,19 +291,23 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 	batch := new(pgx.Batch)
 	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
 	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds()))
-	var closed bool
-	end := func(statement string, args ...any) {
-		batch.Queue(statement, args...).Exec(func(pgconn.CommandTag) error {
+	var closed, paused bool
+	if r.Job {
+		st.TickOf = r.TickOf
+		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st)).QueryRow(func(row pgx.Row) error {
+			closed = true
+			return row.Scan(&paused)
+		})
+	} else {
+		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(func(pgconn.CommandTag) error {
 			closed = true
 			return nil
 		})
 	}
-	if r.Job {
-		end(s.statements.closeJob, r.ID, run, r.Revision, encode(st))
-	} else {
-		end(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st))
-	}
 	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
+	if err == nil && paused {
+		s.log.Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", r.Name), slog.Time("at", r.At))
+	}
 	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
 		return locked{err}
 	}

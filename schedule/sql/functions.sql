@@ -29,7 +29,8 @@ COMMENT ON FUNCTION pgleases.schedule_tell(pg_catalog.text) IS 'Tells processes,
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', (to_jsonb(s) ->> 'cursor_local') || 'Z', 'clock', pgleases.schedule_clock());
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', (to_jsonb(s) ->> 'cursor_local') || 'Z', 'clock', pgleases.schedule_clock(),
+                                             'living', (SELECT count(*) FROM pgleases.jobs AS j WHERE j.schedule = s.id));
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
@@ -185,6 +186,16 @@ BEGIN
             due = CASE WHEN s.revision <> $3 THEN coalesce(t.ran_until, now) ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
             waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
         WHERE r.id = $1;
+        IF jsonb_array_length($5 -> 'ticks') > 0 THEN
+            INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, schedule, nonce, tick_since, begins, missed, args, priority, at, due)
+            SELECT s.group_name, w.key, pgleases.partition_for(w.key, g.partitions), s.kind, s.name, 'tick', s.id, s.nonce, w.since, w.begins, w.missed, s.args, 1, w.at, now
+            FROM jsonb_to_recordset($5 -> 'ticks') AS w (key text, since timestamptz, begins timestamptz, missed bigint, at timestamptz), pgleases.schedule_groups AS g
+            WHERE g.name = s.group_name;
+            PERFORM pgleases.schedule_tell(s.group_name);
+        END IF;
+        IF s.revision = $3 AND ($5 ->> 'full')::int > (SELECT count(*) FROM pgleases.jobs AS j WHERE j.schedule = $1) THEN
+            UPDATE pgleases.schedules AS r SET due = now WHERE r.id = $1; -- one has ended since it was counted
+        END IF;
     ELSE -- where an edit passed over these ticks while they ran, they have run all the same
         UPDATE pgleases.history AS h SET since = t.cursor, ticks = h.ticks - total
         WHERE h.schedule = $1 AND h.since = $4 AND h.until >= t.cursor AND h.fate = 'cancelled' AND h.ticks > total;
@@ -206,14 +217,39 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at, again)
-    SELECT 0, j.id, j.group_name, j.name, j.kind, j.at, j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
-           CASE WHEN f.fate <> 'done' THEN jsonb_build_object('key', j.key, 'args', j.args, 'priority', j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
+    SELECT coalesce(j.schedule, 0), CASE WHEN j.schedule IS NULL THEN j.id END, j.group_name, j.name, j.kind, coalesce(j.tick_since, j.at), j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
+           CASE WHEN f.fate <> 'done' AND j.schedule IS NULL THEN jsonb_build_object('key', j.key, 'args', j.args, 'priority', j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
     FROM jsonb_to_recordset($2) AS f (fate text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS void
+-- The schedule's row is locked, before the job's: so whoever counts its ticks there sees this one either gone, or to be told of here.
+CREATE OR REPLACE FUNCTION pgleases.schedule_tick_ended(j pgleases.jobs, fate pg_catalog.text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s       pgleases.schedules;
+    paused  boolean;
+    waiting boolean;
+BEGIN
+    SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = j.schedule FOR NO KEY UPDATE;
+    s.failures := CASE $2 WHEN 'done' THEN 0 WHEN 'dead' THEN s.failures + 1 ELSE s.failures END;
+    paused := s.paused_at IS NULL AND $2 = 'dead' AND s.failures >= nullif((s.policy ->> 'pause_after')::int, 0);
+    waiting := s.paused_at IS NULL AND NOT coalesce(paused, false) AND s.due = 'infinity';
+    UPDATE pgleases.schedules AS r
+    SET failures = s.failures, done = CASE WHEN $2 = 'done' THEN greatest(r.done, j.at) ELSE r.done END,
+        paused_at = CASE WHEN paused THEN pgleases.schedule_clock() ELSE r.paused_at END,
+        due = CASE WHEN paused THEN 'infinity' WHEN waiting THEN pgleases.schedule_clock() ELSE r.due END
+    WHERE r.id = j.schedule;
+    IF waiting THEN
+        PERFORM pgleases.schedule_tell(j.group_name);
+    END IF;
+    RETURN coalesce(paused, false);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text) IS 'Tells a schedule whose ticks may overlap that one has ended. Whether that has paused it.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     j     pgleases.jobs;
@@ -223,6 +259,7 @@ BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
+    PERFORM FROM pgleases.schedules AS s WHERE s.id = ($4 ->> 'tick_of')::bigint FOR NO KEY UPDATE; -- before the job: as those who delete both
     SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1 FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'job % was cancelled, or has ended', $1 USING ERRCODE = 'PS001';
@@ -235,6 +272,7 @@ BEGIN
         WHERE r.id = $1;
     END IF; -- else it was replaced: what ran was the one before, and this one is to run
     PERFORM pgleases.schedule_job_fates(j, fates);
+    RETURN j.schedule IS NOT NULL AND jsonb_array_length(fates) > 0 AND pgleases.schedule_tick_ended(j, fates -> 0 ->> 'fate');
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
@@ -295,11 +333,15 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     j pgleases.jobs;
 BEGIN
+    PERFORM FROM pgleases.schedules AS s WHERE s.id = (SELECT r.schedule FROM pgleases.jobs AS r WHERE r.id = $2) FOR NO KEY UPDATE;
     DELETE FROM pgleases.jobs AS r WHERE r.group_name = $1 AND r.id = $2 RETURNING * INTO j;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
     PERFORM pgleases.schedule_job_fates(j, '[{"fate": "cancelled"}]');
+    IF j.schedule IS NOT NULL THEN
+        PERFORM pgleases.schedule_tick_ended(j, 'cancelled');
+    END IF;
     RETURN true;
 END
 $pgleases_body$;
@@ -351,9 +393,13 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_delete(schedule bigint, fates pg_ca
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     s pgleases.schedules;
+    j pgleases.jobs;
 BEGIN
     DELETE FROM pgleases.schedules AS t WHERE t.id = $1 RETURNING * INTO s;
     PERFORM pgleases.schedule_fates(s, $2);
+    FOR j IN DELETE FROM pgleases.jobs AS r WHERE r.schedule = $1 RETURNING * LOOP
+        PERFORM pgleases.schedule_job_fates(j, '[{"fate": "cancelled"}]');
+    END LOOP;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_delete(bigint, pg_catalog.jsonb) IS 'Deletes a schedule that get.sql has locked, and tells what became of its overdue ticks.';
