@@ -1,0 +1,142 @@
+package schedule_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A version of an application declares schedules.
+type version map[string]schedule.Rule
+
+// deploy starts a process of a version, and ends the one before when it runs.
+func (v version) deploy(db *database, before *worker) *worker {
+	db.t.Helper()
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	for name, rule := range v {
+		ok(db.t, k.Add(name, args{}, rule, schedule.MissedAll))
+	}
+	w.run()
+	for name := range v {
+		w.has(name)
+	}
+	if before != nil {
+		before.close()
+	}
+	return w
+}
+
+// No process lives for as long as the schedules' intervals: a deploy comes every ten seconds, and of each minute of the clock one is looked at, in which the ticks are.
+func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	both := version{"close": hourly, "poll": schedule.Every(time.Hour)}
+	w := both.deploy(db, nil)
+	ledgers := []*ledger{newLedger(db, "close"), newLedger(db, "poll")}
+	now := midnight.Add(59*time.Minute + 35*time.Second)
+	for range 3 {
+		for range 5 {
+			db.setClock(now)
+			w = both.deploy(db, w)
+			now = now.Add(10 * time.Second)
+		}
+		for _, l := range ledgers {
+			l.settled(w.Scheduler)
+		}
+		now = now.Add(time.Hour - 50*time.Second)
+	}
+	for _, l := range ledgers {
+		l.expectFates(fates{schedule.FateDone: 3})
+	}
+}
+
+// Two versions are deployed in turn, and run side by side: one has a schedule that the other has not, and they have another rule for a third. Nothing runs that is
+// no tick, nothing twice, and what only one of them declares waits while the other is alone.
+func TestTwoVersionsInTurn(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	versions := []version{
+		{"close": hourly, "old name": hourly, "changing": hourly},
+		{"close": hourly, "new name": hourly, "changing": halfPast},
+	}
+	w := versions[0].deploy(db, nil)
+	ledgers := []*ledger{newLedger(db, "close"), newLedger(db, "old name")}
+	var made *ledger
+	var last *worker
+	now := midnight
+	for n := range 6 {
+		now = now.Add(20 * time.Minute) // no tick of either rule
+		db.setClock(now)
+		db.looked()
+		next := versions[(n+1)%2].deploy(db, nil)
+		if n == 0 {
+			made = newLedger(db, "new name")
+		}
+		db.looked()
+		expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE extract(minute FROM e.at) NOT IN (0, 30)"), 0, "runs of no tick")
+		last, w = w, next
+		now = now.Add(50 * time.Minute) // a tick of each, with both
+		db.setClock(now)
+		ledgers[0].settled(w.Scheduler)
+		db.looked()
+		last.close()
+		db.looked()
+	}
+	w = versions[0].deploy(db, w)
+	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS twice"), 0, "ticks that ran twice")
+	ledgers[0].expectFates(fates{schedule.FateDone: 7})
+	ledgers[1].settled(w.Scheduler).expectFates(fates{schedule.FateDone: 7}) // what waited was not late
+	w = versions[1].deploy(db, w)
+	made.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 7})
+}
+
+// A schedule is renamed, and the deploy rolled back. The new name begins at the deploy. The old one is not missed meanwhile: it goes on from where it was, as its policy says.
+func TestARenameIsRolledBack(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		missed schedule.Missed
+		want   fates
+	}{
+		{schedule.MissedLatest, fates{schedule.FateDone: 3, schedule.FateMissed: 1}}, {schedule.MissedAll, fates{schedule.FateDone: 4}},
+	} {
+		t.Run(fmt.Sprint(test.missed), func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			deploy := func(name string, before *worker) *worker {
+				w := newWorker(db)
+				ok(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly, test.missed, schedule.Grace(30*time.Minute)))
+				w.run().has(name)
+				if before != nil {
+					before.close()
+				}
+				return w
+			}
+			w := deploy("close", nil)
+			old := newLedger(db, "close")
+			db.setClock(midnight.Add(70 * time.Minute))
+			old.settled(w.Scheduler)
+			w = deploy("closing", w)
+			renamed := newLedger(db, "closing")
+			db.looked()
+			expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'closing'"), 0, "runs because of a new name")
+			for hour := 2; hour <= 3; hour++ {
+				db.setClock(midnight.Add(time.Duration(hour)*time.Hour + 10*time.Minute))
+				renamed.settled(w.Scheduler)
+				until(t, "the old name waits", func() bool {
+					s, err := w.Get(t.Context(), "close")
+					ok(t, err)
+					return s.Waits != ""
+				})
+			}
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "fates of what nobody declares")
+			w = deploy("close", w)
+			old.settled(w.Scheduler)
+			db.setClock(midnight.Add(4*time.Hour + 10*time.Minute))
+			old.settled(w.Scheduler).expectFates(test.want)
+			expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'closing'"), 2, "runs of the new name")
+		})
+	}
+}
