@@ -1,0 +1,273 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A hundred writers put jobs under one key, while the job runs. Each is told truly what became of what it put, and what is told to be there runs once; of what is rolled back nothing is left.
+func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	db.looked()
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	putter := schedule.JobsOf[string](enqueuer, "mail")
+	db.exec("CREATE TABLE public.orders (n bigint GENERATED ALWAYS AS IDENTITY, name text, job bigint)")
+	stop := errors.New("rolled back")
+	var puts, refused, undone atomic.Int64
+	var wait sync.WaitGroup
+	for writer := range 100 {
+		wait.Go(func() {
+			for n := range 3 {
+				name, taken := fmt.Sprintf("%d of %d", n, writer), schedule.Taken(rand.N(3))
+				id, err := int64(0), error(nil)
+				err = pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
+					if id, err = putter.EnqueueTx(context.Background(), tx, name, schedule.Unique("inv-7", taken)); err != nil {
+						return err
+					}
+					if _, err := tx.Exec(context.Background(), `INSERT INTO public.orders (name, job) SELECT $1, j.id
+						FROM pgleases.jobs AS j WHERE j.id = $2 AND j.args = to_jsonb($1::text)`, name, id); err != nil { // else it was ignored
+						return err
+					}
+					if n == 1 {
+						return stop
+					}
+					return nil
+				})
+				switch {
+				case err == nil:
+					puts.Add(1)
+				case errors.Is(err, schedule.ErrExists) && taken == schedule.Raise:
+					refused.Add(1)
+				case errors.Is(err, stop):
+					undone.Add(1)
+				default:
+					t.Errorf("to put %s with %v: %v", name, taken, err)
+				}
+			}
+		})
+	}
+	wait.Wait()
+	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"), 0, "orders that ran twice")
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)"), 0, "runs of what was rolled back, refused or ignored")
+	expect(t, one[int64](db, `SELECT count(*) FROM (SELECT DISTINCT ON (job) name FROM public.orders ORDER BY job, n DESC) AS last
+		WHERE NOT EXISTS (SELECT FROM public.effects AS e WHERE e.name = last.name)`), 0, "jobs whose last order did not run")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job IS NOT NULL"), int64(len(db.effects())), "fates")
+	if puts.Load() == 0 || undone.Load() == 0 {
+		t.Errorf("%d put, %d refused, %d rolled back: that proves little", puts.Load(), refused.Load(), undone.Load())
+	}
+}
+
+// Handlers and transactions of an application's put jobs and schedules, in any order. Where they wait for each other in a circle the database ends one: a handler's is run
+// again, a user's says so. All is done once.
+func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';
+		CREATE TABLE public.accounts (n int PRIMARY KEY, puts int NOT NULL DEFAULT 0);
+		INSERT INTO public.accounts SELECT generate_series(0, 1);
+		GRANT ALL ON public.accounts TO PUBLIC`)
+	w := newWorker(db, schedule.WithMaxRunning(2))
+	var mail *schedule.Kind[string]
+	var books *schedule.Kind[args]
+	var deadlocks atomic.Int64
+	ctx := t.Context()
+	// shuffled does in random order what locks rows: of the application, of jobs, of schedules.
+	shuffled := func(ctx context.Context, tx pgx.Tx) error {
+		var all []func() error
+		for n := range 2 {
+			all = append(all, func() error {
+				_, err := tx.Exec(ctx, "UPDATE public.accounts SET puts = puts + 1 WHERE n = $1", n)
+				return err
+			}, func() error {
+				_, err := mail.EnqueueTx(ctx, tx, "mail", schedule.Unique(fmt.Sprint("later ", n), schedule.Replace), schedule.In(time.Hour))
+				return err
+			}, func() error {
+				return books.PutTx(ctx, tx, fmt.Sprint("put ", n), args{rand.Int()}, schedule.Cron("0 0 29 2 *", "UTC"))
+			})
+		}
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		for _, do := range all {
+			if err := do(); err != nil {
+				if passes(err, "40P01") {
+					deadlocks.Add(1)
+				}
+				return err
+			}
+		}
+		return nil
+	}
+	mail = schedule.InTx(w.Scheduler, "mail", note)
+	books = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if err := shuffled(ctx, tx); err != nil {
+			return err
+		}
+		return effect(ctx, tx, r)
+	}, schedule.Retry(100, schedule.Backoff(time.Millisecond, 5*time.Millisecond)))
+	w.run()
+	const handlers, users, each = 4, 1, 2
+	var ids []int64
+	for range handlers {
+		id, err := books.Enqueue(ctx, args{})
+		ok(t, err)
+		ids = append(ids, id)
+	}
+	var wait sync.WaitGroup
+	var transactions atomic.Int64
+	for range users {
+		wait.Go(func() {
+			for n := 0; ctx.Err() == nil && (n < each || deadlocks.Load() == 0); {
+				err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return shuffled(ctx, tx) })
+				switch {
+				case err == nil:
+					n++
+					transactions.Add(1)
+				case !passes(err, "40P01", "40001", "55P03"): // users try again, too
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	for _, id := range ids {
+		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what was in deadlocks")
+	}
+	wait.Wait()
+	expect(t, int64(len(db.effects())), handlers, "effects")
+	expect(t, one[int64](db, "SELECT sum(puts)::bigint FROM public.accounts"), 2*(handlers+transactions.Load()), "what was put")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 2, "jobs that are to come")
+	if deadlocks.Load() == 0 {
+		t.Error("there was no deadlock: that proves little")
+	}
+}
+
+// passes reports whether an error is one of the database's, by its codes.
+func passes(err error, codes ...string) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && slices.Contains(codes, refused.Code)
+}
+
+// The application has all of the pool's connections for a while: what is due then is late, and nothing else.
+func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	w.Give(100 * time.Millisecond)
+	w.LookFor(100 * time.Millisecond)
+	l, calls := newLedger(db, "close"), newLedger(db, "send")
+	calls.calls = "at least once"
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	ok(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.MissedAll))
+	w.run().has("close")
+	db.looked()
+	var taken []*pgxpool.Conn
+	for free := true; free; {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		conn, err := w.pool.Acquire(ctx)
+		if free = err == nil; free {
+			taken = append(taken, conn)
+		}
+		cancel()
+	}
+	db.setClock(midnight.Add(2 * time.Hour))
+	waits := w.pool.Stat().CanceledAcquireCount()
+	until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates, without a connection")
+	for _, conn := range taken {
+		conn.Release()
+	}
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	calls.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+}
+
+// A run is under way when its partition is wanted elsewhere, for longer than it may be then or not; meanwhile the next tick comes.
+func TestASlowHandlerDuringAHandOver(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		overlap schedule.Overlap
+		drain   time.Duration
+		outside bool
+		want    fates
+	}{
+		{schedule.OverlapSkip, time.Minute, false, fates{schedule.FateDone: 2, schedule.FateSkipped: 1}},
+		{schedule.OverlapBuffer, time.Minute, false, fates{schedule.FateDone: 3}},
+		{schedule.OverlapSkip, 0, false, fates{schedule.FateDone: 3}}, // the run that was broken off is not one that went on meanwhile
+		{schedule.OverlapBuffer, 0, false, fates{schedule.FateDone: 3}},
+		{schedule.OverlapSkip, time.Minute, true, fates{schedule.FateDone: 2, schedule.FateSkipped: 1}},
+		{schedule.OverlapBuffer, 0, true, fates{schedule.FateDone: 3}},
+	} {
+		t.Run(fmt.Sprintf("overlap %d, %v, outside %v", test.overlap, test.drain, test.outside), func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			var atOnce atomic.Int32
+			began, end := make(chan struct{}, 10), make(chan struct{})
+			start := func(slow bool) *worker {
+				w := newSteadyWorker(db, schedule.WithDrain(test.drain))
+				work := func(ctx context.Context, r schedule.Run[args], done func() error) error {
+					if atOnce.Add(1) > 1 {
+						t.Error("two runs at once under one key")
+					}
+					defer atOnce.Add(-1)
+					if slow {
+						began <- struct{}{}
+						released(ctx, end)
+						if ctx.Err() != nil {
+							return ctx.Err()
+						}
+					}
+					return done()
+				}
+				var k *schedule.Kind[args]
+				if test.outside {
+					k = schedule.AtLeastOnce(w.Scheduler, "books", func(ctx context.Context, r schedule.Run[args]) error {
+						return work(ctx, r, func() error { return db.sent(r) })
+					})
+				} else {
+					k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+						return work(ctx, r, func() error { return effect(ctx, tx, r) })
+					})
+				}
+				ok(t, k.Add("close", args{}, hourly, test.overlap, schedule.MissedAll))
+				return w.run().has("close")
+			}
+			w := start(true)
+			l := newLedger(db, "close")
+			db.setClock(midnight.Add(time.Hour))
+			receive(t, "it runs", began)
+			db.setClock(midnight.Add(2 * time.Hour))
+			db.looked()
+			next := start(false)
+			w.stop() // all that it owns is wanted elsewhere
+			until(t, "the other owns something", func() bool {
+				return one[int64](db, "SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner WHERE c.id = $1 AND p.lease = 'schedule/tests'", next.client.ID()) > 0
+			})
+			if test.drain > 0 {
+				db.looked()
+				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates while it runs")
+				close(end)
+			}
+			w.close()
+			l.settled(next.Scheduler)
+			db.setClock(midnight.Add(3 * time.Hour))
+			l.settled(next.Scheduler).expectFates(test.want)
+		})
+	}
+}
