@@ -38,7 +38,6 @@ type scheduleLedger struct {
 // A scheduleOrder is what a job was put for.
 type scheduleOrder struct {
 	Name, Kind string
-	Taken      schedule.Taken
 	Job        *int64 // null: its key was taken
 }
 
@@ -78,9 +77,9 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 		schedules: readSchedules(t, pool), orders: make(map[int64][]scheduleOrder), names: make(map[string]bool),
 		history: make(map[string][]scheduleEntry), jobs: make(map[int64][]scheduleEntry), living: make(map[int64]bool),
 	}
-	for _, o := range structs[scheduleOrder](t, pool, "SELECT name, kind, taken, job FROM orders ORDER BY n") {
+	for _, o := range structs[scheduleOrder](t, pool, "SELECT name, kind, job FROM orders ORDER BY n") {
 		l.names[o.Name] = true
-		if o.Job != nil && o.Taken != schedule.Ignore {
+		if o.Job != nil {
 			l.orders[*o.Job] = append(l.orders[*o.Job], o)
 		}
 	}

@@ -18,8 +18,8 @@ import (
 )
 
 // OrdersTable is what the application writes in the transactions in which it puts jobs: what should run. Of one job, they are in the order in
-// which they took it.
-const OrdersTable = `CREATE TABLE orders (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, kind text NOT NULL, taken int NOT NULL, job bigint)`
+// which they took it. Job is null where the unique key was another's, which was left as it is.
+const OrdersTable = `CREATE TABLE orders (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, kind text NOT NULL, job bigint)`
 
 // What is to happen to a job is the first word of its order's name.
 const (
@@ -74,21 +74,20 @@ func (a *application) work(ctx context.Context) {
 // order puts a job for an order of its own.
 func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 	whats := []string{Plain, Long, Flaky, Wrong, Snoozed}
-	kind, opts, taken := ordered, []schedule.JobOption{schedule.Priority(rand.N(4))}, schedule.Raise
+	kind, opts := ordered, []schedule.JobOption{schedule.Priority(rand.N(4))}
 	switch rand.N(5) {
 	case 0:
 		kind = mailed
 	case 1:
 		kind, whats = paid, []string{Plain, Long, Wrong}
 	case 2, 3:
-		taken = schedule.Taken(rand.N(3))
-		opts = append(opts, schedule.Unique(fmt.Sprintf("unique-%d", rand.N(3)), taken))
+		opts = append(opts, schedule.Unique(fmt.Sprintf("unique-%d", rand.N(3)), schedule.Taken(rand.N(3))))
 	}
 	if rand.N(4) == 0 {
 		opts = append(opts, schedule.In(rand.N(2*time.Second)))
 	}
 	name := whats[rand.N(len(whats))] + "-" + crand.Text()
-	id, err := putOrder(ctx, tx, &a.kinds[kind].Jobs, name, kind, taken, opts...)
+	id, err := putOrder(ctx, tx, &a.kinds[kind].Jobs, name, kind, opts...)
 	if err != nil {
 		return err
 	}
@@ -100,16 +99,12 @@ func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 }
 
 // putOrder puts a job, and writes down what for, while the job is locked.
-func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, kind string, taken schedule.Taken, opts ...schedule.JobOption) (int64, error) {
-	var job *int64
+func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, kind string, opts ...schedule.JobOption) (int64, error) {
 	id, err := of.EnqueueTx(ctx, tx, name, opts...)
-	switch {
-	case err == nil:
-		job = &id
-	case !errors.Is(err, schedule.ErrExists):
+	if err != nil && !errors.Is(err, schedule.ErrExists) {
 		return 0, err
 	}
-	_, err = tx.Exec(ctx, "INSERT INTO orders (name, kind, taken, job) VALUES ($1, $2, $3, $4)", name, kind, int(taken), job)
+	_, err = tx.Exec(ctx, "INSERT INTO orders (name, kind, job) VALUES ($1, $2, (SELECT j.id FROM pgleases.jobs AS j WHERE j.id = $3 AND j.args = to_jsonb($1::text)))", name, kind, id)
 	return id, err
 }
 
@@ -121,7 +116,7 @@ func Mail(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for range n {
-			if _, err := putOrder(ctx, tx, schedule.JobsOf[string](enqueuer, mailed), Plain+"-"+crand.Text(), mailed, schedule.Raise); err != nil {
+			if _, err := putOrder(ctx, tx, schedule.JobsOf[string](enqueuer, mailed), Plain+"-"+crand.Text(), mailed); err != nil {
 				return err
 			}
 		}
