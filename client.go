@@ -64,7 +64,7 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 	if o.database != nil {
 		return openOn(ctx, o)
 	}
-	config, err := pgxpool.ParseConfig(connString)
+	config, err := store.ParseConfig(connString)
 	if err != nil {
 		return nil, fmt.Errorf("pgleases: open client: %w", err)
 	}
@@ -75,6 +75,9 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	o options) (*Client, error) {
 	if o.connConfig != nil {
 		config = o.connConfig
+	}
+	if err := store.CheckHosts(config); err != nil {
+		return nil, fmt.Errorf("pgleases: open client: %w", err)
 	}
 	connector := store.NewConnector(config.Copy(), beforeConnect, o.schema, o.heartbeat)
 	if o.fastFailover {
@@ -134,6 +137,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	}
 	if pool == nil {
 		return errors.New("pgleases: migrate: pool is nil")
+	}
+	if err := store.CheckHosts(pool.Config().ConnConfig); err != nil {
+		return fmt.Errorf("pgleases: migrate: %w", err)
 	}
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), schema) })
 	return openError("migrate", schema, err)

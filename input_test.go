@@ -445,9 +445,10 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 	refused(t, "nil pool", err, "pool is nil")
 	refused(t, "nil pool", pgleases.Migrate(t.Context(), nil), "pool is nil")
 
-	for _, connString := range []string{"postgres://%zz", "port=x", "postgres://host:port/", "mysql://localhost"} {
+	for connString, wrong := range map[string]string{"postgres://%zz": "percent-encoded", "port=x": "invalid port", "postgres://host:port/": "invalid port",
+		"mysql://localhost": "invalid keyword/value"} {
 		_, err := pgleases.Open(t.Context(), connString)
-		refused(t, connString, err, "open client", connString)
+		refused(t, connString, err, "open client: cannot read the connection string", wrong)
 	}
 
 	address := closedPort(t)
@@ -459,6 +460,37 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 }
 
 // A server that accepts connections and never says a word: only ctx ends the attempt.
+// A connection string that is none, or whose password has an @, is told without what may be its password.
+func TestNoErrorTellsThePassword(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	secret := func(what string, err error) {
+		t.Helper()
+		if err == nil || strings.Contains(err.Error(), "cret") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, url := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se#cret@127.0.0.1:1/d", "postgres://u:se%cret@127.0.0.1:1/d", "postgres://u:se@cret@127.0.0.1:1/d",
+		"postgres://u:se@cret@127.0.0.1:1,127.0.0.1:2/d", "postgres://u:cret@127.0.0.1:no/d", "postgres://u:cret@127.0.0.1:1/d", "host=127.0.0.1 port=no password=cret",
+		"host=127.0.0.1 password = cret port=no", "host=127.0.0.1 port=1 password='se cret'"} {
+		_, err := pgleases.Open(ctx, url)
+		secret("Open "+url, err)
+		config, err := pgxpool.ParseConfig(url)
+		if err != nil {
+			continue // then nobody has a pool
+		}
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		_, err = pgleases.NewClient(ctx, pool)
+		secret("NewClient "+url, err)
+		secret("Migrate "+url, pgleases.Migrate(ctx, pool))
+	}
+}
+
 func TestOpeningEndsWithItsContext(t *testing.T) {
 	noGoroutineLeft(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"strings"
 	"syscall"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // databaseURL returns the connection string that the flag --database and the environment give; "" leads to the PG* variables.
@@ -35,26 +35,11 @@ func unreachable(err error, url string) error {
 	return err
 }
 
-// parse reads a connection string, and tells nothing of it: what is wrong may be the password. Where that has an @, all errors would
-// tell what follows as the host.
-func parse(url string) (*pgxpool.Config, error) {
-	config, err := pgxpool.ParseConfig(url)
-	var wrong *pgconn.ParseConfigError
-	if errors.As(err, &wrong) {
-		text := err.Error()
-		return nil, fmt.Errorf("cannot read the connection string%s", text[strings.LastIndexByte(text, '`')+1:])
-	}
-	if err == nil && strings.Contains(config.ConnConfig.Host, "@") && !strings.HasPrefix(config.ConnConfig.Host, "/") {
-		return nil, errors.New("the connection string has more than one @: write that of a password as %40")
-	}
-	return config, err
-}
-
 // withPool has a verb use a pool, until it returns, or a signal asks to end.
 func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Pool, schema string) error) error {
 	flag, _ := cmd.Flags().GetString("database")
 	schema, _ := cmd.Flags().GetString("schema")
-	config, err := parse(databaseURL(flag))
+	config, err := store.ParseConfig(databaseURL(flag))
 	if err != nil {
 		return err
 	}

@@ -14,10 +14,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 const runHelp = `Run a program under a lease: one process of it for each partition that this command owns, on all machines together.
@@ -225,7 +225,7 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 // work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
 func (r *runner) work(ctx context.Context) error {
 	url := databaseURL(r.database)
-	if _, err := parse(url); err != nil {
+	if _, err := store.ParseConfig(url); err != nil {
 		return exit{exitFailed, err}
 	}
 	client, err := pgleases.Open(ctx, url, r.options()...)
@@ -302,7 +302,7 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 // partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
 // returns the error where it cannot.
 func (r *runner) othersHaveIt(ctx context.Context, id string) error {
-	config, err := pgxpool.ParseConfig(databaseURL(r.database)) // as the client does: it may have settings of a pool
+	config, err := store.ParseConfig(databaseURL(r.database)) // as the client does: it may have settings of a pool
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,7 +16,34 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
+
+// ParseConfig reads a connection string. No error tells anything of it: what is wrong may be the password.
+func ParseConfig(connString string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(connString)
+	var wrong *pgconn.ParseConfigError
+	if errors.As(err, &wrong) {
+		text := err.Error()
+		return nil, fmt.Errorf("cannot read the connection string%s", text[strings.LastIndexByte(text, '`')+1:])
+	}
+	if err != nil {
+		return nil, err
+	}
+	return config, CheckHosts(config.ConnConfig)
+}
+
+// CheckHosts returns an error where a host is the end of a password with an @ that is not escaped: all errors of connecting would tell it.
+func CheckHosts(config *pgx.ConnConfig) error {
+	hosts := []string{config.Host}
+	for _, f := range config.Fallbacks {
+		hosts = append(hosts, f.Host)
+	}
+	if slices.ContainsFunc(hosts, func(host string) bool { return strings.Contains(host, "@") && !strings.HasPrefix(host, "/") }) {
+		return errors.New("the connection string has more than one @: write that of a password as %40")
+	}
+	return nil
+}
 
 // A Connector opens the connections that belong to one client alone.
 type Connector struct {
