@@ -17,6 +17,11 @@ type decision struct {
 // unknown is how soon what waits is looked at again. A process that takes its partition over looks at once.
 const unknown = time.Minute
 
+// forgotten is for how long no process declares what is disabled then. Each that does says so each day.
+const forgotten = 7 * 24 * time.Hour
+
+var errForgotten = errors.New("no process has declared it for a week: it is disabled until one starts that does")
+
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the process is charged before
 // it is decided again, and its arguments are read then: that may be what kills it.
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
@@ -25,11 +30,18 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		return r.decideJob(k, epoch, suspected)
 	}
 	now := r.Clock
-	if r.PausedAt != nil {
+	switch {
+	case r.PausedAt != nil:
+		return d
+	case r.DisabledAt != nil:
+		d.Waits = r.Waits
 		return d
 	}
 	rule, err := Parse(r.Rule)
 	switch {
+	case r.Declared && !declared && now.Sub(r.Registered) >= forgotten:
+		d.Waits, d.DisabledAt = kept(errForgotten), &now
+		return d
 	case err != nil:
 	case k != nil && r.Declared && !declared:
 		err = errors.New("it is declared in the code of another version only")

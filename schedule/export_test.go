@@ -33,8 +33,31 @@ func (s *Scheduler) SweepEvery(d time.Duration) { s.sweepEvery = d }
 // TrimEvery sets how often the history is trimmed.
 func (s *Scheduler) TrimEvery(d time.Duration) { s.trimEvery = d }
 
+// DeclareEvery sets how often it is said what the code declares.
+func (s *Scheduler) DeclareEvery(d time.Duration) { s.declareEvery = d }
+
 // Give sets how long the database is given for an answer.
 func (s *Scheduler) Give(d time.Duration) { s.answers = d }
 
 // WaitForLocks sets how long a statement waits for a lock.
 func (s *Scheduler) WaitForLocks(d time.Duration) { s.lockWait = d }
+
+// MakeZone makes a zone whose clocks change at instants, from one offset to the next.
+func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Location {
+	var instants []int64
+	for _, t := range at {
+		instants = append(instants, t.Unix())
+	}
+	var seconds []int
+	for _, d := range offsets {
+		seconds = append(seconds, int(d/time.Second))
+	}
+	location, err := zoneOf(name, instants, seconds, "")
+	if err != nil {
+		panic(err)
+	}
+	return location
+}
+
+// SetZone has a zone be another from now on, as in a process with other zone data.
+func SetZone(name string, data *time.Location) { zones.Store(name, data) }

@@ -422,6 +422,15 @@ func drawZone(t *rapid.T, name string) *time.Location {
 		rule = fmt.Sprintf("XXX%dYYY%d,J%d/%d,J%d/%d", hours.Draw(t, "standard"), hours.Draw(t, "summer"),
 			date.Draw(t, "first date"), hour.Draw(t, "first hour"), date.Draw(t, "last date"), hour.Draw(t, "last hour"))
 	}
+	location, err := zoneOf(name, at, offsets, rule)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return location
+}
+
+// zoneOf makes a zone whose clocks change at instants, from one offset to the next, and then by a rule.
+func zoneOf(name string, at []int64, offsets []int, rule string) (*time.Location, error) {
 	// The format of RFC 9636, version 2: an empty block of version 1, and then all.
 	header := append([]byte("TZif2"), make([]byte, 15)...)
 	data := append(slices.Clone(header), make([]byte, 6*4)...)
@@ -438,9 +447,5 @@ func drawZone(t *rapid.T, name string) *time.Location {
 	for _, offset := range offsets {
 		data = append(binary.BigEndian.AppendUint32(data, uint32(offset)), 0, 0)
 	}
-	location, err := time.LoadLocationFromTZData(name, append(data, "XXX\x00\n"+rule+"\n"...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return location
+	return time.LoadLocationFromTZData(name, append(data, "XXX\x00\n"+rule+"\n"...))
 }

@@ -88,7 +88,9 @@ func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*it
 	}}
 	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
 	defer cancel()
+	called := k.counts.begin(p.now().Sub(a.due()))
 	err := k.call(ctx, nil, told)
+	called()
 	ended := p.now()
 	a.decided.RanUntil = &ended
 	life := o.Partition.Context() // what was done is written down also where the run was to end

@@ -58,6 +58,7 @@ type finish struct {
 }
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
+	s.counts.looked.Store(int64(time.Since(processStart)))
 	return &planner{
 		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
 		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
@@ -191,6 +192,7 @@ func (p *planner) find(ctx context.Context) {
 	defer cancel()
 	atMost := min(lookMost, max(lookLeast, lookTotal/len(partitions)))
 	clock, due, err := p.ask(limited, partitions, fresh, since, atMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
+	p.s.counts.look(sent, err)
 	if err != nil {
 		if sweeps {
 			p.swept = sent // it may take too long each time, behind an old snapshot: the looks until the next do not
@@ -226,12 +228,17 @@ func (p *planner) find(ctx context.Context) {
 			p.low = clock
 		}
 	}
+	suspects := int64(0)
 	for _, it := range due {
+		if it.Crashes > 0 {
+			suspects++
+		}
 		if _, runs := p.running[it.subject]; !runs {
 			p.queues[it.Priority] = append(p.queues[it.Priority], it)
 		}
 		p.low = earlier(p.low, it.due())
 	}
+	p.s.counts.suspects.Store(suspects)
 	for _, due := range p.running {
 		p.low = earlier(p.low, due)
 	}
@@ -282,7 +289,17 @@ func (p *planner) begin() time.Duration {
 			break
 		}
 	}
+	p.s.counts.waiting.Store(p.waiting(clock.at(time.Now())))
 	return wait
+}
+
+// waiting returns how many of what was found are due.
+func (p *planner) waiting(now time.Time) (n int64) {
+	for _, q := range p.queues {
+		due, _ := slices.BinarySearchFunc(q, now, func(it item, t time.Time) int { return it.due().Compare(t) })
+		n += int64(due)
+	}
+	return n
 }
 
 // beginFrom begins what is due in one queue. It returns how long the next is not due, and whether what has a lower priority may begin.

@@ -103,6 +103,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		if a.row != nil {
 			tried = a.row
 		}
+		if k := p.s.kind(it.Kind); err == nil && !a.outside && k != nil {
+			k.counts.wrote(a.decided.Fates)
+		}
 		switch {
 		case err == nil && a.charged:
 			if a.decided.Trying.begun() == run {
@@ -164,6 +167,13 @@ func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, e
 		p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 	}
 	written := p.conclude(life, o, it, a)
+	switch counts := &p.s.kind(it.Kind).counts; {
+	case !written || a.decided.Trying == nil:
+	case errors.As(err, new(snoozed)):
+		counts.snoozed.Add(1)
+	default:
+		counts.retried.Add(1)
+	}
 	if written && a.decided.PausedAt != nil {
 		p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", a.decided.Failures))
 	}
@@ -175,6 +185,9 @@ func (p *planner) conclude(life context.Context, o *ownership, it item, a attemp
 	err := repeat(life, maxBreaks, passing, func() error { return p.write(life, o, a) })
 	if err != nil && life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
 		p.s.logOf(it).Warn("schedule: outcome not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+	}
+	if err == nil {
+		p.s.kind(it.Kind).counts.wrote(a.decided.Fates)
 	}
 	return err == nil
 }
@@ -209,6 +222,9 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		}
 		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch, suspected)
+		if a.decided.DisabledAt != nil {
+			p.s.logOf(it).Warn("schedule: disabled, as no process has declared it for a week", slog.String("name", r.Name), slog.Time("declared", r.Registered))
+		}
 		if a.decided.run != nil && k.calls == atMostOnce { // also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
 			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
 				return err
@@ -256,7 +272,9 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) error {
 	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
 	defer cancel()
+	called := k.counts.begin(p.now().Sub(a.due()))
 	a.handler = k.call(ctx, handlerTx{tx.Tx, tx}, a.told(o))
+	called()
 	ended := p.now()
 	a.decided.RanUntil = &ended
 	switch status := tx.Conn().PgConn().TxStatus(); {
@@ -270,6 +288,18 @@ func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) err
 	}
 	a.decided.done()
 	return a.handler
+}
+
+// due is when the run was to begin.
+func (a *attempt) due() time.Time {
+	switch r := a.row; {
+	case r.Job && r.Due != nil: // it may have been put later than what it is for
+		return *r.Due
+	case r.Trying != nil && !r.Trying.Again.IsZero():
+		return r.Trying.Again
+	default:
+		return jitter(r.Name, a.decided.run.At, r.Policy.Jitter)
+	}
 }
 
 // told is what a handler is told.

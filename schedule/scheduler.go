@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
@@ -37,7 +34,10 @@ type Scheduler struct {
 	trimEvery  time.Duration // how often the history is trimmed
 	lockWait   time.Duration // how long a statement of ours waits for a lock
 
+	declareEvery time.Duration // how often it is said what the code declares
+
 	planner atomic.Pointer[planner] // of Run; nil: it is not under way
+	counts  counts
 
 	mu       sync.Mutex // guards what follows
 	running  bool       // a Run is under way, or was
@@ -102,7 +102,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		return nil, err
 	}
 	return &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
 	}, nil
 }
@@ -202,6 +202,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	p := newPlanner(s, lease)
 	stop := p.start(ctx)
 	defer stop()
+	var keeping sync.WaitGroup
+	defer keeping.Wait()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	keeping.Go(func() { s.keepDeclared(ctx) })
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
 	return lease.Run(ctx, p.serve)
@@ -214,51 +219,6 @@ type membership struct {
 }
 
 var memberships sync.Map // of those that are taken
-
-// together is how many schedules are put in one transaction: few, as processes that start at once wait for each other there, and runs for them.
-const together = 20
-
-// maxStarts is how often what the code declares is put where the database cannot do it now: for ten seconds.
-const maxStarts = 12
-
-// putDeclared puts what the code declares, in the order of the names, as all processes do.
-func (s *Scheduler) putDeclared(ctx context.Context) error {
-	s.mu.Lock()
-	var rows []*record
-	for _, r := range s.declared {
-		rows = append(rows, r)
-	}
-	s.mu.Unlock()
-	slices.SortFunc(rows, func(a, b *record) int { return strings.Compare(a.Name, b.Name) })
-	put := func(f func(pgx.Tx) error) error { // writes the same each time: so a lost answer does no harm
-		return repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
-	}
-	if err := put(func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
-		return err
-	}
-	for few := range slices.Chunk(rows, together) {
-		if err := put(func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error {
-	for _, r := range rows {
-		rule, err := Parse(r.Rule)
-		if err == nil {
-			err = s.put(ctx, tx, r, rule)
-		}
-		switch {
-		case errors.Is(err, errUntold): // it waits for a process that knows it, and stops nobody
-			s.log.Warn("schedule: not put: its rule until now is not known here", slog.String("name", r.Name), slog.Any("error", err))
-		case err != nil:
-			return fmt.Errorf("put schedule %q: %w", r.Name, err)
-		}
-	}
-	return nil
-}
 
 // lockWait bounds how long a statement of ours waits for a lock.
 const lockWait = 5 * time.Second

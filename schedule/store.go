@@ -62,6 +62,10 @@ type record struct {
 	Waits       *string         `json:"waits"`
 	WaitsSince  *time.Time      `json:"waits_since"`
 	Registered  time.Time       `json:"registered"`
+	DisabledAt  *time.Time      `json:"disabled_at"`
+	Replaced    *string         `json:"replaced"`
+	Zone        string          `json:"zone,omitempty"` // as put.sql takes it: of its rule
+	ZoneData    string          `json:"zone_data,omitempty"`
 	Nonce       string          `json:"nonce,omitempty"` // names it for others than this database
 	Clock       time.Time       `json:"clock"`           // when it was read
 	Job         bool            `json:"job"`
@@ -84,7 +88,8 @@ type step struct {
 	RanUntil    *time.Time `json:"ran_until"`
 	Trying      *trial     `json:"trying"`
 	Failures    int        `json:"failures"`
-	PausedAt    *time.Time `json:"paused_at"` // null: it does not pause it
+	PausedAt    *time.Time `json:"paused_at"`   // null: it does not pause it
+	DisabledAt  *time.Time `json:"disabled_at"` // null: it does not disable it
 	Waits       *string    `json:"waits"`
 	Ticks       []besides  `json:"ticks,omitempty"`
 	Full        int        `json:"full,omitempty"`
@@ -219,7 +224,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, begin, end, open, close, closeJob, enqueue, job, cancel, get, put, delete, list, history, trim string
+	join, look, begin, end, open, close, closeJob, enqueue, job, cancel, get, put, delete, list, history, trim, declare, zones, zoned, follow string
 }
 
 func statementsFor(schema string) statements {
@@ -227,6 +232,7 @@ func statementsFor(schema string) statements {
 	return statements{
 		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), cancel: text("cancel"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
+		declare: text("declare"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 	}
 }
 
@@ -375,6 +381,30 @@ func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bo
 func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
 	err = q.QueryRow(ctx, s.statements.put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
 	return written, err
+}
+
+func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
+	return void(ctx, q, s.statements.declare, s.group, names)
+}
+
+// sendZones returns the zones of schedules, with the digest of the data by which it was told when they are due.
+func (s *Scheduler) sendZones(ctx context.Context, q querier) (zones map[string]string, err error) {
+	zones = make(map[string]string)
+	var zone, data string
+	rows, _ := q.Query(ctx, s.statements.zones, s.group) // ForEachRow returns its error
+	_, err = pgx.ForEachRow(rows, []any{&zone, &data}, func() error {
+		zones[zone] = data
+		return nil
+	})
+	return zones, err
+}
+
+func (s *Scheduler) sendZoned(ctx context.Context, q querier, zone, after string, most int) ([]*record, error) {
+	return collect[record](ctx, q, s.statements.zoned, s.group, zone, after, most)
+}
+
+func (s *Scheduler) sendFollow(ctx context.Context, q querier, zone, data string) error {
+	return void(ctx, q, s.statements.follow, s.group, zone, data)
 }
 
 func (s *Scheduler) sendDelete(ctx context.Context, q querier, id int64, fates []fate) error {

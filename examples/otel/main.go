@@ -1,8 +1,8 @@
-// Command otel joins a lease and exports the client's Stats as OpenTelemetry metrics, here to standard output every five seconds:
+// Command otel joins a lease, runs a schedule, and exports the Stats of both as OpenTelemetry metrics, here to standard output every five seconds:
 //
 //	DATABASE_URL=postgres://... go run .
 //
-// Take observe, in metrics.go, and give it the meter of your own provider.
+// Take observe and observeSchedules, in metrics.go, and give them the meter of your own provider.
 package main
 
 import (
@@ -14,10 +14,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"go.opentelemetry.io/otel/exporters/stdout/stdoutmetric"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 func main() {
@@ -40,17 +43,36 @@ func run(ctx context.Context, databaseURL string) (err error) {
 	provider := sdk.NewMeterProvider(sdk.WithReader(sdk.NewPeriodicReader(exporter, sdk.WithInterval(5*time.Second))))
 	defer func() { err = errors.Join(err, provider.Shutdown(context.WithoutCancel(ctx))) }() // exports once more
 
-	client, err := pgleases.Open(ctx, databaseURL)
+	pool, err := pgxpool.New(ctx, databaseURL)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	client, err := pgleases.NewClient(ctx, pool)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, client.Close(context.WithoutCancel(ctx))) }()
-	if _, err := observe(provider.Meter("github.com/pgleases/pgleases"), client); err != nil {
+	meter := provider.Meter("github.com/pgleases/pgleases")
+	if _, err := observe(meter, client); err != nil {
 		return err
 	}
 	if _, err := client.Lease(ctx, "orders", 128); err != nil {
 		return err
 	}
-	<-ctx.Done()
+	s, err := schedule.New(ctx, client, pool, "reports")
+	if err != nil {
+		return err
+	}
+	if _, err := observeSchedules(meter, s); err != nil {
+		return err
+	}
+	report := schedule.InTx(s, "report", func(context.Context, pgx.Tx, schedule.Run[struct{}]) error { return nil })
+	if err := report.Add("report", struct{}{}, schedule.Every(time.Second)); err != nil {
+		return err
+	}
+	if err := s.Run(ctx); ctx.Err() == nil {
+		return err
+	}
 	return nil
 }

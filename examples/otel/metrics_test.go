@@ -2,16 +2,21 @@ package main
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/attribute"
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
@@ -90,6 +95,78 @@ func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
 	}
 }
 
+func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	reader := sdk.NewManualReader()
+	pool, err := pgxpool.New(ctx, pgtest.Database(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	client, err := pgleases.NewClient(ctx, pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close(context.WithoutCancel(ctx)) }()
+	s, err := schedule.New(ctx, client, pool, "reports")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := schedule.InTx(s, "report", func(context.Context, pgx.Tx, schedule.Run[bool]) error { return nil })
+	fail := schedule.InTx(s, "fail", func(_ context.Context, _ pgx.Tx, r schedule.Run[bool]) error {
+		if r.Attempt == 1 {
+			return errors.New("broken")
+		}
+		return schedule.Discard(nil)
+	}, schedule.Retry(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
+	registration, err := observeSchedules(sdk.NewMeterProvider(sdk.WithReader(reader)).Meter("test"), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(running) }()
+	_, err = report.EnqueueMany(ctx, []bool{true, false, true})
+	if err == nil {
+		_, err = fail.Enqueue(ctx, true)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, ctx, "all is done", func() bool {
+		k := s.Stats().Kinds
+		return k["report"].Done == 3 && k["fail"].Dead == 1 && s.Stats().Partitions == 128
+	})
+	got, stats := collect(t, reader), s.Stats()
+	for name, want := range map[string]float64{
+		"pgleases.schedule.partitions": 128, "pgleases.schedule.waiting": 0, "pgleases.schedule.suspects": 0, "pgleases.schedule.looks.failed": 0, "pgleases.schedule.clock.doubted": 0,
+		"pgleases.schedule.running report": 0, "pgleases.schedule.begun report": 3, "pgleases.schedule.begun fail": 2,
+		"pgleases.schedule.again fail retry": 1, "pgleases.schedule.again fail snooze": 0,
+		"pgleases.schedule.ticks done report": 3, "pgleases.schedule.ticks dead fail": 1, "pgleases.schedule.ticks dead report": 0, "pgleases.schedule.ticks lost report": 0,
+		"pgleases.schedule.ticks missed report": 0, "pgleases.schedule.ticks skipped report": 0,
+		"pgleases.schedule.late report +Inf": 3, "pgleases.schedule.late report 3600": 3, "pgleases.schedule.late fail 0.005": float64(stats.Kinds["fail"].Lateness.Within[0]),
+		"pgleases.schedule.late.time report": stats.Kinds["report"].Lateness.Sum.Seconds(),
+	} {
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v, %v, not %v", name, v, ok, want)
+		}
+	}
+	for _, name := range []string{"pgleases.schedule.looks", "pgleases.schedule.looks.time", "pgleases.schedule.looks.age"} {
+		if got[name] <= 0 {
+			t.Errorf("%s is %v", name, got[name])
+		}
+	}
+	if _, ok := got["pgleases.schedule.clock.offset"]; !ok || len(got) != 9+2*(1+1+2+5+len(schedule.LatenessBounds())+1+1) {
+		t.Errorf("%d series: %q", len(got), slices.Sorted(maps.Keys(got)))
+	}
+	if err := registration.Unregister(); err != nil {
+		t.Error(err)
+	}
+	stop()
+	<-ended
+}
+
 // until waits until a condition holds that nothing tells of.
 func until(t *testing.T, ctx context.Context, what string, holds func() bool) {
 	t.Helper()
@@ -104,7 +181,7 @@ func until(t *testing.T, ctx context.Context, what string, holds func() bool) {
 	}
 }
 
-// collect returns the value of every series, by the metric's name and the cause.
+// collect returns the value of every series, by the metric's name and its attributes in the order of their names.
 func collect(t *testing.T, reader *sdk.ManualReader) map[string]float64 {
 	t.Helper()
 	var all metricdata.ResourceMetrics
@@ -121,11 +198,11 @@ func collect(t *testing.T, reader *sdk.ManualReader) map[string]float64 {
 				}
 			case metricdata.Sum[int64]:
 				for _, p := range data.DataPoints {
-					name := m.Name
-					if cause, ok := p.Attributes.Value("cause"); ok {
-						name += " " + cause.AsString()
-					}
-					values[name] = float64(p.Value)
+					values[series(m.Name, p.Attributes)] = float64(p.Value)
+				}
+			case metricdata.Sum[float64]:
+				for _, p := range data.DataPoints {
+					values[series(m.Name, p.Attributes)] = p.Value
 				}
 			default:
 				t.Errorf("%s is a %T", m.Name, data)
@@ -133,4 +210,11 @@ func collect(t *testing.T, reader *sdk.ManualReader) map[string]float64 {
 		}
 	}
 	return values
+}
+
+func series(name string, attributes attribute.Set) string {
+	for _, a := range attributes.ToSlice() {
+		name += " " + a.Value.AsString()
+	}
+	return name
 }

@@ -69,7 +69,7 @@ BEGIN
     -- Few enough that no look takes long for it: the others are due within a minute.
     UPDATE pgleases.schedules AS s SET due = now
     WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
-                   WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.paused_at IS NULL AND w.due > now
+                   WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL AND w.paused_at IS NULL AND w.disabled_at IS NULL AND w.due > now
                    LIMIT 1000 FOR UPDATE SKIP LOCKED);
     UPDATE pgleases.jobs AS j SET due = now
     WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
@@ -182,7 +182,7 @@ BEGIN
         UPDATE pgleases.schedules AS r
         SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
             ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
-            trying = t.trying, failures = t.failures, paused_at = coalesce(r.paused_at, t.paused_at),
+            trying = t.trying, failures = t.failures, paused_at = coalesce(r.paused_at, t.paused_at), disabled_at = coalesce(r.disabled_at, t.disabled_at),
             due = CASE WHEN s.revision <> $3 THEN coalesce(t.ran_until, now) ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
             waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
         WHERE r.id = $1;
@@ -362,8 +362,9 @@ COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, bool
 CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    s   pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
-    now CONSTANT timestamptz := pgleases.schedule_clock();
+    s       pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
+    now     CONSTANT timestamptz := pgleases.schedule_clock();
+    written boolean;
 BEGIN
     IF s.due < now + interval '1 second' THEN
         PERFORM pgleases.schedule_tell($1);
@@ -379,15 +380,54 @@ BEGIN
     ELSE
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
-            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
+            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures, revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered, disabled_at = s.disabled_at, replaced = s.replaced
         WHERE t.id = s.id;
         PERFORM pgleases.schedule_fates(s, $4);
-        RETURN true;
     END IF;
-    RETURN FOUND;
+    written := FOUND OR s.id <> 0;
+    IF $3 ? 'zone' AND NOT EXISTS (SELECT FROM pgleases.schedule_zones AS z WHERE z.group_name = $1 AND z.zone = $3 ->> 'zone') THEN
+        INSERT INTO pgleases.schedule_zones (group_name, zone, data) VALUES ($1, $3 ->> 'zone', $3 ->> 'zone_data') ON CONFLICT DO NOTHING;
+    END IF;
+    RETURN written;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb) IS 'Writes a schedule. See put.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_declare(group_name pg_catalog.text, names pg_catalog.text[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedules AS s SET registered = pgleases.schedule_clock()
+    WHERE s.id IN (SELECT d.id FROM pgleases.schedules AS d
+                   WHERE d.group_name = $1 AND d.name = ANY ($2) AND d.declared AND d.registered < pgleases.schedule_clock() - interval '1 day'
+                   FOR NO KEY UPDATE SKIP LOCKED);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]) IS 'Notes that a process declares schedules. See declare.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_zones(group_name pg_catalog.text, OUT zone pg_catalog.text, OUT data pg_catalog.text) RETURNS SETOF record
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT z.zone::text, z.data FROM pgleases.schedule_zones AS z WHERE z.group_name = $1 ORDER BY z.zone;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_zones(pg_catalog.text) IS 'The zones of schedules, and by which zone data it was told when these are due. See zones.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_zoned(group_name pg_catalog.text, zone pg_catalog.text, after pg_catalog.text, most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s
+    WHERE s.group_name = $1 AND s.name > $3 AND starts_with(s.rule, 'CRON_TZ=' || $2 || ' ') ORDER BY s.name LIMIT $4;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_zoned(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Schedules with rules of a zone, by name. See zoned.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_follow(group_name pg_catalog.text, zone pg_catalog.text, data pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedule_zones AS z SET data = $3 WHERE z.group_name = $1 AND z.zone = $2;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_follow(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Notes by which zone data it is told when the schedules of a zone are due. See follow.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_delete(schedule bigint, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$

@@ -28,6 +28,17 @@ COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s
 CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_told MINVALUE 0;
 COMMENT ON SEQUENCE pgleases.schedule_told IS 'When listeners were last told that something was put, and of which groups. A sequence, as it is locked for no time, and not undone.';
 
+CREATE TABLE IF NOT EXISTS pgleases.schedule_zones (
+    group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    zone       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    data       pg_catalog.text NOT NULL,
+    PRIMARY KEY (group_name, zone)
+);
+COMMENT ON TABLE pgleases.schedule_zones IS 'The zones of the rules of schedules, and by which zone data it was told when these are due.';
+COMMENT ON COLUMN pgleases.schedule_zones.group_name IS 'The group.';
+COMMENT ON COLUMN pgleases.schedule_zones.zone IS 'The zone''s name.';
+COMMENT ON COLUMN pgleases.schedule_zones.data IS 'A digest of the changes of its clocks, as the process had them that started last with others than those here.';
+
 -- Half of every page stays free for the new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -54,7 +65,9 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     waits        pg_catalog.text,
     waits_since  pg_catalog.timestamptz,
     registered   pg_catalog.timestamptz NOT NULL,
-    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
+    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+    disabled_at  pg_catalog.timestamptz,
+    replaced     pg_catalog.text
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
@@ -85,7 +98,9 @@ COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not.';
 COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
-COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it at its start.';
+COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it: at its start, and each day.';
+COMMENT ON COLUMN pgleases.schedules.disabled_at IS 'When its owner found that no process had declared it for a week; null: it did not. It runs when a process that declares it starts.';
+COMMENT ON COLUMN pgleases.schedules.replaced IS 'A digest of what another version of the code declared before this; null: none did. Where that comes again, two versions take turns.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
 -- Living rows only: what has ended is in the history.
@@ -336,7 +351,7 @@ COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; nu
 COMMENT ON COLUMN pgleases.schedules_status.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.schedules_status.waits_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares it; only processes whose code does run it.';
-COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put it, or declared it at its start.';
+COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last put it, or declared it: at its start, and each day.';
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.schedules_status.policy IS 'What becomes of late ticks, and other choices.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Names this schedule and no later one of its name.';

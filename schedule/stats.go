@@ -1,0 +1,155 @@
+package schedule
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// Stats tells how a scheduler is doing in this process, for metrics and health checks. What counts up does so from the beginning of the process.
+type Stats struct {
+	Partitions   int                  // owned
+	Running      int                  // handlers under way, at most as many as WithMaxRunning says
+	Waiting      int                  // schedules and jobs that are due, and wait for one of those to end, or for a run under their key; of many, those that were found
+	Suspects     int                  // schedules and jobs that are due soon, and are suspected of killing processes: see Crashes
+	Looks        int64                // for what is due; about one each second
+	LooksFailed  int64                // of these
+	LookTime     time.Duration        // that all of them took
+	LookAge      time.Duration        // since the last that did not fail was sent, or since Run began; 0: Run is not under way
+	ClockOffset  time.Duration        // of the database's clock before that of this host; 0: it is not known yet
+	ClockDoubted bool                 // that clock has stepped: nothing runs until it is believed
+	Kinds        map[string]KindStats // by name, all that are registered. It is the caller's
+}
+
+// KindStats are the numbers of a kind. What this process wrote down is counted, of one tick or one job each. It is not counted where the answer to its commit was lost.
+type KindStats struct {
+	Running  int      // handlers under way
+	Begun    int64    // calls of the handler, also again for the same tick
+	Retried  int64    // runs that failed, and are tried again: see Retry
+	Snoozed  int64    // runs that their handler has put off: see Snooze
+	Done     int64    // FateDone
+	Dead     int64    // FateDead
+	Lost     int64    // FateLost
+	Missed   int64    // FateMissed
+	Skipped  int64    // FateSkipped
+	Lateness Lateness // of the calls
+}
+
+// Lateness tells how long after they were due handlers were called, by the database's clock: a tick is due at its time and its jitter, one that is tried again when it is.
+type Lateness struct {
+	Count  int64
+	Sum    time.Duration
+	Within []int64 // so many were no later than the bound of the same index in LatenessBounds. It is the caller's
+}
+
+var latenessBounds = [...]time.Duration{
+	5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, time.Hour,
+}
+
+// LatenessBounds returns the bounds of Lateness.Within, from 5ms to 1h. The slice is the caller's.
+func LatenessBounds() []time.Duration {
+	bounds := latenessBounds
+	return bounds[:]
+}
+
+// Stats returns the scheduler's numbers now. It asks the database nothing, and waits for nothing. It is safe for concurrent use, also before Run and after it.
+func (s *Scheduler) Stats() Stats {
+	c := &s.counts
+	st := Stats{Looks: c.looks.Load(), LooksFailed: c.looksFailed.Load(), LookTime: time.Duration(c.lookTime.Load()), Kinds: make(map[string]KindStats)}
+	s.mu.Lock()
+	for name, k := range s.kinds {
+		st.Kinds[name] = k.counts.stats()
+	}
+	s.mu.Unlock()
+	for _, k := range st.Kinds {
+		st.Running += k.Running
+	}
+	p := s.planner.Load()
+	if p == nil {
+		return st
+	}
+	st.Waiting, st.Suspects = int(c.waiting.Load()), int(c.suspects.Load())
+	st.LookAge = time.Since(processStart) - time.Duration(c.looked.Load())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	st.Partitions = len(p.owned)
+	if p.clock.known {
+		now := time.Now()
+		st.ClockOffset = p.clock.at(now).Round(0).Sub(now.Round(0)) // what the clocks show, not what has passed
+	}
+	st.ClockDoubted = !p.clock.doubt.IsZero()
+	return st
+}
+
+// counts are what Stats tells of a scheduler.
+type counts struct {
+	looks, looksFailed, lookTime atomic.Int64
+	looked                       atomic.Int64 // when the last look that did not fail was sent: how long after processStart
+	waiting, suspects            atomic.Int64
+}
+
+// look counts a look.
+func (c *counts) look(sent time.Time, err error) {
+	c.looks.Add(1)
+	c.lookTime.Add(int64(time.Since(sent)))
+	if err != nil {
+		c.looksFailed.Add(1)
+		return
+	}
+	c.looked.Store(int64(sent.Sub(processStart)))
+}
+
+// kindCounts are what Stats tells of a kind.
+type kindCounts struct {
+	running, begun, retried, snoozed  atomic.Int64
+	done, dead, lost, missed, skipped atomic.Int64
+	late                              [len(latenessBounds) + 1]atomic.Int64 // the last is of those beyond all bounds
+	lateSum                           atomic.Int64
+}
+
+// begin counts a call that is so late, until the returned function is called.
+func (c *kindCounts) begin(late time.Duration) (end func()) {
+	late = max(0, late)
+	bucket := 0
+	for bucket < len(latenessBounds) && late > latenessBounds[bucket] {
+		bucket++
+	}
+	c.late[bucket].Add(1)
+	c.lateSum.Add(int64(late))
+	c.begun.Add(1)
+	c.running.Add(1)
+	return func() { c.running.Add(-1) }
+}
+
+// wrote counts fates that were committed.
+func (c *kindCounts) wrote(fates []fate) {
+	for _, f := range fates {
+		switch f.Fate {
+		case FateDone:
+			c.done.Add(f.Ticks)
+		case FateDead:
+			c.dead.Add(f.Ticks)
+		case FateLost:
+			c.lost.Add(f.Ticks)
+		case FateMissed:
+			c.missed.Add(f.Ticks)
+		case FateSkipped:
+			c.skipped.Add(f.Ticks)
+		}
+	}
+}
+
+func (c *kindCounts) stats() KindStats {
+	k := KindStats{
+		Running: int(c.running.Load()), Begun: c.begun.Load(), Retried: c.retried.Load(), Snoozed: c.snoozed.Load(),
+		Done: c.done.Load(), Dead: c.dead.Load(), Lost: c.lost.Load(), Missed: c.missed.Load(), Skipped: c.skipped.Load(),
+		Lateness: Lateness{Sum: time.Duration(c.lateSum.Load())},
+	}
+	for i := range c.late {
+		k.Lateness.Count += c.late[i].Load()
+		if i < len(latenessBounds) {
+			k.Lateness.Within = append(k.Lateness.Within, k.Lateness.Count)
+		}
+	}
+	return k
+}
