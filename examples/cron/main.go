@@ -5,13 +5,11 @@
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id one
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/cron -id two
 //
-// A lease has some partitions, and a job belongs to the one that its name hashes to, so that each process runs the jobs of
-// the partitions that it owns. scheduler.go runs them, at the ticks of package schedule. README.md in this directory says
-// which jobs are exactly once and what to do about the others. Behind PgBouncer in transaction mode, add
-// default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
+// Copy it, and write your jobs into timetable. README.md in this directory says which jobs are exactly once and what to do about the others. Behind PgBouncer in
+// transaction mode, add default_query_exec_mode=exec to DATABASE_URL. To look, and to be rid of it all:
 //
-//	SELECT * FROM pgleases_cron.cron_runs ORDER BY tick DESC LIMIT 20;
-//	DROP SCHEMA pgleases_cron, pgleases CASCADE;
+//	SELECT name, until AS tick, fate, error FROM pgleases.history WHERE group_name = 'cron' ORDER BY id DESC LIMIT 20;
+//	DROP SCHEMA pgleases CASCADE;
 package main
 
 import (
@@ -33,10 +31,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-const (
-	partitions   = 32
-	closeTimeout = 10 * time.Second
-)
+const closeTimeout = 10 * time.Second
 
 func main() {
 	id := flag.String("id", "", "client ID, unique among live processes; who comes back under it gets its partitions back")
@@ -56,36 +51,27 @@ func main() {
 	if *id != "" {
 		options = append(options, pgleases.WithClientID(*id))
 	}
-	if err := run(ctx, url, timetable(), options...); err != nil {
+	if err := run(ctx, url, timetable, options...); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// timetable returns jobs that do nothing but say so.
-func timetable() []Job {
-	jobs := []Job{
-		{Name: "every quarter of a minute", Schedule: schedule.Every(15 * time.Second), All: true},
-		{Name: "every minute", Schedule: schedule.Cron("* * * * *", "UTC")},
-		{Name: "every ten minutes", Schedule: schedule.Cron("*/10 * * * *", "UTC")},
-		{Name: "at night in Berlin", Schedule: schedule.Cron("30 2 * * *", "Europe/Berlin")},
-		{Name: "on the first of the month, and on Mondays", Schedule: schedule.Cron("0 6 1 * MON", "UTC")},
-	}
-	for i, job := range jobs {
-		jobs[i].Do = func(_ context.Context, _ pgx.Tx, tick time.Time) error {
-			fmt.Printf("%s: %s\n", tick.Format(time.RFC3339), job.Name)
-			return nil
-		}
-	}
-	return jobs
+// timetable declares jobs that do nothing but say so.
+func timetable(s *schedule.Scheduler) error {
+	say := schedule.InTx(s, "say", func(_ context.Context, _ pgx.Tx, r schedule.Run[string]) error {
+		fmt.Printf("%s: %s\n", r.At.Format(time.RFC3339), r.Args)
+		return nil
+	}, schedule.Retry(5, schedule.Backoff(time.Second, time.Minute)))
+	return errors.Join(
+		say.Add("poll", "every quarter of a minute", schedule.Every(15*time.Second), schedule.MissedAll),
+		say.Add("minute", "every minute", schedule.Cron("* * * * *", "UTC")),
+		say.Add("night", "at night in Berlin", schedule.Cron("30 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour)),
+		say.Add("week", "on the first of the month, and on Mondays", schedule.Cron("0 6 1 * MON", "UTC")),
+	)
 }
 
-// run runs jobs until ctx ends.
-func run(ctx context.Context, url string, jobs []Job, options ...pgleases.Option) (err error) {
-	for _, job := range jobs {
-		if err := job.Schedule.Err(); err != nil {
-			return fmt.Errorf("job %q: %w", job.Name, err)
-		}
-	}
+// run runs what is declared until ctx ends.
+func run(ctx context.Context, url string, declare func(*schedule.Scheduler) error, options ...pgleases.Option) (err error) {
 	pool, err := pgxpool.New(ctx, url)
 	if err != nil {
 		return fmt.Errorf("DATABASE_URL: %w", err)
@@ -94,10 +80,6 @@ func run(ctx context.Context, url string, jobs []Job, options ...pgleases.Option
 	if err := pool.Ping(ctx); err != nil {
 		return fmt.Errorf("DATABASE_URL must lead to a database that lets you in: %w", err)
 	}
-	if err := createTable(ctx, pool); err != nil {
-		return err
-	}
-
 	client, err := pgleases.NewClient(ctx, pool, options...)
 	if err != nil {
 		return err
@@ -109,15 +91,15 @@ func run(ctx context.Context, url string, jobs []Job, options ...pgleases.Option
 		defer cancel()
 		err = errors.Join(err, client.Close(ctx))
 	}()
-
-	lease, err := client.Lease(ctx, "cron", partitions)
+	s, err := schedule.New(ctx, client, pool, "cron")
 	if err != nil {
 		return err
 	}
-	s := scheduler{pool: pool, lease: lease, jobs: jobs}
-	err = lease.Run(ctx, s.own)
-	if ctx.Err() != nil {
-		return nil // it was asked to end
+	if err := declare(s); err != nil {
+		return err
 	}
-	return err
+	if err := s.Run(ctx); ctx.Err() == nil {
+		return err
+	}
+	return nil // it was asked to end
 }
