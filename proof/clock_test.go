@@ -134,6 +134,78 @@ func TestAWrongDatabaseClockTakesNothingAndHidesNoDeath(t *testing.T) {
 }
 
 // newClock gives the server a clock of its own.
+// What schedules run where the database's clock is wrong by eight hours, and each process's own by one: each tick once, and none for a clock that is wrong for a moment. Where
+// there is time, the clock stays wrong: what it has passed over is late then.
+func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
+	t.Parallel()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("Go asks the kernel's own code for the time, which this test can replace on amd64 only")
+	}
+	if brief() {
+		t.Skip("has a server of its own")
+	}
+	punctual.Run(t, func(t *punctual.Try) {
+		server := pgserver.Private(t, committing)
+		clock := newClock(t, server)
+		config := withSchedules(t, server.URL(), server.URL(), false)
+		config.Orders = false // what is put by a clock that is wrong is due by it
+		dir := t.TempDir()
+		var workers []*faults.Process
+		for i, wrong := range []time.Duration{time.Hour, -time.Hour} {
+			config := config
+			config.ID = fmt.Sprintf("worker-%d", i)
+			config.Log = filepath.Join(dir, config.ID+".log")
+			set := wallClock(t, &config)
+			set(wrong)
+			workers = append(workers, startWorker(t, config))
+		}
+		for _, w := range workers {
+			hasJoined(t, w)
+		}
+		pool := newPool(t, server.URL(), size(2))
+		waitFor(t, patience, "both know the time", func() bool { return value[int](t, pool, "SELECT count(DISTINCT worker) FROM ticks") == 2 })
+		step := func(to time.Duration) {
+			t.Helper()
+			if err := clock.Set(to); err != nil {
+				t.Fatal(err)
+			}
+		}
+		future := func() {
+			t.Helper()
+			if n := value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()); n > 0 {
+				t.Errorf("%d ticks ran that are to come", n)
+			}
+		}
+		for _, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
+			steps := func() int {
+				return strings.Count(workers[0].Output(), "clock has stepped") + strings.Count(workers[1].Output(), "clock has stepped")
+			}
+			before := steps()
+			step(wrong)
+			waitFor(t, patience, "both doubt it", func() bool { return steps() == before+2 })
+			future()
+			step(0)
+			told(t, pool)
+			future()
+		}
+		if *scheduleFaults >= 100 {
+			step(8 * time.Hour)
+			waitFor(t, 2*patience, "it is believed", func() bool { return value[int](t, pool, "SELECT count(*) FROM ticks WHERE at > $1", time.Now()) > 0 })
+			told(t, pool)
+		}
+		for _, w := range workers {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			if _, err := w.Close(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+		}
+		l := readLedger(t, pool, dir)
+		l.stepped = true
+		l.report(t)
+	})
+}
+
 func newClock(t testing.TB, s *pgserver.Server) *pgserver.Clock {
 	t.Helper()
 	clock, err := s.Clock(t.Context())

@@ -67,7 +67,7 @@ func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config 
 	execute(t, pool, faults.OrdersTable)
 	pool.Close()
 	return faults.Config{
-		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Patience: patience, ProbeURL: probeURL(t),
+		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Orders: true, Patience: patience, ProbeURL: probeURL(t),
 	}
 }
 
