@@ -98,6 +98,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	default:
 		client = &c.Subject
 	}
+	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
 		// Nobody waits for long for a program that is stopped between these and the end of the transaction.
@@ -120,6 +121,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 		case hashOf(c.Binding) != hashOf(tried.binding(c)):
 			return ErrChanged
 		}
+		committing = true
 		return nil
 	})
 	switch {
@@ -128,7 +130,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	case errors.Is(err, ErrChanged):
 		return tried, fmt.Errorf("%w: %s\nPreview it again", err, a.changes(ctx, c, tried.read))
 	}
-	return tried, a.refusal(c, err)
+	return tried, a.refusal(c, doubted(committing, err))
 }
 
 // binding is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it: they rise also when an owner is

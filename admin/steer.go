@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -39,6 +40,9 @@ var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrai
 // ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
+// ErrUnknown is returned by Apply where the database did not answer any more: it has made the change, or has not. The wishes and the events tell.
+var ErrUnknown = errors.New("admin: it is not known whether that was done")
+
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
 	Verb      Verb
@@ -56,7 +60,7 @@ type Change struct {
 
 // Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move as they always do: the work on
 // them ends first. Evict revokes the client's sessions. It needs the rights that Grants gives for steering. The errors: a change that is none, and the database's, as where the
-// name is not known.
+// name is not known; ErrUnknown where it does not answer.
 //
 // With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked from there on. Where all that the plan depends on is
 // as Preview read it, it commits; else it rolls back, and returns an error that is ErrChanged and tells what changed. So the next plan is the one that was previewed, unless something comes
@@ -73,8 +77,25 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if err != nil {
 		return err
 	}
-	_, err = a.pool.Exec(ctx, statement, args...)
-	return a.refusal(c, err)
+	sent := false
+	err = a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		sent = true
+		_, err := conn.Exec(ctx, statement, args...)
+		return err
+	})
+	return a.refusal(c, doubted(sent, err))
+}
+
+// doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has failed.
+func doubted(sent bool, err error) error {
+	var refused *pgconn.PgError
+	switch {
+	case !sent, err == nil, errors.Is(err, pgx.ErrTxCommitRollback):
+		return err
+	case errors.As(err, &refused) && refused.SeverityUnlocalized == "ERROR": // and not a connection that ends, as that of a pooler
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrUnknown, err)
 }
 
 // statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
