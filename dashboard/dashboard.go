@@ -1,5 +1,6 @@
 // Package dashboard shows in a browser who owns what, who is alive, what waits and what is wrong, as it changes. It is an http.Handler for an
-// application's own server, made of package admin and the standard library. It writes nothing to the database.
+// application's own server, made of package admin and the standard library. Who may have it changed steers from there too; for all others it writes
+// nothing to the database.
 //
 //	a, err := admin.New(pool)
 //	...
@@ -36,13 +37,14 @@ type Access int
 const (
 	Denied   Access = iota // nothing: 403
 	ReadOnly               // see all
+	Steering               // see all, and have it changed: all verbs of package admin
 )
 
 // Options are those of Handler. The zero value lets everybody look who reaches the handler.
 type Options struct {
-	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows nothing. It is asked again every 10 s while a page
-	// is open, with the request by which the page began to look, so it has to look up a session that can end each time. It is called concurrently.
-	// nil: everybody has ReadOnly.
+	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows nothing. What somebody has changed is written with that
+	// name as the actor. It is asked again every 10 s while a page is open, with the request by which the page began to look, so it has to look up a session
+	// that can end each time. It is called concurrently. nil: everybody has ReadOnly.
 	Authorize func(*http.Request) (access Access, actor string)
 
 	// Title stands at the top of the page, to tell one environment from another; default "Leases".
@@ -65,7 +67,8 @@ const (
 var static embed.FS
 
 // files are what the browser loads besides the page.
-var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
+var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "steer.js": "text/javascript; charset=utf-8",
+	"dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
 
 var page = template.Must(template.ParseFS(static, "static/page.html"))
 
@@ -89,15 +92,20 @@ func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 	if o.Authorize == nil {
 		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
 	}
-	h := &handler{options: o, hub: newHub(a, o.MaxViewers), times: defaultTimes}
 	// What changes something is refused by where it comes from before it is looked at.
-	return http.NewCrossOriginProtection().Handler(h), nil
+	return http.NewCrossOriginProtection().Handler(newHandler(a, o, defaultTimes)), nil
 }
 
 type handler struct {
 	options Options
 	hub     *hub
 	times   times
+
+	looking, steering chan struct{} // have room for the one question that is being answered
+}
+
+func newHandler(a *admin.Admin, o Options, t times) *handler {
+	return &handler{options: o, hub: newHub(a, o.MaxViewers), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1)}
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -114,21 +122,28 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "You may not see this.", http.StatusForbidden)
 		return
 	}
-	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		head.Set("Allow", "GET, HEAD")
-		http.Error(w, "The dashboard only shows: it takes GET and HEAD.", http.StatusMethodNotAllowed)
+	name := strings.TrimPrefix(r.URL.Path, "/")
+	if ask, is := steers[name]; is {
+		h.steer(w, r, access, actor, ask)
 		return
 	}
-	name := strings.TrimPrefix(r.URL.Path, "/")
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		head.Set("Allow", "GET, HEAD")
+		http.Error(w, "This only shows: it takes GET and HEAD.", http.StatusMethodNotAllowed)
+		return
+	}
 	_, isFile := files[name]
+	ask, isLook := looks[name]
 	switch {
 	case r.URL.Path == "": // the prefix without its slash, from which relative URLs would lead elsewhere
 		head.Set("Location", withSlash(r))
 		w.WriteHeader(http.StatusPermanentRedirect)
 	case name == "":
-		h.page(w, actor)
+		h.page(w, access, actor)
 	case name == "stream":
 		h.stream(w, r)
+	case isLook:
+		h.answer(w, r, actor, ask, h.looking)
 	case isFile:
 		h.file(w, r, name)
 	default:
@@ -145,9 +160,9 @@ func withSlash(r *http.Request) string {
 	return "./" + url.PathEscape(path.Base(asked.Path)) + "/"
 }
 
-func (h *handler) page(w http.ResponseWriter, actor string) {
+func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 	var text bytes.Buffer
-	if err := page.Execute(&text, map[string]string{"Title": h.options.Title, "Actor": actor}); err != nil {
+	if err := page.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Steers": access == Steering}); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

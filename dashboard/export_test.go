@@ -9,7 +9,7 @@ import (
 
 // HandlerWith is Handler with other times, without the protection against other origins.
 func HandlerWith(a *admin.Admin, o Options, write, authorize time.Duration) http.Handler {
-	return &handler{options: o, hub: newHub(a, o.MaxViewers), times: times{write, authorize}}
+	return newHandler(a, o, times{write, authorize})
 }
 
 // SetAnswers has the locks and an examination take no longer than d.

@@ -37,7 +37,9 @@ var topicNames = [topics]string{"clients", "leases", "ages", "locks", "events", 
 
 const (
 	maxLocks  = 200 // that are shown
-	maxEvents = 200 // the latest
+	maxEvents = 200 // the latest, that all are sent
+
+	mostEvents = 1000 // the latest, that who looks for some is sent
 )
 
 // times are how long things take.
@@ -144,7 +146,7 @@ func (h *hub) look(ctx context.Context) {
 		}
 		h.saw(ctx, s, time.Now())
 		limited, cancel := context.WithTimeout(ctx, h.answers)
-		held, happened := h.readLocks(limited), h.readEvents(limited)
+		held, happened := h.readLocks(limited), h.readEvents(limited, "", maxEvents)
 		cancel()
 		h.mu.Lock()
 		h.publish(ctx, locks, held)
@@ -249,8 +251,8 @@ type shownEvents struct {
 	Failure string        `json:"failure"` // empty: none. Events are empty then
 }
 
-func (h *hub) readEvents(ctx context.Context) shownEvents {
-	all, err := h.admin.Events(ctx, "", maxEvents)
+func (h *hub) readEvents(ctx context.Context, lease string, most int) shownEvents {
+	all, err := h.admin.Events(ctx, lease, most)
 	if err != nil {
 		return shownEvents{Events: []admin.Event{}, Failure: err.Error()}
 	}

@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/subtle"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"os/user"
 	"slices"
 	"strings"
 	"time"
@@ -20,7 +23,7 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Show the leases in a browser",
-		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. It changes nothing.
+		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. Without --steer it changes nothing.
 
 It has no login, so it listens on this machine alone. To see it from another one, forward its port: ssh -L 8080:127.0.0.1:8080 MACHINE. With --listen=:8080
 everybody sees it who reaches this machine: put a proxy in front that asks who they are, or mount package dashboard in an application
@@ -29,34 +32,82 @@ that knows its users.
 While it listens on this machine alone, or has names by --host, it answers who asks for these, for localhost, 127.0.0.1 or [::1], and refuses other names:
 else a page of any site could have the browser take this server for that site's own. Give --host the name by which a proxy in front asks.
 
+With --steer it prints a second address, which has a secret in it, another one each time: who opens that may steer, all others only look. It is refused where it
+listens to other machines: mount package dashboard in an application that knows its users instead. What is changed is written with the name of --actor, and
+needs the rights that pgleases grants ROLE --for=steering prints.
+
 It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`,
 		Args: cobra.NoArgs,
 	}
 	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; port 0: any that is free, which is printed")
 	title := cmd.Flags().String("title", "Leases", "what stands at the top, such as the environment's name")
 	hosts := cmd.Flags().StringSlice("host", nil, "a name by which it is asked, besides those of this machine; several with commas")
+	steers := cmd.Flags().Bool("steer", false, "print a second address, for who may steer too")
+	actor := cmd.Flags().String("actor", "", "who steers, besides the role that connects (default: who runs this)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		listener, err := net.Listen("tcp", *listen)
 		if err != nil {
 			return fmt.Errorf("cannot listen on %q: %w\nGive --listen an address of this machine and a port that is free, such as 127.0.0.1:8081", *listen, err)
 		}
 		defer listener.Close()
+		isLocal := listener.Addr().(*net.TCPAddr).IP.IsLoopback()
+		if *steers && !isLocal {
+			return fmt.Errorf("--steer with --listen=%q: other machines reach that, and the secret would go over the network as it is\nListen on this machine alone, as 127.0.0.1:8080", *listen)
+		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if _, err := a.Snapshot(ctx); err != nil {
 				return err
 			}
-			handler, err := dashboard.Handler(a, dashboard.Options{Title: *title})
+			options := dashboard.Options{Title: *title}
+			if *steers {
+				options.Authorize = authorize(*actor)
+			}
+			handler, err := dashboard.Handler(a, options)
 			if err != nil {
 				return err
 			}
-			if listener.Addr().(*net.TCPAddr).IP.IsLoopback() || len(*hosts) > 0 {
+			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())
+			if *steers {
+				secret := rand.Text()
+				handler = behind(secret, handler)
+				fmt.Fprintf(cmd.OutOrStdout(), "To steer, open http://%s/%s/ and show that address to nobody\n", listener.Addr(), secret)
+			}
+			if isLocal || len(*hosts) > 0 {
 				handler = onlyFor(*hosts, handler)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())
 			return serve(ctx, listener, handler)
 		})
 	}
 	return cmd
+}
+
+// steersKey is in the context of a request whose path has the secret. No cookie: the browser would send it to what else listens on this machine.
+type steersKey struct{}
+
+// behind has who asks for paths that begin with the secret steer.
+func behind(secret string, next http.Handler) http.Handler {
+	steering := http.StripPrefix("/"+secret, next)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		if subtle.ConstantTimeCompare([]byte(first), []byte(secret)) == 1 {
+			steering.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), steersKey{}, true)))
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// authorize lets everybody look, and who knows the secret steer, in the name of actor; empty: of who runs this.
+func authorize(actor string) func(*http.Request) (dashboard.Access, string) {
+	if who, err := user.Current(); err == nil && actor == "" {
+		actor = who.Username
+	}
+	return func(r *http.Request) (dashboard.Access, string) {
+		if r.Context().Value(steersKey{}) == true {
+			return dashboard.Steering, actor
+		}
+		return dashboard.ReadOnly, ""
+	}
 }
 
 // onlyFor refuses a request for a name that is neither this machine's nor one of hosts. A site that has its own name lead to this machine would

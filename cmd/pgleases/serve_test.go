@@ -79,3 +79,57 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 		t.Errorf("exit code %d after Ctrl-C", code)
 	}
 }
+
+func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, "INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now())")
+	c := run(t, databaseEnv(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--steer", "--actor", "maria")
+	address := regexp.MustCompile(`Open (http://127\.0\.0\.1:\d+/)\nTo steer, open (http://127\.0\.0\.1:\d+/[A-Z2-7]{26}/) and`)
+	await(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
+	found := address.FindStringSubmatch(c.output.String())
+	post := func(url, path, body, host string) (int, string) {
+		t.Helper()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Content-Type", "application/json")
+		r.Host = host
+		response, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close()
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(text)
+	}
+	const freeze = `{"verb":"freeze","subject":"l","reason":"why","binding":"BINDING"}`
+	for url, want := range map[string]int{found[1]: 403, found[1] + strings.Repeat("A", 26) + "/": 405, found[2]: 200} {
+		if code, text := post(url, "preview", `{"verb":"freeze","subject":"l"}`, ""); code != want {
+			t.Errorf("%s: %d %s, want %d", url, code, text, want)
+		}
+	}
+	if code, _ := post(found[2], "preview", `{"verb":"freeze","subject":"l"}`, "evil.example"); code != http.StatusMisdirectedRequest {
+		t.Errorf("by the name of another: %d", code)
+	}
+	_, text := post(found[2], "preview", `{"verb":"freeze","subject":"l"}`, "")
+	binding := regexp.MustCompile(`"binding":"([^"]*)"`).FindStringSubmatch(text)
+	if len(binding) != 2 {
+		t.Fatalf("a preview: %s", text)
+	}
+	if code, text := post(found[2], "apply", strings.Replace(freeze, "BINDING", binding[1], 1), ""); code != 200 {
+		t.Errorf("apply: %d %s", code, text)
+	}
+	wishes := run(t, databaseEnv(database), "wishes")
+	if code := wishes.wait(); code != 0 || !strings.Contains(wishes.output.String(), "maria (") {
+		t.Errorf("wishes: %d %s", code, wishes.output.String())
+	}
+	open := run(t, databaseEnv(database), "serve", "--listen", ":0", "--steer")
+	if code := open.wait(); code != exitFailed || !strings.Contains(open.output.String(), "Listen on this machine alone") {
+		t.Errorf("to other machines: exit code %d, %s", code, open.output.String())
+	}
+}

@@ -103,7 +103,11 @@ function keyed(parent, items, keyOf, create, update) {
     else parent.insertBefore(e, place);
     update(e, item);
   }
-  for (const e of old.values()) e.remove();
+  for (const e of old.values()) {
+    const focused = e.contains(document.activeElement);
+    e.remove();
+    if (focused) (parent.closest("section[tabindex]") || $("leases")).focus({ preventScroll: true }); // else the keyboard would begin anew at the top
+  }
 }
 
 // fill puts children into a cell, where they are others than before.
@@ -143,6 +147,7 @@ const sizeOf = ranges => ranges.reduce((n, [first, last]) => n + last - first + 
 
 const state = {
   clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, wishes: [], health: null,
+  older: [], olderOf: "", olderFailure: "", // events that a filter is about, of which lease, and why there are none
   status: null,
   seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
   heardAt: 0, // when the stream last said anything
@@ -235,6 +240,9 @@ function whoIn(cell, id, asButton) {
   if (asButton) cell.querySelector("button")?.setAttribute("aria-pressed", String(state.chosen === id));
 }
 
+// With steer.js, which only who may steer is sent, the page has buttons.
+const steering = $("steer") !== null;
+
 const matches = (...names) => state.filter === "" || names.some(n => plain(n).toLowerCase().includes(state.filter));
 
 // ---- Leases.
@@ -264,7 +272,7 @@ const draws = {
     keyed($("single-rows"), single.slice(0, mostRows), l => l.name, l => {
       const head = make("th", "", name(l.name));
       head.scope = "row";
-      return make("tr", "", head, make("td"), make("td", "nowrap"), make("td", "n"));
+      return make("tr", "", head, make("td"), make("td", "nowrap"), make("td", "n"), ...(steering ? [make("td", "n", steerButton({ kind: "lease", subject: l.name, partition: 0 }))] : []));
     }, (row, l) => {
       const [, owner, since, members] = row.children, h = l.holdings[0];
       whoIn(owner, h ? h.owner : "", true);
@@ -287,12 +295,13 @@ const draws = {
       part.set(m.session, p);
     }
     const shown = state.clients.filter(c => matches(c.id, c.host));
-    keyed($("client-rows"), shown.slice(0, mostRows), c => c.session, () => {
+    keyed($("client-rows"), shown.slice(0, mostRows), c => c.session, c => {
       const head = make("th", "", make("span"), " ", make("span"));
       head.scope = "row";
       const beat = make("td", "", make("div", "beat", make("span", "nowrap"), make("div", "track", make("span", "fill"))));
       beat.querySelector(".track").setAttribute("aria-hidden", "true");
-      return make("tr", "", head, beat, make("td", "n"), make("td", "n"), make("td", "sub process"), make("td", "sub nowrap started"));
+      return make("tr", "", head, beat, make("td", "n"), make("td", "n"), make("td", "sub process"), make("td", "sub nowrap started"),
+        ...(steering ? [make("td", "n", steerButton({ kind: "client", subject: c.id }))] : []));
     }, (row, c) => {
       const [head, , owned, leases, process, started] = row.children;
       row.session = c.session;
@@ -352,10 +361,11 @@ const draws = {
   events() {
     const told = state.events;
     if (!told) return;
-    $("event-list").hidden = told.events.length === 0;
+    const shown = eventsThatMatch(told.events);
+    $("event-list").hidden = shown.length === 0;
     const same = new Map(); // how many are alike
-    const keys = told.events.map(e => JSON.stringify([e, slotOf(e.from), slotOf(e.to)]));
-    const numbered = told.events.map((e, i) => [e, keys[i], i]).reverse().map(([e, key, i]) => {
+    const keys = shown.map(e => JSON.stringify([e, slotOf(e.from), slotOf(e.to)]));
+    const numbered = shown.map((e, i) => [e, keys[i], i]).reverse().map(([e, key, i]) => {
       same.set(key, (same.get(key) || 0) + 1);
       return { e, i, key: key + same.get(key) };
     }).reverse();
@@ -370,7 +380,16 @@ const draws = {
       if (e.reason) text.append(": ", name(e.reason));
       return make("li", "", time, text);
     }, () => {});
-    setText($("events-note"), told.failure ? "The events cannot be read: " + plain(told.failure) : told.events.length === 0 ? "Nothing has happened yet." : "The latest " + count(told.events.length) + ", the latest first.");
+    setText($("events-note"), told.failure ? "The events cannot be read: " + plain(told.failure) : told.events.length === 0 ? "Nothing has happened yet." :
+      filtered() ? count(shown.length) + " of the latest " + count(state.older.length || told.events.length) + (state.olderOf ? " of that lease" : "") + ", the latest first." + (state.olderFailure ? " Older ones cannot be read: " + plain(state.olderFailure) : "") :
+      "The latest " + count(told.events.length) + ", the latest first.");
+    const causes = [...new Set(told.events.concat(state.older).map(e => e.cause))].filter(c => c !== $("event-cause").value).sort();
+    fill($("event-cause"), JSON.stringify([causes, $("event-cause").value]), ...["", $("event-cause").value, ...causes].filter((c, i) => i !== 1 || c !== "").map(c => {
+      const option = make("option", "", c === "" ? "any" : plain(c));
+      option.value = c;
+      option.selected = c === $("event-cause").value;
+      return option;
+    }));
   },
 
   // What operators want stands where it acts, too: what nobody sees looks like a fault.
@@ -386,6 +405,7 @@ const draws = {
       if (w.actor) text.append(" by ", name(w.actor));
       if (w.reason) text.append(": ", name(w.reason));
       text.append(make("span", "sub", w.until ? ", until " + clock(w.until) : ", until it is taken back"));
+      if (steering && verbs[w.verb]) text.append(" ", steerButton({ kind: verbs[w.verb].of, subject: w.lease || w.client, partition: w.partition }, verbs[w.verb].back));
       return make("li", "", time, text);
     }, () => {});
   },
@@ -464,6 +484,42 @@ const draws = {
   },
 };
 
+// ---- The filter over events. What is older than the stream's is read once, when the filter changes: of one lease, where it names that.
+
+const eventFilter = () => [$("event-lease").value.toLowerCase(), $("event-client").value.toLowerCase(), $("event-cause").value];
+const filtered = () => eventFilter().some(text => text !== "");
+
+function eventsThatMatch(latest) {
+  if (!filtered()) return latest;
+  const [lease, client, cause] = eventFilter(), has = (of, text) => plain(of || "").toLowerCase().includes(text);
+  const known = new Map(); // how many are alike
+  for (const e of latest) known.set(JSON.stringify(e), (known.get(JSON.stringify(e)) || 0) + 1);
+  const older = state.older.filter(e => {
+    const n = known.get(JSON.stringify(e)) || 0;
+    known.set(JSON.stringify(e), n - 1);
+    return n <= 0;
+  });
+  return latest.concat(older).filter(e => has(e.lease, lease) && (client === "" || has(e.from, client) || has(e.to, client)) && (cause === "" || e.cause === cause));
+}
+
+let filterTimer = 0, filterTurn = 0;
+function filterEvents() {
+  clearTimeout(filterTimer);
+  const turn = ++filterTurn;
+  state.older = [];
+  state.olderFailure = "";
+  state.olderOf = "";
+  later("events");
+  if (!filtered()) return;
+  filterTimer = setTimeout(async () => {
+    const of = state.leases.find(l => plain(l.name).toLowerCase() === eventFilter()[0])?.name || "";
+    const answer = await get("events", { lease: of });
+    if (turn !== filterTurn) return;
+    Object.assign(state, { older: answer.events || [], olderOf: of, olderFailure: answer.failure || answer.text || "" });
+    later("events");
+  }, 300);
+}
+
 // ---- The map of a lease: one cell for each partition, a slider for who uses the keyboard or a screen reader.
 
 const recent = 4000; // for how long what moved is marked, in milliseconds
@@ -484,10 +540,16 @@ function createLease(lease) {
   const table = make("table", "", make("thead", "", make("tr", "", ...heads)), make("tbody"));
   table.setAttribute("aria-labelledby", id);
   const cell = make("p", "cell");
+  const why = make("button", "act", "Why?"), reasons = make("ul", "reasons");
+  why.type = "button";
+  why.setAttribute("aria-label", "Why is the partition there?");
+  reasons.setAttribute("role", "status");
   const e = make("article", "card lease", make("header", "", title, make("p", "facts")),
-    make("div", "parts", make("div", "", map, cell), make("div", "members", table, make("p", "note"))));
+    make("div", "parts", make("div", "", map, make("div", "line", cell, why), reasons), make("div", "members", table, make("p", "note"))));
   e.setAttribute("aria-labelledby", id);
-  Object.assign(e, { map, cell, cursor: -1, flashes: new Map(), owners: null });
+  Object.assign(e, { map, cell, why, reasons, cursor: -1, explained: -1, flashes: new Map(), owners: null });
+  why.addEventListener("click", () => explain(e));
+  if (steering) e.querySelector("header").append(steerButton({ kind: "lease", subject: lease.name, card: e }));
   const at = event => {
     const box = map.getBoundingClientRect(), g = e.grid;
     if (!g) return -1;
@@ -645,6 +707,11 @@ function drawMap(e) {
 // describe says which partition the pointer or the cursor is at.
 function describe(e) {
   const p = e.pointed >= 0 ? e.pointed : e.cursor, map = e.map;
+  e.why.hidden = e.cursor < 0;
+  if (e.explained !== e.cursor) {
+    e.explained = -1;
+    e.reasons.replaceChildren();
+  }
   map.setAttribute("aria-valuemin", "0");
   map.setAttribute("aria-valuemax", String(e.lease.partitions - 1));
   map.setAttribute("aria-valuenow", String(Math.max(0, e.cursor)));
@@ -655,6 +722,25 @@ function describe(e) {
   }
   const words = sentence(e, p);
   fill(e.cell, JSON.stringify(words.map(x => typeof x === "string" ? x : [x.id, slotOf(x.id)])), ...words.map(x => typeof x === "string" ? x : who(x.id)));
+}
+
+// explain has the server say why the chosen partition is where it is.
+async function explain(e) {
+  const p = e.explained = e.cursor;
+  e.reasons.replaceChildren(make("li", "", "Looking."));
+  const answer = await get("explain", { lease: e.lease.name, partition: p });
+  if (e.explained === p) e.reasons.replaceChildren(...(answer.reasons || [answer.text]).map(text => make("li", "", plain(text))));
+}
+
+// get returns the content of an answer, or why there is none as text.
+async function get(path, query) {
+  try {
+    const answer = await fetch(path + "?" + new URLSearchParams(query), { redirect: "manual", cache: "no-store" });
+    if ((answer.headers.get("Content-Type") || "").startsWith("application/json")) return await answer.json();
+    return { text: answer.status === 403 ? "You may not look any more. Sign in again, and reload this page." : "The dashboard does not answer." };
+  } catch {
+    return { text: "The dashboard does not answer." };
+  }
 }
 
 function sentence(e, p) {
@@ -727,6 +813,7 @@ $("filter").addEventListener("input", event => {
   state.filter = event.target.value.toLowerCase();
   later("leases", "clients", "locks");
 });
+for (const id of ["event-lease", "event-client", "event-cause"]) $(id).addEventListener("input", filterEvents);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("leases"));
 let sharpFor = window.devicePixelRatio;
 setInterval(() => {

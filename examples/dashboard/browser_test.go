@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,11 +39,12 @@ const (
 	workerVariable = "PGLEASES_DASHBOARD_WORKER" // the client ID of a process that a test starts, from this binary
 	leaseVariable  = "PGLEASES_DASHBOARD_LEASE"
 	urlVariable    = "PGLEASES_DASHBOARD_URL"
+	ledgerVariable = "PGLEASES_DASHBOARD_LEDGER" // a folder in which it notes on what it works; empty: nowhere
 )
 
 func TestMain(m *testing.M) {
 	if id := os.Getenv(workerVariable); id != "" {
-		fmt.Fprintln(os.Stderr, work(id, os.Getenv(leaseVariable), os.Getenv(urlVariable)))
+		fmt.Fprintln(os.Stderr, work(id, os.Getenv(leaseVariable), os.Getenv(urlVariable), ledger(os.Getenv(ledgerVariable))))
 		os.Exit(1)
 	}
 	flag.Parse()
@@ -52,7 +54,7 @@ func TestMain(m *testing.M) {
 }
 
 // work is a process of the fleet, until it is killed, or its standard input ends with the test's process.
-func work(id, lease, url string) error {
+func work(id, lease, url string, ledger ledger) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -62,18 +64,22 @@ func work(id, lease, url string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := client.Lease(ctx, lease, 64, pgleases.WithHandoffDelay(0)); err != nil {
+	l, err := client.Lease(ctx, lease, 64, pgleases.WithHandoffDelay(0))
+	if err != nil {
 		return err
 	}
-	<-ctx.Done()
-	return ctx.Err()
+	return l.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
+		defer ledger.enter(p.Number)()
+		<-ctx.Done()
+		return nil
+	})
 }
 
 // startWorker starts a process, and returns what kills it.
-func startWorker(t *testing.T, id, lease, url string) (kill func()) {
+func startWorker(t *testing.T, id, lease, url string, ledger ledger) (kill func()) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerVariable+"="+id, leaseVariable+"="+lease, urlVariable+"="+url)
+	cmd.Env = append(os.Environ(), workerVariable+"="+id, leaseVariable+"="+lease, urlVariable+"="+url, ledgerVariable+"="+string(ledger))
 	cmd.Stderr = t.Output()
 	stdin, err := cmd.StdinPipe()
 	if err == nil {
@@ -89,6 +95,51 @@ func startWorker(t *testing.T, id, lease, url string) (kill func()) {
 	})
 	t.Cleanup(kill)
 	return kill
+}
+
+// A ledger is a folder with a file for each partition. Who works on one has its file locked, which ends with the process, however that ends: so whoever
+// finds it locked works beside another, by the fleet's own record, and notes that. Empty: nothing is noted.
+type ledger string
+
+func (l ledger) enter(partition int) (leave func()) {
+	if l == "" {
+		return func() {}
+	}
+	file, err := os.OpenFile(fmt.Sprintf("%s/%d", l, partition), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err == nil {
+		err = syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+	}
+	if err == nil {
+		_, err = file.WriteString(".")
+	}
+	if err != nil {
+		if overlaps, failed := os.OpenFile(string(l)+"/overlaps", os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600); failed == nil {
+			fmt.Fprintf(overlaps, "partition %d: %v\n", partition, err)
+			_ = overlaps.Close()
+		}
+	}
+	return func() { _ = file.Close() }
+}
+
+// read returns how often work was begun, and what overlapped.
+func (l ledger) read(t *testing.T) (begun int, overlaps string) {
+	t.Helper()
+	files, err := os.ReadDir(string(l))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		content, err := os.ReadFile(string(l) + "/" + file.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if file.Name() == "overlaps" {
+			overlaps = string(content)
+		} else {
+			begun += len(content)
+		}
+	}
+	return begun, overlaps
 }
 
 func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
@@ -193,7 +244,7 @@ func must(h http.Handler, err error) http.Handler {
 // serve serves the application, and returns its URL.
 func serve(t *testing.T, pool *pgxpool.Pool) string {
 	t.Helper()
-	server := httptest.NewServer(must(pages(pool, newLogin("secret"))))
+	server := httptest.NewServer(must(pages(pool, newLogin("secret", "look"))))
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
@@ -207,7 +258,11 @@ var browser = sync.OnceValues(func() (context.Context, func()) {
 		options = append(options, chromedp.NoSandbox) // Chromium refuses to run as root with it
 	}
 	allocator, endAllocator := chromedp.NewExecAllocator(context.Background(), options...)
-	ctx, end := chromedp.NewContext(allocator)
+	ctx, end := chromedp.NewContext(allocator, chromedp.WithErrorf(func(format string, args ...any) {
+		if text := fmt.Sprintf(format, args...); !strings.Contains(text, "EventTopLayerElementsUpdated") { // a dialog has opened or closed, which it does not know
+			fmt.Fprintln(os.Stderr, text)
+		}
+	}))
 	if err := chromedp.Run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "start Chromium, which these tests need (Debian, Ubuntu: apt-get install chromium):", err)
 		os.Exit(1)
@@ -287,6 +342,9 @@ func eval[T any](x tab, expression string) (value T) {
 	return value
 }
 
+// awaited has an expression's promise be kept first.
+func awaited(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
+
 // until waits until an expression is true in the page. One page may follow another meanwhile.
 func (x tab) until(expression string) {
 	x.Helper()
@@ -313,7 +371,12 @@ func (x tab) until(expression string) {
 // signIn goes through the login to the dashboard.
 func (x tab) signIn(url string) {
 	x.Helper()
-	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", "secret\r", chromedp.ByQuery))
+	x.signInWith(url, "secret")
+}
+
+func (x tab) signInWith(url, password string) {
+	x.Helper()
+	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", password+"\r", chromedp.ByQuery))
 	x.until(`document.querySelector("a")?.href.endsWith("/ops/leases/")`)
 	x.run(chromedp.Click("a", chromedp.ByQuery))
 	x.until(`document.querySelector("#state-text")?.textContent === "Live"`)

@@ -14,18 +14,29 @@ const (
 	session = 8 * time.Hour
 )
 
-// A login knows one password, and who has given it. A real application has its own.
+// A login knows the passwords of operators and of viewers, and who has given one. A real application has its own.
 type login struct {
-	password string
-	mu       sync.Mutex           // guards sessions
-	sessions map[string]time.Time // by secret, until when
+	passwords map[string]string // by user
+	mu        sync.Mutex        // guards sessions
+	sessions  map[string]signed // by secret
 }
 
-func newLogin(password string) *login {
-	return &login{password: password, sessions: make(map[string]time.Time)}
+// signed is who is signed in, and until when.
+type signed struct {
+	user  string
+	until time.Time
 }
 
-// user returns who sent a request; empty: nobody that is known.
+// newLogin returns a login. Without a password nobody is a viewer.
+func newLogin(operators, viewers string) *login {
+	l := &login{passwords: map[string]string{"operator": operators}, sessions: make(map[string]signed)}
+	if viewers != "" {
+		l.passwords["viewer"] = viewers
+	}
+	return l
+}
+
+// user returns who sent a request: operator, viewer, or empty, nobody that is known.
 func (l *login) user(r *http.Request) string {
 	c, err := r.Cookie(cookie)
 	if err != nil {
@@ -33,22 +44,27 @@ func (l *login) user(r *http.Request) string {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if time.Now().After(l.sessions[c.Value]) {
+	if time.Now().After(l.sessions[c.Value].until) {
 		delete(l.sessions, c.Value)
-		return ""
 	}
-	return "operator"
+	return l.sessions[c.Value].user
 }
 
 func (l *login) enter(w http.ResponseWriter, r *http.Request) {
-	if subtle.ConstantTimeCompare([]byte(r.PostFormValue("password")), []byte(l.password)) != 1 {
+	user := ""
+	for name, password := range l.passwords {
+		if subtle.ConstantTimeCompare([]byte(r.PostFormValue("password")), []byte(password)) == 1 {
+			user = name
+		}
+	}
+	if user == "" {
 		w.WriteHeader(http.StatusForbidden)
 		show(w, form, "That is not the password.")
 		return
 	}
 	secret := rand.Text()
 	l.mu.Lock()
-	l.sessions[secret] = time.Now().Add(session)
+	l.sessions[secret] = signed{user, time.Now().Add(session)}
 	l.mu.Unlock()
 	http.SetCookie(w, &http.Cookie{Name: cookie, Value: secret, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
 	http.Redirect(w, r, "/", http.StatusSeeOther)

@@ -1,8 +1,8 @@
 // Command dashboard is a small application that has the dashboard of its leases among its own pages, behind its own login:
 //
-//	DATABASE_URL=postgres://... OPERATORS_PASSWORD=... go run .
+//	DATABASE_URL=postgres://... OPERATORS_PASSWORD=... VIEWERS_PASSWORD=... go run .
 //
-// Open http://127.0.0.1:8080/. What is of interest is in pages: how the dashboard is mounted, and what Authorize asks.
+// Operators steer, viewers look. Open http://127.0.0.1:8080/. What is of interest is in pages: how the dashboard is mounted, and what Authorize asks.
 package main
 
 import (
@@ -29,18 +29,18 @@ func main() {
 	if url == "" || password == "" {
 		log.Fatal("set DATABASE_URL to a database's URL, such as postgres://localhost/postgres, and OPERATORS_PASSWORD to a password of your choice")
 	}
-	if err := run(ctx, url, password); err != nil {
+	if err := run(ctx, url, newLogin(password, os.Getenv("VIEWERS_PASSWORD"))); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, databaseURL, password string) error {
+func run(ctx context.Context, databaseURL string, login *login) error {
 	pool, err := pgxpool.New(ctx, databaseURL)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	handler, err := pages(pool, newLogin(password))
+	handler, err := pages(pool, login)
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,10 @@ func pages(pool *pgxpool.Pool, login *login) (http.Handler, error) {
 	leases, err := dashboard.Handler(a, dashboard.Options{
 		Title: "Orders, production",
 		Authorize: func(r *http.Request) (dashboard.Access, string) {
-			if name := login.user(r); name != "" {
+			switch name := login.user(r); name {
+			case "operator":
+				return dashboard.Steering, name
+			case "viewer":
 				return dashboard.ReadOnly, name
 			}
 			return dashboard.Denied, ""

@@ -43,7 +43,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	for _, id := range []string{"one", "two", "three"} {
 		leases = append(leases, join(t, openClient(t, pool, id), "orders", 64))
 	}
-	kill := startWorker(t, "victim", "orders", databaseURL)
+	kill := startWorker(t, "victim", "orders", databaseURL, "")
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, pool))
 	owned := func(id string, n int) string {
@@ -78,7 +78,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x.until(rows("#wish-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back$/.test(text)) && !document.querySelector("#wishes").hidden`)
+	x.until(rows("#wish-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#wishes").hidden`)
 	x.until(rows("#client-rows tr") + `.filter(text => text.includes("wanted: drain")).length === 1`)
 	x.until(owned("two", 0))
 }
@@ -94,7 +94,7 @@ var hostile = []string{
 
 func TestNamesThatAreMarkupAreInert(t *testing.T) {
 	t.Parallel()
-	_, pool := database(t)
+	databaseURL, pool := database(t)
 	for _, id := range hostile {
 		c := openClient(t, pool, id)
 		for _, name := range hostile[:2] {
@@ -108,14 +108,29 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 		t.Cleanup(func() { _ = held.Release(t.Context()) })
 	}
 	x := newTab(t, 390, 800)
-	x.signIn(serve(t, pool))
+	x.signIn(serve(t, operators(t, databaseURL)))
 	x.until(`document.querySelectorAll("#client-rows tr").length === 5 && document.querySelectorAll("#lock-rows tr").length === 5 && document.querySelectorAll(".lease").length === 2`)
 	x.run(chromedp.SendKeys("#filter", "drowssap", chromedp.ByQuery)) // by what is seen
 	x.until(`document.querySelectorAll("#client-rows tr").length === 1`)
-	got := eval[string](x, `document.querySelector("#client-rows .name").textContent`)
+	const shown = `document.querySelector("#client-rows .name").textContent`
+	got := eval[string](x, shown)
 	if want := `\u{202e}drowssap\u{2066} \u{200b}\n\r\u{1b}[2J\t` + hostile[2][strings.Index(hostile[2], `"'`):]; got != want {
 		t.Errorf("a name is shown as %q, want %q", got, want)
 	}
+	// In what is asked for, and in what an operator does.
+	eval[bool](x, ownerOf(hostile[0], 3)+` && [...document.querySelectorAll(".lease .act")].find(e => e.textContent === "Why?" && !e.hidden).click() || true`)
+	x.until(rows(".reasons li") + `.some(text => text.startsWith("It is owned by"))`)
+	eval[bool](x, `[...document.querySelectorAll("#client-rows [aria-haspopup]")][0].click() || true`)
+	x.until(`document.querySelector("#steer-title .name").textContent === ` + shown)
+	eval[bool](x, `document.querySelector("#steer-verbs input[value=drain]").click() || true`)
+	x.until(previewed + ` && document.querySelectorAll("#steer-preview .name").length > 2`)
+	x.confirm("for \u202e<img src=x onerror='window.hacked=1'>")
+	x.until(rows("#wish-list li") + `.some(text => text.includes("for \\u{202e}<img src=x"))`)
+	x.open(`Steer `+hostile[1], "pin")
+	x.until(previewed + ` && document.querySelectorAll("#steer-fields option").length === 5`)
+	eval[bool](x, `document.querySelector("#steer").close() || true`)
+	x.run(chromedp.SendKeys("#event-client", "drowssap", chromedp.ByQuery))
+	x.until(rows("#event-list li") + `.every(text => text.includes("drowssap"))`)
 	if eval[bool](x, `"hacked" in window || document.querySelector("main img, main svg, main script") !== null`) {
 		t.Error("a name is markup")
 	}
@@ -159,6 +174,8 @@ func TestTheKeyboardReachesAll(t *testing.T) {
 	x.press(kb.Enter)
 	x.until(`document.activeElement.id === "leases"`)
 	x.press(kb.Tab)
+	x.until(`document.activeElement.getAttribute("aria-label") === "Steer orders"`)
+	x.press(kb.Tab)
 	x.until(`document.activeElement.getAttribute("role") === "slider"`)
 	if !eval[bool](x, `getComputedStyle(document.activeElement).outlineStyle === "solid"`) {
 		t.Error("one does not see where the focus is")
@@ -168,6 +185,8 @@ func TestTheKeyboardReachesAll(t *testing.T) {
 	if got := eval[string](x, `document.querySelector(".cell").textContent`); got != "Partition 38: one" {
 		t.Errorf("who sees is shown %q", got)
 	}
+	x.press(kb.Tab, kb.Enter)
+	x.until(rows(".reasons li") + `.some(text => text.startsWith('It is owned by "one", of weight 1, whose share is 40.00 of 40 partitions'))`)
 	x.press(kb.Tab)
 	x.until(`document.activeElement.matches("button.who[aria-pressed=false]")`)
 	x.press(kb.Enter)
@@ -211,7 +230,7 @@ func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
 	t.Parallel()
 	_, pool := database(t)
 	join(t, openClient(t, pool, "one"), "orders", 8)
-	login := newLogin("secret")
+	login := newLogin("secret", "look")
 	gate := &gate{handler: must(pages(pool, login))}
 	server := httptest.NewServer(gate)
 	t.Cleanup(func() {
@@ -298,7 +317,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 	x := newTab(t, 1240, 1180)
 	x.signIn(serve(t, pool))
 	join(t, openClient(t, pool, "worker-6"), "orders", 256)
-	kill := startWorker(t, "exports-1", "exports", databaseURL)
+	kill := startWorker(t, "exports-1", "exports", databaseURL, "")
 	x.until(`document.querySelectorAll("#client-rows tr").length >= 12 && document.querySelectorAll("#lock-rows tr").length === 2 && document.querySelector("#finding-list li") !== null`)
 	x.until(rows(".lease .facts") + `.some(text => text.includes("asked to hand over"))`)
 	x.until(rows("#event-list li") + `.some(text => /joined orders to .?.?worker-6/.test(text))`)
@@ -330,7 +349,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	t.Parallel()
 	_, pool := database(t)
-	server := httptest.NewServer(must(pages(pool, newLogin("secret"))))
+	server := httptest.NewServer(must(pages(pool, newLogin("secret", "look"))))
 	t.Cleanup(server.Close)
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	get := func(path string, cookies ...*http.Cookie) int {

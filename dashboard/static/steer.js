@@ -1,0 +1,213 @@
+// The dialog in which an operator says what is wanted: it shows what would move, and has the server do that and nothing else.
+"use strict";
+
+// The verbs: what each is about, what it means, and which one takes it back. Those without lasts do not stand, so they cannot end by themselves.
+const verbs = {
+  drain: { of: "client", label: "Drain", back: "undrain", lasts: true, means: "It shall own nothing: its work ends, and others get its partitions. It stays a member. The wish names the client's ID, and outlives restarts." },
+  undrain: { of: "client", label: "Undrain", means: "It gets its share again." },
+  cordon: { of: "client", label: "Cordon", back: "uncordon", lasts: true, means: "It gets nothing new, and keeps what it has as long as it does not restart." },
+  uncordon: { of: "client", label: "Uncordon", means: "It gets new partitions again." },
+  evict: { of: "client", label: "Evict", means: "Its sessions are revoked, also where it hangs. No heartbeat renews them, guards refuse them at once, and others take over within its TTL. Its process ends; one that starts later is let in. This cannot be taken back." },
+  pause: { of: "lease", label: "Pause", back: "resume", lasts: true, means: "Nobody shall own it: the work on its partitions ends, and then they have no owner." },
+  resume: { of: "lease", label: "Resume", means: "Its partitions get owners again." },
+  freeze: { of: "lease", label: "Freeze", back: "unfreeze", lasts: true, means: "Its partitions stay where they are, but for those whose owner dies, leaves or is drained. Who joins gets nothing else." },
+  unfreeze: { of: "lease", label: "Unfreeze", means: "Its shares become even again." },
+  pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
+  unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
+};
+
+// What each field of a verb is made of. The value of a field is that of the change.
+const fields = {
+  partition(lease, chosen) {
+    const e = make("input");
+    Object.assign(e, { type: "number", min: "0", max: String(lease.partitions - 1), step: "1", required: true, value: String(Math.max(0, chosen ?? 0)) });
+    return ["Partition", e, () => e.valueAsNumber];
+  },
+  client(lease) {
+    const e = make("select");
+    for (const id of new Set(lease.members.map(m => m.client))) {
+      const option = make("option", "", plain(id));
+      option.value = id;
+      e.append(option);
+    }
+    return ["Client", e, () => e.value];
+  },
+};
+
+const steer = {
+  turn: 0, // rises each time that the dialog opens
+  of: null, // what is steered: kind, subject, and of a lease the partition that is chosen
+  values: {}, // what the fields of the verb say
+  previewed: null, // the change that was previewed, with its binding; null: what is shown is none
+  busy: null, // cancels the preview under way
+  doing: false, // a change is under way
+  opener: null,
+};
+
+// post returns the answer's content, and its kind: ok, or why there is none.
+async function post(path, content, signal) {
+  try {
+    const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content), redirect: "manual", cache: "no-store", signal });
+    const isJSON = (answer.headers.get("Content-Type") || "").startsWith("application/json"), told = isJSON ? await answer.json() : null;
+    if (answer.ok && isJSON) return { kind: "ok", told };
+    if (isJSON) return { kind: told.kind, text: told.text };
+    return answer.status >= 500 ? { kind: "unknown", text: "The dashboard does not answer." } : { kind: "denied", text: "You may not do this any more. Sign in again, and reload this page." };
+  } catch (error) {
+    return error.name === "AbortError" ? { kind: "stopped" } : { kind: "unknown", text: "The dashboard does not answer." };
+  }
+}
+
+const standing = (verb, of) => state.wishes.some(w => w.verb === verb && (of.kind === "client" ? w.client === of.subject && w.partition === undefined : w.lease === of.subject));
+
+// openSteer opens the dialog. With a verb it begins with that one.
+function openSteer(of, opener, verb) {
+  Object.assign(steer, { turn: steer.turn + 1, of, opener, doing: false });
+  $("steer-title").replaceChildren(of.kind === "client" ? "Steer client " : "Steer lease ", name(of.subject));
+  const taken = new Set(Object.values(verbs).map(v => v.back)); // and so they need a wish that stands
+  const offered = Object.keys(verbs).filter(v => verbs[v].of === of.kind && (!taken.has(v) || v === verb || Object.keys(verbs).some(w => verbs[w].back === v && standing(w, of))));
+  $("steer-verbs").replaceChildren(...offered.map(v => {
+    const e = make("input");
+    Object.assign(e, { type: "radio", name: "verb", value: v, required: true, checked: v === verb });
+    return make("label", "check", e, " " + verbs[v].label);
+  }));
+  $("steer-reason").value = "";
+  $("steer-lasts").value = "";
+  choose();
+  $("steer").showModal();
+  ($("steer-verbs").querySelector("input:checked") || $("steer-verbs").querySelector("input")).focus();
+}
+
+const chosenVerb = () => $("steer-verbs").querySelector("input:checked")?.value || "";
+
+// choose shows what belongs to the verb.
+function choose() {
+  const verb = chosenVerb(), v = verbs[verb], lease = state.leases.find(l => l.name === steer.of.subject);
+  setText($("steer-means"), v ? v.means : "Choose what is wanted. Nothing is changed before you confirm it.");
+  steer.values = {};
+  $("steer-fields").replaceChildren(...(lease && v?.fields || []).map(f => {
+    const [label, e, value] = fields[f](lease, steer.of.partition);
+    steer.values[f] = value;
+    return make("label", "", label + " ", e);
+  }));
+  $("steer-stands").hidden = !v?.lasts;
+  $("steer-force").checked = false;
+  $("steer-last").hidden = true;
+  setText($("steer-go"), v ? v.label : "Confirm");
+  $("steer-go").classList.toggle("danger", verb === "evict");
+  ask();
+}
+
+const failed = text => setText($("steer-failure"), text);
+
+// wantedNow is the change that the dialog says.
+function wantedNow() {
+  const verb = chosenVerb(), change = { verb, subject: steer.of.subject, force: $("steer-force").checked };
+  for (const [field, value] of Object.entries(steer.values)) change[field] = value();
+  if (verbs[verb].lasts) change.lasts = $("steer-lasts").value;
+  return change;
+}
+
+function ready(previewed) {
+  steer.previewed = previewed;
+  $("steer-go").disabled = !previewed || steer.doing;
+}
+
+// ask previews what the dialog says.
+async function ask() {
+  steer.busy?.abort();
+  ready(null);
+  failed("");
+  if (!chosenVerb() || $("steer-fields").querySelector(":invalid")) {
+    $("steer-preview").replaceChildren();
+    return;
+  }
+  const busy = steer.busy = new AbortController(), change = wantedNow();
+  $("steer-preview").replaceChildren(make("p", "note", "Looking what would move."));
+  const answer = await post("preview", change, busy.signal);
+  if (busy !== steer.busy || answer.kind === "stopped") return; // another came after it
+  if (answer.kind === "ok") {
+    showPreview(answer.told);
+    ready({ ...change, binding: answer.told.binding });
+    return;
+  }
+  $("steer-preview").replaceChildren();
+  $("steer-last").hidden = answer.kind !== "last";
+  failed((answer.kind === "last" ? "It is the last that works on a lease: the partitions would have no owner. " : "This cannot be previewed. ") + plain(answer.text));
+}
+
+const mostMoves = 50;
+
+function showPreview(told) {
+  const total = told.moves.reduce((n, m) => n + sizeOf(m.partitions), 0), lost = told.moves.filter(m => m.to === "").reduce((n, m) => n + sizeOf(m.partitions), 0);
+  const askedOf = new Set(told.moves.filter(m => m.how === "asked").map(m => m.from));
+  const words = [total === 0 ? "No partition would move." : many(total, "partition") + " would move."];
+  if (askedOf.size > 0) words.push(many(askedOf.size, "owner is", "owners are") + " asked to hand over, which they do when their work has ended.");
+  const lines = told.moves.slice(0, mostMoves).map(m => make("li", "", name(m.lease), " ", many(sizeOf(m.partitions), "partition"), " ", make("span", "sub", rangesText(m.partitions)),
+    m.from ? " from " : " from nobody", m.from ? who(m.from) : "", " to ", m.to ? who(m.to) : make("span", "warn-text", "nobody"), ", ", m.how));
+  $("steer-preview").replaceChildren(make("p", "", words.join(" ")), ...(lost ? [make("p", "warn-text", many(lost, "partition") + " would have no owner.")] : []),
+    ...(lines.length ? [make("ul", "", ...lines)] : []), ...(told.moves.length > mostMoves ? [make("p", "note", many(told.moves.length - mostMoves, "more line") + " not shown.")] : []));
+}
+
+// tellAll says what came of it, to who sees and who hears, also when the dialog has gone.
+function tellAll(text, kind) {
+  setText($("told"), clock(Date.now()) + ": " + text);
+  $("told").dataset.kind = kind;
+}
+
+async function execute() {
+  if (!steer.previewed || steer.doing) return;
+  const turn = steer.turn, v = verbs[steer.previewed.verb], what = v.label + " of " + plain(steer.of.subject);
+  steer.doing = true;
+  $("steer-go").disabled = true;
+  failed("");
+  const answer = await post("apply", { ...steer.previewed, reason: $("steer-reason").value });
+  const open = steer.turn === turn && $("steer").open;
+  if (open) steer.doing = false;
+  if (answer.kind === "ok") {
+    if (open) $("steer").close(); // what is behind it is not heard
+    tellAll(what + " is written down. The clients do it within a heartbeat, and when the work on what moves has ended.", "good");
+    return;
+  }
+  const text = answer.kind === "changed" ? "Nothing was done: since the preview something has changed. " + plain(answer.text) :
+    answer.kind === "unknown" ? "It is not known whether this was done: see what operators want, and the events. " + plain(answer.text) :
+    "Nothing was done. " + plain(answer.text);
+  if (!open) {
+    tellAll(what + ": " + text, "bad");
+    return;
+  }
+  // What was previewed is over in any case.
+  failed(text);
+  ready(null);
+  if (answer.kind === "denied") return;
+  const again = make("button", "act", "Preview again");
+  again.type = "button";
+  again.addEventListener("click", () => {
+    ask();
+    $("steer-verbs").querySelector("input:checked").focus();
+  });
+  $("steer-preview").replaceChildren(again);
+  again.focus();
+}
+
+function steerButton(of, verb) {
+  const label = verb ? verbs[verb].label : "Steer";
+  const e = make("button", "act", label);
+  e.type = "button";
+  e.setAttribute("aria-label", label + " " + plain(of.subject) + (verb && of.partition >= 0 ? ", partition " + of.partition : ""));
+  e.setAttribute("aria-haspopup", "dialog");
+  e.addEventListener("click", () => openSteer(of.card ? { ...of, partition: of.card.cursor } : of, e, verb));
+  return e;
+}
+
+$("steer-verbs").addEventListener("change", choose);
+for (const id of ["steer-fields", "steer-lasts", "steer-force"]) $(id).addEventListener("change", ask);
+$("steer-cancel").addEventListener("click", () => $("steer").close());
+$("steer-form").addEventListener("submit", event => {
+  event.preventDefault();
+  execute();
+});
+$("steer").addEventListener("close", () => {
+  steer.busy?.abort();
+  const back = steer.opener?.isConnected ? steer.opener : $("leases");
+  back.focus();
+});

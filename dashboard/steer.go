@@ -1,0 +1,207 @@
+package dashboard
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// What a page asks for besides the stream. One look and one change at a time go to the database, whoever asks: so many ask it no more than one.
+
+// maxBody is the longest text of a POST, in bytes. Names have 255 at most.
+const maxBody = 16 << 10
+
+// A question is answered with what is sent as JSON.
+type question func(h *handler, r *http.Request, actor string) (any, error)
+
+// looks are questions by GET, steers those by POST, of who may steer.
+var (
+	looks  = map[string]question{"explain": (*handler).explain, "events": (*handler).events}
+	steers = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply}
+)
+
+// wanted is a change as the page sends it.
+type wanted struct {
+	Verb      admin.Verb `json:"verb"`
+	Subject   string     `json:"subject"`
+	Partition int        `json:"partition"`
+	Client    string     `json:"client"`
+	Reason    string     `json:"reason"`
+	Lasts     string     `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
+	Force     bool       `json:"force"`
+	Binding   string     `json:"binding"`
+}
+
+// A refusal is an answer that is none.
+type refusal struct {
+	status int
+	Kind   string `json:"kind"` // what the page goes on with: denied, bad, changed, last, unknown, failed
+	Text   string `json:"text"`
+}
+
+func (r *refusal) Error() string { return r.Text }
+
+func bad(format string, args ...any) error {
+	return &refusal{http.StatusBadRequest, "bad", fmt.Sprintf(format, args...)}
+}
+
+// steer answers a question that only those may ask who steer.
+func (h *handler) steer(w http.ResponseWriter, r *http.Request, access Access, actor string, ask question) {
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // what is none is empty
+	switch {
+	case r.Method != http.MethodPost:
+		w.Header().Set("Allow", "POST")
+		http.Error(w, "This changes something: it takes POST.", http.StatusMethodNotAllowed)
+	case access != Steering:
+		reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
+	case kind != "application/json": // which no form of another site can send
+		reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})
+	default:
+		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
+		h.answer(w, r, actor, ask, h.steering)
+	}
+}
+
+// answer answers a question when those before it are. The turn has room for one.
+func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, ask question, turn chan struct{}) {
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-r.Context().Done():
+		return
+	}
+	content, err := ask(h, r, actor)
+	reply(w, content, err)
+}
+
+func reply(w http.ResponseWriter, content any, err error) {
+	status := http.StatusOK
+	if err != nil {
+		var is *refusal
+		if !errors.As(err, &is) {
+			is = &refusal{http.StatusBadGateway, "failed", err.Error()}
+		}
+		status, content = is.status, is
+	}
+	encoded, err := json.Marshal(content)
+	if err != nil {
+		panic(err) // a type that cannot be
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(encoded) // the browser has gone
+}
+
+// read reads the one JSON value of a POST.
+func read(r *http.Request, into any) error {
+	d := json.NewDecoder(r.Body)
+	d.DisallowUnknownFields()
+	err := d.Decode(into)
+	if err == nil {
+		if _, err = d.Token(); err == io.EOF {
+			return nil
+		}
+		err = errors.New("more than one value")
+	}
+	var long *http.MaxBytesError
+	if errors.As(err, &long) {
+		return &refusal{http.StatusRequestEntityTooLarge, "bad", fmt.Sprintf("The request is longer than %d bytes.", long.Limit)}
+	}
+	return bad("The request is not what this page sends: %v.", err)
+}
+
+// change is what a request wants.
+func change(r *http.Request, actor string) (c admin.Change, err error) {
+	var w wanted
+	if err := read(r, &w); err != nil {
+		return c, err
+	}
+	c = admin.Change{Verb: w.Verb, Subject: w.Subject, Partition: w.Partition, Client: w.Client, Reason: strings.TrimSpace(w.Reason), Actor: actor, Force: w.Force, Binding: w.Binding}
+	if w.Lasts != "" {
+		lasts, err := time.ParseDuration(w.Lasts)
+		if err != nil || lasts <= 0 {
+			return c, bad("It cannot stand for %q: give a duration, as 2h.", w.Lasts)
+		}
+		c.Until = time.Now().Add(lasts)
+	}
+	return c, nil
+}
+
+// preview tells what would move.
+func (h *handler) preview(r *http.Request, actor string) (any, error) {
+	c, err := change(r, actor)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	defer cancel()
+	p, err := h.hub.admin.Preview(ctx, c)
+	return p, told(err)
+}
+
+// apply does what was previewed. It goes on where the browser has gone: else nobody would know what came of it.
+func (h *handler) apply(r *http.Request, actor string) (any, error) {
+	c, err := change(r, actor)
+	switch {
+	case err != nil:
+		return nil, err
+	case c.Reason == "":
+		return nil, bad("Say why, for whoever wonders later.")
+	case c.Binding == "":
+		return nil, bad("Preview it first: what is done is what was previewed.")
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.hub.answers)
+	defer cancel()
+	return struct{}{}, told(h.hub.admin.Apply(ctx, c))
+}
+
+// told has the page know which error it is.
+func told(err error) error {
+	switch {
+	case errors.Is(err, admin.ErrChanged):
+		return &refusal{http.StatusConflict, "changed", err.Error()}
+	case errors.Is(err, admin.ErrLast):
+		return &refusal{http.StatusConflict, "last", err.Error()}
+	case errors.Is(err, admin.ErrUnknown):
+		return &refusal{http.StatusBadGateway, "unknown", err.Error()}
+	}
+	return err
+}
+
+// explain tells why a partition is where it is.
+func (h *handler) explain(r *http.Request, _ string) (any, error) {
+	query := r.URL.Query()
+	partition, err := strconv.Atoi(query.Get("partition"))
+	if err != nil {
+		return nil, bad("Partition %q is no number.", query.Get("partition"))
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	defer cancel()
+	e, err := h.hub.admin.Explain(ctx, query.Get("lease"), partition)
+	if errors.Is(err, admin.ErrNoSuchPartition) {
+		return nil, &refusal{http.StatusNotFound, "bad", err.Error()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		Reasons []string `json:"reasons"`
+	}{e.Reasons}, nil
+}
+
+// events tells more of the latest ones than the stream does.
+func (h *handler) events(r *http.Request, _ string) (any, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	defer cancel()
+	return h.hub.readEvents(ctx, r.URL.Query().Get("lease"), mostEvents), nil
+}

@@ -1,0 +1,216 @@
+package dashboard_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/dashboard"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// as returns an Authorize that gives everybody that access.
+func as(access dashboard.Access, actor string) func(*http.Request) (dashboard.Access, string) {
+	return func(*http.Request) (dashboard.Access, string) { return access, actor }
+}
+
+// answer is what a POST is answered.
+type answer struct {
+	status     int
+	Kind, Text string
+	Binding    string
+	Moves      []admin.Moving
+}
+
+func post(t *testing.T, h http.Handler, path, body string, headers ...string) answer {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+	r.Header.Set("Content-Type", "application/json")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	a := answer{status: w.Code}
+	if strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") {
+		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil {
+			t.Fatalf("%s: %v", w.Body, err)
+		}
+	} else {
+		a.Text = w.Body.String()
+	}
+	return a
+}
+
+// Who only looks has no buttons, and is refused whatever it sends.
+func TestWhoOnlyLooksChangesNothing(t *testing.T) {
+	t.Parallel()
+	viewer, operator := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.ReadOnly, "vic")}), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	for _, path := range []string{"/preview", "/apply"} {
+		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why","binding":"x"}`); a.status != 403 || a.Kind != "denied" {
+			t.Errorf("%s: %+v", path, a)
+		}
+	}
+	for name, h := range map[string]http.Handler{"without Authorize": newHandler(t, idle(t), dashboard.Options{}), "an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Steering+1, "")})} {
+		if a := post(t, h, "/apply", `{}`); a.status != 403 {
+			t.Errorf("%s: %+v", name, a)
+		}
+	}
+	page, other := do(t, viewer, "GET", "/").Body.String(), do(t, operator, "GET", "/").Body.String()
+	for _, what := range []string{"<dialog", "steer.js"} {
+		if strings.Contains(page, what) || !strings.Contains(other, what) {
+			t.Errorf("%s: a viewer has it: %v, an operator: %v", what, strings.Contains(page, what), strings.Contains(other, what))
+		}
+	}
+	if !strings.Contains(page, "read-only") || strings.Contains(other, "read-only") {
+		t.Error("the page does not say who may steer")
+	}
+}
+
+func TestWhatIsNoChangeIsRefused(t *testing.T) {
+	t.Parallel()
+	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	for _, test := range []struct {
+		path, body string
+		headers    []string
+		status     int
+		text       string
+	}{
+		{"/apply", `{`, nil, 400, "not what this page sends"},
+		{"/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
+		{"/apply", `{} {}`, nil, 400, "more than one value"},
+		{"/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
+		{"/apply", `{"verb":"drain","subject":"a","binding":"0123456789abcdef-1:1:","reason":" \n"}`, nil, 400, "Say why"},
+		{"/apply", `{"verb":"drain","subject":"a","reason":"why"}`, nil, 400, "Preview it first"},
+		{"/apply", `{"verb":"drain","subject":"a","reason":"why","binding":"none"}`, nil, 502, `binding "none" is none`},
+		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `It cannot stand for "soon"`},
+		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `It cannot stand for "-2h"`},
+		{"/preview", `{"verb":"drop","subject":"a"}`, nil, 502, `verb "drop" is none of`},
+		{"/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
+		{"/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
+		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "cross-origin"},
+		{"/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "cross-origin"},
+		{"/apply", `{}`, []string{"Origin", "https://evil.example"}, 403, "cross-origin"},
+	} {
+		if a := post(t, h, test.path, test.body, test.headers...); a.status != test.status || !strings.Contains(a.Text, test.text) {
+			t.Errorf("%s %.60s %v: %+v, want %d %q", test.path, test.body, test.headers, a, test.status, test.text)
+		}
+	}
+	for _, path := range []string{"/preview", "/apply"} {
+		if w := do(t, h, "GET", path); w.Code != 405 || w.Header().Get("Allow") != "POST" {
+			t.Errorf("GET %s: %d", path, w.Code)
+		}
+	}
+	if w := do(t, h, "GET", "/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is no number") {
+		t.Errorf("explain: %d %s", w.Code, w.Body)
+	}
+}
+
+// quoted is a JSON text with what is replaced.
+func quoted(body string, binding string) string { return strings.ReplaceAll(body, "BINDING", binding) }
+
+func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url, nil)
+	join(t, newClient(t, pool, "one"), "orders", 8)
+	join(t, newClient(t, pool, "two"), "orders", 8)
+	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url), nil), admin.WithInterval(100*time.Millisecond))
+	var may atomic.Int32
+	may.Store(int32(dashboard.Steering))
+	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
+	calm := func(owned ...int) *admin.Snapshot {
+		t.Helper()
+		for s, err := range a.Watch(t.Context()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m := s.Lease("orders").Members; len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero() {
+				return s
+			}
+		}
+		t.Fatal("the test has ended")
+		return nil
+	}
+	calm(4, 4)
+	p := post(t, h, "/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
+	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].How != admin.Asked {
+		t.Fatalf("preview: %+v", p)
+	}
+	apply := quoted(`{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk","binding":"BINDING"}`, p.Binding)
+	may.Store(int32(dashboard.ReadOnly)) // between the preview and this
+	if got := post(t, h, "/apply", apply); got.status != 403 {
+		t.Errorf("of who may not any more: %+v", got)
+	}
+	may.Store(int32(dashboard.Denied))
+	if got := post(t, h, "/apply", apply); got.status != 403 {
+		t.Errorf("of who is denied: %+v", got)
+	}
+	may.Store(int32(dashboard.Steering))
+	if s := calm(4, 4); len(s.Wishes) != 0 {
+		t.Fatalf("wishes of who may not: %+v", s.Wishes)
+	}
+	if got := post(t, h, "/apply", apply); got.status != 200 {
+		t.Fatalf("apply: %+v", got)
+	}
+	s := calm(0, 8)
+	if len(s.Wishes) != 1 || !strings.HasPrefix(s.Wishes[0].Actor, "ann (") || s.Wishes[0].Reason != "its <b>disk" || s.Wishes[0].Until.Sub(s.At) < time.Hour {
+		t.Errorf("wishes %+v", s.Wishes)
+	}
+	if got := post(t, h, "/apply", apply); got.status != 409 || got.Kind != "changed" || !strings.Contains(got.Text, "drain of") {
+		t.Errorf("what was previewed before it was done: %+v", got)
+	}
+	if got := post(t, h, "/preview", `{"verb":"drain","subject":"two"}`); got.status != 409 || got.Kind != "last" {
+		t.Errorf("of the last: %+v", got)
+	}
+	if got := post(t, h, "/preview", `{"verb":"drain","subject":"two","force":true}`); got.status != 200 || len(got.Moves) != 1 || got.Moves[0].To != "" {
+		t.Errorf("of the last, forced: %+v", got)
+	}
+	if w := do(t, h, "GET", "/explain?lease=orders&partition=0"); w.Code != 200 || !strings.Contains(w.Body.String(), `It is owned by \"two\"`) {
+		t.Errorf("explain: %d %s", w.Code, w.Body)
+	}
+	if w := do(t, h, "GET", "/explain?lease=orders&partition=8"); w.Code != 404 || !strings.Contains(w.Body.String(), "no such partition") {
+		t.Errorf("explain: %d %s", w.Code, w.Body)
+	}
+	if w := do(t, h, "GET", "/events?lease=orders"); w.Code != 200 || !strings.Contains(w.Body.String(), `"cause":"handed over"`) || strings.Contains(w.Body.String(), `"cause":"drain"`) {
+		t.Errorf("events of a lease: %d %s", w.Code, w.Body)
+	}
+}
+
+// The commit may have come, or not: so that is told, and not that nothing was done.
+func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
+	c := new(cable)
+	h := newHandler(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url), c)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	const body = `{"verb":"freeze","subject":"orders","reason":"why","binding":"BINDING"}`
+	p := post(t, h, "/preview", `{"verb":"freeze","subject":"orders"}`)
+	c.hang.Store("commit\x00") // and not that of READ COMMITTED
+	answered := make(chan answer)
+	go func() { answered <- post(t, h, "/apply", quoted(body, p.Binding)) }()
+	hangs := time.NewTicker(10 * time.Millisecond)
+	defer hangs.Stop()
+	for !c.hangs.Load() {
+		select {
+		case <-hangs.C:
+		case got := <-answered:
+			t.Fatalf("before the commit: %+v", got)
+		}
+	}
+	c.set(true)
+	if got := <-answered; got.status != 502 || got.Kind != "unknown" || !strings.Contains(got.Text, "it is not known whether that was done") {
+		t.Errorf("at the commit: %+v", got)
+	}
+	if got := post(t, h, "/apply", quoted(body, p.Binding)); got.status != 502 || got.Kind != "failed" {
+		t.Errorf("before it: %+v", got)
+	}
+	if got := post(t, h, "/preview", `{"verb":"unfreeze","subject":"orders"}`); got.status != 502 || got.Kind != "failed" {
+		t.Errorf("of a preview: %+v", got)
+	}
+}

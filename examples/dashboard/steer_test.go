@@ -1,0 +1,369 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// operators is a pool whose role may steer.
+func operators(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	return newPool(t, pgtest.OwnerURL(url), nil)
+}
+
+// open opens the dialog by the button that has a label, for who hears it, and chooses a verb; empty: the one that it begins with.
+func (x tab) open(label, verb string) {
+	x.Helper()
+	button := fmt.Sprintf(`[...document.querySelectorAll("button")].find(e => e.getAttribute("aria-label") === %q)`, label)
+	x.until(button + ` !== undefined`)
+	eval[bool](x, button+`.click() || true`)
+	x.until(`document.querySelector("#steer").open`)
+	if verb != "" {
+		eval[bool](x, fmt.Sprintf(`document.querySelector("#steer-verbs input[value=%s]").click() || true`, verb))
+	}
+}
+
+// set sets a field of the dialog by its label, as one does who types.
+func (x tab) set(label, value string) {
+	x.Helper()
+	if !eval[bool](x, fmt.Sprintf(`(() => {
+		const e = [...document.querySelectorAll("#steer label")].find(e => e.textContent.startsWith(%q))?.querySelector("input, select");
+		if (!e) return false;
+		e.value = %q;
+		return e.dispatchEvent(new Event("change", {bubbles: true})) && e.value === %q;
+	})()`, label, value, value)) {
+		x.Fatalf("there is no field %q that takes %q", label, value)
+	}
+}
+
+const (
+	previewed = `!document.querySelector("#steer-go").disabled`
+	isClosed  = `!document.querySelector("#steer").open`
+	failure   = `document.querySelector("#steer-failure").textContent`
+	toldText  = `document.querySelector("#told").textContent`
+)
+
+// confirm gives a reason and confirms, and does so again where something has changed since the preview.
+func (x tab) confirm(reason string) {
+	x.Helper()
+	eval[bool](x, fmt.Sprintf(`(document.querySelector("#steer-reason").value = %q) !== ""`, reason))
+	for {
+		x.until(previewed + ` || ` + failure + ` !== ""`)
+		if text := eval[string](x, failure); strings.Contains(text, "since the preview something has changed") {
+			eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
+			continue
+		} else if text != "" {
+			x.Fatalf("%s: %s", reason, text)
+		}
+		eval[bool](x, `document.querySelector("#steer-go").click() || true`)
+		x.until(isClosed + ` || ` + failure + ` !== ""`)
+		if eval[bool](x, isClosed) {
+			x.until(toldText + `.includes("is written down")`)
+			return
+		}
+	}
+}
+
+func owns(id, is string) string {
+	return fmt.Sprintf(`[...document.querySelectorAll(".lease tbody tr")].some(e => e.querySelector(".name").textContent === %q && Number(e.children[1].textContent) %s)`, id, is)
+}
+
+// Each verb keeps its promise when it is given on the page, while a process is killed and comes back all the time, and no two ever work on a partition.
+func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
+	t.Parallel()
+	databaseURL, _ := database(t)
+	book := ledger(t.TempDir())
+	for _, id := range []string{"ann", "bob", "eve"} {
+		startWorker(t, id, "orders", databaseURL, book)
+	}
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, operators(t, databaseURL)))
+	x.until(owns("ann", "> 0") + " && " + owns("bob", "> 0") + " && " + owns("eve", "> 0"))
+	kill := startWorker(t, "victim", "orders", databaseURL, book)
+	x.until(owns("victim", "> 0"))
+	attack := func() {
+		kill()
+		kill = startWorker(t, "victim", "orders", databaseURL, book)
+	}
+
+	x.open("Steer ann", "drain")
+	x.until(`/^\d+ partitions? would move\. 1 owner is asked to hand over/.test(document.querySelector("#steer-preview").textContent)`)
+	x.confirm("her host goes")
+	attack()
+	x.until(owns("ann", "=== 0") + ` && ` + rows("#wish-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
+	x.open("Undrain ann", "")
+	x.confirm("it stays")
+	x.until(owns("ann", "> 0"))
+
+	x.open("Steer orders", "pin")
+	x.set("Partition", "5")
+	x.set("Client", "bob")
+	x.set("It stands", "2h")
+	x.confirm("its data is near")
+	x.until(ownerOf("orders", 5) + ` === "Partition 5: bob"`)
+	x.open("Steer orders", "freeze")
+	x.confirm("nothing moves now")
+	attack()
+	x.until(owns("victim", "=== 0"))
+	x.open("Unpin orders, partition 5", "")
+	x.confirm("it is over")
+	x.open("Unfreeze orders", "")
+	x.confirm("go on")
+	x.until(owns("victim", "> 0"))
+
+	x.open("Steer orders", "pause")
+	x.until(`document.querySelector("#steer-preview").textContent.includes("64 partitions would have no owner.")`)
+	x.confirm("maintenance")
+	x.until(owns("ann", "=== 0") + " && " + owns("bob", "=== 0") + " && " + owns("eve", "=== 0") + " && " + owns("victim", "=== 0"))
+	attack()
+	x.open("Resume orders", "")
+	x.confirm("done")
+	x.open("Steer bob", "cordon")
+	x.confirm("strange noises")
+	x.open("Uncordon bob", "")
+	x.confirm("it was the fan")
+
+	x.open("Steer eve", "evict")
+	x.confirm("it hangs")
+	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict from .*eve by operator \(.*\): it hangs$/.test(text)) && document.querySelectorAll("#client-rows tr").length === 3`)
+	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
+	begun, overlaps := book.read(t)
+	if overlaps != "" || begun < 2*64 {
+		t.Errorf("of %d times that work was begun, these were beside another's: %s", begun, overlaps)
+	}
+}
+
+// What is confirmed is what was shown, or nothing is done, and it is told what came in between: here from another tab, another end of the session, and the database.
+func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	for _, id := range []string{"one", "two"} {
+		join(t, openClient(t, pool, id), "orders", 8)
+	}
+	login, c := newLogin("secret", "look"), new(cable)
+	server := httptest.NewServer(must(pages(newPool(t, pgtest.OwnerURL(databaseURL), c.dial), login)))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	a, err := admin.New(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wishes := func(want int) {
+		t.Helper()
+		if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != want {
+			t.Errorf("wishes %+v, %v; want %d", s.Wishes, err, want)
+		}
+	}
+	x, other := newTab(t, 1280, 900), newTab(t, 1280, 900)
+	for _, y := range []tab{x, other} {
+		y.signIn(server.URL)
+		y.until(owns("one", "=== 4") + " && " + owns("two", "=== 4"))
+	}
+	x.open("Steer one", "drain")
+	x.until(previewed)
+	other.open("Steer orders", "freeze")
+	other.confirm("not now")
+	x.run(chromedp.SendKeys("#steer-reason", "a disk\r", chromedp.ByQuery))
+	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("freeze of")`)
+	wishes(1)
+	x.until(`document.activeElement.textContent === "Preview again" && document.querySelector("#steer-go").disabled`)
+	x.press(kb.Enter)
+	x.confirm("a disk")
+	other.until(owns("one", "=== 0"))
+
+	x.open("Steer two", "drain")
+	x.until(failure + `.startsWith("It is the last that works on a lease") && document.querySelector("#steer-go").disabled`)
+	eval[bool](x, `document.querySelector("#steer-force").click() || true`)
+	x.until(previewed + ` && document.querySelector("#steer-preview").textContent.includes("8 partitions would have no owner.")`)
+	c.set(true) // in the middle of it
+	x.run(chromedp.SendKeys("#steer-reason", "a fire\r", chromedp.ByQuery))
+	x.until(failure + `.startsWith("Nothing was done.")`)
+	c.set(false)
+	wishes(2)
+	eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
+	x.until(previewed)
+	// Between the preview and this the operator has become somebody who only looks, and then nobody.
+	login.mu.Lock()
+	for secret, signed := range login.sessions {
+		signed.user = "viewer"
+		login.sessions[secret] = signed
+	}
+	login.mu.Unlock()
+	eval[bool](x, `document.querySelector("#steer-go").click() || true`)
+	x.until(failure + ` === "Nothing was done. You may look, and change nothing."`)
+	login.mu.Lock()
+	clear(login.sessions)
+	login.mu.Unlock()
+	eval[bool](x, `document.querySelector("#steer-verbs input[value=cordon]").click() || true`)
+	x.until(failure + `.includes("You may not do this any more.")`)
+	wishes(2)
+}
+
+// A viewer has no buttons, a request of its page's own is refused, and without JavaScript the page says what to do.
+func TestAViewerCannotSteer(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	url := serve(t, operators(t, databaseURL))
+	x := newTab(t, 1280, 900)
+	x.signInWith(url, "look")
+	x.until(owns("one", "=== 8"))
+	if got := eval[[]string](x, `[...document.querySelectorAll("button, dialog, script")].filter(e => e.matches("dialog, [aria-haspopup], [src='steer.js']")).map(e => e.outerHTML)`); len(got) > 0 {
+		t.Errorf("a viewer is given %q", got)
+	}
+	var status int
+	x.run(chromedp.Evaluate(`fetch("apply", {method: "POST", headers: {"Content-Type": "application/json"}, body: "{}"}).then(a => a.status)`, &status, chromedp.EvalAsValue, awaited))
+	if status != http.StatusForbidden {
+		t.Errorf("a viewer's request: %d", status)
+	}
+	x.run(emulation.SetScriptExecutionDisabled(true), chromedp.Reload())
+	var text string
+	x.run(chromedp.Text("body", &text, chromedp.ByQuery))
+	if !strings.Contains(text, "This page needs JavaScript") {
+		t.Errorf("without JavaScript it says %q", text)
+	}
+}
+
+// A page of another origin has a browser send no verb, though it has the operator's cookie.
+func TestAnotherSiteCannotSteer(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	handler := must(pages(operators(t, databaseURL), newLogin("secret", "look")))
+	var mu sync.Mutex // guards what follows
+	answers := make(map[string]int)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		told := &watched{ResponseWriter: w}
+		handler.ServeHTTP(told, r)
+		if r.Method != http.MethodGet && r.Header.Get("Origin") != "" && !strings.HasSuffix(r.URL.Path, "/login") {
+			mu.Lock()
+			answers[r.Method+" "+r.Header.Get("Content-Type")] = told.status
+			mu.Unlock()
+		}
+	}))
+	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprintf(w, `<form method=post enctype=text/plain action="%s/ops/leases/apply"><input name='{"verb":"freeze","subject":"orders","reason":"' value='"}'></form>`, server.URL)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+		evil.Close()
+	})
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	x.run(chromedp.Navigate(evil.URL))
+	for _, kind := range []string{"application/json", "text/plain"} {
+		var sent string
+		x.run(chromedp.Evaluate(fmt.Sprintf(`fetch("%s/ops/leases/apply", {method: "POST", credentials: "include", mode: %q === "text/plain" ? "no-cors" : "cors", headers: {"Content-Type": %q}, body: "{}"}).then(a => a.type, e => "refused")`,
+			server.URL, kind, kind), &sent, chromedp.EvalAsValue, awaited))
+		if sent != "refused" && sent != "opaque" {
+			t.Errorf("%s: the other site reads %q", kind, sent)
+		}
+	}
+	x.run(chromedp.Evaluate(`document.forms[0].submit()`, nil))
+	x.until(`document.body.textContent.includes("cross-origin")`)
+	mu.Lock()
+	defer mu.Unlock()
+	if len(answers) != 2 {
+		t.Errorf("answers %v", answers)
+	}
+	for request, status := range answers {
+		if status != http.StatusForbidden {
+			t.Errorf("%s: %d", request, status)
+		}
+	}
+}
+
+// watched knows the status of an answer.
+type watched struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w *watched) WriteHeader(status int) {
+	w.status = status
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// The dialog is led by the keyboard, told to who hears, and read on a phone.
+func TestTheDialogIsForAll(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	for _, id := range []string{"one", "two"} {
+		join(t, openClient(t, pool, id), "orders", 40)
+	}
+	x := newTab(t, 390, 800)
+	x.signIn(serve(t, operators(t, databaseURL)))
+	x.until(owns("one", "=== 20") + " && " + owns("two", "=== 20"))
+	x.run(chromedp.Focus(`button[aria-label="Steer one"]`, chromedp.ByQuery))
+	x.press(kb.Enter)
+	x.until(`document.activeElement.matches("#steer-verbs input[value=drain]") && document.querySelector("#steer-go").disabled`)
+	x.press(kb.Escape)
+	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Steer one"`)
+	x.press(kb.Enter, " ")
+	x.until(previewed)
+	x.press(kb.Enter) // without a reason
+	x.until(`document.activeElement.id === "steer-reason" && document.querySelector("#steer").open`)
+	if got := eval[[]string](x, `[...document.querySelectorAll("#steer input, #steer select, #steer button, #steer fieldset")].filter(e =>
+		!(e.labels?.length || e.matches("button") && e.textContent || e.matches("fieldset") && e.querySelector("legend")?.textContent)).map(e => e.outerHTML)`); len(got) > 0 {
+		t.Errorf("without a name for who hears: %q", got)
+	}
+	if !eval[bool](x, `document.querySelector("#steer-preview").getAttribute("role") === "status" && document.querySelector("#steer-failure").getAttribute("role") === "alert" &&
+		document.querySelector("#told").getAttribute("role") === "status" && document.querySelector("#steer").matches(":modal") && document.getElementById(document.querySelector("#steer").getAttribute("aria-labelledby")).textContent === "Steer client one"`) {
+		t.Error("the dialog does not say what it is, or what comes of it")
+	}
+	for _, scheme := range []string{"light", "dark"} {
+		x.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
+		x.until(fmt.Sprintf(`matchMedia("(prefers-color-scheme: %s)").matches`, scheme))
+		if found := eval[[]string](x, contrasts); len(found) > 0 {
+			t.Errorf("%s: too little contrast: %q", scheme, found)
+		}
+		noScroll(x)
+	}
+	x.run(chromedp.SendKeys("#steer-reason", "a disk\r", chromedp.ByQuery))
+	x.until(isClosed + ` && ` + toldText + `.includes("Drain of one is written down") && document.activeElement.getAttribute("aria-label") === "Steer one"`)
+	x.run(chromedp.Focus(`button[aria-label="Undrain one"]`, chromedp.ByQuery))
+	x.press(kb.Enter)
+	x.until(previewed)
+	x.run(chromedp.SendKeys("#steer-reason", "it stays\r", chromedp.ByQuery))
+	x.until(isClosed + ` && document.querySelectorAll("#wish-list li").length === 0`) // and the button with it
+	x.until(`document.activeElement !== document.body`)
+}
+
+func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	one, two := openClient(t, pool, "one"), openClient(t, pool, "two")
+	for _, name := range []string{"orders", "orders/old", "invoices"} {
+		join(t, one, name, 4)
+		join(t, two, name, 4)
+	}
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool))
+	x.until(rows("#event-list li") + `.filter(text => text.includes("joined")).length === 6`)
+	x.run(chromedp.SendKeys("#event-lease", "orders", chromedp.ByQuery))
+	x.until(rows("#event-list li") + `.every(text => text.includes("orders")) && /of that lease/.test(document.querySelector("#events-note").textContent)`)
+	x.run(chromedp.SendKeys("#event-client", "TWO", chromedp.ByQuery))
+	x.until(rows("#event-list li") + `.every(text => text.includes("two"))`)
+	eval[bool](x, `(() => { const e = document.querySelector("#event-cause"); e.value = "joined"; return e.dispatchEvent(new Event("input")); })()`)
+	x.until(rows("#event-list li") + `.length === 2 && ` + rows("#event-list li") + `.every(text => /joined orders.* to .*two/.test(text))`)
+	join(t, openClient(t, pool, "two more"), "orders", 4) // what comes is found too
+	x.until(rows("#event-list li") + `.length === 3`)
+}
