@@ -405,7 +405,7 @@ const draws = {
       if (w.actor) text.append(" by ", name(w.actor));
       if (w.reason) text.append(": ", name(w.reason));
       text.append(make("span", "sub", w.until ? ", until " + clock(w.until) : ", until it is taken back"));
-      if (steering && verbs[w.verb]) text.append(" ", steerButton({ kind: verbs[w.verb].of, subject: w.lease || w.client, partition: w.partition }, verbs[w.verb].back));
+      if (steering && verbs[w.verb]?.back) text.append(" ", steerButton({ kind: verbs[w.verb].of, subject: w.lease || w.client, partition: w.partition }, verbs[w.verb].back));
       return make("li", "", time, text);
     }, () => {});
   },

@@ -13,6 +13,7 @@ const verbs = {
   freeze: { of: "lease", label: "Freeze", back: "unfreeze", lasts: true, means: "Its partitions stay where they are, but for those whose owner dies, leaves or is drained. Who joins gets nothing else." },
   unfreeze: { of: "lease", label: "Unfreeze", means: "Its shares become even again." },
   pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
+  move: { of: "lease", label: "Move", fields: ["partition", "client"], means: "A partition goes to a client once, in a swap: another one comes back for it, so that nobody's share changes." },
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
 };
 
