@@ -238,7 +238,8 @@ func (d *doctor) functions(f *facts) {
 func (d *doctor) wanted(f *facts) map[string][]string {
 	wanted := make(map[string][]string)
 	add := func(files fs.ReadFileFS) {
-		text := store.Texts(files, d.options.schema)("functions")
+		read := store.Texts(files, d.options.schema)
+		text := read("schema") + read("functions")
 		for _, match := range functionPattern(d.options.schema).FindAllStringSubmatch(text, -1) {
 			wanted[match[1]] = append(wanted[match[1]], match[2])
 		}

@@ -91,6 +91,7 @@ type Entry struct {
 type entry struct {
 	ID        int64      `json:"id"`
 	Name      string     `json:"name"`
+	Kind      string     `json:"kind"`
 	Since     time.Time  `json:"since"`
 	Until     time.Time  `json:"until"`
 	Ticks     int64      `json:"ticks"`
@@ -280,7 +281,7 @@ func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
 // Pause has a schedule not run until it is resumed; nothing, where it is paused already. A run that is under way goes on. Ticks meanwhile are not missed: see
 // Resume. ErrNotFound where there is none of the name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
-	return s.edit(ctx, "pause", name, func(r *record, now time.Time) ([]fate, bool, error) {
+	return s.edit(ctx, s.ownTx(ctx), "pause", name, func(r *record, now time.Time) ([]fate, bool, error) {
 		if r.PausedAt != nil {
 			return nil, false, nil
 		}
@@ -299,7 +300,11 @@ const (
 
 // Resume has a schedule run again; nothing, where it is not paused. ErrNotFound where there is none of the name.
 func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
-	return s.edit(ctx, "resume", name, func(r *record, now time.Time) (fates []fate, write bool, err error) {
+	return s.resume(ctx, s.ownTx(ctx), name, from)
+}
+
+func (s *Scheduler) resume(ctx context.Context, in inTx, name string, from From) error {
+	return s.edit(ctx, in, "resume", name, func(r *record, now time.Time) (fates []fate, write bool, err error) {
 		if r.PausedAt == nil {
 			return nil, false, nil
 		}
@@ -321,7 +326,7 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 // Delete deletes a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares comes back with the next
 // process that starts. ErrNotFound where there is none of the name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
-	return s.edited(ctx, "delete", name, func(tx pgx.Tx, r *record, now time.Time) error {
+	return s.edited(ctx, s.ownTx(ctx), "delete", name, func(tx pgx.Tx, r *record, now time.Time) error {
 		fates, err := r.supersede(r, now)
 		if err != nil {
 			return err
@@ -331,8 +336,8 @@ func (s *Scheduler) Delete(ctx context.Context, name string) error {
 }
 
 // edit changes a schedule.
-func (s *Scheduler) edit(ctx context.Context, doing, name string, change func(r *record, now time.Time) (fates []fate, write bool, err error)) error {
-	return s.edited(ctx, doing, name, func(tx pgx.Tx, r *record, now time.Time) error {
+func (s *Scheduler) edit(ctx context.Context, in inTx, doing, name string, change func(r *record, now time.Time) (fates []fate, write bool, err error)) error {
+	return s.edited(ctx, in, doing, name, func(tx pgx.Tx, r *record, now time.Time) error {
 		fates, write, err := change(r, now)
 		if err != nil || !write {
 			return err
@@ -343,8 +348,8 @@ func (s *Scheduler) edit(ctx context.Context, doing, name string, change func(r 
 	})
 }
 
-func (s *Scheduler) edited(ctx context.Context, doing, name string, f func(pgx.Tx, *record, time.Time) error) error {
-	err := s.inTx(ctx, func(tx pgx.Tx) error {
+func (s *Scheduler) edited(ctx context.Context, in inTx, doing, name string, f func(pgx.Tx, *record, time.Time) error) error {
+	err := in(func(tx pgx.Tx) error {
 		now, r, err := s.sendGet(ctx, tx, name, true)
 		switch {
 		case err != nil:

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -254,17 +255,19 @@ func (j *newJob) checkJob(together int) error {
 // A Job is what is known of a job.
 type Job struct {
 	ID       int64
-	Name     string    // its Unique key, or empty; of Trigger and Backfill the name of the schedule
+	Name     string // its Unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
+	Kind     string
 	Fate     Fate      // empty: it has not ended
 	At       time.Time // the time that it was put for
 	Attempts int       // that have failed; of one that has ended, all
 	Error    string    // of the last attempt that failed; of one that is done it is empty
 	// What follows is of a job that has not ended.
-	Key   string
-	Kind  string
-	Args  json.RawMessage
-	Due   time.Time // when its owner looks at it next
-	Waits string    // why the process that owns it cannot run it; empty: nothing is known against it
+	Key     string
+	Trigger Trigger
+	Args    json.RawMessage
+	State   State
+	Due     time.Time // when its owner looks at it next
+	Waits   string    // why the process that owns it cannot run it; empty: nothing is known against it
 	// What follows is of a job that has.
 	Epoch     int64     // under which it ran last; 0: it did not
 	StartedAt time.Time // zero: it did not
@@ -280,15 +283,94 @@ func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 	if err != nil {
 		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.group, err)
 	}
+	return r.job(id), nil
+}
+
+func (r *jobRow) job(id int64) Job {
 	if e := r.Ended; e != nil {
-		j := Job{ID: id, Name: e.Name, Fate: e.Fate, At: e.Until, Attempts: e.Attempts, Error: e.Error, Epoch: e.Epoch, EndedAt: e.EndedAt}
+		j := Job{ID: id, Name: e.Name, Kind: e.Kind, Fate: e.Fate, At: e.Until, Attempts: e.Attempts, Error: e.Error, Epoch: e.Epoch, EndedAt: e.EndedAt}
 		if e.StartedAt != nil {
 			j.StartedAt = *e.StartedAt
 		}
-		return j, nil
+		return j
 	}
-	known := r.schedule() // what they have in common
-	return Job{ID: id, Name: r.Name, At: r.At, Attempts: known.Attempts, Error: known.Error, Key: r.Key, Kind: r.Kind, Args: r.Args, Due: known.Due, Waits: known.Waits}, nil
+	j := Job{ID: id, Name: r.Name, Kind: r.Kind, At: r.At, Attempts: r.Attempts, Error: r.Error, Key: r.Key, Trigger: r.Trigger, Args: r.Args, State: r.State, Waits: r.Waits}
+	if r.Due != nil {
+		j.Due = *r.Due
+	}
+	return j
+}
+
+// A State is what a job does that has not ended.
+type State string
+
+// The states.
+const (
+	StatePlanned State = "planned" // it is not due
+	StateDue     State = "due"     // it is to begin now
+	StateRuns    State = "runs"
+	StateRetries State = "retries" // it failed, and is tried again when it is due
+	StateWaits   State = "waits"   // the process that owns it cannot run it
+)
+
+// A JobFilter says which jobs Jobs returns. What is empty means all.
+type JobFilter struct {
+	Kind   string
+	Prefix string // of their names
+	State  State
+}
+
+// Jobs returns the jobs of the group that have not ended, in the order in which they were put, page by page: not all of one moment. All of them are passed over, also where few
+// are wanted. An error ends it.
+func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
+	return func(yield func(Job, error) bool) {
+		switch filter.State {
+		case "", StatePlanned, StateDue, StateRuns, StateRetries, StateWaits:
+		default:
+			yield(Job{}, fmt.Errorf("schedule: list jobs of group %q: %q is none of the states", s.group, filter.State))
+			return
+		}
+		for after, more := int64(0), true; more; {
+			rows, err := s.sendJobs(ctx, s.pool, filter, after)
+			if err != nil {
+				yield(Job{}, fmt.Errorf("schedule: list jobs of group %q: %w", s.group, err))
+				return
+			}
+			for _, r := range rows {
+				if !yield(r.job(r.ID), nil) {
+					return
+				}
+				after = r.ID
+			}
+			more = len(rows) == page
+		}
+	}
+}
+
+// Retry runs a job that is dead, lost or cancelled once more, now: as a new job with its kind, arguments, key, priority and time, whose id it returns, and with all attempts again. Once: the new one can
+// be retried in its turn. ErrNotFound where the group's history has no such job; ErrExists where a living job has its unique key.
+func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
+	err = s.ownTx(ctx)(func(tx pgx.Tx) error {
+		retry, err = s.sendRetry(ctx, tx, nil, nil, &id)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("schedule: retry job %d of group %q: %w", id, s.group, err)
+	}
+	return retry, nil
+}
+
+// RetryTick runs a schedule once more, now, for a tick that is dead or lost: as a job with the kind, the arguments and the key that the schedule has now, whose id it returns. The tick keeps its fate. Once: the
+// job can be retried in its turn. ErrNotFound where the group's history has no such tick, or its schedule was deleted.
+func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
+	err = s.ownTx(ctx)(func(tx pgx.Tx) error {
+		retry, err = s.sendRetry(ctx, tx, &name, &tick, nil)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("schedule: retry tick %v of schedule %q of group %q: %w", tick, name, s.group, err)
+	}
+	return retry, nil
 }
 
 // Cancel cancels a job. A run that is under way is refused its commit. ErrNotFound where the group has no such job that has not ended.
@@ -309,7 +391,7 @@ func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 // Trigger runs a schedule now, besides its ticks, also where it is paused: as a job, with the kind, the arguments and the key that the schedule has now. It returns the job's id. Its history
 // tells nothing of that; see Job. ErrNotFound where there is no schedule of the name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
-	return first(s.runBesides(ctx, "trigger", name, func(r *record) ([]newJob, error) {
+	return first(s.runBesides(ctx, s.ownTx(ctx), "trigger", name, func(r *record) ([]newJob, error) {
 		return []newJob{{Trigger: TriggerManual, Priority: 1}}, nil
 	}))
 }
@@ -321,7 +403,11 @@ const maxBackfill = 1000
 // priority, and the kind, the arguments and the key that the schedule has now; they begin in order. It returns the ids, in that order, without ticks of which such a job has not ended yet. To run one dead
 // tick again, give an instant just before it, and the tick. The schedule's history stays as it is; see Job. ErrNotFound where there is no schedule of the name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
-	return s.runBesides(ctx, "backfill", name, func(r *record) (jobs []newJob, err error) {
+	return s.backfill(ctx, s.ownTx(ctx), name, from, to)
+}
+
+func (s *Scheduler) backfill(ctx context.Context, in inTx, name string, from, to time.Time) (ids []int64, err error) {
+	return s.runBesides(ctx, in, "backfill", name, func(r *record) (jobs []newJob, err error) {
 		rule, err := Parse(r.Rule)
 		switch {
 		case err != nil:
@@ -346,8 +432,8 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 }
 
 // runBesides puts jobs that run a schedule besides its ticks.
-func (s *Scheduler) runBesides(ctx context.Context, doing, name string, jobs func(*record) ([]newJob, error)) (ids []int64, err error) {
-	err = s.ownTx(ctx)(func(tx pgx.Tx) error {
+func (s *Scheduler) runBesides(ctx context.Context, in inTx, doing, name string, jobs func(*record) ([]newJob, error)) (ids []int64, err error) {
+	err = in(func(tx pgx.Tx) error {
 		_, r, err := s.sendGet(ctx, tx, name, false)
 		if err == nil && r == nil {
 			err = ErrNotFound
@@ -356,8 +442,11 @@ func (s *Scheduler) runBesides(ctx context.Context, doing, name string, jobs fun
 			return err
 		}
 		rows, err := jobs(r)
-		if err != nil || len(rows) == 0 {
-			return err
+		switch {
+		case err != nil:
+			return refusal{err}
+		case len(rows) == 0:
+			return nil
 		}
 		for i := range rows {
 			rows[i].Name, rows[i].Kind, rows[i].Key, rows[i].Args = &r.Name, r.Kind, r.Key, r.Args

@@ -45,6 +45,8 @@ const (
 	TriggerJob      Trigger = "job"      // Enqueue
 	TriggerManual   Trigger = "manual"   // Scheduler.Trigger
 	TriggerBackfill Trigger = "backfill" // Scheduler.Backfill
+	TriggerRetry    Trigger = "retry"    // Scheduler.Retry and RetryTick
+	TriggerRequest  Trigger = "request"  // what an operator has asked in SQL: no handler of yours is called
 )
 
 // kind is a Kind as the scheduler runs it.

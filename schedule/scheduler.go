@@ -101,10 +101,12 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	if err != nil {
 		return nil, err
 	}
-	return &Scheduler{
+	s = &Scheduler{
 		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*record),
-	}, nil
+	}
+	s.kinds[requests] = s.requestKind()
+	return s, nil
 }
 
 // register takes a kind.

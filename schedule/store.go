@@ -75,7 +75,23 @@ type record struct {
 	Missed      int64           `json:"missed"`   // by that tick
 	Living      int             `json:"living"`   // of a schedule: how many of its ticks are such jobs
 	At          time.Time       `json:"at"`       // of a job: the time that it was put for
-	Ended       *entry          `json:"ended"`    // of a job: what has become of it; null: it is there
+}
+
+// A jobRow is a job as jobs_status tells it; or only what has become of it.
+type jobRow struct {
+	ID       int64           `json:"id"`
+	Name     string          `json:"name"`
+	Kind     string          `json:"kind"`
+	Trigger  Trigger         `json:"trigger"`
+	Key      string          `json:"key"`
+	Args     json.RawMessage `json:"args"`
+	State    State           `json:"state"`
+	At       time.Time       `json:"at"`
+	Due      *time.Time      `json:"due"`
+	Attempts int             `json:"attempts"`
+	Error    string          `json:"error"`
+	Waits    string          `json:"waits"`
+	Ended    *entry          `json:"ended"`
 }
 
 // A step is what close.sql writes.
@@ -224,13 +240,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, begin, end, open, close, closeJob, enqueue, job, cancel, get, put, delete, list, history, trim, declare, zones, zoned, follow string
+	join, look, begin, end, open, close, closeJob, enqueue, job, jobs, cancel, retry, answer, get, put, delete, list, history, trim, declare, zones, zoned, follow string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), cancel: text("cancel"), get: text("get"), put: text("put"),
+		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 	}
@@ -353,12 +369,38 @@ func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, t
 }
 
 // sendJob returns a job, or what became of it; nil: there is neither.
-func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*record, error) {
+func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*jobRow, error) {
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.job, s.group, id).Scan(&found); err != nil {
 		return nil, err
 	}
-	return decode[record](found)
+	return decode[jobRow](found)
+}
+
+func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*jobRow, error) {
+	return collect[jobRow](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
+}
+
+// sendRetry runs a tick of a schedule once more, or where there is no name a job.
+func (s *Scheduler) sendRetry(ctx context.Context, q querier, name *string, tick *time.Time, job *int64) (id int64, err error) {
+	err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
+	var told *pgconn.PgError
+	if !errors.As(err, &told) {
+		return id, err
+	}
+	switch told.Code {
+	case "42704":
+		return 0, fmt.Errorf("%w: %s: %s", ErrNotFound, told.Message, told.Hint)
+	case "23505":
+		return 0, fmt.Errorf("%w: %s: %s", ErrExists, told.Message, told.Hint)
+	case "55000":
+		return 0, fmt.Errorf("%s: %s", told.Message, told.Hint)
+	}
+	return 0, err
+}
+
+func (s *Scheduler) sendAnswer(ctx context.Context, q querier, request int64, answer string) error {
+	return void(ctx, q, s.statements.answer, request, answer)
 }
 
 func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found bool, err error) {

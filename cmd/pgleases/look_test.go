@@ -263,7 +263,7 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "watch --interval 1ms", "100ms or more"},
 		{database, "watch --lag-query x", "pgleases watch LEASE"},
 		{database, "grants", "ROLE is missing"},
-		{database, "grants r --for=all", "clients, reader, guard, operator, steering, schedules"},
+		{database, "grants r --for=all", "clients, reader, guard, operator, steering, schedules, steering-schedules"},
 		{database, "doctor --skip all", "give some of connect,"},
 		{database, "doctor --long 0s", "give 1ms or more"},
 		{database, "unlock plain", "locks"},
@@ -342,6 +342,18 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			_ = tx.Rollback(t.Context())
 			conn.Close()
 		}
+	}
+	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, false}, "steering": {true, false}, "steering-schedules": {true, true}, "guard": {false, false}} {
+		conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, statement := range []string{`SELECT FROM "it's".schedules_status, "it's".jobs_status`, `SELECT "it's".pause_schedule('books', 'none', 'why')`} {
+			if _, err := conn.Exec(t.Context(), statement); (err == nil || strings.Contains(err.Error(), "has no schedule")) != may[i] {
+				t.Errorf("%s as %s: %v", statement, purpose, err)
+			}
+		}
+		conn.Close()
 	}
 	guard := `SELECT "it's".guard('reports', 0, 99)`
 	for purpose, want := range map[string]string{"guard": "PL001", "reader": "42501"} {

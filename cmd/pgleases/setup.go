@@ -82,12 +82,13 @@ func newGrants() *cobra.Command {
 
 What for:
 
-    clients    to run clients, and pgleases run
-    reader     to look: all verbs that change nothing
-    guard      to write under Guard, without a client
-    operator   besides the rights of clients, to drop leases and to call new_era
-    steering   to look, and to steer clients and leases: drain, cordon, pause, freeze, pin, evict
-    schedules  besides the rights of clients, to run and manage schedules; migrate --schedules comes first`,
+    clients             to run clients, and pgleases run
+    reader              to look: all verbs that change nothing
+    guard               to write under Guard, without a client
+    operator            besides the rights of clients, to drop leases and to call new_era
+    steering            to look, and to steer clients and leases: drain, cordon, pause, freeze, pin, evict
+    schedules           besides the rights of clients, to run and manage schedules; migrate --schedules comes first
+    steering-schedules  to look, and to steer schedules and jobs by the functions in SQL; migrate --schedules comes first`,
 		Args: exactly("ROLE"),
 	}
 	var purposes []string

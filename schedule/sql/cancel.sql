@@ -4,4 +4,4 @@
 -- $2 bigint  job
 --
 -- Whether it was there.
-SELECT pgleases.schedule_cancel($1::pg_catalog.text, $2::bigint)
+SELECT pgleases.schedule_cancel($1::pg_catalog.text, $2::bigint, NULL)

@@ -322,13 +322,22 @@ COMMENT ON FUNCTION pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.j
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(group_name pg_catalog.text, job bigint) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    RETURN coalesce((SELECT pgleases.schedule_job_json(j) FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.id = $2),
+    RETURN coalesce((SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j WHERE j.group_name = $1 AND j.id = $2),
                     (SELECT jsonb_build_object('ended', to_jsonb(h)) FROM pgleases.history AS h WHERE h.group_name = $1 AND h.job = $2 ORDER BY h.id DESC LIMIT 1));
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job(pg_catalog.text, bigint) IS 'A job, or what became of it. See job.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_cancel(group_name pg_catalog.text, job bigint) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(group_name pg_catalog.text, kind pg_catalog.text, prefix pg_catalog.text, state pg_catalog.text, after bigint, most int) RETURNS SETOF pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j
+    WHERE j.group_name = $1 AND (j.kind = $2 OR $2 = '') AND starts_with(j.name, $3) AND (j.state = $4 OR $4 = '') AND j.id > $5 ORDER BY j.id LIMIT $6;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int) IS 'Living jobs. See jobs.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_cancel(group_name pg_catalog.text, job bigint, why pg_catalog.text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     j pgleases.jobs;
@@ -338,14 +347,70 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    PERFORM pgleases.schedule_job_fates(j, '[{"fate": "cancelled"}]');
+    PERFORM pgleases.schedule_job_fates(j, jsonb_build_array(jsonb_build_object('fate', 'cancelled', 'attempts', j.trying -> 'attempts', 'error', coalesce($3, j.trying ->> 'error'))));
+    UPDATE pgleases.schedule_requests AS q SET answered = pgleases.schedule_clock(), answer = 'taken back'
+    WHERE j.trigger = 'request' AND q.id = (j.args ->> 'request')::bigint;
     IF j.schedule IS NOT NULL THEN
         PERFORM pgleases.schedule_tick_ended(j, 'cancelled');
     END IF;
     RETURN true;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_cancel(pg_catalog.text, bigint) IS 'Cancels a job. See cancel.sql.';
+COMMENT ON FUNCTION pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text) IS 'Cancels a job. See cancel.sql.';
+
+-- The entry is locked until the end of the transaction: so of two who retry it at once, one does.
+CREATE OR REPLACE FUNCTION pgleases.schedule_retry(of_group pg_catalog.text, name pg_catalog.text, tick pg_catalog.timestamptz, job bigint, OUT retry bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    what CONSTANT text := CASE WHEN $4 IS NOT NULL THEN format('job %s', $4) ELSE format('tick %s of schedule "%s"', $3, $2) END;
+    h    pgleases.history;
+    w    jsonb;
+BEGIN
+    IF $4 IS NOT NULL THEN
+        SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = $1 AND r.job = $4 ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
+        w := h.again || jsonb_build_object('kind', h.kind, 'name', h.name, 'at', h.until);
+    ELSE
+        SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = $1 AND r.name = $2 AND r.job IS NULL AND r.until = $3 ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
+        SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until, 'begins', coalesce(
+                   (SELECT max(r.until) FROM pgleases.history AS r WHERE r.group_name = $1 AND r.name = $2 AND r.schedule = s.id AND r.fate = 'done' AND r.until <= h.since), h.since))
+        INTO w FROM pgleases.schedules AS s WHERE s.id = h.schedule;
+    END IF;
+    IF h.id IS NULL THEN
+        IF EXISTS (SELECT FROM pgleases.jobs AS r WHERE r.group_name = $1 AND r.id = $4) THEN
+            RAISE EXCEPTION '% has not ended', what
+                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'It is tried again by itself, or waits: jobs_status tells.';
+        END IF;
+        RAISE EXCEPTION '% is not in the history of group "%"', what, $1
+            USING ERRCODE = 'undefined_object', HINT = 'A tick is named by its instant, as until in the history. What ended long ago is forgotten.';
+    END IF;
+    IF NOT (h.fate IN ('dead', 'lost') OR h.fate = 'cancelled' AND h.job IS NOT NULL) THEN
+        RAISE EXCEPTION '% is %', what, h.fate
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'To be retried, a tick is dead or lost, and a job is dead, lost or cancelled. Ticks that were passed over, and those that are done, can be backfilled.';
+    END IF;
+    IF h.retried IS NOT NULL THEN
+        RAISE EXCEPTION '% was retried, as job %', what, h.retried
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'See what became of that job. If it is dead too, retry it.';
+    END IF;
+    IF w IS NULL THEN
+        RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object', HINT = 'Nobody knows any more what it would be run with.';
+    END IF;
+    retry := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'raise'))[1];
+    IF retry IS NULL THEN
+        RAISE EXCEPTION '% cannot be retried: there is a living job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
+            USING ERRCODE = 'unique_violation', HINT = 'That job does its work. If it does not, cancel it first.';
+    END IF;
+    UPDATE pgleases.history AS r SET retried = retry WHERE r.id = h.id;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Runs a tick or a job that failed once more, as a job. See retry.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_answer(request bigint, answer pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedule_requests AS q SET answered = pgleases.schedule_clock(), answer = $2 WHERE q.id = $1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_answer(bigint, pg_catalog.text) IS 'Notes what came of an operator''s request. See answer.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -446,9 +511,13 @@ COMMENT ON FUNCTION pgleases.schedule_delete(bigint, pg_catalog.jsonb) IS 'Delet
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_list(group_name pg_catalog.text, prefix pg_catalog.text, after pg_catalog.text, most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
 BEGIN
-    RETURN QUERY SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s
-    WHERE s.group_name = $1 AND s.name >= $2 AND s.name > $3 AND starts_with(s.name, $2) ORDER BY s.name LIMIT $4;
+    FOR s IN SELECT * FROM pgleases.schedules AS r WHERE r.group_name = $1 AND r.name >= $2 AND r.name > $3 ORDER BY r.name LIMIT $4 LOOP
+        EXIT WHEN NOT starts_with(s.name, $2); -- as a condition it would have all that follow be read
+        RETURN NEXT pgleases.schedule_json(s);
+    END LOOP;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Schedules by name. See list.sql.';
@@ -476,9 +545,236 @@ BEGIN
     up_to := coalesce(kept - 1, last, $4);
     more := kept IS NULL AND found = $5;
     DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.ended_at < $3 AND h.group_name = $1 AND (h.fate IN ('dead', 'lost')) = $2;
+    IF $2 THEN
+        DELETE FROM pgleases.schedule_requests AS q
+        WHERE q.id IN (SELECT r.id FROM pgleases.schedule_requests AS r WHERE r.group_name = $1 AND r.at < $3 ORDER BY r.at LIMIT $5);
+    END IF;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) IS 'Deletes old entries of the history, a page of them. See trim.sql.';
+
+-- From here to the version: for operators, as the engine's verbs are. PUBLIC may execute none of them. They run with the rights of their owner, so an operator
+-- needs no others; session_user stays who it is. What SQL can do is done at once, with the rules of the Go methods. What it cannot, because it knows no cron, is put
+-- as a job of kind schedule.request, which a process of the group carries out as it runs any job: soon, and once, whatever crashes.
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_asked(
+    verb pg_catalog.text, of_group pg_catalog.text, name pg_catalog.text, schedule bigint, job bigint, args pg_catalog.jsonb, actor pg_catalog.text, reason pg_catalog.text, done boolean)
+RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    request bigint;
+BEGIN
+    INSERT INTO pgleases.schedule_requests (at, verb, group_name, name, schedule, job, args, actor, reason, answered, answer)
+    VALUES (pgleases.schedule_clock(), $1, $2, $3, $4, $5, $6, pgleases.schedule_actor($7), $8,
+            CASE WHEN $9 THEN pgleases.schedule_clock() END, CASE WHEN $9 THEN 'done' END)
+    RETURNING id INTO request;
+    RETURN request;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_asked(pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, bigint, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text, boolean) IS 'Part of the verbs of operators: writes down what was asked.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_actor(actor pg_catalog.text) RETURNS pg_catalog.text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN CASE WHEN coalesce($1, '') = '' THEN session_user::text ELSE $1 || ' (' || session_user || ')' END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_actor(pg_catalog.text) IS 'Part of the verbs of operators: who asks.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_verb(verb pg_catalog.text, reason pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF coalesce($2, '') = '' THEN
+        RAISE EXCEPTION '% needs a reason', $1
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written into schedule_requests: say why, for whoever wonders.';
+    END IF;
+    PERFORM pgleases.settings(true, 5000);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_verb(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_named(of_group pg_catalog.text, name pg_catalog.text, edit boolean) RETURNS pgleases.schedules
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    IF $3 THEN
+        SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $1 AND r.name = $2 FOR UPDATE;
+    ELSE
+        SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $1 AND r.name = $2;
+    END IF;
+    IF s.id IS NULL THEN
+        RAISE EXCEPTION 'group "%" has no schedule "%"', $1, $2
+            USING ERRCODE = 'undefined_object', HINT = 'schedules_status lists those that there are, with their groups.';
+    END IF;
+    RETURN s;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_named(pg_catalog.text, pg_catalog.text, boolean) IS 'Part of the verbs of operators: a schedule, locked for an edit or not.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_request(
+    s pgleases.schedules, verb pg_catalog.text, args pg_catalog.jsonb, unique_key pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text, OUT job bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    request CONSTANT bigint := pgleases.schedule_asked($2, s.group_name, s.name, s.id, NULL, $3, $5, $6, false);
+BEGIN
+    job := (pgleases.schedule_enqueue(s.group_name, 1, jsonb_build_array(jsonb_build_object(
+        'kind', 'schedule.request', 'trigger', 'request', 'name', s.name, 'key', 'requests of ' || s.name, 'priority', 3, 'unique_key', $4,
+        'args', jsonb_build_object('request', request, 'verb', $2, 'schedule', s.id, 'name', s.name, 'rule', s.rule) || coalesce($3, '{}'))), 'skip'))[1];
+    IF job IS NULL THEN -- it was asked before, and is yet to be done
+        DELETE FROM pgleases.schedule_requests AS q WHERE q.id = request;
+    ELSE
+        UPDATE pgleases.schedule_requests AS q SET job = schedule_request.job WHERE q.id = request;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_request(pgleases.schedules, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: has a process of the group do what SQL cannot. Null: it was asked before under the unique key.';
+
+CREATE OR REPLACE FUNCTION pgleases.pause_schedule(group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s        pgleases.schedules;
+    resuming bigint;
+BEGIN
+    PERFORM pgleases.schedule_verb('pause_schedule', $3);
+    s := pgleases.schedule_named($1, $2, true);
+    SELECT j.id INTO resuming FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.kind = 'schedule.request' AND j.unique_key = format('resume %s', s.id);
+    resuming := CASE WHEN pgleases.schedule_cancel($1, resuming, 'it was paused again') THEN resuming END;
+    IF s.paused_at IS NOT NULL AND resuming IS NULL THEN
+        RETURN false;
+    END IF;
+    UPDATE pgleases.schedules AS r SET paused_at = pgleases.schedule_clock(), due = 'infinity', revision = r.revision + 1 WHERE r.id = s.id;
+    PERFORM pgleases.schedule_asked('pause', $1, $2, s.id, resuming, NULL, $4, $3, true);
+    RETURN true;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'The schedule does not run until it is resumed. A run that is under way goes on. Whether it was not paused before.';
+
+CREATE OR REPLACE FUNCTION pgleases.resume_schedule(
+    group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, catch_up boolean DEFAULT false)
+RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    PERFORM pgleases.schedule_verb('resume_schedule', $3);
+    s := pgleases.schedule_named($1, $2, true);
+    IF s.paused_at IS NULL THEN
+        RETURN false;
+    END IF;
+    IF NOT $5 THEN
+        RETURN pgleases.schedule_request(s, 'resume', NULL, format('resume %s', s.id), $4, $3) IS NOT NULL;
+    END IF;
+    UPDATE pgleases.schedules AS r SET paused_at = NULL, failures = 0, due = pgleases.schedule_clock(), revision = r.revision + 1 WHERE r.id = s.id;
+    PERFORM pgleases.schedule_asked('resume', $1, $2, s.id, NULL, '{"catch_up": true}', $4, $3, true);
+    RETURN true;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean) IS 'A schedule that was paused runs again, with its next tick: those that passed are cancelled, within about a second, by a process of the group. With catch_up they are late ones, at once. Whether it was paused, and this was not asked before.';
+
+CREATE OR REPLACE FUNCTION pgleases.trigger_schedule(group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT job bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    PERFORM pgleases.schedule_verb('trigger_schedule', $3);
+    s := pgleases.schedule_named($1, $2, false);
+    job := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(jsonb_build_object(
+        'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip'))[1];
+    PERFORM pgleases.schedule_asked('trigger', $1, $2, s.id, job, NULL, $4, $3, true);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule now, besides its ticks, also where it is paused: as a job, whose id it returns.';
+
+CREATE OR REPLACE FUNCTION pgleases.backfill_schedule(
+    group_name pg_catalog.text, schedule pg_catalog.text, after pg_catalog.timestamptz, until pg_catalog.timestamptz, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT job bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    PERFORM pgleases.schedule_verb('backfill_schedule', $5);
+    s := pgleases.schedule_named($1, $2, false);
+    IF ($3 < $4) IS NOT TRUE THEN
+        RAISE EXCEPTION 'there is nothing after % up to %', coalesce($3::text, 'null'), coalesce($4::text, 'null')
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'To run one tick again, give a time just before it, and the tick.';
+    END IF;
+    IF $4 > s.cursor THEN
+        RAISE EXCEPTION 'ticks up to % are not all past: schedule "%" has come as far as %', $4, $2, s.cursor
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'What is not past runs by itself. To run it now, trigger it.';
+    END IF;
+    IF $3 < '0001-01-01' THEN
+        RAISE EXCEPTION 'ticks after % are too long ago', $3 USING ERRCODE = 'invalid_parameter_value', HINT = 'At most 1,000 ticks are backfilled at once.';
+    END IF;
+    job := pgleases.schedule_request(s, 'backfill', jsonb_build_object('after', $3, 'until', $4), NULL, $6, $5);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule once more for its ticks after one instant, up to another, 1,000 at most: each as a job of the lowest priority, which a process of the group puts within about a second. It returns the job that does that; schedule_requests tells what came of it.';
+
+CREATE OR REPLACE FUNCTION pgleases.cancel_job(job bigint, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    j    pgleases.jobs;
+    fate text;
+BEGIN
+    PERFORM pgleases.schedule_verb('cancel_job', $2);
+    SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1;
+    IF pgleases.schedule_cancel(j.group_name, j.id, concat(pgleases.schedule_actor($3), ': ', $2)) THEN
+        PERFORM pgleases.schedule_asked('cancel', j.group_name, j.name, NULL, $1, NULL, $3, $2, true);
+        RETURN;
+    END IF;
+    SELECT h.fate INTO fate FROM pgleases.history AS h WHERE h.job = $1 ORDER BY h.id DESC LIMIT 1;
+    IF fate IS NOT NULL THEN
+        RAISE EXCEPTION 'job % has ended: it is %', $1, fate
+            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'What it did stands.';
+    END IF;
+    RAISE EXCEPTION 'there is no job %', coalesce($1::text, 'null')
+        USING ERRCODE = 'undefined_object', HINT = 'jobs_status lists those that have not ended. What ended long ago is forgotten.';
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text) IS 'Cancels a job. A run that is under way is refused its commit; what it has done outside of the database is done.';
+
+CREATE OR REPLACE FUNCTION pgleases.retry_job(job bigint, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT retry bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    of_group text;
+    name     text;
+BEGIN
+    PERFORM pgleases.schedule_verb('retry_job', $2);
+    SELECT h.group_name, h.name INTO of_group, name FROM pgleases.history AS h WHERE h.job = $1 LIMIT 1;
+    IF NOT FOUND THEN
+        SELECT j.group_name, j.name INTO of_group, name FROM pgleases.jobs AS j WHERE j.id = $1;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no job %', coalesce($1::text, 'null')
+            USING ERRCODE = 'undefined_object', HINT = 'What ended long ago is forgotten.';
+    END IF;
+    retry := pgleases.schedule_retry(of_group, NULL, NULL, $1);
+    PERFORM pgleases.schedule_asked('retry', of_group, name, NULL, retry, jsonb_build_object('job', $1), $3, $2, true);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text) IS 'Runs a job that is dead, lost or cancelled once more, as a new job, whose id it returns.';
+
+CREATE OR REPLACE FUNCTION pgleases.retry_tick(
+    group_name pg_catalog.text, schedule pg_catalog.text, tick pg_catalog.timestamptz, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT retry bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    s pgleases.schedules;
+BEGIN
+    PERFORM pgleases.schedule_verb('retry_tick', $4);
+    s := pgleases.schedule_named($1, $2, false);
+    retry := pgleases.schedule_retry($1, $2, $3, NULL);
+    PERFORM pgleases.schedule_asked('retry', $1, $2, s.id, retry, jsonb_build_object('tick', $3), $5, $4, true);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule once more for a tick that is dead or lost, as a job, whose id it returns. The tick keeps its fate.';
+
+REVOKE EXECUTE ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean),
+    pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text),
+    pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text),
+    pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text),
+    pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) FROM PUBLIC;
 
 -- Last, after all tables and functions: without its version the part counts as missing.
 INSERT INTO pgleases.schedule_version AS v (version, min_code) VALUES (1, 1)

@@ -16,7 +16,9 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text),
     pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb),
     pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text),
-    pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint),
+    pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text),
+    pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int),
+    pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint), pgleases.schedule_answer(bigint, pg_catalog.text),
     pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]),
@@ -27,3 +29,13 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
     pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int),
     pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) TO pgleases_app;
+
+-- A role that steers schedules and jobs needs no other right:
+--   GRANT USAGE ON SCHEMA pgleases TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;

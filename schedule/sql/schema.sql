@@ -138,11 +138,11 @@ COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a gr
 COMMENT ON COLUMN pgleases.jobs.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the job.';
 COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; tick: it is the tick of a schedule whose ticks may overlap; manual or backfill: it runs for a schedule, besides its ticks.';
+COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; tick: it is the tick of a schedule whose ticks may overlap; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
 COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
 COMMENT ON COLUMN pgleases.jobs.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
-COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a tick, the beginning of the window that ends at at; null: none is told.';
+COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill, a retry or a tick, the beginning of the window that ends at at; null: none is told.';
 COMMENT ON COLUMN pgleases.jobs.at IS 'The time that it was put for.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner looks at it next; infinity: never.';
 COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is tried again; null: none was begun.';
@@ -267,7 +267,7 @@ SELECT s.group_name,
        CASE e.state
            WHEN 'paused' THEN coalesce(
                (SELECT pg_catalog.concat(q.actor, ': ', q.reason) FROM pgleases.schedule_requests AS q
-                WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.=) s.paused_at AND q.verb OPERATOR(pg_catalog.=) 'pause' LIMIT 1),
+                WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.=) s.paused_at AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
                     THEN pg_catalog.format('%s ticks in a row are dead', s.failures) END)
            WHEN 'waits' THEN s.waits

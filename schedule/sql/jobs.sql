@@ -1,0 +1,11 @@
+-- jobs.sql: jobs that have not ended, by their ids.
+--
+-- $1 text    group
+-- $2 text    kind; empty: of any
+-- $3 text    prefix of the names
+-- $4 text    state, as in jobs_status; empty: in any
+-- $5 bigint  the id after which to begin
+-- $6 int     the most
+--
+-- A row for each, as JSON.
+SELECT * FROM pgleases.schedule_jobs($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.text, $5::bigint, $6::int)
