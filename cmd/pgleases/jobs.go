@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,8 +21,8 @@ import (
 func newJobs() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "jobs",
-		Short: "Show what became of a job, and cancel one",
-		Long: `Show what became of a job of package schedule, and cancel one. ID is what Enqueue returned, or pgleases schedules trigger or backfill printed. GROUP is the name
+		Short: "List jobs, show what became of one, cancel one, run one once more",
+		Long: `List the jobs of package schedule, show what became of one, cancel one, and run one once more. ID is what Enqueue returned, or pgleases schedules trigger or backfill printed. GROUP is the name
 that the processes gave to schedule.New.`,
 	}
 	cancel := &cobra.Command{Use: "cancel GROUP ID", Short: "Cancel a job", Long: "Cancel a job that has not ended. A run that is under way is refused its commit. What it has done outside of the database is done.", Args: exactly("GROUP", "ID")}
@@ -31,7 +33,67 @@ that the processes gave to schedule.New.`,
 		}
 		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error { return jobFailure(s.Cancel(ctx, id)) })
 	}
-	cmd.AddCommand(newJobShow(), cancel)
+	retry := &cobra.Command{Use: "retry GROUP ID", Short: "Run a job that failed once more",
+		Long: "Run a job that is dead, lost or cancelled once more: as a new job, with what it had, whose number is printed. Once: that one can be retried in its turn.", Args: exactly("GROUP", "ID")}
+	retry.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := jobID(args[1])
+		if err != nil {
+			return err
+		}
+		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+			again, err := s.Retry(ctx, id)
+			if err == nil {
+				fmt.Fprintln(cmd.OutOrStdout(), again)
+			}
+			return jobFailure(err)
+		})
+	}
+	cmd.AddCommand(newJobList(), newJobShow(), cancel, retry)
+	return cmd
+}
+
+func newJobList() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "list GROUP [PREFIX]",
+		Short: "List the jobs of a group that have not ended",
+		Long: `List the jobs of a group that have not ended, in the order in which they were put, those whose names begin with PREFIX. NAME is the unique key, or the schedule of which it was made. FAILED
+is how many attempts have failed. A job that waits is not known, as it is, to the process that owns it; STATE says why.`,
+		Args: groupAndPrefix,
+	}
+	out := outputFlag(cmd)
+	var filter schedule.JobFilter
+	cmd.Flags().StringVar(&filter.Kind, "kind", "", "only jobs of this kind")
+	states := []string{string(schedule.StatePlanned), string(schedule.StateDue), string(schedule.StateRuns), string(schedule.StateRetries), string(schedule.StateWaits)}
+	cmd.Flags().StringVar((*string)(&filter.State), "state", "", "only jobs in this state: "+strings.Join(states, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
+	most := cmd.Flags().IntP("number", "n", 100, "how many jobs, 1 or more")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case *most < 1:
+			return fmt.Errorf("-n %d: give 1 or more", *most)
+		case filter.State != "" && !slices.Contains(states, string(filter.State)):
+			return fmt.Errorf("--state %q: give one of %s", filter.State, strings.Join(states, ", "))
+		}
+		filter.Prefix = strings.Join(args[1:], "")
+		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+			all := []shownJob{}
+			for j, err := range s.Jobs(ctx, filter) {
+				if err != nil {
+					return err
+				}
+				if all = append(all, showJob(j)); len(all) == *most {
+					break
+				}
+			}
+			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
+				t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "NEXT", "ERROR"}}
+				for _, j := range all {
+					t.add(strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), j.state(), strconv.Itoa(j.Attempts), instant(j.Due), orNothing(j.Error))
+				}
+				t.write(w)
+			})
+		})
+	}
 	return cmd
 }
 
@@ -57,7 +119,9 @@ type shownJob struct {
 	Name      string          `json:"name"`
 	Kind      string          `json:"kind,omitempty"`
 	Key       string          `json:"key,omitempty"`
+	Trigger   string          `json:"trigger,omitempty"`
 	Args      json.RawMessage `json:"args,omitempty"`
+	State     schedule.State  `json:"state,omitempty"`
 	Fate      schedule.Fate   `json:"fate,omitempty"`
 	At        time.Time       `json:"at"`
 	Due       time.Time       `json:"due,omitzero"`
@@ -69,11 +133,28 @@ type shownJob struct {
 	EndedAt   time.Time       `json:"ended_at,omitzero"`
 }
 
+func showJob(j schedule.Job) shownJob {
+	return shownJob{ID: j.ID, Name: j.Name, Kind: j.Kind, Key: j.Key, Trigger: string(j.Trigger), Args: j.Args, State: j.State, Fate: j.Fate, At: j.At, Due: j.Due, Attempts: j.Attempts,
+		Error: j.Error, Waits: j.Waits, Epoch: j.Epoch, StartedAt: j.StartedAt, EndedAt: j.EndedAt}
+}
+
+// state is what a job does, or what became of it.
+func (j shownJob) state() string {
+	switch {
+	case j.Fate != "":
+		return string(j.Fate)
+	case j.State == schedule.StateWaits:
+		return "waits: " + printable(j.Waits)
+	}
+	return string(j.State)
+}
+
 func newJobShow() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show GROUP ID",
 		Short: "Show a job, or what became of it",
-		Long: `Show a job, or what became of it: done; dead, it failed; lost, nobody knows what came of a call that is made at most once; cancelled. One that has not ended waits, or runs just now.
+		Long: `Show a job, or what became of it: done; dead, it failed; lost, nobody knows what came of a call that is made at most once; cancelled. One that has not ended
+is planned, due, runs, is tried again, or waits for a process that knows it.
 NAME is its unique key, or the schedule of which it was made.`,
 		Args: exactly("GROUP", "ID"),
 	}
@@ -88,19 +169,10 @@ NAME is its unique key, or the schedule of which it was made.`,
 			if err != nil {
 				return jobFailure(err)
 			}
-			value := shownJob{ID: j.ID, Name: j.Name, Kind: j.Kind, Key: j.Key, Args: j.Args, Fate: j.Fate, At: j.At, Due: j.Due, Attempts: j.Attempts,
-				Error: j.Error, Waits: j.Waits, Epoch: j.Epoch, StartedAt: j.StartedAt, EndedAt: j.EndedAt}
+			value := showJob(j)
 			return out.print(cmd.OutOrStdout(), value, func(w io.Writer) {
-				state := string(j.Fate)
-				switch {
-				case state != "":
-				case j.Waits != "":
-					state = "waits: " + printable(j.Waits)
-				default:
-					state = "has not ended"
-				}
 				t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "STARTED", "ENDED", "ERROR"}}
-				t.add(strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), state, strconv.Itoa(j.Attempts), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error))
+				t.add(strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), value.state(), strconv.Itoa(j.Attempts), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error))
 				t.write(w)
 			})
 		})
@@ -128,6 +200,39 @@ tells nothing of it.`,
 	return cmd
 }
 
+func newTickRetry() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "retry GROUP SCHEDULE TICK",
+		Short: "Run a schedule once more for a tick that failed",
+		Long: `Run a schedule once more for a tick that is dead or lost: as a job, whose number is printed. TICK is its instant, as pgleases schedules history -o json prints it in until. The tick keeps its fate. Once:
+the job can be retried in its turn, with pgleases jobs retry.`,
+		Example: `  pgleases schedules retry books close-day 2026-03-02T00:00:00Z`,
+		Args:    exactly("GROUP", "SCHEDULE", "TICK"),
+	}
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		tick, err := parsedTime(args[2])
+		if err != nil {
+			return err
+		}
+		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+			id, err := s.RetryTick(ctx, args[1], tick)
+			if err == nil {
+				fmt.Fprintln(cmd.OutOrStdout(), id)
+			}
+			return err
+		})
+	}
+	return cmd
+}
+
+func parsedTime(text string) (time.Time, error) {
+	at, err := time.Parse(time.RFC3339, text)
+	if err != nil {
+		return at, fmt.Errorf("%q is no time: give one as 2026-03-02T08:00:00Z", text)
+	}
+	return at, nil
+}
+
 func newBackfill() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backfill GROUP SCHEDULE FROM TO",
@@ -140,9 +245,9 @@ such a job has not ended yet. The schedule's history stays as it is. To run one 
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var between [2]time.Time
 		for i, text := range args[2:] {
-			at, err := time.Parse(time.RFC3339, text)
+			at, err := parsedTime(text)
 			if err != nil {
-				return fmt.Errorf("%q is no time: give one as 2026-03-02T08:00:00Z", text)
+				return err
 			}
 			between[i] = at
 		}

@@ -443,8 +443,8 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return strings.TrimSpace(text)
 	}
 	type known struct {
-		ID, Name, Fate, Error string
-		Attempts              int
+		ID, Name, Fate, Error, Kind, State, Trigger string
+		Attempts                                    int
 	}
 	failed := number(output1(t, database, "schedules", "trigger", "books", "bad"))
 	await(t, "what was triggered has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", failed).Fate != "" })
@@ -453,9 +453,13 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	}
 	text := output1(t, database, "jobs", "show", "books", failed)
 	unprintable(t, "jobs show", text)
-	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +- .* dead .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
+	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* dead .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
+	retried := number(output1(t, database, "jobs", "retry", "books", failed))
+	await(t, "what was retried has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", retried).Fate == "dead" })
+	retried = number(output1(t, database, "schedules", "retry", "books", "bad", history("bad")[0].Until.Format(time.RFC3339Nano)))
+	await(t, "the tick that was retried has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", retried).Fate == "dead" })
 	var done time.Time // of a tick
 	for _, r := range history("good") {
 		if r.Fate == "done" {
@@ -470,8 +474,24 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	waiting := fmt.Sprint(later)
-	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* has not ended +0 +- +- +-$`).MatchString(text) {
+	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
+	}
+	if _, err := kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour), schedule.Unique(odd, schedule.Raise)); err != nil {
+		t.Fatal(err)
+	}
+	listed := func(args ...string) []known {
+		return decoded[[]known](t, database, append([]string{"jobs", "list", "books"}, args...)...)
+	}
+	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retries": 0, "odd": 1, "-n 1": 1} {
+		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID != waiting || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
+			t.Errorf("jobs list %s: %+v", args, got)
+		}
+	}
+	list = output1(t, database, "jobs", "list", "books")
+	unprintable(t, "jobs list", list)
+	if !regexp.MustCompile(`(?m)^\d+ +` + regexp.QuoteMeta(shown(odd)) + ` +close +\S.* planned +0 +\S.* -$`).MatchString(list) {
+		t.Errorf("jobs list: %s", list)
 	}
 	output1(t, database, "jobs", "cancel", "books", waiting)
 	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Fate != "cancelled" {
@@ -488,6 +508,14 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"jobs show books x":                                                      `"x" is no job`,
 		"jobs show books 99999":                                                  "has no such job",
 		"jobs cancel books " + waiting:                                           "or it has ended",
+		"jobs retry books " + failed:                                             "was retried, as job",
+		"jobs retry books 99999":                                                 "has no such job",
+		"jobs list":                                                              "give a group, and a prefix",
+		"jobs list books -n 0":                                                   "give 1 or more",
+		"jobs list books --state asleep":                                         "planned, due, runs, retries, waits",
+		"schedules retry books bad 2020-01-01T00:00:00Z":                         "is not in the history",
+		"schedules retry books bad x":                                            `"x" is no time`,
+		"schedules retry books bad":                                              "TICK is missing",
 		"jobs cancel books":                                                      "ID is missing",
 		"schedules list":                                                         "give a group",
 		"schedules history a b -n 0":                                             "give 1 or more",

@@ -21,8 +21,8 @@ import (
 func newSchedules() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "schedules",
-		Short: "Show schedules and what became of their ticks; pause, resume, trigger and delete them",
-		Long: `Show the schedules of package schedule and what became of their ticks; pause, resume, trigger and delete them.
+		Short: "Show schedules and what became of their ticks; pause, resume, trigger, backfill, retry and delete them",
+		Long: `Show the schedules of package schedule and what became of their ticks; pause, resume, trigger, backfill, retry and delete them.
 
 GROUP is the name that the processes gave to schedule.New. Its lease is schedule/GROUP: describe shows who runs what.`,
 	}
@@ -32,7 +32,7 @@ GROUP is the name that the processes gave to schedule.New. Its lease is schedule
 		}
 		return fmt.Errorf("there is no verb %q: pgleases schedules --help shows those that there are", args[0])
 	}
-	cmd.AddCommand(newScheduleList(), newScheduleHistory(), newTrigger(), newBackfill(),
+	cmd.AddCommand(newScheduleList(), newScheduleHistory(), newTrigger(), newBackfill(), newTickRetry(),
 		newScheduleEdit("pause", "Have a schedule not run until it is resumed",
 			"Have a schedule not run until it is resumed. A run that is under way goes on.",
 			func(*cobra.Command) func(context.Context, *schedule.Scheduler, string) error {
@@ -95,12 +95,7 @@ func newScheduleList() *cobra.Command {
 		Short: "List the schedules of a group",
 		Long: `List the schedules of a group, whose names begin with PREFIX. NEXT is when the process that owns it looks at it next, as a rule at its next tick; DONE is the
 last tick that was done. One that waits is not known, as it is, to the process that owns it; STATE says why.`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) < 1 || len(args) > 2 {
-				return fmt.Errorf("give a group, and a prefix if you like: %s", cmd.UseLine())
-			}
-			return nil
-		},
+		Args: groupAndPrefix,
 	}
 	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -198,6 +193,13 @@ func newScheduleEdit(verb, short, long string, edit func(*cobra.Command) func(co
 		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error { return do(ctx, s, args[1]) })
 	}
 	return cmd
+}
+
+func groupAndPrefix(cmd *cobra.Command, args []string) error {
+	if len(args) < 1 || len(args) > 2 {
+		return fmt.Errorf("give a group, and a prefix if you like: %s", cmd.UseLine())
+	}
+	return nil
 }
 
 func groupAndName(cmd *cobra.Command, args []string) error {
