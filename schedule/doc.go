@@ -38,6 +38,11 @@
 //
 // A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [Unique] keeps two of one key from living at once.
 //
+// # In psql
+//
+// The views schedules_status and jobs_status tell what each schedule and each job does, and why. SQL functions pause, resume, trigger, backfill, cancel and retry, for roles that were granted them: see
+// docs/operations.md. They do what the methods of Scheduler do. What takes a rule, a process that runs the group carries out, once.
+//
 // # What is not promised
 //
 //   - A job that is put begins some milliseconds after its commit, in whichever process: the database tells them. Of several that are put within a fifth of a second one is

@@ -8,10 +8,10 @@ import (
 
 // The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; by Trigger and Backfill; and by Job and Cancel.
+	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; by Trigger, Backfill and RetryTick; and by Job, Cancel and Retry.
 	ErrNotFound = errors.New("schedule: not found")
 
-	// ErrExists is returned by Enqueue and EnqueueTx: there is a job with this unique key, see Unique.
+	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see Unique.
 	ErrExists = errors.New("schedule: a job with this unique key exists")
 
 	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its kind's Timeout.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -261,6 +262,7 @@ func TestWhatOperatorsAskWrongly(t *testing.T) {
 	o := newOperator(db)
 	for call, says := range map[string]string{
 		"pause_schedule('tests', 'close', '')":                                               "pause_schedule needs a reason|why",
+		"retry_dead('tests', 'mail', now(), '')":                                             "retry_dead needs a reason|why",
 		"cancel_job(7, NULL)":                                                                "cancel_job needs a reason|why",
 		"pause_schedule('tests', 'shut', 'x')":                                               `group "tests" has no schedule "shut"|schedules_status`,
 		"resume_schedule('others', 'close', 'x')":                                            `group "others" has no schedule "close"|schedules_status`,
@@ -301,7 +303,7 @@ func TestWhatOperatorsAskWrongly(t *testing.T) {
 	db.exec("GRANT USAGE ON SCHEMA pgleases TO " + nobody.role)
 	for _, call := range []string{
 		"pause_schedule('tests', 'close', 'x')", "resume_schedule('tests', 'close', 'x')", "trigger_schedule('tests', 'close', 'x')",
-		"backfill_schedule('tests', 'close', now(), now(), 'x')", "cancel_job(1, 'x')", "retry_job(1, 'x')", "retry_tick('tests', 'close', now(), 'x')",
+		"backfill_schedule('tests', 'close', now(), now(), 'x')", "cancel_job(1, 'x')", "retry_job(1, 'x')", "retry_dead('tests', 'mail', now(), 'x')", "retry_tick('tests', 'close', now(), 'x')",
 	} {
 		if _, err := nobody.does(call); code(err) != "42501" {
 			t.Errorf("%s: %v", call, err)
@@ -327,11 +329,11 @@ func TestRetry(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	broken := true
+	var mended atomic.Bool
 	type call struct{ trigger, name, key, at, from string }
 	calls := make(chan call, 100)
 	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		if broken && r.Args != "fine" {
+		if !mended.Load() && r.Args != "fine" {
 			return errors.New("no paper")
 		}
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
@@ -350,7 +352,7 @@ func TestRetry(t *testing.T) {
 	again := first(w.Retry(t.Context(), plain)) // and is dead again
 	expect(t, w.fate(again).Fate, schedule.FateDead, "fate of what is still broken")
 	w.close()
-	broken = false
+	mended.Store(true)
 	w = newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}

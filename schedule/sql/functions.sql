@@ -768,13 +768,37 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule once more for a tick that is dead or lost, as a job, whose id it returns. The tick keeps its fate.';
 
+CREATE OR REPLACE FUNCTION pgleases.retry_dead(
+    group_name pg_catalog.text, kind pg_catalog.text, since pg_catalog.timestamptz, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT retried int, OUT refused int)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    h record;
+BEGIN
+    PERFORM pgleases.schedule_verb('retry_dead', $4);
+    retried := 0;
+    refused := 0;
+    FOR h IN SELECT r.name, r.until, r.job FROM pgleases.history AS r
+             WHERE r.group_name = $1 AND r.kind = $2 AND r.fate IN ('dead', 'lost') AND r.retried IS NULL AND r.ended_at >= $3 ORDER BY r.id LIMIT 10000 LOOP
+        BEGIN
+            PERFORM pgleases.schedule_retry($1, h.name, h.until, h.job);
+            retried := retried + 1;
+        EXCEPTION WHEN undefined_object OR object_not_in_prerequisite_state OR unique_violation THEN
+            refused := refused + 1;
+        END;
+    END LOOP;
+    PERFORM pgleases.schedule_asked('retry', $1, '', NULL, NULL, jsonb_build_object('kind', $2, 'since', $3, 'retried', retried, 'refused', refused), $5, $4, true);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.retry_dead(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs what has become dead or lost of a kind since an instant once more, as retry_tick and retry_job do, the oldest 10,000 that were not retried. It returns how many, and how many they would refuse, as those whose schedule was deleted.';
+
 REVOKE EXECUTE ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean),
     pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text),
     pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text),
     pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text),
-    pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) FROM PUBLIC;
+    pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text),
+    pgleases.retry_dead(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) FROM PUBLIC;
 
 -- Last, after all tables and functions: without its version the part counts as missing.
 INSERT INTO pgleases.schedule_version AS v (version, min_code) VALUES (1, 1)

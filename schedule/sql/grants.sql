@@ -39,3 +39,4 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
 --   GRANT EXECUTE ON FUNCTION pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.retry_dead(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;

@@ -1,0 +1,145 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// Every query of the page on operations that is about schedules and jobs finds what it is for, and only that, also as the role that may read.
+func TestTheQueriesOfTheNightTell(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../docs/operations.md")
+	ok(t, err)
+	_, chapter, _ := strings.Cut(strings.ReplaceAll(string(page), "\r\n", "\n"), "\n## Schedules and jobs at night\n")
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	queries := make(map[string]string)
+	for section := range strings.SplitSeq(chapter, "\n### ") {
+		heading, rest, _ := strings.Cut(section, "\n")
+		if _, block, found := strings.Cut(rest, "```sql\n"); found {
+			block, _, _ = strings.Cut(block, "\n```")
+			queries[heading] = strings.ReplaceAll(block, "'billing'", "'"+group+"'")
+		}
+	}
+	db := newDatabase(t)
+	o := newOperator(db)
+	reader, err := admin.Grants(o.role, "pgleases", admin.ForReader)
+	ok(t, err)
+	db.exec(reader)
+	// tells runs a query of the page, which is not run again.
+	tells := func(heading string) string {
+		t.Helper()
+		query := queries[heading]
+		if query == "" {
+			t.Fatalf("the page has no query %q", heading)
+		}
+		var lines []string
+		ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+o.role); err != nil {
+				return err
+			}
+			rows, _ := tx.Query(t.Context(), query, pgx.QueryExecModeSimpleProtocol)
+			var err error
+			lines, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+				var words []string
+				for i, v := range row.RawValues() {
+					if !slices.Contains([]string{"at", "since", "paused_at", "answered", "backend", "open_for", "lateness", "average", "longest", "took", "tick", "started_at", "done", "job", "owner", "actor", "args"}, row.FieldDescriptions()[i].Name) {
+						words = append(words, string(v))
+					}
+				}
+				return strings.Join(words, " "), nil
+			})
+			return err
+		}))
+		return strings.Join(lines, "; ")
+	}
+	is := func(heading, want string) {
+		t.Helper()
+		got := "not read"
+		until(t, heading+" tells "+want, func() bool {
+			if now := tells(heading); now != got {
+				got = now
+				t.Logf("%s: %s", heading, got)
+			}
+			return got == want
+		})
+		delete(queries, heading)
+	}
+	tick := time.Now().UTC().Truncate(time.Minute).Add(-10 * time.Minute) // the queries ask the server's clock
+	db.setClock(tick.Add(-time.Minute))
+	w := newSteadyWorker(db)
+	in, end := make(chan struct{}, 10), make(chan struct{})
+	var mended atomic.Bool
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		switch {
+		case r.Args == "hangs":
+			in <- struct{}{}
+			released(ctx, end)
+		case !mended.Load() && strings.HasPrefix(r.Args, "bad"):
+			return errors.New("no paper")
+		}
+		return nil
+	})
+	defer close(end)
+	stranger := newWorker(db)
+	daily := schedule.Cron(tick.Format("4 15 * * *"), "UTC")
+	for _, name := range []string{"close", "bad tick", "halted"} {
+		ok(t, mail.Put(t.Context(), name, name, daily))
+	}
+	ok(t, schedule.InTx(stranger.Scheduler, "telegraph", note).Put(t.Context(), "stranger", "", daily))
+	stranger.run().has("stranger")
+	db.looked()
+	stranger.close() // the group is known
+	o.must("pause_schedule('tests', 'halted', 'a fire')")
+	_, err = mail.Enqueue(t.Context(), "hangs", schedule.Unique("slow", schedule.Raise))
+	ok(t, err)
+	_, err = mail.Enqueue(t.Context(), "bad job", schedule.Unique("once", schedule.Raise))
+	ok(t, err)
+	db.setClock(tick)
+	is("Late schedules", "tests bad tick mail due its partition has no owner; tests close mail due its partition has no owner; tests stranger telegraph due its partition has no owner")
+	w.run()
+	receive(t, "one runs", in)
+	is("What runs now", "tests slow mail")
+	is("Who has too much to do", "tests 1 0")
+	is("Schedules that fail", "tests bad tick mail 1 planned no paper")
+	is("What waits, and why", `tests schedule kind "telegraph" is not registered 1 stranger`)
+	is("What is paused, and by whom", fmt.Sprintf("tests halted %s: a fire", one[string](db, "SELECT session_user::text")))
+	is("Jobs by what they do", "tests mail runs 1")
+	is("What became of one", "1 done 1  ")
+	db.exec("UPDATE pgleases.history SET ended_at = now()") // of today, also where the tick was yesterday
+	is("What has failed today", "tests mail dead 2 0 no paper")
+	is("What ran in the last hour", "tests mail dead 2; tests mail done 1")
+	longest := tells("The longest runs of the day")
+	for _, want := range []string{"tests mail close done 1", "tests mail bad tick dead 1", "tests mail once dead 1"} {
+		if !strings.Contains(longest, want) {
+			t.Errorf("the longest runs are %q, without %q", longest, want)
+		}
+	}
+	delete(queries, "The longest runs of the day")
+	mended.Store(true)
+	if got := tells("Retry all that is dead"); got != "2 0" {
+		t.Errorf("retried and refused: %q", got)
+	}
+	until(t, "what was dead is done", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.history AS h WHERE h.fate = 'done' AND h.job IN (SELECT retried FROM pgleases.history)") == 2
+	})
+	if got := tells("Retry all that is dead"); got != "0 0" {
+		t.Errorf("retried and refused, the second time: %q", got)
+	}
+	delete(queries, "Retry all that is dead")
+	is("What operators have asked", "retry tests  the mail server is back done; retry tests  the mail server is back done; pause tests halted a fire done")
+	for heading := range queries {
+		t.Errorf("nobody looks at what %q tells", heading)
+	}
+}
