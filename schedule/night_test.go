@@ -17,9 +17,9 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Every query of the page on operations that is about schedules and jobs finds what it is for, and only that, also as the role that may read.
-func TestTheQueriesOfTheNightTell(t *testing.T) {
-	t.Parallel()
+// queriesOfTheNight are those of the page on operations that are about schedules and jobs, by their headings.
+func queriesOfTheNight(t *testing.T) map[string]string {
+	t.Helper()
 	page, err := os.ReadFile("../docs/operations.md")
 	ok(t, err)
 	_, chapter, _ := strings.Cut(strings.ReplaceAll(string(page), "\r\n", "\n"), "\n## Schedules and jobs at night\n")
@@ -32,6 +32,43 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 			queries[heading] = strings.ReplaceAll(block, "'billing'", "'"+group+"'")
 		}
 	}
+	return queries
+}
+
+// Each of these can be found by an index: so it passes over few, however many schedules there are, and however long the history is.
+func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO pgleases.schedule_groups VALUES ('tests', 4);
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered, failures, waits, paused_at)
+		SELECT 'tests', n, n, n % 4, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + n * interval '1 second', 1, now(),
+		       CASE WHEN n = 1 THEN 3 ELSE 0 END, CASE WHEN n = 2 THEN 'why' END, CASE WHEN n = 3 THEN now() END
+		FROM generate_series(1, 10000) AS n;
+		INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, ended_at)
+		SELECT n, 'tests', n, 'books', now(), now(), 1, CASE WHEN n % 1000 = 0 THEN 'dead' ELSE 'done' END, now() - (20000 - n) * interval '1 minute' FROM generate_series(1, 20000) AS n`)
+	db.exec("VACUUM ANALYZE pgleases.schedules, pgleases.history, pgleases.schedule_groups")
+	queries := queriesOfTheNight(t)
+	queries["one"] = "SELECT * FROM pgleases.schedules_status WHERE group_name = 'tests' AND name = '7'"
+	for heading, index := range map[string]string{
+		"one": "schedules_by_name", "Late schedules": "schedules_by_due", "What runs now": "schedules_by_due", "Who has too much to do": "schedules_by_due",
+		"Schedules that fail": "schedules_that_fail", "What waits, and why": "schedules_that_wait", "What is paused, and by whom": "schedules_paused",
+		"What has failed today": "history_failed", "What ran in the last hour": "history_by_time", "The longest runs of the day": "history_by_time", "What became of one": "history_by_name",
+	} {
+		rows, err := db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol)
+		ok(t, err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		ok(t, err)
+		plan := strings.Join(lines, "\n")
+		if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on schedules") || strings.Contains(plan, "Seq Scan on history") {
+			t.Errorf("%s does not go by %s:\n%s", heading, index, plan)
+		}
+	}
+}
+
+// Every query of the page on operations that is about schedules and jobs finds what it is for, and only that, also as the role that may read.
+func TestTheQueriesOfTheNightTell(t *testing.T) {
+	t.Parallel()
+	queries := queriesOfTheNight(t)
 	db := newDatabase(t)
 	o := newOperator(db)
 	reader, err := admin.Grants(o.role, "pgleases", admin.ForReader)
