@@ -822,4 +822,4 @@ setInterval(() => {
   sharpFor = window.devicePixelRatio; // the window has come to another screen, or was zoomed
   later("leases");
 }, 1000);
-connect();
+document.addEventListener("DOMContentLoaded", connect); // when the other files are there, too

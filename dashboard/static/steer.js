@@ -95,7 +95,7 @@ function choose() {
   $("steer-last").hidden = true;
   setText($("steer-go"), v ? v.label : "Confirm");
   $("steer-go").classList.toggle("danger", verb === "evict");
-  ask();
+  previewNow();
 }
 
 const failed = text => setText($("steer-failure"), text);
@@ -113,8 +113,8 @@ function ready(previewed) {
   $("steer-go").disabled = !previewed || steer.doing;
 }
 
-// ask previews what the dialog says.
-async function ask() {
+// previewNow previews what the dialog says.
+async function previewNow() {
   steer.busy?.abort();
   ready(null);
   failed("");
@@ -183,7 +183,7 @@ async function execute() {
   const again = make("button", "act", "Preview again");
   again.type = "button";
   again.addEventListener("click", () => {
-    ask();
+    previewNow();
     $("steer-verbs").querySelector("input:checked").focus();
   });
   $("steer-preview").replaceChildren(again);
@@ -201,7 +201,7 @@ function steerButton(of, verb) {
 }
 
 $("steer-verbs").addEventListener("change", choose);
-for (const id of ["steer-fields", "steer-lasts", "steer-force"]) $(id).addEventListener("change", ask);
+for (const id of ["steer-fields", "steer-lasts", "steer-force"]) $(id).addEventListener("change", previewNow);
 $("steer-cancel").addEventListener("click", () => $("steer").close());
 $("steer-form").addEventListener("submit", event => {
   event.preventDefault();
