@@ -25,6 +25,7 @@ import (
 	"net/url"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/pgleases/pgleases/admin"
@@ -67,10 +68,10 @@ const (
 var static embed.FS
 
 // files are what the browser loads besides the page.
-var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "steer.js": "text/javascript; charset=utf-8",
+var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "steer.js": "text/javascript; charset=utf-8", "schedules.js": "text/javascript; charset=utf-8",
 	"dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
 
-var page = template.Must(template.ParseFS(static, "static/page.html"))
+var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
 // Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with http.StripPrefix; all its URLs are relative, so that a proxy in front may
 // add to the path or take from it. It needs a server whose ResponseWriters can flush and have deadlines, as those of net/http: what wraps them needs a method Unwrap.
@@ -102,10 +103,13 @@ type handler struct {
 	times   times
 
 	looking, steering chan struct{} // have room for the one question that is being answered
+
+	mu    sync.Mutex      // guards what follows
+	pages map[string]page // by query: what was answered a moment ago
 }
 
 func newHandler(a *admin.Admin, o Options, t times) *handler {
-	return &handler{options: o, hub: newHub(a, o.MaxViewers), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1)}
+	return &handler{options: o, hub: newHub(a, o.MaxViewers), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1), pages: make(map[string]page)}
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -162,7 +166,7 @@ func withSlash(r *http.Request) string {
 
 func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 	var text bytes.Buffer
-	if err := page.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Steers": access == Steering}); err != nil {
+	if err := markup.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Steers": access == Steering}); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

@@ -25,8 +25,8 @@ type question func(h *handler, r *http.Request, actor string) (any, error)
 
 // looks are questions by GET, steers those by POST, of who may steer.
 var (
-	looks  = map[string]question{"explain": (*handler).explain, "events": (*handler).events}
-	steers = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply}
+	looks  = map[string]question{"explain": (*handler).explain, "events": (*handler).events, "schedules": (*handler).schedules, "jobs": (*handler).jobs, "history": (*handler).history}
+	steers = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply, "ask": (*handler).ask}
 )
 
 // wanted is a change as the page sends it.

@@ -28,12 +28,13 @@ const (
 	locks
 	events
 	wishes
+	schedules
 	health
 	status
 	topics
 )
 
-var topicNames = [topics]string{"clients", "leases", "ages", "locks", "events", "wishes", "health", "status"}
+var topicNames = [topics]string{"clients", "leases", "ages", "locks", "events", "wishes", "schedules", "health", "status"}
 
 const (
 	maxLocks  = 200 // that are shown
@@ -103,6 +104,7 @@ func (h *hub) enter() bool {
 		h.tell(ctx)
 		go h.look(ctx)
 		go h.examine(ctx)
+		go h.count(ctx)
 		go h.tick(ctx)
 	}
 	return true

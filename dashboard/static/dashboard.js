@@ -146,7 +146,7 @@ const sizeOf = ranges => ranges.reduce((n, [first, last]) => n + last - first + 
 // ---- What is known.
 
 const state = {
-  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, wishes: [], health: null,
+  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, wishes: [], schedules: null, health: null,
   older: [], olderOf: "", olderFailure: "", // events that a filter is about, of which lease, and why there are none
   status: null,
   seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
@@ -169,6 +169,7 @@ const topics = {
   locks(told) { state.locks = told; later("locks", "summary"); },
   events(told) { state.events = told; later("events"); },
   wishes(list) { state.wishes = list; later("wishes", "leases", "clients", "summary"); },
+  schedules(told) { state.schedules = told; later("groups"); },
   health(told) { state.health = told; later("health", "summary"); },
   status(told) {
     state.status = told;

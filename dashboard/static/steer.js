@@ -1,7 +1,8 @@
-// The dialog in which an operator says what is wanted: it shows what would move, and has the server do that and nothing else.
+// The dialog in which an operator says what is wanted: of leases it shows what would move, and has the server do that and nothing else.
 "use strict";
 
-// The verbs: what each is about, what it means, and which one takes it back. Those without lasts do not stand, so they cannot end by themselves.
+// The verbs: what each is about, what it means, and which one takes it back. Those without lasts do not stand, so they cannot end by themselves. Those with asks move
+// nothing, so there is nothing to preview.
 const verbs = {
   drain: { of: "client", label: "Drain", back: "undrain", lasts: true, means: "It shall own nothing: its work ends, and others get its partitions. It stays a member. The wish names the client's ID, and outlives restarts." },
   undrain: { of: "client", label: "Undrain", means: "It gets its share again." },
@@ -15,7 +16,16 @@ const verbs = {
   pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
   move: { of: "lease", label: "Move", fields: ["partition", "client"], means: "A partition goes to a client once, in a swap: another one comes back for it, so that nobody's share changes." },
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
+  pause_schedule: { of: "schedule", label: "Pause", asks: true, when: of => !of.paused, means: "It does not run until it is resumed. A run that is under way goes on." },
+  resume_schedule: { of: "schedule", label: "Resume", asks: true, when: of => of.paused, fields: ["catch_up"], means: "It runs again, with its next tick. The ticks that passed are cancelled, or treated as late ones." },
+  trigger_schedule: { of: "schedule", label: "Trigger", asks: true, means: "It runs now, besides its ticks, also where it is paused: as a job." },
+  backfill_schedule: { of: "schedule", label: "Backfill", asks: true, fields: ["after", "until"], means: "It runs once more for ticks that have passed, 1,000 at most: each as a job of the lowest priority." },
+  retry_tick: { of: "tick", label: "Retry", asks: true, means: "The schedule runs once more for this tick, as a job. The tick keeps its fate." },
+  cancel_job: { of: "job", label: "Cancel", asks: true, means: "It does not run any more. A run that is under way is refused its commit; what it has done outside of the database is done." },
+  retry_job: { of: "dead", label: "Retry", asks: true, means: "It runs once more, as a new job." },
 };
+
+const titles = { client: "Steer client ", lease: "Steer lease ", schedule: "Steer schedule ", tick: "Steer schedule ", job: "Steer job ", dead: "Steer job " };
 
 // What each field of a verb is made of. The value of a field is that of the change.
 const fields = {
@@ -33,7 +43,21 @@ const fields = {
     }
     return ["Client", e, () => e.value];
   },
+  catch_up() {
+    const e = make("input");
+    e.type = "checkbox";
+    return ["The ticks that passed are late ones", e, () => e.checked];
+  },
+  after: () => instantField("Ticks after"),
+  until: () => instantField("Up to"),
 };
+
+// instantField is a time by this browser's clock and zone.
+function instantField(label) {
+  const e = make("input");
+  Object.assign(e, { type: "datetime-local", step: "1", required: true });
+  return [label, e, () => new Date(e.value).toISOString()];
+}
 
 const steer = {
   turn: 0, // rises each time that the dialog opens
@@ -63,9 +87,9 @@ const standing = (verb, of) => state.wishes.some(w => w.verb === verb && (of.kin
 // openSteer opens the dialog. With a verb it begins with that one.
 function openSteer(of, opener, verb) {
   Object.assign(steer, { turn: steer.turn + 1, of, opener, doing: false });
-  $("steer-title").replaceChildren(of.kind === "client" ? "Steer client " : "Steer lease ", name(of.subject));
+  $("steer-title").replaceChildren(titles[of.kind], name(of.subject));
   const taken = new Set(Object.values(verbs).map(v => v.back)); // and so they need a wish that stands
-  const offered = Object.keys(verbs).filter(v => verbs[v].of === of.kind && (!taken.has(v) || v === verb || Object.keys(verbs).some(w => verbs[w].back === v && standing(w, of))));
+  const offered = Object.keys(verbs).filter(v => verbs[v].of === of.kind && verbs[v].when?.(of) !== false && (!taken.has(v) || v === verb || Object.keys(verbs).some(w => verbs[w].back === v && standing(w, of))));
   $("steer-verbs").replaceChildren(...offered.map(v => {
     const e = make("input");
     Object.assign(e, { type: "radio", name: "verb", value: v, required: true, checked: v === verb });
@@ -85,10 +109,10 @@ function choose() {
   const verb = chosenVerb(), v = verbs[verb], lease = state.leases.find(l => l.name === steer.of.subject);
   setText($("steer-means"), v ? v.means : "Choose what is wanted. Nothing is changed before you confirm it.");
   steer.values = {};
-  $("steer-fields").replaceChildren(...(lease && v?.fields || []).map(f => {
+  $("steer-fields").replaceChildren(...(v && (lease || v.asks) && v.fields || []).map(f => {
     const [label, e, value] = fields[f](lease, steer.of.partition);
     steer.values[f] = value;
-    return make("label", "", label + " ", e);
+    return e.type === "checkbox" ? make("label", "check", e, " " + label) : make("label", "", label + " ", e);
   }));
   $("steer-stands").hidden = !v?.lasts;
   $("steer-force").checked = false;
@@ -102,7 +126,8 @@ const failed = text => setText($("steer-failure"), text);
 
 // wantedNow is the change that the dialog says.
 function wantedNow() {
-  const verb = chosenVerb(), change = { verb, subject: steer.of.subject, force: $("steer-force").checked };
+  const verb = chosenVerb(), of = steer.of, change = !verbs[verb].asks ? { verb, subject: of.subject, force: $("steer-force").checked } :
+    of.kind === "schedule" || of.kind === "tick" ? { verb, group: of.group, schedule: of.subject, tick: of.tick } : { verb, job: of.subject };
   for (const [field, value] of Object.entries(steer.values)) change[field] = value();
   if (verbs[verb].lasts) change.lasts = $("steer-lasts").value;
   return change;
@@ -123,6 +148,11 @@ async function previewNow() {
     return;
   }
   const busy = steer.busy = new AbortController(), change = wantedNow();
+  if (verbs[change.verb].asks) {
+    $("steer-preview").replaceChildren();
+    ready(change);
+    return;
+  }
   $("steer-preview").replaceChildren(make("p", "note", "Looking what would move."));
   const answer = await post("preview", change, busy.signal);
   if (busy !== steer.busy || answer.kind === "stopped") return; // another came after it
@@ -157,16 +187,17 @@ function tellAll(text, kind) {
 
 async function execute() {
   if (!steer.previewed || steer.doing) return;
-  const turn = steer.turn, v = verbs[steer.previewed.verb], what = v.label + " of " + plain(steer.of.subject);
+  const turn = steer.turn, v = verbs[steer.previewed.verb], what = v.label + " of " + plain(steer.of.label ?? steer.of.subject);
   steer.doing = true;
   $("steer-go").disabled = true;
   failed("");
-  const answer = await post("apply", { ...steer.previewed, reason: $("steer-reason").value });
+  const answer = await post(v.asks ? "ask" : "apply", { ...steer.previewed, reason: $("steer-reason").value });
   const open = steer.turn === turn && $("steer").open;
   if (open) steer.doing = false;
   if (answer.kind === "ok") {
     if (open) $("steer").close(); // what is behind it is not heard
-    tellAll(what + " is written down. The clients do it within a heartbeat, and when the work on what moves has ended.", "good");
+    tellAll(what + " is written down. " + (!v.asks ? "The clients do it within a heartbeat, and when the work on what moves has ended." : answer.told.job !== "0" ? "It is job " + answer.told.job + "." : ""), "good");
+    if (v.asks) for (const l of [scheduleList, jobList, historyList]) look(l);
     return;
   }
   const text = answer.kind === "changed" ? "Nothing was done: since the preview something has changed. " + plain(answer.text) :
@@ -180,6 +211,10 @@ async function execute() {
   failed(text);
   ready(null);
   if (answer.kind === "denied") return;
+  if (v.asks) {
+    ready(wantedNow());
+    return;
+  }
   const again = make("button", "act", "Preview again");
   again.type = "button";
   again.addEventListener("click", () => {
@@ -194,7 +229,7 @@ function steerButton(of, verb) {
   const label = verb ? verbs[verb].label : "Steer";
   const e = make("button", "act", label);
   e.type = "button";
-  e.setAttribute("aria-label", label + " " + plain(of.subject) + (verb && of.partition >= 0 ? ", partition " + of.partition : ""));
+  e.setAttribute("aria-label", label + " " + plain(of.label ?? of.subject) + (verb && of.partition >= 0 ? ", partition " + of.partition : ""));
   e.setAttribute("aria-haspopup", "dialog");
   e.addEventListener("click", () => openSteer(of.card ? { ...of, partition: of.card.cursor } : of, e, verb));
   return e;

@@ -1,0 +1,339 @@
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/admin/sql"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// What package schedule has in its tables, by the views and functions of schedule/sql. A million schedules cost no more than a thousand: counts end at 1,001, and lists
+// come in pages.
+
+// A ScheduleGroup is a group of schedules and jobs. Counts go to 1,001, which means more than 1,000.
+type ScheduleGroup struct {
+	Name      string       `json:"name"`
+	Schedules int          `json:"schedules"`
+	Paused    int          `json:"paused"`
+	Waiting   int          `json:"waiting"` // their owners cannot run them
+	Failing   int          `json:"failing"` // their last ticks are dead
+	Late      int          `json:"late"`    // by more than 10 s
+	Jobs      int          `json:"jobs"`    // that have not ended
+	Stuck     int          `json:"stuck"`   // jobs whose owners cannot run them
+	Fates     []FateNumber `json:"fates"`   // of the last 6 hours, by the latest 10,000 entries of all groups
+}
+
+// A FateNumber is how many ticks and jobs had a fate.
+type FateNumber struct {
+	Fate  string    `json:"fate"`
+	Count int64     `json:"count"`
+	Since time.Time `json:"since"`
+}
+
+// A Schedule is one of package schedule. What the tables do not tell is zero.
+type Schedule struct {
+	ID        int64         `json:"id,string"`
+	Name      string        `json:"name"`
+	Kind      string        `json:"kind"`
+	Key       string        `json:"key"`
+	Partition int           `json:"partition"` // of the lease schedule/GROUP
+	Owner     string        `json:"owner"`     // client ID of who runs it
+	Rule      string        `json:"rule"`
+	State     string        `json:"state"` // runs, paused, waits, due, retries, planned, over
+	Why       string        `json:"why"`
+	Done      time.Time     `json:"done,omitzero"` // the last tick whose run was done
+	LastFate  string        `json:"last_fate"`
+	RanFrom   time.Time     `json:"ran_from,omitzero"` // of the last run
+	RanUntil  time.Time     `json:"ran_until,omitzero"`
+	Due       time.Time     `json:"due,omitzero"` // when it is looked at next
+	Late      time.Duration `json:"late_ns"`
+	Failures  int           `json:"failures"` // ticks in a row that are dead
+	Attempts  int           `json:"attempts"` // at the tick under way, that failed
+	Crashes   int           `json:"crashes"`  // of processes, during that tick
+	Error     string        `json:"error"`
+	PausedAt  time.Time     `json:"paused_at,omitzero"`
+}
+
+// A Job is one of package schedule that has not ended.
+type Job struct {
+	ID        int64         `json:"id,string"`
+	Kind      string        `json:"kind"`
+	Name      string        `json:"name"`    // the schedule for which it runs, or its unique key
+	Trigger   string        `json:"trigger"` // job, manual, backfill, retry, request
+	Key       string        `json:"key"`
+	Partition int           `json:"partition"`
+	Owner     string        `json:"owner"`
+	Priority  int           `json:"priority"`
+	State     string        `json:"state"` // runs, waits, due, retries, planned
+	Why       string        `json:"why"`
+	At        time.Time     `json:"at,omitzero"`
+	Due       time.Time     `json:"due,omitzero"`
+	Late      time.Duration `json:"late_ns"`
+	Attempts  int           `json:"attempts"`
+	Crashes   int           `json:"crashes"`
+	Error     string        `json:"error"`
+}
+
+// An Ended is an entry of the history.
+type Ended struct {
+	ID       int64     `json:"id,string"`
+	Name     string    `json:"name"`
+	Kind     string    `json:"kind"`
+	Job      int64     `json:"job,string"` // 0: it is of ticks
+	Since    time.Time `json:"since"`      // it tells of the ticks after this
+	Until    time.Time `json:"until"`      // up to this, the tick itself where it is one
+	Ticks    int64     `json:"ticks"`
+	Fate     string    `json:"fate"`
+	Error    string    `json:"error"`
+	Attempts int       `json:"attempts"`
+	Started  time.Time `json:"started,omitzero"`
+	At       time.Time `json:"at"`
+	Retried  int64     `json:"retried,string"` // the job that runs it again; 0: none
+}
+
+const (
+	mostGroups   = 100
+	latestFates  = 10_000
+	hoursOfFates = 6
+	mostPage     = 1000
+)
+
+// ErrNoSchedules is returned where the database has no tables of package schedule, or too old ones.
+var ErrNoSchedules = errors.New("admin: there are no schedules here")
+
+// ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules, and the database's.
+func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
+	groups := []ScheduleGroup{}
+	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) error {
+		rows, _ := tx.Query(ctx, text("groups"), mostGroups) // CollectRows returns its error
+		var err error
+		groups, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (g ScheduleGroup, err error) {
+			g.Fates = []FateNumber{}
+			return g, row.Scan(&g.Name, &g.Schedules, &g.Paused, &g.Waiting, &g.Failing, &g.Late, &g.Jobs, &g.Stuck)
+		})
+		if err != nil {
+			return err
+		}
+		var group string
+		var f FateNumber
+		rows, _ = tx.Query(ctx, text("fates"), latestFates, hoursOfFates) // ForEachRow returns its error
+		_, err = pgx.ForEachRow(rows, []any{&group, &f.Fate, &f.Count, &f.Since}, func() error {
+			if i := slices.IndexFunc(groups, func(g ScheduleGroup) bool { return g.Name == group }); i >= 0 {
+				groups[i].Fates = append(groups[i].Fates, f)
+			}
+			return nil
+		})
+		return err
+	})
+	return groups, a.scheduleFailure("read the groups of schedules", err)
+}
+
+// Which of the schedules or jobs are listed.
+const (
+	Paused  = "paused"  // schedules
+	Failing = "failing" // schedules whose last tick is dead
+	Late    = "late"    // schedules, by more than 10 s
+	Waiting = "waits"   // their owners cannot run them
+	Due     = "due"     // jobs that are to run now, or run
+)
+
+// Schedules returns schedules of a group whose names begin with prefix and come after that one, by name, at most that many, 1 to 1000. Which: Paused, Failing, Late,
+// Waiting, or empty for all. Of those that are late or wait no more than 1,000 are found.
+func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after string, most int) ([]Schedule, error) {
+	doing := fmt.Sprintf("list the schedules of group %q", group)
+	if most < 1 || most > mostPage || !slices.Contains([]string{"", Paused, Failing, Late, Waiting}, which) {
+		return nil, fmt.Errorf("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s, %s, %s or any", doing, most, which, mostPage, Paused, Failing, Late, Waiting)
+	}
+	var page []Schedule
+	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
+		rows, _ := tx.Query(ctx, text("schedules"), group, which, prefix, after, most) // CollectRows returns its error
+		page, err = pgx.CollectRows(rows, scanSchedule)
+		return err
+	})
+	if end := slices.IndexFunc(page, func(s Schedule) bool { return !strings.HasPrefix(s.Name, prefix) }); end >= 0 {
+		page = page[:end]
+	}
+	return page, a.scheduleFailure(doing, err)
+}
+
+func scanSchedule(row pgx.CollectableRow) (s Schedule, err error) {
+	var owner, why, fate, failure *string
+	var done, from, until, due, paused *time.Time
+	var late *float64
+	err = row.Scan(&s.ID, &s.Name, &s.Kind, &s.Key, &s.Partition, &owner, &s.Rule, &s.State, &why, &done, &fate, &from, &until, &due, &late, &s.Failures, &s.Attempts, &s.Crashes, &failure, &paused)
+	s.Owner, s.Why, s.LastFate, s.Error = value(owner), value(why), value(fate), value(failure)
+	s.Done, s.RanFrom, s.RanUntil, s.Due, s.PausedAt, s.Late = value(done), value(from), value(until), value(due), value(paused), duration(late)
+	return s, err
+}
+
+// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Waiting, Due, or empty for any. No more than 1,000 are
+// found.
+func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most int) ([]Job, error) {
+	doing := fmt.Sprintf("list the jobs of group %q", group)
+	if most < 1 || most > mostPage || !slices.Contains([]string{"", Waiting, Due}, which) {
+		return nil, fmt.Errorf("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Waiting, Due)
+	}
+	var page []Job
+	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
+		rows, _ := tx.Query(ctx, text("jobs"), group, which, after, most) // CollectRows returns its error
+		page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (j Job, err error) {
+			var owner, why, failure *string
+			var at, due *time.Time
+			var late *float64
+			err = row.Scan(&j.ID, &j.Kind, &j.Name, &j.Trigger, &j.Key, &j.Partition, &owner, &j.Priority, &j.State, &why, &at, &due, &late, &j.Attempts, &j.Crashes, &failure)
+			j.Owner, j.Why, j.Error, j.At, j.Due, j.Late = value(owner), value(why), value(failure), value(at), value(due), duration(late)
+			return j, err
+		})
+		return err
+	})
+	return page, a.scheduleFailure(doing, err)
+}
+
+// ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest first, at most that many, 1 to 1000, with a lower ID than before; 0: from the latest on.
+func (a *Admin) ScheduleHistory(ctx context.Context, group, schedule string, before int64, most int) ([]Ended, error) {
+	return a.history(ctx, group, &schedule, before, most)
+}
+
+// DeadJobs returns the group's jobs that are dead or lost, as ScheduleHistory does, by the latest 1,000 failures of all groups.
+func (a *Admin) DeadJobs(ctx context.Context, group string, before int64, most int) ([]Ended, error) {
+	return a.history(ctx, group, nil, before, most)
+}
+
+func (a *Admin) history(ctx context.Context, group string, schedule *string, before int64, most int) ([]Ended, error) {
+	if most < 1 || most > mostPage {
+		return nil, fmt.Errorf("admin: %d entries of the history is out of range: 1 to %d", most, mostPage)
+	}
+	if before <= 0 {
+		before = math.MaxInt64
+	}
+	var page []Ended
+	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
+		rows, _ := tx.Query(ctx, text("history"), group, schedule, before, most) // CollectRows returns its error
+		page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Ended, err error) {
+			var job, retried *int64
+			var failure *string
+			var started *time.Time
+			err = row.Scan(&e.ID, &e.Name, &e.Kind, &job, &e.Since, &e.Until, &e.Ticks, &e.Fate, &failure, &e.Attempts, &started, &e.At, &retried)
+			e.Job, e.Error, e.Started, e.Retried = value(job), value(failure), value(started), value(retried)
+			return e, err
+		})
+		return err
+	})
+	return page, a.scheduleFailure(fmt.Sprintf("read the history of group %q", group), err)
+}
+
+// duration is that of so many seconds; 0 for none.
+func duration(s *float64) time.Duration { return time.Duration(value(s) * float64(time.Second)) }
+
+// readSchedules has f read, with the texts of the files in admin/sql.
+func (a *Admin) readSchedules(ctx context.Context, f func(tx pgx.Tx, text func(string) string) error) error {
+	return reading(ctx, a.pool, func(tx pgx.Tx) error { return f(tx, store.Texts(sql.Files, a.options.schema)) })
+}
+
+// scheduleFailure says what to do about an error.
+func (a *Admin) scheduleFailure(doing string, err error) error {
+	if code := store.Code(err); code == "42P01" || code == "42883" || code == "42703" {
+		return fmt.Errorf("%w: %s: %w\nrun pgleases migrate --schedules, where processes use package schedule", ErrNoSchedules, doing, err)
+	}
+	return a.failure(doing, err)
+}
+
+// The verbs on schedules and jobs. They are done at once, but that the ticks of ResumeSchedule, and the jobs of BackfillSchedule, are seen to by a process of the group, within about a second.
+const (
+	PauseSchedule    Verb = "pause_schedule"
+	ResumeSchedule   Verb = "resume_schedule"   // from its next tick on
+	TriggerSchedule  Verb = "trigger_schedule"  // run it now, besides its ticks
+	BackfillSchedule Verb = "backfill_schedule" // run it once more for ticks that have passed
+	RetryTick        Verb = "retry_tick"        // run a tick once more that is dead or lost
+	CancelJob        Verb = "cancel_job"
+	RetryJob         Verb = "retry_job" // run a job once more that is dead, lost or cancelled
+)
+
+// A Request is what an operator asks of a schedule, or of a job.
+type Request struct {
+	Verb            Verb
+	Group, Schedule string    // of the verbs on schedules, and RetryTick
+	Job             int64     // of CancelJob and RetryJob
+	Tick            time.Time // of RetryTick: the tick, as Ended.Until
+	After, Until    time.Time // of BackfillSchedule: ticks after the one, up to the other
+	CatchUp         bool      // of ResumeSchedule: the ticks that passed are late ones, and are not cancelled
+	Reason          string    // why: written beside it; not empty
+	Actor           string    // who asks, besides the role that connects
+}
+
+// Request has a request carried out. It returns the job that comes of it; 0: none does. It needs the rights that Grants gives for steering schedules. The errors: a request that is none, the
+// database's, as where the name is not known, and ErrUnknown where it does not answer.
+func (a *Admin) Request(ctx context.Context, r Request) (job int64, err error) {
+	statement, args, err := a.request(r)
+	if err != nil {
+		return 0, err
+	}
+	sent := false
+	var answer *int64
+	err = a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		sent = true
+		return conn.QueryRow(ctx, statement, args...).Scan(&answer)
+	})
+	return value(answer), a.refusal(Change{Verb: r.Verb, Subject: r.of()}, doubted(sent, err))
+}
+
+// of is what a request is about.
+func (r Request) of() string {
+	if r.Job != 0 {
+		return fmt.Sprint(r.Job)
+	}
+	return r.Group + "/" + r.Schedule
+}
+
+// request returns the call of the verb's SQL function, which returns a job, or null.
+func (a *Admin) request(r Request) (call string, args []any, err error) {
+	ofJob := r.Verb == CancelJob || r.Verb == RetryJob
+	switch {
+	case !ofJob && !slices.Contains([]Verb{PauseSchedule, ResumeSchedule, TriggerSchedule, BackfillSchedule, RetryTick}, r.Verb):
+		return "", nil, fmt.Errorf("admin: %q is no verb on schedules or jobs", r.Verb)
+	case ofJob != (r.Job != 0), ofJob != (r.Group+r.Schedule == ""):
+		return "", nil, fmt.Errorf("admin: %s of schedule %q of group %q, job %d: name a schedule with its group, or a job, as the verb is about", r.Verb, r.Schedule, r.Group, r.Job)
+	case r.Reason == "":
+		return "", nil, fmt.Errorf("admin: %s of %s: give a reason", r.Verb, r.of())
+	case (r.Verb == RetryTick) == r.Tick.IsZero(), (r.Verb == BackfillSchedule) == r.After.IsZero(), (r.Verb == BackfillSchedule) == r.Until.IsZero(), r.CatchUp && r.Verb != ResumeSchedule:
+		return "", nil, fmt.Errorf("admin: %s takes no such option, or lacks one: Tick is of %s, After and Until of %s, CatchUp of %s", r.Verb, RetryTick, BackfillSchedule, ResumeSchedule)
+	}
+	var words []string
+	add := func(kind string, arg any) {
+		args = append(args, arg)
+		words = append(words, fmt.Sprintf("$%d::pg_catalog.%s", len(args), kind))
+	}
+	if ofJob {
+		add("int8", r.Job)
+	} else {
+		add("text", r.Group)
+		add("text", r.Schedule)
+	}
+	switch r.Verb {
+	case RetryTick:
+		add("timestamptz", r.Tick)
+	case BackfillSchedule:
+		add("timestamptz", r.After)
+		add("timestamptz", r.Until)
+	}
+	add("text", r.Reason)
+	add("text", r.Actor)
+	if r.Verb == ResumeSchedule {
+		add("bool", r.CatchUp)
+	}
+	function := fmt.Sprintf("%s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), r.Verb, strings.Join(words, ", "))
+	switch r.Verb {
+	case PauseSchedule, ResumeSchedule, CancelJob:
+		return "SELECT NULL::pg_catalog.int8 FROM " + function, args, nil
+	}
+	return "SELECT " + function, args, nil
+}

@@ -1,0 +1,185 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// manySchedules makes 3,000 schedules, of each hundred of which one is paused, one waits, one fails and one is late, and 1,200 jobs.
+func manySchedules(t *testing.T, url string) {
+	t.Helper()
+	pool := newPool(t, pgtest.OwnerURL(url))
+	if err := schedule.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 16), ('other', 1)`,
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, paused_at, waits, waits_since, registered)
+			SELECT 'billing', 's' || lpad(n::text, 4, '0'), 'k' || n, n % 16, 'books', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour',
+				CASE n % 100 WHEN 1 THEN 'infinity' WHEN 4 THEN now() - interval '5 minutes' ELSE now() + interval '1 hour' END, CASE n % 100 WHEN 3 THEN 2 ELSE 0 END, 1,
+				CASE n % 100 WHEN 1 THEN now() END, CASE n % 100 WHEN 2 THEN 'nobody knows its kind' END, CASE n % 100 WHEN 2 THEN now() END, now()
+			FROM generate_series(0, 2999) AS n`,
+		`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) SELECT 'billing', 'j' || n, n % 16, 'mail', '', 'job', '{}', n % 4, now(),
+			CASE WHEN n < 1150 THEN 'infinity' ELSE now() END FROM generate_series(0, 1199) AS n`,
+		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, ended_at, again) VALUES
+			(1, NULL, 'billing', 's0001', 'books', now() - interval '2 hours', now() - interval '1 hour', 1, 'done', NULL, now(), NULL),
+			(1, NULL, 'billing', 's0001', 'books', now() - interval '1 hour', now(), 4, 'missed', NULL, now(), NULL),
+			(0, 99999, 'billing', '', 'mail', now(), now(), 1, 'dead', 'no route', now(), '{"key": "j", "args": {}, "priority": 1}'),
+			(0, 99998, 'other', '', 'mail', now(), now(), 1, 'dead', 'of another group', now(), NULL)`)
+}
+
+func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a := newAdmin(t, pool)
+	manySchedules(t, url)
+	groups, err := a.ScheduleGroups(t.Context())
+	if err != nil || len(groups) != 2 {
+		t.Fatalf("%+v, %v", groups, err)
+	}
+	g := groups[0]
+	if g.Name != "billing" || g.Schedules != 1001 || g.Paused != 30 || g.Waiting != 30 || g.Failing != 30 || g.Late != 30 || g.Jobs != 1001 || g.Stuck != 0 {
+		t.Errorf("%+v", g)
+	}
+	if fates := fmt.Sprint(g.Fates); len(g.Fates) != 3 || !strings.Contains(fates, "{dead 1 ") || !strings.Contains(fates, "{done 1 ") || !strings.Contains(fates, "{missed 4 ") {
+		t.Errorf("fates %s", fates)
+	}
+	// All of them come once, whatever the page.
+	list := func(which, prefix string, most int) (names []string) {
+		t.Helper()
+		for after := ""; ; {
+			page, err := a.Schedules(t.Context(), "billing", which, prefix, after, most)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range page {
+				if s.Name <= after {
+					t.Fatalf("%q comes after %q", s.Name, after)
+				}
+				after = s.Name
+				names = append(names, s.Name)
+			}
+			if len(page) < most {
+				return names
+			}
+		}
+	}
+	for _, test := range []struct {
+		which, prefix string
+		most, want    int
+		first         string
+	}{
+		{"", "", 1000, 3000, "s0000"}, {"", "s01", 7, 100, "s0100"}, {admin.Paused, "", 7, 30, "s0001"}, {admin.Waiting, "", 7, 30, "s0002"},
+		{admin.Failing, "s1", 1000, 10, "s1003"}, {admin.Late, "", 7, 30, "s0004"}, {"", "x", 5, 0, ""}, {admin.Late, "s2", 4, 10, "s2004"},
+	} {
+		if names := list(test.which, test.prefix, test.most); len(names) != test.want || test.want > 0 && names[0] != test.first {
+			t.Errorf("%q with prefix %q: %d, the first %v", test.which, test.prefix, len(names), names[:min(1, len(names))])
+		}
+	}
+	page, err := a.Schedules(t.Context(), "billing", admin.Late, "", "", 1)
+	if err != nil || page[0].Late < 5*time.Minute || page[0].State != "due" || page[0].Rule != "@every 1h" || page[0].Why != "its partition has no owner" {
+		t.Errorf("%+v, %v", page, err)
+	}
+	jobs := 0
+	for after := int64(0); ; {
+		page, err := a.Jobs(t.Context(), "billing", "", after, 300)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if jobs += len(page); len(page) < 300 {
+			break
+		}
+		after = page[len(page)-1].ID
+	}
+	if due, err := a.Jobs(t.Context(), "billing", admin.Due, 0, 1000); err != nil || len(due) != 50 || due[0].State != "due" || jobs != 1000 {
+		t.Errorf("%d jobs, %d due, %v", jobs, len(due), err)
+	}
+	history, err := a.ScheduleHistory(t.Context(), "billing", "s0001", 0, 10)
+	if err != nil || len(history) != 2 || history[0].Fate != "missed" || history[0].Ticks != 4 || history[1].Fate != "done" {
+		t.Errorf("%+v, %v", history, err)
+	}
+	if history, err = a.ScheduleHistory(t.Context(), "billing", "s0001", history[0].ID, 10); err != nil || len(history) != 1 {
+		t.Errorf("before that: %+v, %v", history, err)
+	}
+	if dead, err := a.DeadJobs(t.Context(), "billing", 0, 10); err != nil || len(dead) != 1 || dead[0].Job != 99999 || dead[0].Error != "no route" {
+		t.Errorf("%+v, %v", dead, err)
+	}
+}
+
+func TestSchedulesAndJobsAreSteered(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	if _, err := a.ScheduleGroups(t.Context()); !errors.Is(err, admin.ErrNoSchedules) {
+		t.Errorf("without tables: %v", err)
+	}
+	manySchedules(t, url)
+	ask := func(r admin.Request) int64 {
+		t.Helper()
+		r.Reason, r.Actor = "why", "ann"
+		job, err := a.Request(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return job
+	}
+	state := func(name string) admin.Schedule {
+		t.Helper()
+		page, err := a.Schedules(t.Context(), "billing", "", name, "", 1)
+		if err != nil || len(page) != 1 {
+			t.Fatalf("%+v, %v", page, err)
+		}
+		return page[0]
+	}
+	if job := ask(admin.Request{Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000"}); job != 0 || state("s0000").State != "paused" || !strings.HasPrefix(state("s0000").Why, "ann (") {
+		t.Errorf("job %d, %+v", job, state("s0000"))
+	}
+	ask(admin.Request{Verb: admin.ResumeSchedule, Group: "billing", Schedule: "s0000", CatchUp: true})
+	if s := state("s0000"); s.State != "due" {
+		t.Errorf("resumed: %+v", s)
+	}
+	manual := ask(admin.Request{Verb: admin.TriggerSchedule, Group: "billing", Schedule: "s0001"})
+	retried := ask(admin.Request{Verb: admin.RetryJob, Job: 99999})
+	backfill := ask(admin.Request{Verb: admin.BackfillSchedule, Group: "billing", Schedule: "s0000", After: time.Now().Add(-9 * time.Hour), Until: time.Now().Add(-8 * time.Hour)})
+	for job, trigger := range map[int64]string{manual: "manual", retried: "retry", backfill: "request"} {
+		page, err := a.Jobs(t.Context(), "billing", admin.Due, job-1, 1)
+		if err != nil || len(page) != 1 || page[0].ID != job || page[0].Trigger != trigger {
+			t.Errorf("job %d, %s: %+v, %v", job, trigger, page, err)
+		}
+		ask(admin.Request{Verb: admin.CancelJob, Job: job})
+	}
+	for want, r := range map[string]admin.Request{
+		`has no schedule "none"`:    {Verb: admin.PauseSchedule, Group: "billing", Schedule: "none", Reason: "why"},
+		"there is no job 777777":    {Verb: admin.CancelJob, Job: 777777, Reason: "why"},
+		"give a reason":             {Verb: admin.CancelJob, Job: 1},
+		`"drain" is no verb`:        {Verb: admin.Drain, Group: "billing", Schedule: "s0000", Reason: "why"},
+		"as the verb is about":      {Verb: admin.RetryJob, Group: "billing", Schedule: "s0000", Reason: "why"},
+		"CatchUp of resume":         {Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000", CatchUp: true, Reason: "why"},
+		"lacks one: Tick":           {Verb: admin.RetryTick, Group: "billing", Schedule: "s0000", Reason: "why"},
+		"is not in the history":     {Verb: admin.RetryTick, Group: "billing", Schedule: "s0000", Tick: time.Now(), Reason: "why"},
+		"was retried, as job":       {Verb: admin.RetryJob, Job: 99999, Reason: "why"},
+		"there is nothing after":    {Verb: admin.BackfillSchedule, Group: "billing", Schedule: "s0000", After: time.Now(), Until: time.Now().Add(-time.Hour), Reason: "why"},
+		"name a schedule with its ": {Verb: admin.TriggerSchedule, Group: "billing", Schedule: "s0000", Job: 7, Reason: "why"},
+	} {
+		if _, err := a.Request(t.Context(), r); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, admin.ErrUnknown) {
+			t.Errorf("%+v: %v, want %q", r, err, want)
+		}
+	}
+	for name, err := range map[string]error{
+		"which": func() error { _, err := a.Schedules(t.Context(), "billing", "dead", "", "", 1); return err }(),
+		"most":  func() error { _, err := a.Jobs(t.Context(), "billing", "", 0, 1001); return err }(),
+		"none":  func() error { _, err := a.DeadJobs(context.Background(), "billing", 0, 0); return err }(),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "out of range") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package dashboard
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/admin"
+)
+
+// What is shown of package schedule: the groups to all, from time to time; lists to who looks at them, a page at a time, which those share who look at the same one. So
+// neither the number of schedules nor that of viewers is that of what the database does.
+
+const (
+	counted  = 5 * time.Second // between two looks at the groups
+	kept     = 2 * time.Second // for how long a page is the same for all who ask
+	perPage  = 50
+	mostKept = 64 // pages
+)
+
+// shownGroups are the groups of schedules.
+type shownGroups struct {
+	Groups  []admin.ScheduleGroup `json:"groups"`  // empty also where there are no tables of package schedule
+	Failure string                `json:"failure"` // empty: none
+}
+
+// count sees to the groups.
+func (h *hub) count(ctx context.Context) {
+	for {
+		limited, cancel := context.WithTimeout(ctx, h.answers)
+		groups, err := h.admin.ScheduleGroups(limited)
+		cancel()
+		told := shownGroups{Groups: groups}
+		if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
+			told.Failure = err.Error()
+		}
+		if groups == nil {
+			told.Groups = []admin.ScheduleGroup{}
+		}
+		h.mu.Lock()
+		h.publish(ctx, schedules, told)
+		h.mu.Unlock()
+		select {
+		case <-time.After(counted):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// A page is what several may look at.
+type page struct {
+	at      time.Time
+	content any
+}
+
+// shared answers with what another was answered a moment ago, or asks. Whoever calls it has the turn of those who look, so nobody asks the same meanwhile.
+func (h *handler) shared(r *http.Request, ask func(ctx context.Context) (any, error)) (any, error) {
+	key := r.URL.Path + "?" + r.URL.Query().Encode()
+	h.mu.Lock()
+	p, has := h.pages[key]
+	h.mu.Unlock()
+	if has && time.Since(p.at) < kept {
+		return p.content, nil
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	defer cancel()
+	content, err := ask(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.pages) >= mostKept {
+		clear(h.pages)
+	}
+	h.pages[key] = page{time.Now(), content}
+	return content, nil
+}
+
+// A list is a page of rows, of which the last is where the next page begins.
+type list[T any] struct {
+	Rows []T  `json:"rows"`
+	More bool `json:"more"`
+}
+
+// pageOf has one row more be read than are shown, to know whether there are more.
+func pageOf[T any](read func(most int) ([]T, error)) (any, error) {
+	rows, err := read(perPage + 1)
+	if err != nil {
+		return nil, err
+	}
+	return list[T]{append([]T{}, rows[:min(len(rows), perPage)]...), len(rows) > perPage}, nil
+}
+
+func (h *handler) schedules(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	return h.shared(r, func(ctx context.Context) (any, error) {
+		return pageOf(func(most int) ([]admin.Schedule, error) {
+			return h.hub.admin.Schedules(ctx, q.Get("group"), q.Get("which"), q.Get("prefix"), q.Get("after"), most)
+		})
+	})
+}
+
+func (h *handler) jobs(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	after, err := number(q.Get("after"))
+	if err != nil {
+		return nil, err
+	}
+	return h.shared(r, func(ctx context.Context) (any, error) {
+		if q.Get("which") == "dead" {
+			return pageOf(func(most int) ([]admin.Ended, error) { return h.hub.admin.DeadJobs(ctx, q.Get("group"), after, most) })
+		}
+		return pageOf(func(most int) ([]admin.Job, error) {
+			return h.hub.admin.Jobs(ctx, q.Get("group"), q.Get("which"), after, most)
+		})
+	})
+}
+
+func (h *handler) history(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	before, err := number(q.Get("after"))
+	if err != nil {
+		return nil, err
+	}
+	return h.shared(r, func(ctx context.Context) (any, error) {
+		return pageOf(func(most int) ([]admin.Ended, error) {
+			return h.hub.admin.ScheduleHistory(ctx, q.Get("group"), q.Get("name"), before, most)
+		})
+	})
+}
+
+// number is that of a text; 0 for none.
+func number(text string) (int64, error) {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil && text != "" {
+		return 0, bad("%q is no number.", text)
+	}
+	return n, nil
+}
+
+// asked is a request as the page sends it.
+type asked struct {
+	Verb     admin.Verb `json:"verb"`
+	Group    string     `json:"group"`
+	Schedule string     `json:"schedule"`
+	Job      int64      `json:"job,string"`
+	Tick     time.Time  `json:"tick"`
+	After    time.Time  `json:"after"`
+	Until    time.Time  `json:"until"`
+	CatchUp  bool       `json:"catch_up"`
+	Reason   string     `json:"reason"`
+}
+
+// ask has a verb on a schedule or a job carried out. As apply does, it goes on where the browser has gone.
+func (h *handler) ask(r *http.Request, actor string) (any, error) {
+	var a asked
+	if err := read(r, &a); err != nil {
+		return nil, err
+	}
+	reason := strings.TrimSpace(a.Reason)
+	if reason == "" {
+		return nil, bad("Say why, for whoever wonders later.")
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.hub.answers)
+	defer cancel()
+	job, err := h.hub.admin.Request(ctx, admin.Request{Verb: a.Verb, Group: a.Group, Schedule: a.Schedule, Job: a.Job, Tick: a.Tick, After: a.After, Until: a.Until, CatchUp: a.CatchUp,
+		Reason: reason, Actor: actor})
+	h.mu.Lock()
+	clear(h.pages) // who asked looks at once
+	h.mu.Unlock()
+	return struct {
+		Job int64 `json:"job,string"` // 0: none comes of it
+	}{job}, told(err)
+}

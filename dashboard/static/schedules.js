@@ -1,0 +1,137 @@
+// Schedules and jobs: the groups, which the stream tells, and lists of which the page asks for what it shows, a page at a time, again and again while one sees them.
+"use strict";
+
+const again = 5000; // between two looks at a list that is seen, in milliseconds
+const most1000 = n => n > 1000 ? "1,000+" : count(n);
+
+draws.groups = () => {
+  const told = state.schedules, shown = told.groups.length > 0 || told.failure !== "";
+  const was = $("schedules").hidden;
+  $("schedules").hidden = $("schedules-link").hidden = !shown;
+  setText($("groups-note"), told.failure ? "The schedules cannot be read: " + plain(told.failure) : "");
+  keyed($("group-rows"), told.groups, g => g.name, g => {
+    const head = make("th", "", name(g.name));
+    head.scope = "row";
+    return make("tr", "", head, ...["n", "n", "n", "n", "n", "n", "sub"].map(c => make("td", c)));
+  }, (row, g) => {
+    [g.schedules, g.late, g.waiting, g.paused, g.failing, g.jobs].forEach((n, i) => {
+      setText(row.children[i + 1], most1000(n) + (i === 5 && g.stuck ? ", " + most1000(g.stuck) + " wait" : ""));
+      row.children[i + 1].classList.toggle("bad-text", n > 0 && (i === 1 || i === 4) || i === 5 && g.stuck > 0);
+    });
+    const since = g.fates[0]?.since;
+    setText(row.children[7], g.fates.map(f => count(f.count) + " " + plain(f.fate)).join(", ") + (since ? ", since " + clock(since) : "none"));
+  });
+  for (const l of [scheduleList, jobList]) {
+    const names = told.groups.map(g => g.name), select = l.root.querySelector(".of"), now = names.includes(select.value) ? select.value : names[0] || "";
+    fill(select, JSON.stringify([names, now]), ...names.map(n => {
+      const option = make("option", "", plain(n));
+      option.value = n;
+      option.selected = n === now;
+      return option;
+    }));
+  }
+  if (was && shown) for (const l of [scheduleList, jobList]) look(l);
+};
+
+// A list: where it stands, what it asks, how a row is drawn. pages are the beginnings of those before this one, the last of which is where it is.
+function newList(root, query, keyOf, next, row) {
+  const l = { root, query, keyOf, next, row, pages: [""], seen: false, turn: 0, timer: 0 };
+  new IntersectionObserver(entries => {
+    l.seen = entries.at(-1).isIntersecting;
+    if (l.seen) look(l);
+  }).observe(root);
+  for (const e of root.querySelectorAll("select, input")) e.addEventListener("input", () => first(l));
+  return l;
+}
+
+function first(l) {
+  l.pages = [""];
+  look(l);
+}
+
+// look asks for what a list shows, and again after a while.
+async function look(l) {
+  clearTimeout(l.timer);
+  if (l.root.hidden || $("schedules").hidden || document.hidden) return;
+  const turn = ++l.turn, query = l.query();
+  const answer = await get(l.root.dataset.path, { ...query, after: l.pages.at(-1) });
+  if (turn !== l.turn) return; // another was asked since
+  const body = l.root.querySelector("tbody"), rows = answer.rows || [];
+  if (answer.rows) keyed(body, rows, r => JSON.stringify([query, l.keyOf(r)]), () => make("tr"), l.row);
+  setText(l.root.querySelector(".note"), answer.text ? "This cannot be read: " + plain(answer.text) : rows.length === 0 ? "There is none." :
+    "Page " + count(l.pages.length) + (answer.more ? ", and there are more." : "."));
+  const turns = [];
+  if (l.pages.length > 1) turns.push(["First page", () => first(l)]);
+  if (answer.more) turns.push(["Next page", () => { l.pages.push(l.next(rows.at(-1))); look(l); }]);
+  fill(l.root.querySelector(".pages"), JSON.stringify([l.pages, !!answer.more]), ...turns.flatMap(([text, turn]) => [button(text, turn), " "]));
+  if (l.seen) l.timer = setTimeout(() => look(l), again);
+}
+
+function button(text, press, label) {
+  const e = make("button", "act", text);
+  e.type = "button";
+  if (label) e.setAttribute("aria-label", label);
+  e.addEventListener("click", press);
+  return e;
+}
+
+// cells fills a row: the first is its head. A button that has the focus is followed by its like.
+function cells(row, signature, ...content) {
+  const focused = row.contains(document.activeElement) && document.activeElement.getAttribute("aria-label");
+  fill(row, signature, ...content.map((c, i) => {
+    const e = make(i === 0 ? "th" : "td", c.kind || "", ...c.content);
+    if (i === 0) e.scope = "row";
+    return e;
+  }));
+  if (focused && !row.contains(document.activeElement)) ([...row.querySelectorAll("button")].find(e => e.getAttribute("aria-label") === focused) || $("schedules")).focus({ preventScroll: true });
+}
+const cell = (kind, ...content) => ({ kind, content });
+
+const lateText = ns => ns > 0 ? span(ns / 1e6) : "";
+const isBad = s => s === "waits" || s === "dead" || s === "lost";
+const mark = (text, kind) => make("span", "mark " + (kind ?? (isBad(text) ? "bad" : text === "paused" || text === "retries" ? "warn" : "")), plain(text));
+const note = text => text ? make("div", "sub", name(text)) : "";
+
+const scheduleList = newList($("schedule-list"), () => ({
+  group: $("schedule-list").querySelector(".of").value, which: $("schedule-list").querySelector(".which").value, prefix: $("schedule-list").querySelector(".prefix").value,
+}), s => s.id, s => s.name, (row, s) => {
+  const group = $("schedule-list").querySelector(".of").value;
+  const acts = [button("History", event => showHistory(group, s.name, event.target), "History of " + plain(s.name))];
+  if (steering) acts.push(" ", steerButton({ kind: "schedule", subject: s.name, group, paused: s.state === "paused" || !!s.paused_at }));
+  cells(row, JSON.stringify(s), cell("", name(s.name), make("div", "sub", name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "")),
+    cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " dead") : "", note(s.why), note(s.error)),
+    cell("nowrap", s.due ? clock(s.due) : ""), cell("nowrap", s.done ? clock(s.done) : "", s.last_fate && s.last_fate !== "done" ? make("div", "", mark(s.last_fate)) : ""),
+    cell("n" + (s.late_ns > 60e9 ? " bad-text" : ""), lateText(s.late_ns)), cell("n", ...acts));
+});
+
+const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelector(".of").value, which: $("job-list").querySelector(".which").value }), j => j.id, j => j.id, (row, j) => {
+  const ended = j.fate !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind;
+  const acts = !steering ? [] : !ended ? [steerButton({ kind: "job", subject: id, label: "job " + id }, "cancel_job")] :
+    j.retried !== "0" ? ["retried as " + j.retried] : [steerButton({ kind: "dead", subject: id, label: "job " + id }, "retry_job")];
+  cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.fate : j.state), note(j.why), note(j.error)),
+    cell("nowrap", clock(ended ? j.until : j.at || j.due)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
+});
+
+let historyOf = { group: "", name: "" };
+const historyList = newList($("history"), () => historyOf, h => h.id, h => h.id, (row, h) => {
+  const acts = !steering || h.job !== "0" || !isBad(h.fate) ? [] : h.retried !== "0" ? ["retried as " + h.retried] :
+    [steerButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
+  cells(row, JSON.stringify(h), cell("nowrap", clock(h.until), h.job !== "0" ? make("div", "sub", "job " + h.job) : ""),
+    cell("", mark(h.fate), h.ticks > 1 ? " " + many(h.ticks, "tick") : ""), cell("n", count(h.attempts)),
+    cell("nowrap", h.started ? clock(h.started) : ""), cell("", note(h.error)), cell("n", ...acts));
+});
+
+function showHistory(group, of, opener) {
+  historyOf = { group, name: of };
+  $("history-title").replaceChildren("History of ", name(of), " ", button("Close", () => {
+    $("history").hidden = true;
+    (opener.isConnected ? opener : $("schedules")).focus();
+  }));
+  $("history").hidden = false;
+  first(historyList);
+  $("history").focus();
+}
+
+document.addEventListener("visibilitychange", () => {
+  for (const l of [scheduleList, jobList, historyList]) if (l.seen) look(l);
+});

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// row is an expression for the row of a list whose head begins with a text.
+func row(list, head string) string {
+	return fmt.Sprintf(`[...document.querySelectorAll("%s tbody tr")].find(e => e.querySelector("th").textContent.startsWith(%q))`, list, head)
+}
+
+// Schedules and jobs are seen and steered as they run.
+func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	owner := newPool(t, pgtest.OwnerURL(databaseURL), nil)
+	s, err := schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type none struct{}
+	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
+	bad := schedule.InTx(s, "bad", func(context.Context, pgx.Tx, schedule.Run[none]) error {
+		return schedule.Discard(errors.New("<img src=x onerror='window.hacked=1'>\u202e"))
+	})
+	for i := range 60 {
+		if err := books.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(books.Add(hostile[1], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	id, err := books.Enqueue(t.Context(), none{}, schedule.In(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, owner))
+	x.until(rows("#group-rows tr") + `.some(text => text.startsWith("billing62"))`)
+	eval[bool](x, `document.querySelector("#schedules").scrollIntoView() === 0 || true`)
+	// Pages, and a search.
+	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 50 && document.querySelector("#schedule-list .note").textContent === "Page 1, and there are more."`)
+	x.run(chromedp.Click(`#schedule-list .pages .act`, chromedp.ByQuery))
+	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 12 && document.querySelector("#schedule-list .note").textContent === "Page 2."`)
+	x.run(chromedp.SendKeys("#schedule-list .prefix", "close-07", chromedp.ByQuery))
+	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 1 && ` + row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
+
+	x.open("Steer close-07", "pause_schedule")
+	x.confirm("its <b>books are open")
+	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("pausedoperator (")`)
+	x.open("Steer close-07", "resume_schedule")
+	x.confirm("they are closed")
+	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
+	x.open("Steer close-07", "trigger_schedule")
+	x.confirm("now")
+	x.until(toldText + `.includes("It is job ")`)
+	eval[bool](x, `document.querySelector("[aria-label='History of close-07']").click() || true`)
+	x.until(`document.activeElement.id === "history" && [...document.querySelectorAll("#history tbody tr")].some(e => e.textContent.includes("job ") && e.textContent.includes("done"))`)
+
+	// What fails is found, and run once more.
+	if _, err := s.Trigger(t.Context(), "broken"); err != nil {
+		t.Fatal(err)
+	}
+	x.run(chromedp.SetValue("#job-list .which", "dead", chromedp.ByQuery))
+	eval[bool](x, `document.querySelector("#job-list .which").dispatchEvent(new Event("input"))`)
+	eval[bool](x, `document.querySelector("#job-list").scrollIntoView() === 0 || true`)
+	x.until(`document.querySelector("#job-list tbody tr")?.textContent.includes("<img src=x onerror='window.hacked=1'>\\u{202e}") === true`)
+	retry := eval[string](x, `document.querySelector("#job-list tbody [aria-haspopup]").getAttribute("aria-label")`)
+	x.open(retry, "")
+	x.confirm("once more")
+	x.until(`[...document.querySelectorAll("#job-list tbody tr")].some(e => e.textContent.includes("retried as ")) && document.querySelectorAll("#job-list tbody tr").length === 2`)
+	eval[bool](x, `(() => { const e = document.querySelector("#job-list .which"); e.value = ""; return e.dispatchEvent(new Event("input")); })()`)
+	x.open(fmt.Sprintf("Cancel job %d", id), "")
+	x.confirm("not needed")
+	x.until(row("#job-list", fmt.Sprint(id)) + ` === undefined`)
+	if j, err := s.Job(t.Context(), id); err != nil || j.Fate != schedule.FateCancelled {
+		t.Errorf("%+v, %v", j, err)
+	}
+
+	// Names are text, and all can be read, also on a phone.
+	eval[bool](x, `(() => { const e = document.querySelector("#schedule-list .prefix"); e.value = ""; return e.dispatchEvent(new Event("input")); })()`)
+	x.until(row("#schedule-list", hostile[1]) + ` !== undefined`)
+	if eval[bool](x, `"hacked" in window || document.querySelector("main img, main svg, main script") !== null`) {
+		t.Error("a name is markup")
+	}
+	x.run(chromedp.EmulateViewport(390, 800))
+	for _, scheme := range []string{"light", "dark"} {
+		x.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
+		x.until(fmt.Sprintf(`matchMedia("(prefers-color-scheme: %s)").matches`, scheme))
+		if found := eval[[]string](x, contrasts); len(found) > 0 {
+			t.Errorf("%s: too little contrast: %q", scheme, found)
+		}
+		noScroll(x)
+	}
+	y := newTab(t, 1280, 900)
+	y.signInWith(serve(t, pool), "look")
+	y.until(`!document.querySelector("#schedules").hidden`)
+	var status int
+	y.run(chromedp.Evaluate(`fetch("ask", {method: "POST", headers: {"Content-Type": "application/json"}, body: "{}"}).then(a => a.status)`, &status, chromedp.EvalAsValue, awaited))
+	if status != 403 {
+		t.Errorf("a viewer's request: %d", status)
+	}
+}
