@@ -51,7 +51,7 @@ type application struct {
 
 // work goes on until ctx ends. What fails has been rolled back, or its answer was lost: what there is in the database then counts.
 func (a *application) work(ctx context.Context) {
-	for pause(ctx, 200*time.Millisecond+rand.N(time.Second)) {
+	for pause(ctx, 500*time.Millisecond+rand.N(2*time.Second)) {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
 		all := Schedules()
 		name := all[rand.N(len(all))].Name
@@ -74,7 +74,7 @@ func (a *application) work(ctx context.Context) {
 // order puts a job for an order of its own.
 func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 	whats := []string{Plain, Long, Flaky, Wrong, Snoozed}
-	kind, opts := ordered, []schedule.JobOption{schedule.Priority(rand.N(4))}
+	kind, opts := ordered, []schedule.JobOption{schedule.Priority(1 + rand.N(3))}
 	switch rand.N(5) {
 	case 0:
 		kind = mailed

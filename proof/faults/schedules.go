@@ -176,7 +176,7 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 	if err := outcome(kind, r, began); err != nil {
 		return err
 	}
-	if _, err = tx.Exec(ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n); err != nil || kind != quick || !config.Orders || r.Job != 0 || r.At.Unix()%3 != 0 {
+	if _, err = tx.Exec(ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n); err != nil || kind != quick || !config.Orders || r.Job != 0 || r.At.Unix()%15 != 0 {
 		return err
 	}
 	_, err = putOrder(ctx, tx, &kinds[ordered].Jobs, fmt.Sprintf("%s-%s-%d", Plain, r.Name, r.At.UnixMicro()), ordered)

@@ -24,7 +24,7 @@ var (
 )
 
 // patience is how soon each has to be caught.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // An edit replaces text that occurs exactly so often.
 type edit struct {
@@ -111,6 +111,19 @@ var detectors = map[string]detector{
 	"guarded runs": {"schedule", func(int) []string { return []string{"-test.run=NobodyOwns"} }},
 	// A run by a clock that the test sets.
 	"clock": {"schedule", func(int) []string { return []string{"-test.run=UnderOneKey"} }},
+	// A job that kills its process, and what runs beside it.
+	"crashes": {"schedule", func(int) []string { return []string{"-test.run=^TestAJobThatKillsItsProcess"} }},
+	// Deploys, and versions in turn.
+	"deploys": {"schedule", func(int) []string { return []string{"-test.run=^TestDeploysIn|^TestTwoVersions|^TestARename"} }},
+	// What waits for each other.
+	"writers":   {"schedule", func(int) []string { return []string{"-test.run=^TestAHundredWriters"} }},
+	"deadlocks": {"schedule", func(int) []string { return []string{"-test.run=^TestPuttingInAnyOrder"} }},
+	"pool":      {"schedule", func(int) []string { return []string{"-test.run=^TestAnExhaustedPool"} }},
+	"slow":      {"schedule", func(int) []string { return []string{"-test.run=^TestASlowHandler"} }},
+	// Worker processes that run schedules, over the promotion of a standby that missed the last runs.
+	"schedule promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyRunsEachTickOnce$"} }},
+	// Worker processes that run schedules, on a server whose clock is wrong.
+	"schedule clocks": {"proof", func(int) []string { return []string{"-test.run=^TestWrongClocksRun"} }},
 	// Each statement's flush of the log, on a real server.
 	"durability": {"proof", func(int) []string { return []string{"-test.run=^TestEveryOtherWriteIsDurable"} }},
 }
@@ -333,6 +346,50 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/planner.go", `if _, busy := p.keys[it.Key]; busy {`, `if false {`, 0},
+	}},
+	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
+		{"schedule/planner.go", `if it.Crashes > 0 && len(p.running) > 0 {`, `if false {`, 0},
+		{"schedule/planner.go", `struct{}{}, it.Crashes > 0`, `struct{}{}, false`, 0},
+	}},
+	{"crashes that nobody counts", "crashes", `fates of "poison"|not killed by its job`, []edit{
+		{"schedule/run.go", `return r.Trying.crashes() > 0 || o.died && !it.due().After(o.opened)`, `return false`, 0},
+	}},
+	{"a call that was begun is called again", "schedule fleet", `calls: at most once`, []edit{
+		{"schedule/run.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:`, `case false:`, 0},
+	}},
+	{"a replaced job that counts as run", "schedule fleet", `jobs: `, []edit{
+		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
+	}},
+	{"a replaced job that counts as run, seen by writers", "writers", `jobs whose last order did not run`, []edit{
+		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
+	}},
+	{"a job without its fate", "schedule fleet", `jobs: `, []edit{
+		{"schedule/sql/functions.sql", `    PERFORM pgleases.schedule_job_fates(j, fates);
+END`, `    IF j.id % 2 = 0 THEN PERFORM pgleases.schedule_job_fates(j, fates); END IF;
+END`, 0},
+	}},
+	{"an idempotency key of an id", "schedule promotion", `calls: two of different things have one key`, []edit{
+		{"schedule/outside.go", `group, r.Nonce, r.Revision)`, `group, fmt.Sprint(r.ID), r.Revision)`, 0},
+	}},
+	{"a clock that is believed at once", "schedule clocks", `both doubt it|that are to come`, []edit{
+		{"schedule/clock.go", `case c.doubt.IsZero() && doubted > 0:`, `case false:`, 0},
+	}},
+	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
+		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
+		{"schedule/edit.go", `if have != nil && same(&r, have) {`, `if have != nil && !r.Declared && same(&r, have) {`, 0},
+	}},
+	{"a deadlock that is no reason to run again", "deadlocks", `fate of what was in deadlocks`, []edit{
+		{"schedule/run.go", `conflicts < maxConflicts-1`, `false`, 0},
+		{"schedule/run.go", `return errors.As(err, new(discarded)) ||`, `return conflict(err) || errors.As(err, new(discarded)) ||`, 0},
+	}},
+	{"a look that failed counts as one", "pool", `not so within`, []edit{
+		{"schedule/planner.go", `		p.failing = true
+`, `		p.failing, p.swept, p.low = true, sent, sent.Add(1000*time.Hour)
+`, 0},
+	}},
+	{"a hand-over that waits for no run", "slow", `two runs at once|got`, []edit{
+		{"schedule/run.go", `	o.runs.Wait()
+}`, `}`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
 		{"locks.go", `	case s.term != now.term || !s.term.trusted():
