@@ -84,10 +84,12 @@ var detectors = map[string]detector{
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
 	// What operators wish, on a real server, and in simulated time.
 	"wishes": {"internal/store", func(int) []string {
-		return []string{"-test.run=^TestAPlanIsToldOfEachWish|^TestARevokedSession|^TestAWishAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
+		return []string{"-test.run=^TestAPlanIsToldOfEachWish|^TestARevokedSession|^TestAWishAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused|^TestAMove"}
 	}},
+	// Worker processes that operators steer, on a real server.
+	"steered": {"proof", func(int) []string { return []string{"-test.run=^TestEachVerbKeepsItsPromise"} }},
 	"wished": {".", func(int) []string {
-		return []string{"-test.run=^TestPlanObeysWishes|^TestACordoned|^TestAPinned", "-rapid.nofailfile"}
+		return []string{"-test.run=^TestPlanObeysWishes|^TestACordoned|^TestAPinned|^TestPlanMovesWhatIsWanted", "-rapid.nofailfile"}
 	}},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
@@ -237,6 +239,24 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a pin counted into the shares", "wished", `not within|is pinned to`, []edit{
 		{"rebalance.go", `			to[p] = l.pinned[p]
+			continue
+`, "", 0},
+	}},
+	{"a move that takes and gives nothing back", "wished", `moves, shares of`, []edit{
+		{"rebalance.go", `		if back >= 0 && may(from) {`, `		if back >= len(l.current) {`, 0},
+	}},
+	{"a move that a plan undoes at once", "wished", `and wanted by`, []edit{
+		{"rebalance.go", `		case above > 0 && wanted[m] > s.quota[m]:`, `		case above > 0 && wanted[m] > s.quota[m] && m < 0:`, 0},
+	}},
+	{"a move that is never done", "wishes", `wishes, once it is on its way: got`, []edit{
+		{"sql/functions.sql", `        PERFORM pgleases.end_moves($1);`, `        NULL;`, 0},
+	}},
+	{"an operator's eviction that others do not wait for", "steered", `overlap`, []edit{
+		{"sql/functions.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
+    UPDATE pgleases.clients AS c SET incarnation = -1, expires_at = 'epoch' WHERE`, 0},
+	}},
+	{"a freeze that lets shares become even", "steered", `of a frozen lease went`, []edit{
+		{"rebalance.go", `		case l.frozen && l.works(m):
 			continue
 `, "", 0},
 	}},

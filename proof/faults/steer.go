@@ -1,0 +1,186 @@
+//go:build unix
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Operators steer a fleet at random, several at once, while faults befall it.
+type Operators struct {
+	pool  *pgxpool.Pool // past all that befalls the workers' connections
+	lease string
+
+	mu    sync.Mutex     // guards what follows
+	Given map[string]int // verbs that were carried out, by name
+}
+
+// opposites are the verbs that write a wish, and what takes it back; move has none.
+var opposites = map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze", "pin": "unpin"}
+
+// NewOperators returns those that steer a lease, by a pool whose role may.
+func NewOperators(pool *pgxpool.Pool, lease string) *Operators {
+	return &Operators{pool: pool, lease: lease, Given: make(map[string]int)}
+}
+
+// Befall adds what they do to the faults of a fleet. Each time two give a verb, at once.
+func (o *Operators) Befall(f *Fleet) {
+	f.Faults = append(slices.Clip(f.Faults), Fault{"evict", 1, o.evict})
+	for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "move", "take back"} {
+		f.Faults = append(f.Faults, Fault{verb, 2, func(f *Fleet, ctx context.Context) (bool, error) {
+			f.tell(nil, Incident{Fault: verb})
+			second := []string{"drain", "cordon", "pin", "move", "move", "take back"}[f.random.IntN(6)]
+			for i, verb := range []string{verb, second} {
+				random := rand.New(rand.NewPCG(f.random.Uint64(), uint64(i)))
+				f.waits.Go(func() {
+					if err := o.give(ctx, verb, random); err != nil {
+						f.mu.Lock()
+						defer f.mu.Unlock()
+						f.errs = append(f.errs, fmt.Errorf("faults: %s: %w", verb, err))
+					}
+				})
+			}
+			return true, nil
+		}})
+	}
+}
+
+// give gives a verb, of a client, partition or time by chance.
+func (o *Operators) give(ctx context.Context, verb string, random *rand.Rand) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if verb == "take back" {
+		return o.takeBack(ctx, 1+random.IntN(5))
+	}
+	var client string
+	var partition int
+	until := "infinity"
+	if verb == "pause" || random.IntN(4) > 0 { // while a lease is paused or frozen, little happens
+		until = time.Now().Add(time.Duration(100+random.IntN(1900)) * time.Millisecond).Format(time.RFC3339Nano)
+	}
+	err := o.pool.QueryRow(ctx, `SELECT coalesce((SELECT id FROM pgleases.clients ORDER BY random() LIMIT 1), ''),
+		coalesce((SELECT partition FROM pgleases.partitions WHERE lease = $1 ORDER BY random() LIMIT 1), 0)`, o.lease).Scan(&client, &partition)
+	if err != nil {
+		return unlessRefused(err)
+	}
+	call, args := "pgleases."+verb+"($1, 'a reason', until => $2)", []any{client, until}
+	switch verb {
+	case "pause", "freeze":
+		args[0] = o.lease
+	case "pin":
+		call, args = "pgleases.pin($1, $2, $3, 'a reason', until => $4)", []any{o.lease, partition, client, until}
+	case "move":
+		call, args = "pgleases.move($1, $2, $3, 'a reason')", []any{o.lease, partition, client}
+	}
+	return o.carriedOut(ctx, verb, call, args...)
+}
+
+// carriedOut calls a verb's function, and counts it.
+func (o *Operators) carriedOut(ctx context.Context, verb, call string, args ...any) error {
+	if _, err := o.pool.Exec(ctx, "SELECT "+call, args...); err != nil {
+		return unlessRefused(err)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.Given[verb]++
+	return nil
+}
+
+// unlessRefused is the error, unless the verb refused what is no sense, or the database was away.
+func unlessRefused(err error) error {
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) {
+		return nil // of the connection
+	}
+	for _, fine := range []string{"55000", "55006", "42704", "22023", // refused
+		"55P03", "25006", "53", "57", "08"} { // a lock that a fault has; read only; no room; the server stops
+		if strings.HasPrefix(refused.Code, fine) {
+			return nil
+		}
+	}
+	return err
+}
+
+// takeBack takes so many wishes back.
+func (o *Operators) takeBack(ctx context.Context, most int) error {
+	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.wishes WHERE verb <> 'move' ORDER BY random() LIMIT $1", most)
+	if err != nil {
+		return unlessRefused(err)
+	}
+	type wish struct {
+		verb, of  string
+		partition *int
+	}
+	var wishes []wish
+	for rows.Next() {
+		var w wish
+		if err := rows.Scan(&w.verb, &w.of, &w.partition); err != nil {
+			return err
+		}
+		wishes = append(wishes, w)
+	}
+	if err := rows.Err(); err != nil {
+		return unlessRefused(err)
+	}
+	for _, w := range wishes {
+		call, args := "pgleases."+opposites[w.verb]+"($1, 'enough')", []any{w.of}
+		if w.partition != nil {
+			call, args = "pgleases.unpin($1, $2, 'enough')", append(args, *w.partition)
+		}
+		if err := o.carriedOut(ctx, opposites[w.verb], call, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// TakeAllBack takes all wishes back.
+func (o *Operators) TakeAllBack(ctx context.Context) error {
+	for {
+		var left int
+		err := o.pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.wishes WHERE verb <> 'move'").Scan(&left)
+		if err == nil && left == 0 || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := o.takeBack(ctx, 1000); err != nil {
+			return err
+		}
+	}
+}
+
+// evict evicts a worker, perhaps one that is paused or frozen: it is to end.
+func (o *Operators) evict(f *Fleet, ctx context.Context) (bool, error) {
+	if len(f.members) <= f.Min {
+		return false, nil
+	}
+	m := f.pick("evict", false)
+	if m == nil {
+		return false, nil
+	}
+	m.outlive(f)
+	f.waits.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		for {
+			_, err := o.pool.Exec(ctx, "SELECT pgleases.evict_client($1, 'a reason')", m.Config.ID)
+			if err == nil || unlessRefused(err) != nil || ctx.Err() != nil {
+				f.mu.Lock()
+				f.errs = append(f.errs, err)
+				f.mu.Unlock()
+				return
+			}
+			pause(ctx, 20*time.Millisecond)
+		}
+	})
+	return true, nil
+}

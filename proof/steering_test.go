@@ -1,0 +1,305 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
+)
+
+var (
+	steerFaults = flag.Int("steer-faults", 30, "how many faults befall a fleet that is steered, operators' verbs among them")
+	steerSeed   = flag.Uint64("steer-seed", 0, "the seed that decides which; 0: any")
+)
+
+// Whatever operators want at once, and whatever befalls processes, networks and the database: no partition has two owners, and once nothing is wished any
+// more, all work again, with even shares.
+func TestNoPartitionHasTwoOwnersHoweverAFleetIsSteered(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("has a server of its own")
+	}
+	punctual.Run(t, func(t *punctual.Try) {
+		const partitions = 16
+		seed, total := *steerSeed, *steerFaults
+		if seed == 0 {
+			seed = rand.Uint64()
+		}
+		t.Logf("seed %d", seed)
+		began := time.Now()
+		server := pgserver.Private(t)
+		pool := newPool(t, server.URL(), size(6))
+		effects := faults.NewEffects(pool, "l")
+		if err := effects.Create(t.Context(), partitions); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		fleet, err := faults.NewFleet(ctx, faults.Config{
+			URL: server.URL(), Lease: "l", Partitions: partitions, TTL: time.Second, Effects: true, Patience: patience, ProbeURL: probeURL(t),
+		}, t.TempDir(), 5, seed)
+		t.Cleanup(func() { endFleet(t, fleet, 40) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		database := &faults.Database{Server: server, URL: server.URL()}
+		operators := faults.NewOperators(pool, "l")
+		fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool { return f.Name == "crowd" }) // of connections
+		database.Befall(fleet)
+		operators.Befall(fleet)
+		fleet.Enough = func(counts map[string]int) bool { return sum(counts) >= total }
+		ctx, cancel = context.WithTimeout(t.Context(), time.Duration(total)*3*time.Second+patience)
+		defer cancel()
+		if err := fleet.Run(ctx); err != nil {
+			t.Fatal(err)
+		}
+		pool.Reset() // its connections may have ended with the server
+		ended := time.Now()
+		ctx, cancel = context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := operators.TakeAllBack(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := fleet.Settled(ctx); err != nil {
+			t.Missed(ended, patience, "%v", err)
+		}
+		waitFor(t, patience, "shares are even, and nothing is on its way", func() bool {
+			var uneven, moving int
+			err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgleases.members_status WHERE abs(owned - share) >= 1),
+				(SELECT count(*) FROM pgleases.status WHERE owner IS NULL OR moving_to IS NOT NULL)`).Scan(&uneven, &moving)
+			return err == nil && uneven+moving == 0
+		})
+		settled := time.Since(ended)
+		ctx, cancel = context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		if err := fleet.Close(ctx); err != nil {
+			t.Error(err)
+		}
+		report, err := fleet.Report()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, violation := range report.Violations {
+			t.Error(violation)
+		}
+		_, zombies, err := effects.Check(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, z := range zombies {
+			t.Errorf("zombie: %s", z)
+		}
+		history, err := effects.History(t.Context(), fleet.Dir)
+		if err == nil {
+			err = faults.Linearizable(history, patience)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		for _, o := range fleet.Overdue {
+			t.MissedAt(o.From, o.To, o.Within, "%s", o.Text)
+		}
+		t.Logf("%v; %d guarded writes; settled after %v; faults: %v; carried out: %v", report, len(history), settled.Round(time.Millisecond), fleet.Counts, operators.Given)
+		least := total / 200 // of each verb
+		for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "move", "undrain", "uncordon", "unfreeze", "unpin"} {
+			if operators.Given[verb] < least {
+				t.Errorf("%s was carried out %d times only", verb, operators.Given[verb])
+			}
+		}
+		if n := sum(fleet.Counts); n < total || sum(operators.Given) < total/4 || len(history) < 3*total {
+			t.Missed(began, time.Since(began), "%d faults, %v carried out, %d guarded writes: the test proves too little", n, operators.Given, len(history))
+		}
+	})
+}
+
+// steered are worker processes, by ID, behind a proxy each.
+type steered struct {
+	t       *punctual.Try
+	url     string // of the server
+	dir     string
+	server  *pgserver.Server
+	pool    *pgxpool.Pool
+	proxies *faults.Proxies
+	started int
+	procs   map[string]*faults.Process
+	proxy   map[string]*faults.Proxy
+}
+
+func (s *steered) start(id string, ttl time.Duration) {
+	s.t.Helper()
+	proxy := proxyTo(s.t, s.proxies, s.url)
+	s.started++
+	config := worker(proxy.URL(), "l", 12, s.dir, id, s.started)
+	config.DirectURL, config.TTL = s.url, ttl
+	s.procs[id], s.proxy[id] = startWorker(s.t, config), proxy
+	hasJoined(s.t, s.procs[id])
+}
+
+func (s *steered) says(verb string, args ...any) {
+	s.t.Helper()
+	execute(s.t, s.pool, "SELECT pgleases."+fmt.Sprintf(verb, args...))
+}
+
+// owners are the client IDs by partition; empty: none.
+func (s *steered) owners() []string {
+	s.t.Helper()
+	return value[[]string](s.t, s.pool, `SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status`)
+}
+
+// share waits until processes own so many each, by the tables and by their Values.
+func (s *steered) share(what string, want map[string]int) {
+	s.t.Helper()
+	waitFor(s.t, patience, fmt.Sprintf("%s: %v", what, want), func() bool {
+		owned := make(map[string]int)
+		for _, id := range s.owners() {
+			owned[id]++
+		}
+		for id, n := range want {
+			if owned[id] != n || len(held(s.t, s.procs[id])) != n {
+				return false
+			}
+		}
+		return value[int](s.t, s.pool, "SELECT count(*) FROM pgleases.status WHERE moving_to IS NOT NULL") == 0
+	})
+}
+
+// Each verb keeps what it promises, to processes that are killed, stopped and cut off, and over a restart of the server.
+func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("has a server of its own")
+	}
+	punctual.Run(t, func(t *punctual.Try) {
+		const ttl, long = time.Second, 3 * time.Second
+		server := pgserver.Private(t)
+		s := &steered{t: t, url: server.URL(), dir: t.TempDir(), server: server, pool: newPool(t, server.URL()), proxies: startProxies(t),
+			procs: make(map[string]*faults.Process), proxy: make(map[string]*faults.Proxy)}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		for _, id := range []string{"a", "b", "c"} {
+			s.start(id, ttl)
+		}
+		s.share("all have a third", map[string]int{"a": 4, "b": 4, "c": 4})
+
+		// A move changes nobody's share, and stands over a restart of the server.
+		before := s.owners()
+		p := slices.Index(before, "b")
+		s.says("move('l', %d, 'a', 'r')", p)
+		waitFor(t, patience, "it has moved", func() bool { return s.owners()[p] == "a" })
+		s.share("after a move", map[string]int{"a": 4, "b": 4, "c": 4})
+		changed := 0
+		for i, id := range s.owners() {
+			if id != before[i] {
+				changed++
+			}
+		}
+		if changed != 2 {
+			t.Errorf("a swap of two, and %d have moved", changed)
+		}
+
+		// A wish outlives the server's restart, and the process: nobody owns a paused lease, and no guard passes.
+		epochs := value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
+		s.says("pause('l', 'r')")
+		if err := server.Restart(ctx, pgserver.Immediate); err != nil {
+			t.Fatal(err)
+		}
+		s.pool.Reset()
+		s.procs["c"].Kill()
+		s.start("c", ttl)
+		s.share("nobody owns a paused lease", map[string]int{"a": 0, "b": 0, "c": 0})
+		for n, epoch := range epochs {
+			if _, err := s.pool.Exec(ctx, "SELECT pgleases.guard('l', $1, $2)", n, epoch); err == nil {
+				t.Errorf("partition %d: a guard passes in a paused lease", n)
+			}
+		}
+		s.says("resume('l', 'r')")
+		s.share("after a pause", map[string]int{"a": 4, "b": 4, "c": 4})
+
+		// Of a frozen lease only what a dead process had moves: not by a join, nor by one that was stopped and cut off for less than its TTL.
+		s.says("freeze('l', 'r')")
+		before = s.owners()
+		s.start("d", ttl)
+		if err := s.proxy["a"].Cut(); err != nil {
+			t.Fatal(err)
+		}
+		s.procs["c"].Kill()
+		waitFor(t, patience, "what the dead one had is owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
+		for i, id := range s.owners() {
+			if before[i] != "c" && before[i] != id {
+				t.Errorf("partition %d of a frozen lease went from %s to %s", i, before[i], id)
+			}
+			if before[i] == "c" && id != "d" {
+				t.Errorf("partition %d of a frozen lease went to %s, and not to who has least", i, id)
+			}
+		}
+		s.says("unfreeze('l', 'r')")
+		s.share("after a freeze", map[string]int{"a": 4, "b": 4, "d": 4})
+
+		// A pinned partition falls back while its client is away, and returns with it.
+		p = slices.Index(s.owners(), "b")
+		s.says("pin('l', %d, 'd', 'r')", p)
+		waitFor(t, patience, "it is where it is pinned", func() bool { return s.owners()[p] == "d" })
+		s.procs["d"].Kill()
+		waitFor(t, patience, "it falls back", func() bool { return s.owners()[p] != "d" && s.owners()[p] != "" })
+		s.start("d", long)
+		waitFor(t, patience, "it returns", func() bool { return s.owners()[p] == "d" })
+		s.says("unpin('l', %d, 'r')", p)
+		s.share("after a pin", map[string]int{"a": 4, "b": 4, "d": 4})
+
+		// A drain of one that is stopped waits for it, at most for its TTL.
+		if err := s.procs["a"].Pause(); err != nil {
+			t.Fatal(err)
+		}
+		s.says("drain('a', 'r')")
+		waitFor(t, patience, "the others have what a had", func() bool { return !slices.Contains(s.owners(), "a") && !slices.Contains(s.owners(), "") })
+		if err := s.procs["a"].Resume(); err != nil {
+			t.Fatal(err)
+		}
+		s.share("a is drained", map[string]int{"a": 0, "b": 6, "d": 6})
+		s.says("undrain('a', 'r')")
+		s.share("a is back", map[string]int{"a": 4, "b": 4, "d": 4})
+
+		// Who is evicted ends, superseded. Of one whose network hangs, and that goes on with its work, the others take over what it had when its session is over:
+		// the oracle compares that with what it shows.
+		if err := s.proxy["d"].Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		s.says("evict_client('d', 'r')")
+		began := time.Now()
+		s.says("evict_client('b', 'r')")
+		waitFor(t, patience, "b, which lives, shows nothing", func() bool { return len(held(t, s.procs["b"])) == 0 })
+		if took := time.Since(began); took > ttl/3+bears(ttl, ttl/3) {
+			t.Missed(began, ttl/3+bears(ttl, ttl/3), "b, which lives, showed its partitions for %v after it was evicted", took)
+		}
+		s.share("what both had is taken over", map[string]int{"a": 12})
+		if took := time.Since(began); took > long+bears(ttl, ttl/3) {
+			t.Missed(began, long+bears(ttl, ttl/3), "what an evicted process had was taken over after %v", took)
+		}
+		if err := s.proxy["d"].Thaw(); err != nil {
+			t.Fatal(err)
+		}
+		for _, id := range []string{"b", "d"} {
+			if ended, err := s.procs[id].Ended(ctx); err != nil || !ended.Superseded {
+				t.Errorf("%s ended with %+v, %v", id, ended, err)
+			}
+		}
+		s.start("b", ttl) // a new process under its ID is let in
+		s.share("a new one is let in", map[string]int{"a": 6, "b": 6})
+		report := verifyDir(t, s.dir)
+		if report.Intervals < 40 {
+			t.Errorf("%v: the test proves too little", report)
+		}
+		t.Log(report)
+	})
+}
