@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -126,6 +127,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"arguments":                               schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
 		"transaction is nil":                      k.PutTx(t.Context(), nil, "x", args{}, hourly),
 		"there is one of this name":               schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
+		`"schedule.request"`:                      schedule.InTx(w.Scheduler, "schedule.request", effect).Put(t.Context(), "x", args{}, hourly),
 		"timeout 0s is out of range":              schedule.InTx(w.Scheduler, "fast", effect, schedule.Timeout(0)).Put(t.Context(), "x", args{}, hourly),
 		"handler is nil":                          schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
 		`group "" is empty`:                       groupErr,
@@ -262,4 +264,22 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 	if n := one[int64](db, "SELECT max(n) FROM public.woken"); n > 1000 {
 		t.Errorf("%d were woken by one statement", n)
 	}
+}
+
+// A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.
+func TestAnotherNumberOfPartitionsIsRefusedWhileTheGroupRuns(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	w.run().has("close")
+	other := newWorker(db, schedule.WithPartitions(7))
+	ok(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
+	err := other.Run(t.Context())
+	wraps(t, "Run with another number of partitions", err, pgleases.ErrPartitionCount)
+	if !strings.Contains(err.Error(), "4") || !strings.Contains(err.Error(), "7") {
+		t.Errorf("%v, which does not name both numbers", err)
+	}
+	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "close", "schedules")
+	expect(t, one[int64](db, "SELECT partitions::bigint FROM pgleases.schedule_groups"), 4, "partitions")
 }

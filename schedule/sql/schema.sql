@@ -270,6 +270,7 @@ SELECT s.group_name,
                 WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.=) s.paused_at AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
                     THEN pg_catalog.format('%s ticks in a row are dead', s.failures) END)
+           WHEN 'disabled' THEN pg_catalog.format('no process has declared it since %s', s.registered)
            WHEN 'waits' THEN s.waits
            WHEN 'retries' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
@@ -281,7 +282,7 @@ SELECT s.group_name,
        s.ran_from,
        s.ran_until,
        s.due,
-       CASE WHEN e.state OPERATOR(pg_catalog.=) 'paused' THEN NULL
+       CASE WHEN e.state OPERATOR(pg_catalog.=) ANY ('{paused,disabled}'::pg_catalog.text[]) THEN NULL
             WHEN s.waits IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.waits_since
             WHEN s.trying IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) (s.trying OPERATOR(pg_catalog.->>) 'at')::pg_catalog.timestamptz
             WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.due
@@ -303,7 +304,8 @@ SELECT s.group_name,
        s.registered,
        s.args,
        s.policy,
-       s.id
+       s.id,
+       s.disabled_at
 FROM pgleases.schedules AS s
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name) AND p.partition OPERATOR(pg_catalog.=) s.partition
 LEFT JOIN pgleases.schedule_runs AS r ON r.run OPERATOR(pg_catalog.=) pg_catalog.hashint8extended(s.id, s.tableoid::bigint)
@@ -319,6 +321,7 @@ CROSS JOIN LATERAL (
                 WHEN o.owner IS NOT NULL AND (s.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
                      AND (s.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'runs'
                 WHEN s.paused_at IS NOT NULL THEN 'paused'
+                WHEN s.disabled_at IS NOT NULL THEN 'disabled'
                 WHEN s.waits IS NOT NULL THEN 'waits'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
                 WHEN s.trying IS NOT NULL THEN 'retries'
@@ -334,7 +337,7 @@ COMMENT ON COLUMN pgleases.schedules_status.key IS 'Transactional runs under one
 COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'When it runs.';
-COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs, or as many of its ticks run as may at once; paused; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs, or as many of its ticks run as may at once; paused; disabled: no process has declared it for a week; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
 COMMENT ON COLUMN pgleases.schedules_status.why IS 'Why it is in this state, as far as that is known.';
 COMMENT ON COLUMN pgleases.schedules_status.done IS 'The last tick whose run was done; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules_status.last_fate IS 'What became of the last tick that has a fate; null: none has, or it is no longer in the history.';
@@ -355,6 +358,7 @@ COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last p
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.schedules_status.policy IS 'What becomes of late ticks, and other choices.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Names this schedule and no later one of its name.';
+COMMENT ON COLUMN pgleases.schedules_status.disabled_at IS 'When it was found that no process had declared it for a week; null: it was not.';
 
 CREATE OR REPLACE VIEW pgleases.jobs_status AS
 SELECT j.id,
