@@ -97,16 +97,16 @@ type jobRow struct {
 // A step is what close.sql writes.
 type step struct {
 	Cursor      time.Time  `json:"cursor"`
-	CursorLocal *time.Time `json:"cursor_local"`
-	Due         *time.Time `json:"due"`
-	Done        *time.Time `json:"done"`
-	RanFrom     *time.Time `json:"ran_from"`
-	RanUntil    *time.Time `json:"ran_until"`
-	Trying      *trial     `json:"trying"`
+	CursorLocal *time.Time `json:"cursor_local,omitempty"`
+	Due         *time.Time `json:"due,omitempty"`
+	Done        *time.Time `json:"done,omitempty"`
+	RanFrom     *time.Time `json:"ran_from,omitempty"`
+	RanUntil    *time.Time `json:"ran_until,omitempty"`
+	Trying      *trial     `json:"trying,omitempty"`
 	Failures    int        `json:"failures"`
-	PausedAt    *time.Time `json:"paused_at"`   // null: it does not pause it
-	DisabledAt  *time.Time `json:"disabled_at"` // null: it does not disable it
-	Waits       *string    `json:"waits"`
+	PausedAt    *time.Time `json:"paused_at,omitempty"`   // null: it does not pause it
+	DisabledAt  *time.Time `json:"disabled_at,omitempty"` // null: it does not disable it
+	Waits       *string    `json:"waits,omitempty"`
 	Ticks       []besides  `json:"ticks,omitempty"`
 	Full        int        `json:"full,omitempty"`
 	TickOf      *int64     `json:"tick_of,omitempty"`
@@ -118,7 +118,7 @@ type besides struct {
 	At     time.Time  `json:"at"`
 	Key    string     `json:"key"`
 	Since  time.Time  `json:"since"`
-	Begins *time.Time `json:"begins"`
+	Begins *time.Time `json:"begins,omitempty"`
 	Missed int64      `json:"missed"`
 }
 
@@ -160,10 +160,10 @@ type fate struct {
 	Until     time.Time  `json:"until"`
 	Ticks     int64      `json:"ticks"`
 	Fate      Fate       `json:"fate"`
-	Error     *string    `json:"error"`
+	Error     *string    `json:"error,omitempty"`
 	Attempts  int        `json:"attempts"`
-	Epoch     *int64     `json:"epoch"`
-	StartedAt *time.Time `json:"started_at"`
+	Epoch     *int64     `json:"epoch,omitempty"`
+	StartedAt *time.Time `json:"started_at,omitempty"`
 }
 
 // A subject is a schedule, or a job.
@@ -240,13 +240,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, begin, end, open, close, closeJob, enqueue, job, jobs, cancel, retry, answer, get, put, delete, list, history, trim, declare, zones, zoned, follow string
+	join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, get, put, delete, list, history, trim, declare, zones, zoned, follow string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), get: text("get"), put: text("put"),
+		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 	}
@@ -311,8 +311,7 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(fmt.Sprintf("SET LOCAL statement_timeout = %d", closing.Milliseconds()))
-	batch.Queue(fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds()))
+	batch.Queue(s.statements.limit, closing.Milliseconds(), s.lockWait.Milliseconds())
 	var closed, paused bool
 	if r.Job {
 		st.TickOf = r.TickOf

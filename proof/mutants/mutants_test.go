@@ -384,9 +384,9 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
 	}},
 	{"a job without its fate", "schedule fleet", `jobs: `, []edit{
-		{"schedule/sql/functions.sql", `    PERFORM pgleases.schedule_job_fates(j, fates);
-END`, `    IF j.id % 2 = 0 THEN PERFORM pgleases.schedule_job_fates(j, fates); END IF;
-END`, 0},
+		{"schedule/sql/functions.sql", `LATERAL (SELECT $4 -> 'fates' -> 0) AS f (fate);
+        IF FOUND THEN`, `LATERAL (SELECT $4 -> 'fates' -> 0) AS f (fate) WHERE e.id % 2 = 0;
+        IF true THEN`, 0},
 	}},
 	{"an idempotency key of an id", "schedule promotion", `calls: two of different things have one key`, []edit{
 		{"schedule/outside.go", `group, r.Nonce, r.Revision)`, `group, fmt.Sprint(r.ID), r.Revision)`, 0},

@@ -253,11 +253,22 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalo
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     j     pgleases.jobs;
-    t     pgleases.jobs := jsonb_populate_record(NULL::pgleases.jobs, $4);
+    t     pgleases.jobs;
     fates CONSTANT jsonb := $4 -> 'fates';
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
+    END IF;
+    IF $4 -> 'fates' -> 0 ->> 'fate' = 'done' AND $4 ->> 'tick_of' IS NULL THEN -- in one statement, as most end so
+        WITH ended AS (
+            DELETE FROM pgleases.jobs AS r WHERE r.id = $1 AND r.revision = $3 AND r.schedule IS NULL RETURNING r.id, r.group_name, r.name, r.kind, r.at
+        )
+        INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
+        SELECT 0, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, 'done', coalesce((f.fate ->> 'attempts')::int, 0), (f.fate ->> 'epoch')::bigint, (f.fate ->> 'started_at')::timestamptz, pgleases.schedule_clock()
+        FROM ended AS e, LATERAL (SELECT $4 -> 'fates' -> 0) AS f (fate);
+        IF FOUND THEN
+            RETURN false;
+        END IF;
     END IF;
     PERFORM FROM pgleases.schedules AS s WHERE s.id = ($4 ->> 'tick_of')::bigint FOR NO KEY UPDATE; -- before the job: as those who delete both
     SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1 FOR UPDATE;
@@ -267,6 +278,7 @@ BEGIN
     IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN
         DELETE FROM pgleases.jobs AS r WHERE r.id = $1;
     ELSIF j.revision = $3 THEN
+        t := jsonb_populate_record(NULL::pgleases.jobs, $4);
         UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, waits = t.waits,
             waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, pgleases.schedule_clock()) END
         WHERE r.id = $1;
