@@ -324,12 +324,7 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			const arguments = "(text, int[], int[], bigint, bigint, int, text[])"
-			db.exec(`ALTER FUNCTION pgleases.schedule_look` + arguments + ` RENAME TO schedule_look_before;
-				CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], OUT clock_us bigint, OUT answer jsonb) LANGUAGE plpgsql AS $$ BEGIN
-					IF ` + long + ` THEN PERFORM pg_sleep(10); END IF;
-					SELECT l.clock_us, l.answer INTO clock_us, answer FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but) AS l; END $$;
-				GRANT EXECUTE ON FUNCTION pgleases.schedule_look` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
+			db.beforeLooks("IF " + long + " THEN PERFORM pg_sleep(10); END IF")
 			w, log := newLogged(db)
 			w.LookFor(time.Second)
 			w.SweepEvery(4 * time.Second)
@@ -347,5 +342,51 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 			db.setClock(midnight.Add(time.Hour))
 			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 		})
+	}
+}
+
+// beforeLooks has each look begin with a statement of PL/pgSQL.
+func (db *database) beforeLooks(statement string) {
+	const arguments = "(text, int[], int[], bigint, bigint, int, text[])"
+	db.exec(`ALTER FUNCTION pgleases.schedule_look` + arguments + ` RENAME TO schedule_look_before;
+		CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], OUT clock_us bigint, OUT took_us bigint, OUT answer jsonb) LANGUAGE plpgsql AS $$ BEGIN
+			` + statement + `;
+			SELECT l.clock_us, l.took_us, l.answer INTO clock_us, took_us, answer FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but) AS l; END $$;
+		GRANT EXECUTE ON FUNCTION pgleases.schedule_look` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
+}
+
+// What was found begins while a look is under way, however long that takes.
+func TestNothingWaitsForALook(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.beforeLooks("PERFORM pg_advisory_xact_lock_shared(7)")
+	w := newWorker(db, schedule.WithMaxRunning(1))
+	w.LookFor(time.Hour)
+	began, goOn := make(chan struct{}, 2), make(chan struct{})
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		began <- struct{}{}
+		<-goOn
+		return nil
+	})
+	ids, err := k.EnqueueMany(t.Context(), make([]args, 2))
+	ok(t, err)
+	w.run()
+	<-began
+	holder, err := db.Begin(t.Context())
+	ok(t, err)
+	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
+	ok(t, err)
+	until(t, "a look waits", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
+	})
+	close(goOn)
+	select {
+	case <-began:
+	case <-time.After(patience):
+		t.Error("the second job has not begun, as a look is under way")
+	}
+	ok(t, holder.Rollback(t.Context()))
+	for _, id := range ids {
+		until(t, "the job is done", func() bool { j, err := w.Job(t.Context(), id); ok(t, err); return j.Fate == schedule.FateDone })
 	}
 }

@@ -22,7 +22,7 @@ const (
 	sweepEvery = time.Minute // everything that is due, also what was committed long after it was written
 )
 
-// A planner starts what is due in the partitions that this process owns. One goroutine looks once a second, and has what is due soon in order.
+// A planner starts what is due in the partitions that this process owns. One goroutine has it looked at once a second what is due soon, which makes nothing wait, and has that in order.
 type planner struct {
 	s     *Scheduler
 	lease *pgleases.Lease
@@ -33,15 +33,18 @@ type planner struct {
 
 	wake     chan struct{} // of capacity one: look at once
 	finished chan finish
+	found    chan *look // of capacity one
 
 	// The rest is the goroutine's alone.
-	lookout *lookout
+	lookout *lookout              // of a look while one is under way
 	queues  [priorities][]item    // what is due soon and does not run, by its priority, and by when it is due
 	running map[subject]time.Time // for when it was due
 	keys    map[string]struct{}   // under which something runs
 	alone   bool                  // what runs is suspected to kill the process
+	looking bool                  // a look is under way
+	ended   map[subject]finish    // while it was
 	crowded bool                  // so it was when it last looked
-	passed  map[string]struct{}   // keys that were left out when it last looked
+	passed  map[string]struct{}   // keys that were left out when it last looked, and have more that is due
 	more    bool                  // there may be more that is due and was not found: it looks when there is room for it
 	low     time.Time             // nothing that was due before is left
 	swept   time.Time             // when it last looked at everything
@@ -57,11 +60,29 @@ type finish struct {
 	from  time.Time // the instant before which it is not due
 }
 
+// A look is what is asked about what is due soon, and the answer.
+type look struct {
+	partitions, fresh []int32
+	of                []*ownership // which are fresh until it is answered
+	more              bool         // others are fresh, too
+	since             time.Time
+	sweeps            bool
+	but               []string            // keys under which something runs
+	passed            map[string]struct{} // those of them that have more that is due
+	atMost            int
+
+	sent, answered time.Time
+	clock          time.Time     // of the database, when it began
+	took           time.Duration // the database
+	due            []item
+	err            error
+}
+
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	s.counts.looked.Store(int64(time.Since(processStart)))
 	return &planner{
 		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
-		wake: make(chan struct{}, 1), finished: make(chan finish), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
+		wake: make(chan struct{}, 1), finished: make(chan finish), found: make(chan *look, 1), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
 	}
 }
 
@@ -110,48 +131,102 @@ func (p *planner) start(ctx context.Context) (stop func()) {
 }
 
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	defer p.lookout.close()
-	ended, next, looked := ctx.Done(), time.Now(), time.Time{}
-	var again time.Time // what was put without a word, since another was told of, is found then
+	done, next, looked := ctx.Done(), time.Now(), time.Time{}
+	pause := p.s.lookEvery / 100 // between two looks, however many jobs are put
+	var again time.Time          // what was put without a word, since another was told of, is found then
 	for {
 		var timer <-chan time.Time
 		if ctx.Err() == nil {
-			if now := time.Now(); !now.Before(next) {
+			if !p.looking && !time.Now().Before(next) {
+				next = time.Now().Add(p.s.lookEvery)
 				p.find(ctx)
-				looked = time.Now()
-				next = looked.Add(p.s.lookEvery)
-				if again.After(now) {
-					next = earlier(next, again)
-				}
 			}
-			p.lookout.hark()
 			wait := p.begin()
-			if p.more && len(p.running) < p.s.options.maxRunning {
+			if p.more && !p.looking && (len(p.running) < p.s.options.maxRunning || p.short()) {
 				p.more = false
 				p.look()
 			}
-			timer = time.After(min(time.Until(next), wait))
+			if !p.looking {
+				p.lookout.hark()
+				wait = min(wait, time.Until(next))
+			}
+			timer = time.After(wait)
 		}
 		select {
 		case <-timer:
 		case <-p.wake:
-			next = earlier(next, looked.Add(p.s.lookEvery/100)) // however many jobs are put
+			next = earlier(next, looked.Add(pause))
 		case <-p.lookout.heard:
 			again = time.Now().Add(p.s.tellEvery)
-			next = earlier(next, looked.Add(p.s.lookEvery/100))
+			next = earlier(next, looked.Add(pause))
+		case l := <-p.found:
+			asked := next.Before(looked.Add(p.s.lookEvery)) // since it was sent
+			p.take(ctx, l)
+			looked = time.Now()
+			next = looked.Add(p.s.lookEvery)
+			if again.After(l.sent) {
+				next = earlier(next, again)
+			}
+			if asked {
+				next = looked.Add(pause)
+			}
 		case f := <-p.finished:
 			p.end(f)
-		case <-ended:
-			ended = nil
+		case <-done:
+			done = nil
 		case <-stopped:
+			if cancel(); p.looking {
+				<-p.found
+			}
 			return
 		}
 	}
 }
 
-// find looks for what is due soon, which takes the place of what was found before.
+// find has it looked what is due soon: take takes the answer.
 func (p *planner) find(ctx context.Context) {
+	l := p.wanted()
+	if len(l.partitions) == 0 {
+		p.queues = [priorities][]item{}
+		return
+	}
+	p.looking, p.ended, p.more = true, make(map[subject]finish), false
+	go func() {
+		limited, cancel := context.WithTimeout(ctx, p.s.lookLimit)
+		defer cancel()
+		l.sent = time.Now()
+		l.err = p.ask(limited, l)
+		l.answered = time.Now()
+		p.found <- l
+	}()
+}
+
+// wanted is what is to be asked.
+func (p *planner) wanted() *look {
+	l := &look{since: p.low.Add(-behind), sweeps: time.Since(p.swept) >= p.s.sweepEvery, but: []string{}, passed: make(map[string]struct{})}
+	if l.sweeps {
+		l.since = time.Time{}
+	}
+	if p.crowded { // perhaps by keys under which something runs: what is behind them is to be found too
+		l.but = slices.AppendSeq(l.but, maps.Keys(p.keys))
+		for key := range p.keys {
+			if _, ok := p.passed[key]; ok {
+				l.passed[key] = struct{}{}
+			}
+		}
+		for _, queue := range p.queues {
+			for _, it := range queue {
+				if _, runs := p.keys[it.Key]; runs {
+					l.passed[it.Key] = struct{}{}
+				}
+			}
+		}
+	}
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	most := len(p.owned)
 	switch {
 	case p.without:
@@ -160,80 +235,67 @@ func (p *planner) find(ctx context.Context) {
 		most = 1
 	}
 	p.without = false
-	var partitions, fresh []int32
-	var looked []*ownership // which are fresh no more
-	more := false           // are fresh still
 	for n, o := range p.owned {
-		if o.fresh && len(fresh) == most {
-			more = true
+		if o.fresh && len(l.fresh) == most {
+			l.more = true
 			continue
 		}
-		partitions = append(partitions, int32(n))
+		l.partitions = append(l.partitions, int32(n))
 		if o.fresh {
-			fresh, looked = append(fresh, int32(n)), append(looked, o)
+			l.fresh, l.of = append(l.fresh, int32(n)), append(l.of, o)
 		}
 	}
-	p.mu.Unlock()
-	if len(partitions) == 0 {
-		p.queues = [priorities][]item{}
-		return
-	}
-	since := p.low.Add(-behind)
-	sent := time.Now()
-	sweeps := sent.Sub(p.swept) >= p.s.sweepEvery
-	if sweeps {
-		since = time.Time{}
-	}
-	passed := make(map[string]struct{})
-	if p.crowded { // perhaps by keys under which something runs: what is behind them is to be found too
-		maps.Copy(passed, p.keys)
-	}
-	limited, cancel := context.WithTimeout(ctx, p.s.lookLimit)
-	defer cancel()
-	atMost := min(lookMost, max(lookLeast, lookTotal/len(partitions)))
-	clock, due, err := p.ask(limited, partitions, fresh, since, atMost, slices.AppendSeq([]string{}, maps.Keys(passed)))
-	p.s.counts.look(sent, err)
-	if err != nil {
-		if sweeps {
-			p.swept = sent // it may take too long each time, behind an old snapshot: the looks until the next do not
+	l.atMost = min(lookMost, max(lookLeast, lookTotal/max(1, len(l.partitions))))
+	return l
+}
+
+// take takes what was found, which takes the place of what was found before.
+func (p *planner) take(ctx context.Context, l *look) {
+	p.looking = false
+	p.s.counts.look(l.sent, l.err)
+	if l.err != nil {
+		if l.sweeps {
+			p.swept = l.sent // it may take too long each time, behind an old snapshot: the looks until the next do not
 		}
-		if len(fresh) > 0 {
+		if len(l.fresh) > 0 {
 			p.few, p.without = true, true // and so may this: the other partitions go on
 		}
 		if !p.failing && ctx.Err() == nil {
-			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", err))
+			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", l.err))
 		}
 		p.failing = true
 		return
 	}
 	p.failing = false
 	p.queues = [priorities][]item{}
-	if !p.hear(clock, sent, time.Now()) {
+	if !p.hear(l.clock.Add(l.took/2), l.sent, l.answered) {
 		return
 	}
 	p.mu.Lock()
-	for _, o := range looked {
+	for _, o := range l.of {
 		o.fresh = false
 	}
 	p.mu.Unlock()
-	if p.few = p.few && more; more {
+	if p.few = p.few && l.more; l.more {
 		p.look()
 	}
-	p.passed, p.crowded, p.more = passed, crowded(due, atMost), false
-	if len(passed) == 0 {
-		if sweeps {
-			p.swept = sent
+	p.passed, p.crowded = l.passed, crowded(l.due, l.atMost)
+	if len(l.but) == 0 {
+		if l.sweeps {
+			p.swept = l.sent
 		}
 		if !p.crowded {
-			p.low = clock
+			p.low = l.clock
 		}
 	}
 	suspects := int64(0)
-	for _, it := range due {
+	for _, it := range l.due {
 		if it.Crashes > 0 {
 			suspects++
 		}
-		if _, runs := p.running[it.subject]; !runs {
+		_, runs := p.running[it.subject]
+		_, ended := p.ended[it.subject]
+		if !runs && !ended {
 			p.queues[it.Priority] = append(p.queues[it.Priority], it)
 		}
 		p.low = earlier(p.low, it.due())
@@ -242,19 +304,23 @@ func (p *planner) find(ctx context.Context) {
 	for _, due := range p.running {
 		p.low = earlier(p.low, due)
 	}
+	for _, f := range p.ended {
+		p.ends(f)
+	}
 }
 
-// ask sends the look on the planner's own connection.
-func (p *planner) ask(ctx context.Context, partitions, fresh []int32, since time.Time, atMost int, but []string) (clock time.Time, due []item, err error) {
+// ask sends a look on the planner's own connection.
+func (p *planner) ask(ctx context.Context, l *look) error {
 	conn, err := p.lookout.ready(ctx)
 	if err != nil {
-		return clock, nil, err
+		return err
 	}
-	clock, due, err = p.s.sendLook(ctx, conn, partitions, fresh, since, lookAhead, atMost, but)
+	l.sent = time.Now()
+	l.clock, l.took, l.due, err = p.s.sendLook(ctx, conn, l.partitions, l.fresh, l.since, lookAhead, l.atMost, l.but)
 	if err != nil {
 		p.lookout.close() // it may lead to a server that is none any more
 	}
-	return clock, due, err
+	return err
 }
 
 // priorities is how many there are.
@@ -341,14 +407,13 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 	return wait, true
 }
 
-// empty reports whether nothing is queued.
-func (p *planner) empty() bool {
+// short reports whether less is queued than can run at once.
+func (p *planner) short() bool {
+	queued := 0
 	for _, q := range p.queues {
-		if len(q) > 0 {
-			return false
-		}
+		queued += len(q)
 	}
-	return true
+	return queued < p.s.options.maxRunning
 }
 
 // end takes the end of a run.
@@ -356,11 +421,19 @@ func (p *planner) end(f finish) {
 	delete(p.running, f.subject)
 	delete(p.keys, f.Key)
 	p.alone = false
-	if _, ok := p.passed[f.Key]; ok || p.crowded && p.empty() {
+	if p.looking {
+		p.ended[f.subject] = f
+	}
+	p.ends(f)
+}
+
+// ends has what ended in its place among what was found.
+func (p *planner) ends(f finish) {
+	if _, ok := p.passed[f.Key]; ok || p.crowded && p.short() {
 		p.more = true
 	}
 	p.low = earlier(p.low, f.from) // where it catches up it is due before it was, and it may be looked for before it begins
-	if f.again == nil {
+	if _, runs := p.running[f.subject]; f.again == nil || runs {
 		return
 	}
 	queue := &p.queues[f.again.Priority]

@@ -267,15 +267,15 @@ func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
 	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
 }
 
-// sendLook returns what is due after since, up to ahead from now, but for some keys, and the database's time.
-func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but []string) (clock time.Time, due []item, err error) {
-	var micro int64
+// sendLook returns what is due after since, up to ahead from now, but for some keys; the database's time when it began with that, and how long it took over it.
+func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but []string) (clock time.Time, took time.Duration, due []item, err error) {
+	var micro, spent int64
 	var found string
-	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but).Scan(&micro, &found)
+	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but).Scan(&micro, &spent, &found)
 	if err == nil {
 		err = json.Unmarshal([]byte(found), &due)
 	}
-	return time.UnixMicro(micro), due, err
+	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, err
 }
 
 // queueBegin has died report whether the owner before died while something may have run.

@@ -404,7 +404,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a look that failed counts as one", "pool", `not so within`, []edit{
 		{"schedule/planner.go", `		p.failing = true
-`, `		p.failing, p.swept, p.low = true, sent, sent.Add(1000*time.Hour)
+`, `		p.failing, p.swept, p.low = true, l.sent, l.sent.Add(1000*time.Hour)
 `, 0},
 	}},
 	{"a hand-over that waits for no run", "slow", `two runs at once|got`, []edit{

@@ -59,7 +59,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int, but pg_catalog.text[],
-    OUT clock_us bigint, OUT answer pg_catalog.jsonb)
+    OUT clock_us bigint, OUT took_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now   CONSTANT timestamptz := pgleases.schedule_clock();
@@ -95,6 +95,7 @@ BEGIN
             ORDER BY j.due LIMIT $6
         ) AS b
     ) AS d;
+    took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- the clock is told as it was before
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]) IS 'What is due soon. See look.sql.';
