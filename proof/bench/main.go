@@ -1,14 +1,14 @@
 // Command bench measures what the library costs and how fast it is, each figure beside its floor or its rival, which is
 // measured in the same run:
 //
-//	go run ./bench [-quick] [-run REGEXP] [-o FILE]
+//	go run ./bench [-quick] [-whole] [-run REGEXP] [-o FILE]
 //
 // It starts a PostgreSQL and a PgBouncer of its own (package pgserver says from which programs) and prints a table in Markdown. With -o it
 // also writes a page with the table, the machine and the versions, and plots beside it. A figure says what was measured, also
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
 // One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, plan.go, large.go,
-// latency.go, crowd.go, locks.go, schedules.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
+// latency.go, crowd.go, locks.go, schedules.go and jobs.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
 // take minutes.
 package main
 
@@ -66,6 +66,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(progress)
 	quick := flags.Bool("quick", false, "small samples: shows that everything runs, not how fast")
+	whole := flags.Bool("whole", false, "beside an old snapshot, work jobs for ten minutes and not for 20 s")
 	only := flags.String("run", "", "measure only the parts that match this `regexp`: "+strings.Join(partNames(), ", "))
 	file := flags.String("o", "", "write a page to this `file`, and plots beside it")
 	if err := flags.Parse(args); err != nil {
@@ -83,6 +84,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
+	l.whole = *whole
 	page, err := l.measure(ctx, wanted, progress)
 	err = errors.Join(err, l.close())
 	page.command = commandLine(args)
@@ -117,6 +119,7 @@ func partNames() []string {
 // A lab is what the parts are measured with.
 type lab struct {
 	quick   bool
+	whole   bool              // what takes many minutes takes them
 	durable *pgserver.Server  // commits wait for the disk, as they do in production
 	fast    *pgserver.Server  // they do not: for what does not depend on it
 	counts  bool              // the server counts statements, in databases that ask for it

@@ -86,12 +86,12 @@ type agent struct {
 	ended chan error
 }
 
-func newAgent(ctx context.Context, url, id string, ttl time.Duration) (*agent, error) {
+func newAgent(ctx context.Context, url, id string, ttl time.Duration, running int) (*agent, error) {
 	config, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = scheduleRunning + 2
+	config.MaxConns = int32(running) + 2
 	r := &agent{id: id, ended: make(chan error, 1)}
 	if r.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func newAgent(ctx context.Context, url, id string, ttl time.Duration) (*agent, e
 		r.pool.Close()
 		return nil, err
 	}
-	r.Scheduler, err = schedule.New(ctx, r.client, r.pool, scheduleGroup, schedule.WithMaxRunning(scheduleRunning), schedule.WithLogger(slog.New(slog.DiscardHandler)))
+	r.Scheduler, err = schedule.New(ctx, r.client, r.pool, scheduleGroup, schedule.WithMaxRunning(running), schedule.WithLogger(slog.New(slog.DiscardHandler)))
 	if err != nil {
 		return nil, errors.Join(err, r.close())
 	}
@@ -138,7 +138,7 @@ func (r *agent) close() error {
 // start has so many run what there is.
 func (s *scheduling) start(ctx context.Context, n int) error {
 	for range n {
-		r, err := newAgent(ctx, s.url, fmt.Sprintf("agent-%d", len(s.agents)), s.ttl)
+		r, err := newAgent(ctx, s.url, fmt.Sprintf("agent-%d", len(s.agents)), s.ttl, scheduleRunning)
 		if err != nil {
 			return err
 		}
@@ -166,7 +166,7 @@ func (s *scheduling) runs(ctx context.Context, owner string) error {
 
 // put makes so many schedules of each second, spread over the second.
 func (s *scheduling) put(ctx context.Context, n int) error {
-	r, err := newAgent(ctx, s.url, "maker", s.ttl)
+	r, err := newAgent(ctx, s.url, "maker", s.ttl, scheduleRunning)
 	if err != nil {
 		return err
 	}
@@ -183,7 +183,7 @@ func (s *scheduling) put(ctx context.Context, n int) error {
 
 // copies makes so many schedules more of one that is put: of a kind of their own columns, whatever those are. They are due at an instant.
 func (s *scheduling) copies(ctx context.Context, n int, rule schedule.Rule, anchor, due time.Time) error {
-	r, err := newAgent(ctx, s.url, "maker", s.ttl)
+	r, err := newAgent(ctx, s.url, "maker", s.ttl, scheduleRunning)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func (s *scheduling) now(ctx context.Context) (time.Time, error) {
 
 // measureSchedules measures how late runs are, what becomes of them when a process ends, and what schedules cost that are not due.
 func measureSchedules(ctx context.Context, l *lab, out *part) error {
-	measures := []func(context.Context, *lab, *part) error{measureLateRuns, measureOneTick, measureElsewhere, measureDormant, measureHistory}
+	measures := []func(context.Context, *lab, *part) error{measureJobs, measureLateRuns, measureOneTick, measureElsewhere, measureDormant, measureHistory}
 	parts := make([]part, len(measures))
 	measure := func(i int) error { return measures[i](ctx, l, &parts[i]) }
 	if l.quick {
@@ -485,7 +485,7 @@ func measureElsewhere(ctx context.Context, l *lab, out *part) error {
 		}
 		killed = append(killed, took)
 
-		r, err := newAgent(ctx, s.url, "leaver", ttl)
+		r, err := newAgent(ctx, s.url, "leaver", ttl, scheduleRunning)
 		if err != nil {
 			return err
 		}
@@ -687,7 +687,7 @@ func resident(pid int) uint64 {
 
 // runSchedules is what a worker process does that runs schedules: until it is killed.
 func (j job) runSchedules(ctx context.Context) error {
-	r, err := newAgent(ctx, j.URL, j.Prefix, j.TTL)
+	r, err := newAgent(ctx, j.URL, j.Prefix, j.TTL, scheduleRunning)
 	if err != nil {
 		return err
 	}

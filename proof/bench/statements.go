@@ -17,7 +17,7 @@ var marks = []struct{ name, text string }{
 	{"heartbeat", `.heartbeat(`}, {"register", `identity AS (`}, {"join", `created_generation`}, {"read", `.read(`},
 	{"claim", `AS locked`}, {"plan", `.plan(`}, {"apply", `.apply(`}, {"release", `.release(`}, {"announce", `.announce(`}, {"evict", `.evict(`},
 	{"acquire", `.lock_acquire(`}, {"release a lock", `.lock_release(`}, {"release locks", `.lock_releases(`}, {"look at locks", `.lock_look(`},
-	{"look at schedules", `.schedule_look(`}, {"open a run", `.schedule_open(`}, {"close a run", `.schedule_close(`},
+	{"look at schedules", `.schedule_look(`}, {"open a run", `.schedule_open(`}, {"close a run", `.schedule_close(`}, {"close a job", `.schedule_close_job(`}, {"guard", `.guard(`}, {"enqueue", `.schedule_enqueue(`},
 	{"sweep locks", `.lock_sweep(`}, {"mark", `server_mark (mark)`}, {"connect", `pg_is_in_recovery`}, {"check the schema", `min_code`},
 }
 
