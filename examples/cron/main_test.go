@@ -14,19 +14,39 @@ import (
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
+	"github.com/pgleases/pgleases/schedule/sql"
 )
+
+// database returns the URL of a database with all tables, whose role may do what one that runs schedules needs, and of its owner.
+func database(t *testing.T) (url string, owner *pgxpool.Pool) {
+	t.Helper()
+	url = pgtest.MigratedDatabase(t)
+	owner, err := pgxpool.New(t.Context(), pgtest.OwnerURL(url))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(owner.Close)
+	if err := schedule.Migrate(t.Context(), owner); err != nil {
+		t.Fatal(err)
+	}
+	if url != pgtest.OwnerURL(url) {
+		if _, err := owner.Exec(t.Context(), string(must(sql.Files.ReadFile("grants.sql"))), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return url, owner
+}
 
 func TestTimetableIsDeclaredAndListed(t *testing.T) {
 	t.Parallel()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
-	url := pgtest.Database(t)
+	url, _ := database(t)
 	ended := make(chan error, 1)
 	running, end := context.WithCancel(ctx)
 	go func() { ended <- run(running, url, timetable) }()
 	conn := connect(t, ctx, url)
 	h := history{t, ctx, url, conn}
-	h.eventually("all is there", `SELECT to_regclass('pgleases.schedules') IS NOT NULL`)
 	h.eventually("all is declared", `SELECT count(*) = 4 FROM pgleases.schedules WHERE declared AND due < 'infinity'`)
 	end()
 	if err := <-ended; err != nil {
@@ -36,7 +56,8 @@ func TestTimetableIsDeclaredAndListed(t *testing.T) {
 
 func TestJobWithABadRuleIsNamed(t *testing.T) {
 	t.Parallel()
-	err := run(t.Context(), pgtest.Database(t), func(s *schedule.Scheduler) error {
+	url, _ := database(t)
+	err := run(t.Context(), url, func(s *schedule.Scheduler) error {
 		k := schedule.InTx(s, "close", func(context.Context, pgx.Tx, schedule.Run[bool]) error { return nil })
 		return k.Add("books", true, schedule.Cron("60 * * * *", "UTC"))
 	})
@@ -67,20 +88,15 @@ func TestWhatClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			url := pgtest.Database(t)
-			pool, err := pgxpool.New(ctx, url)
-			if err != nil {
-				t.Fatal(err)
+			url, owner := database(t)
+			setClock := func(shows string) {
+				_, err := owner.Exec(ctx, `CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT `+shows+` $$`)
+				if err != nil {
+					t.Fatal(err)
+				}
 			}
-			defer pool.Close()
-			if err := schedule.Migrate(ctx, pool); err != nil {
-				t.Fatal(err)
-			}
-			_, err = pool.Exec(ctx, fmt.Sprintf(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE
-				AS 'SELECT statement_timestamp() + interval ''%d microseconds'''`, time.Until(at.Add(-4*time.Second)).Microseconds()))
-			if err != nil {
-				t.Fatal(err)
-			}
+			before := at.Add(-time.Second)
+			setClock(fmt.Sprintf("timestamptz '%s'", before.Format(time.RFC3339))) // where it stands still until the schedule is there
 			ticks := make(chan time.Time, 10)
 			running, end := context.WithCancel(ctx)
 			ended := make(chan error, 1)
@@ -93,6 +109,9 @@ func TestWhatClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 					return k.Add("job", true, schedule.Cron(jump.rule, jump.zone))
 				})
 			}()
+			h := history{t, ctx, url, connect(t, ctx, url)}
+			h.eventually("it is declared", "SELECT count(*) = 1 FROM pgleases.schedules")
+			setClock(fmt.Sprintf("statement_timestamp() + %d * interval '1 second'", int64(time.Until(before).Seconds())))
 			select {
 			case tick := <-ticks:
 				if !tick.Equal(at) {
@@ -101,7 +120,6 @@ func TestWhatClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 			case <-ctx.Done():
 				t.Error("it did not run")
 			}
-			h := history{t, ctx, url, connect(t, ctx, url)}
 			h.eventually("it is done", "SELECT count(*) = 1 FROM pgleases.history WHERE fate = 'done'")
 			h.check("the next is later", "SELECT due > $1::timestamptz + interval '12 hours' FROM pgleases.schedules", at)
 			end()

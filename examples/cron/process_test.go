@@ -19,7 +19,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -102,7 +101,7 @@ func TestEveryTickRunsOnceThroughCloseKillAndFreeze(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	url := pgtest.Database(t)
+	url, _ := database(t)
 	conn := connect(t, ctx, url)
 	if _, err := conn.Exec(ctx, testTables); err != nil {
 		t.Fatal(err)
