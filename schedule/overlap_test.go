@@ -156,7 +156,10 @@ func TestEditsWhileTicksOverlap(t *testing.T) {
 	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
 	h := newHolding(t)
 	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Retry(2, schedule.Backoff(time.Minute, time.Minute)))
-	put := func(opts ...schedule.ScheduleOption) { t.Helper(); ok(t, books.Put(t.Context(), "close", args{}, hourly, opts...)) }
+	put := func(opts ...schedule.ScheduleOption) {
+		t.Helper()
+		ok(t, books.Put(t.Context(), "close", args{}, hourly, opts...))
+	}
 	put(schedule.OverlapAllow(3), schedule.MissedAll, schedule.PauseAfter(2))
 	l := newLedger(db, "close")
 	w.run()
