@@ -38,8 +38,7 @@ func manySchedules(t *testing.T, url string) {
 func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	pool := newPool(t, url)
-	a := newAdmin(t, pool)
+	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
 	manySchedules(t, url)
 	groups, err := a.ScheduleGroups(t.Context())
 	if err != nil || len(groups) != 2 {

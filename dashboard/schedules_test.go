@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Who looks at the same page of 100,000 schedules gets it from one question, which reads no more than the page, and a verb shows at once.
+// Who looks at the same page of 20,000 schedules gets it from one question, which reads no more than the page, and a verb shows at once.
 func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -21,7 +21,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	}
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 99999) AS n`,
+			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
 		`ANALYZE pgleases.schedules`)
 	c := new(cable)
 	h := newHandler(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url), c)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
@@ -36,10 +36,10 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		}
 		return page
 	}
-	if page := get("prefix=s05"); len(page.Rows) != 50 || !page.More || page.Rows[0].Name != "s050000" {
+	if page := get("prefix=s01"); len(page.Rows) != 50 || !page.More || page.Rows[0].Name != "s010000" {
 		t.Fatalf("%+v", page)
 	}
-	if page := get("prefix=s05&after=s059998"); len(page.Rows) != 1 || page.More {
+	if page := get("prefix=s01&after=s019998"); len(page.Rows) != 1 || page.More {
 		t.Errorf("the last page: %+v", page)
 	}
 	// The same page is asked for once for all, or, where this takes longer than a moment, a few times.
