@@ -435,3 +435,41 @@ func TestAnEvictedClientIsCalledSo(t *testing.T) {
 		t.Errorf("%s, %v", text, err)
 	}
 }
+
+// Whoever runs clients may write any times, and keeps nobody from looking.
+func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
+	t.Parallel()
+	for _, at := range []string{"infinity", "-infinity", "294276-12-31", "4713-01-01 BC"} {
+		url := pgtest.MigratedDatabase(t)
+		a := newAdmin(t, newPool(t, url))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, AT, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.clients VALUES (1, 'a', 1, AT, '1000000 hours', 'h', 1, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.members VALUES ('l', 1, 1, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.partitions VALUES ('l', 0, 1, 1, 1, 'a', NULL, AT, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.locks VALUES ('x', 1, 1, 1, false, 1, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'odd')`, "AT", "'"+at+"'"))
+		s, err := a.Snapshot(t.Context())
+		if err != nil || len(s.Clients) != 1 || s.Lease("l") == nil || len(s.Lease("l").Members) != 1 {
+			t.Fatalf("%s: %+v, %v", at, s, err)
+		}
+		if _, err := json.Marshal(s); err != nil {
+			t.Errorf("%s: %v", at, err)
+		}
+		if c := s.Clients[0]; c.Dead != (at == "-infinity" || at == "4713-01-01 BC") {
+			t.Errorf("a client that expires at %s: %+v", at, c)
+		}
+		e, err := a.Explain(t.Context(), "l", 0)
+		if _, bad := json.Marshal(e); err != nil || bad != nil {
+			t.Errorf("%s: %v, %v", at, err, bad)
+		}
+		events, err := a.Events(t.Context(), "", 10)
+		if _, bad := json.Marshal(events); err != nil || bad != nil || len(events) != 1 {
+			t.Errorf("%s: %v, %v, %v", at, events, err, bad)
+		}
+		for l, err := range a.Locks(t.Context(), "") {
+			if _, bad := json.Marshal(l); err != nil || bad != nil {
+				t.Errorf("%s: %v, %v", at, err, bad)
+			}
+		}
+	}
+}

@@ -52,7 +52,7 @@ func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error]
 			for _, row := range page {
 				l := Lock{Name: row.Name, Shared: row.Shared, Waiting: row.Waiting, Holders: make([]Holder, len(row.IDs))}
 				for i, id := range row.IDs {
-					l.Holders[i] = Holder{Client: id, Host: row.Hosts[i], PID: row.PIDs[i], Token: row.Tokens[i], Since: time.UnixMicro(row.Since[i]),
+					l.Holders[i] = Holder{Client: id, Host: row.Hosts[i], PID: row.PIDs[i], Token: row.Tokens[i], Since: instant(row.Since[i]),
 						HeartbeatAge: micros(row.Silent[i]), TimeLeft: micros(row.Lives[i])}
 				}
 				if !yield(l, nil) {

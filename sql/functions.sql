@@ -1721,9 +1721,11 @@ BEGIN
                coalesce(array_agg(coalesce(c.host, '') ORDER BY l.ticket), '{}') AS hosts,
                coalesce(array_agg(coalesce(c.pid, 0) ORDER BY l.ticket), '{}') AS pids,
                coalesce(array_agg(l.token ORDER BY l.ticket), '{}') AS tokens,
-               coalesce(array_agg((extract(epoch FROM l.since) * 1000000)::bigint ORDER BY l.ticket), '{}') AS since,
-               coalesce(array_agg(coalesce((extract(epoch FROM now - (c.expires_at - c.ttl)) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS silent,
-               coalesce(array_agg(coalesce((extract(epoch FROM c.expires_at - now) * 1000000)::bigint, 0) ORDER BY l.ticket), '{}') AS lives
+               coalesce(array_agg(least(greatest(extract(epoch FROM l.since) * 1000000, -9e18), 9e18)::bigint ORDER BY l.ticket), '{}') AS since,
+               coalesce(array_agg(CASE WHEN c.session IS NULL THEN 0 ELSE least(greatest((extract(epoch FROM now) - extract(epoch FROM c.expires_at)
+                   + extract(epoch FROM c.ttl)) * 1000000, -9e15), 9e15)::bigint END ORDER BY l.ticket), '{}') AS silent,
+               coalesce(array_agg(CASE WHEN c.session IS NULL THEN 0 ELSE least(greatest((extract(epoch FROM c.expires_at) - extract(epoch FROM now)) * 1000000, -9e15), 9e15)::bigint END
+                                  ORDER BY l.ticket), '{}') AS lives
         FROM pgleases.locks AS l
         LEFT JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c ON true
         WHERE l.name = n.name AND l.token IS NOT NULL

@@ -5,7 +5,7 @@
 -- $3 int     the most
 --
 -- As of events.sql.
-SELECT e.tx::text, e.id, e.at, coalesce(e.lease, ''), e.cause, coalesce(e.actor, ''), coalesce(e.reason, ''), coalesce(e.from_id, ''), coalesce(e.to_id, ''),
+SELECT e.tx::text, e.id, least(greatest(e.at, '0001-01-02 UTC'), '9999-12-30 UTC'), coalesce(e.lease, ''), e.cause, coalesce(e.actor, ''), coalesce(e.reason, ''), coalesce(e.from_id, ''), coalesce(e.to_id, ''),
        coalesce(e.partitions::text, ''), coalesce(e.generation, 0)
 FROM pgleases.events AS e
 WHERE (e.tx, e.id) > ($1::text::xid8, $2::bigint)

@@ -3,6 +3,8 @@
 --
 -- One text, JSON. Times are microseconds, points in time since 1970. Partitions with the same owner, target, last owner and home are one
 -- holding; their numbers are a multirange.
+--
+-- Clients may write any times, also infinite ones and such as a bigint does not hold: whoever looks is told less extreme ones. greatest and least pass over null.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT json_build_object(
     'at', (extract(epoch FROM t.now) * 1000000)::bigint,
@@ -20,9 +22,9 @@ SELECT json_build_object(
     'clients', (
         SELECT coalesce(json_agg(json_build_object(
                    'session', c.session, 'id', c.id, 'incarnation', c.incarnation, 'superseded', coalesce(i.incarnation > c.incarnation, false),
-                   'host', c.host, 'pid', c.pid, 'started', (extract(epoch FROM c.started_at) * 1000000)::bigint,
-                   'ttl', (extract(epoch FROM c.ttl) * 1000000)::bigint,
-                   'silent', (extract(epoch FROM t.now - (c.expires_at - c.ttl)) * 1000000)::bigint,
+                   'host', c.host, 'pid', c.pid, 'started', least(greatest(extract(epoch FROM c.started_at) * 1000000, -9e18), 9e18)::bigint,
+                   'ttl', least(greatest(extract(epoch FROM c.ttl) * 1000000, -9e15), 9e15)::bigint,
+                   'silent', least(greatest((extract(epoch FROM t.now) - extract(epoch FROM c.expires_at) + extract(epoch FROM c.ttl)) * 1000000, -9e15), 9e15)::bigint,
                    'fast', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
         FROM pgleases.clients AS c
         LEFT JOIN pgleases.identities AS i ON i.id = c.id
@@ -30,19 +32,20 @@ SELECT json_build_object(
     'leases', (
         SELECT coalesce(json_agg(json_build_object(
                    'name', l.name, 'partitions', l.partitions, 'generation', l.generation,
-                   'planned', (extract(epoch FROM l.planned_at) * 1000000)::bigint,
-                   'due', CASE WHEN isfinite(l.next_check_at) THEN (extract(epoch FROM l.next_check_at) * 1000000)::bigint END,
+                   'planned', least(greatest(extract(epoch FROM l.planned_at) * 1000000, -9e18), 9e18)::bigint,
+                   'due', CASE WHEN isfinite(l.next_check_at) THEN least(greatest(extract(epoch FROM l.next_check_at) * 1000000, -9e18), 9e18)::bigint END,
                    'members', coalesce(m.members, '[]'), 'holdings', coalesce(h.holdings, '[]')) ORDER BY l.name), '[]')
         FROM pgleases.leases AS l
         LEFT JOIN (
             SELECT m.lease, json_agg(json_build_object('session', m.session, 'weight', m.weight,
-                       'joined', (extract(epoch FROM m.joined_at) * 1000000)::bigint)) AS members
+                       'joined', least(greatest(extract(epoch FROM m.joined_at) * 1000000, -9e18), 9e18)::bigint)) AS members
             FROM pgleases.members AS m
             GROUP BY m.lease
         ) AS m ON m.lease = l.name
         LEFT JOIN (
             SELECT p.lease, json_agg(json_build_object('owner', p.owner, 'target', p.target, 'owner_id', p.owner_id, 'home_id', p.home_id,
-                       'since', (extract(epoch FROM p.since) * 1000000)::bigint, 'asked', (extract(epoch FROM p.asked) * 1000000)::bigint,
+                       'since', CASE WHEN p.since IS NOT NULL THEN least(greatest(extract(epoch FROM p.since) * 1000000, -9e18), 9e18)::bigint END,
+                       'asked', CASE WHEN p.asked IS NOT NULL THEN least(greatest(extract(epoch FROM p.asked) * 1000000, -9e18), 9e18)::bigint END,
                        'numbers', p.numbers::text)) AS holdings
             FROM (SELECT p.lease, p.owner, p.target, p.owner_id, p.home_id, min(p.owned_since) AS since, min(p.asked_at) AS asked,
                          range_agg(int4range(p.partition, p.partition + 1)) AS numbers
