@@ -86,7 +86,7 @@ type Member struct {
 	Session int64     `json:"session,string"`
 	Client  string    `json:"client"`
 	Weight  int       `json:"weight"`
-	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused
+	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
 	Owned   int       `json:"owned"`
 	Coming  int       `json:"coming"` // on their way to it
 	Going   int       `json:"going"`  // that it owns, and was asked to hand over

@@ -312,7 +312,7 @@ COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
 COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat; above the TTL it may be evicted.';
 COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
-COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: none where it is drained, or the lease is paused. A cordon and a freeze keep it from that.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: none where it is drained, or the lease is paused. A cordon, a freeze and pins keep it from that.';
 COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
