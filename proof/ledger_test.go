@@ -53,6 +53,7 @@ type scheduleEntry struct {
 	Attempts     int
 	Epoch        *int64
 	Started      *time.Time
+	Ended        time.Time
 }
 
 func (e scheduleEntry) ran() bool {
@@ -84,7 +85,7 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 			l.orders[*o.Job] = append(l.orders[*o.Job], o)
 		}
 	}
-	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, fate, coalesce(error, ''), attempts, epoch, started_at
+	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, fate, coalesce(error, ''), attempts, epoch, started_at, ended_at
 		FROM pgleases.history ORDER BY id`) {
 		if e.Job != nil {
 			l.jobs[*e.Job] = append(l.jobs[*e.Job], e)
@@ -170,7 +171,7 @@ func (l *scheduleLedger) checkTicks() {
 				l.wrong("fates: %s: an entry tells of %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
 			}
 			switch {
-			case slices.Contains(s.Never, e.Fate) && !(l.stepped && e.Fate == schedule.FateMissed): // of all that are missed, a hundred are run
+			case slices.Contains(s.Never, e.Fate) && !(e.Fate == schedule.FateMissed && e.Ended.Sub(e.Until) >= 100*s.Every): // of all that are missed, a hundred are run
 				l.wrong("fates: %s: %s is none that it may have: %+v", name, e.Fate, e)
 			case e.ran() != (e.Epoch != nil && e.Started != nil) || e.ran() && (e.Ticks != 1 || len(ticks) != 1 || !ticks[0].Equal(e.Until)):
 				l.wrong("fates: %s: no run of one tick: %+v", name, e)
@@ -287,7 +288,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	for _, e := range entries {
 		switch {
 		case e.Fate == schedule.FateDead:
-			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, "processes died") {
+			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, died) {
 				wrong("it is dead without a reason")
 			}
 		case e.Fate == schedule.FateLost && !atMostOnce, e.Fate != schedule.FateDone && e.Fate != schedule.FateCancelled && e.Fate != schedule.FateLost:
@@ -368,6 +369,9 @@ func (l *scheduleLedger) checkCalls() {
 	l.checkCalled()
 }
 
+// died is in the error of what is dead for its crashes.
+const died = "processes died"
+
 // checkCalled compares calls with the fates of what they were for.
 func (l *scheduleLedger) checkCalled() {
 	type thing struct {
@@ -402,7 +406,7 @@ func (l *scheduleLedger) checkCalled() {
 	for k, e := range entries {
 		of := calls[k]
 		well := slices.ContainsFunc(of, func(c faults.Call) bool { return c.Returned && c.Error == "" })
-		if e.Fate == schedule.FateDone && !well || e.Fate == schedule.FateDead && well && len(of) == 1 {
+		if e.Fate == schedule.FateDone && !well || e.Fate == schedule.FateDead && well && len(of) == 1 && !strings.Contains(e.Error, died) { // the outcome of a call may be lost, and the next process die before it calls
 			l.wrong("calls: it is %s, and was called so: %+v, %+v", e.Fate, e, of)
 		}
 	}

@@ -133,16 +133,16 @@ func runScheduler(ctx context.Context, config Config, client *pgleases.Client, p
 			return handle(ctx, config, kinds, kind, tx, r)
 		}, limits...)
 	}
-	call := func(kind string) func(context.Context, schedule.Run[string]) error {
+	call := func(kind string, most time.Duration) func(context.Context, schedule.Run[string]) error {
 		return func(ctx context.Context, r schedule.Run[string]) error {
 			return notes.work(ctx, Call{
 				Worker: config.ID, Kind: kind, Idempotency: r.IdempotencyKey(), Name: r.Name, Key: r.Key, Job: r.Job, Order: r.Args, At: r.At, Attempt: r.Attempt,
 				Partition: r.Partition, Epoch: r.Epoch,
-			}, config.TTL/4, func() error { return outcome(kind, r, time.Now()) })
+			}, most, func() error { return outcome(kind, r, time.Now()) })
 		}
 	}
-	kinds[mailed] = schedule.AtLeastOnce(s, mailed, call(mailed), retry...)
-	kinds[paid] = schedule.AtMostOnce(s, paid, call(paid), limits...)
+	kinds[mailed] = schedule.AtLeastOnce(s, mailed, call(mailed, config.TTL/4), retry...)
+	kinds[paid] = schedule.AtMostOnce(s, paid, call(paid, config.TTL), limits...)
 	for _, all := range Schedules() {
 		if err := kinds[all.Kind].Add(all.Name, "", all.Rule, all.Options...); err != nil {
 			return fmt.Errorf("%w: %w", errMisused, err)

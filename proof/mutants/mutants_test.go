@@ -117,10 +117,11 @@ var detectors = map[string]detector{
 	"crashes": {"schedule", func(int) []string { return []string{"-test.run=^TestAJobThatKillsItsProcess"} }},
 	// Deploys, and versions in turn.
 	"deploys": {"schedule", func(int) []string { return []string{"-test.run=^TestDeploysIn|^TestTwoVersions|^TestARename"} }},
+	// Owners that are cut off in calls outside of the database.
+	"outside": {"schedule", func(int) []string { return []string{"-test.run=^TestAnOwnerThatIsCutOff"} }},
 	// What waits for each other.
 	"writers":   {"schedule", func(int) []string { return []string{"-test.run=^TestAHundredWriters"} }},
 	"deadlocks": {"schedule", func(int) []string { return []string{"-test.run=^TestPuttingInAnyOrder"} }},
-	"pool":      {"schedule", func(int) []string { return []string{"-test.run=^TestAnExhaustedPool"} }},
 	"slow":      {"schedule", func(int) []string { return []string{"-test.run=^TestASlowHandler"} }},
 	// Worker processes that run schedules, over the promotion of a standby that missed the last runs.
 	"schedule promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyRunsEachTickOnce$"} }},
@@ -374,16 +375,13 @@ var mutants = append(asleep(), []mutant{
 	{"crashes that nobody counts", "crashes", `fates of "poison"|not killed by its job`, []edit{
 		{"schedule/run.go", `return r.Trying.crashes() > 0 || o.died && !it.due().After(o.opened)`, `return false`, 0},
 	}},
-	{"a call that was begun is called again", "schedule fleet", `calls: at most once`, []edit{
+	{"a call that was begun is called again", "outside", `effects of|fates of "pay"`, []edit{
 		{"schedule/run.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:`, `case false:`, 0},
 	}},
-	{"a replaced job that counts as run", "schedule fleet", `jobs: `, []edit{
+	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
 		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
 	}},
-	{"a replaced job that counts as run, seen by writers", "writers", `jobs whose last order did not run`, []edit{
-		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
-	}},
-	{"a job without its fate", "schedule fleet", `jobs: `, []edit{
+	{"a job without its fate", "schedule fleet", `jobs: |calls: `, []edit{
 		{"schedule/sql/functions.sql", `LATERAL (SELECT $4 -> 'fates' -> 0) AS f (fate);
         IF FOUND THEN`, `LATERAL (SELECT $4 -> 'fates' -> 0) AS f (fate) WHERE e.id % 2 = 0;
         IF true THEN`, 0},
@@ -395,17 +393,12 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/clock.go", `case c.doubt.IsZero() && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
-		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
+		{"schedule/edit.go", `case have.Rule == r.Rule && have.DisabledAt == nil:`, `case have.Rule == r.Rule && have.DisabledAt == nil && !r.Declared:`, 0},
 		{"schedule/edit.go", `if have != nil && same(&r, have) {`, `if have != nil && !r.Declared && same(&r, have) {`, 0},
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `fate of what was in deadlocks`, []edit{
 		{"schedule/run.go", `conflicts < maxConflicts-1`, `false`, 0},
 		{"schedule/run.go", `return errors.As(err, new(discarded)) ||`, `return conflict(err) || errors.As(err, new(discarded)) ||`, 0},
-	}},
-	{"a look that failed counts as one", "pool", `not so within`, []edit{
-		{"schedule/planner.go", `		p.failing = true
-`, `		p.failing, p.swept, p.low = true, l.sent, l.sent.Add(1000*time.Hour)
-`, 0},
 	}},
 	{"a hand-over that waits for no run", "slow", `two runs at once|got`, []edit{
 		{"schedule/run.go", `	o.runs.Wait()
