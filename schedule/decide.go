@@ -37,7 +37,7 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		d.Waits = r.Waits
 		return d
 	}
-	rule, err := Parse(r.Rule)
+	rule, err := r.parse()
 	switch {
 	case r.Declared && !declared && now.Sub(r.Registered) >= forgotten:
 		d.Waits, d.DisabledAt = kept(errForgotten), &now
@@ -116,6 +116,14 @@ func (r *record) begins() *time.Time {
 // keyOf is the key of a tick that may overlap with others of its schedule.
 func (r *record) keyOf(tick Tick) string {
 	return r.Name + " " + tick.At.UTC().Format(time.RFC3339Nano)
+}
+
+// parse returns the rule.
+func (r *record) parse() (Rule, error) {
+	if r.parsed != nil {
+		return *r.parsed, nil
+	}
+	return Parse(r.Rule)
 }
 
 // readable returns what this process does not know of it: its kind, or how to read its arguments.

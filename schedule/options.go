@@ -221,11 +221,14 @@ func Retry(attempts int, pauses Pauses) KindOption {
 func Crashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
 
 // Pauses are made by Backoff.
-type Pauses struct{ min, max time.Duration }
+type Pauses struct {
+	min, max time.Duration
+	exact    bool // without what is random
+}
 
 // Backoff are pauses between attempts: min after the first that failed, twice as long after each further one, at most max; each up to a tenth longer, at random. Both
 // are 1ms to 30 days.
-func Backoff(min, max time.Duration) Pauses { return Pauses{min, max} }
+func Backoff(min, max time.Duration) Pauses { return Pauses{min: min, max: max} }
 
 // after is the pause after so many attempts that failed.
 func (p Pauses) after(failed int) time.Duration {
@@ -233,7 +236,10 @@ func (p Pauses) after(failed int) time.Duration {
 	if doublings := failed - 1; doublings < 62 && p.min <= p.max>>doublings {
 		d = p.min << doublings
 	}
-	return (d + rand.N(d/10+1)).Truncate(time.Microsecond)
+	if !p.exact {
+		d += rand.N(d/10 + 1)
+	}
+	return d.Truncate(time.Microsecond)
 }
 
 func newLimits(opts []KindOption) (limits, error) {

@@ -86,14 +86,14 @@ func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*it
 	told.outside = &outside{a.row.idempotencyKey(p.s.group), func(ctx context.Context, f func(pgx.Tx) error) error {
 		return p.guarded(ctx, o.Partition, func(*pgx.Batch) {}, func(_ context.Context, tx *transaction) error { return f(handlerTx{tx.Tx, tx}) })
 	}}
-	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
+	ctx, cancel := p.s.limited(o.ctx, k.limits.timeout)
 	defer cancel()
 	called := k.counts.begin(p.now().Sub(a.due()))
 	err := k.call(ctx, nil, told)
 	called()
 	ended := p.now()
 	a.decided.RanUntil = &ended
-	life := o.Partition.Context() // what was done is written down also where the run was to end
+	life := o.life // what was done is written down also where the run was to end
 	switch {
 	case err == nil:
 		a.decided.done()

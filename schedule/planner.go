@@ -88,8 +88,8 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 
 // serve is the callback for a partition: it is worked on until the callback's context ends, and its runs have.
 func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error {
-	o := &ownership{Partition: partition, fresh: true}
-	o.ctx, o.cancel = context.WithCancelCause(partition.Context())
+	o := &ownership{Partition: partition, life: partition.Context(), fresh: true}
+	o.ctx, o.cancel = context.WithCancelCause(o.life)
 	defer o.cancel(nil)
 	p.mu.Lock()
 	p.owned[o.Number] = o
@@ -458,6 +458,9 @@ func (p *planner) hear(told, sent, answered time.Time) bool {
 
 // now is the database's time, as far as it is believed.
 func (p *planner) now() time.Time {
+	if m := p.s.memory; m != nil {
+		return m.stage.Now()
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.clock.at(time.Now())

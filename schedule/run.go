@@ -31,6 +31,7 @@ const (
 // An ownership is a partition that this process owns, as long as runs may begin or go on in it.
 type ownership struct {
 	pgleases.Partition
+	life   context.Context // of the ownership
 	ctx    context.Context // of the runs
 	cancel context.CancelCauseFunc
 	fresh  bool // it was not looked at yet; the planner's mu guards it
@@ -149,10 +150,7 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 			}
 			return a.next(it, from)
 		}
-		select {
-		case <-time.After(pause):
-		case <-o.ctx.Done():
-		}
+		p.s.pause(o.ctx, pause)
 	}
 }
 
@@ -225,7 +223,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		if a.decided.DisabledAt != nil {
 			p.s.logOf(it).Warn("schedule: disabled, as no process has declared it for a week", slog.String("name", r.Name), slog.Time("declared", r.Registered))
 		}
-		if a.decided.run != nil && k.calls == atMostOnce { // also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
+		if a.decided.run != nil && k.calls == atMostOnce && p.s.memory == nil { // also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
 			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
 				return err
 			}
@@ -262,7 +260,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		}
 		return p.s.sendClose(ctx, tx, r, run, a.decided.step)
 	})
-	if err != nil && a.decided.run != nil && a.handler == nil && !moved(err) {
+	if err != nil && a.decided.RanUntil != nil && a.handler == nil && !moved(err) {
 		a.handler = err // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
 	}
 	return a, err
@@ -270,14 +268,14 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 
 // handle calls the handler, and takes the fate from it.
 func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) error {
-	ctx, cancel := context.WithTimeoutCause(o.ctx, k.limits.timeout, ErrTimeout)
+	ctx, cancel := p.s.limited(o.ctx, k.limits.timeout)
 	defer cancel()
 	called := k.counts.begin(p.now().Sub(a.due()))
 	a.handler = k.call(ctx, handlerTx{tx.Tx, tx}, a.told(o))
 	called()
 	ended := p.now()
 	a.decided.RanUntil = &ended
-	switch status := tx.Conn().PgConn().TxStatus(); {
+	switch status := tx.status(); {
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil:
@@ -339,8 +337,7 @@ func (p *planner) takeBack(o *ownership, a attempt) {
 	row.Cursor = a.decided.Cursor // as it was written
 	trying.Run, trying.Called = "", 0
 	a.row, a.decided.Trying, a.decided.Fates = &row, &trying, nil
-	life := o.Partition.Context()
-	_ = repeat(life, maxBreaks, passing, func() error { return p.write(life, o, a) })
+	_ = repeat(o.life, maxBreaks, passing, func() error { return p.write(o.life, o, a) })
 }
 
 // write writes down what was decided, in a transaction without a handler.
@@ -402,7 +399,7 @@ func (p *planner) close(o *ownership) {
 	if o.opened.IsZero() {
 		return
 	}
-	_ = p.guarded(o.Partition.Context(), o.Partition, func(batch *pgx.Batch) { p.s.queueEnd(batch, o.Number, o.Epoch, o.charged) }, nothingMore)
+	_ = p.guarded(o.life, o.Partition, func(batch *pgx.Batch) { p.s.queueEnd(batch, o.Number, o.Epoch, o.charged) }, nothingMore)
 }
 
 // suspects reports whether the run of a schedule may kill this process: others died while it ran, or may have.
@@ -430,6 +427,26 @@ func repeat(ctx context.Context, atMost int, passes func(error) bool, f func() e
 		case <-ctx.Done():
 		}
 	}
+}
+
+// pause waits for so long, at most until ctx ends.
+func (s *Scheduler) pause(ctx context.Context, d time.Duration) {
+	if m := s.memory; m != nil {
+		m.stage.Pause(ctx, d)
+		return
+	}
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// limited is the context of a handler, which takes d at most.
+func (s *Scheduler) limited(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	if m := s.memory; m != nil {
+		return m.stage.Limit(ctx, d, ErrTimeout)
+	}
+	return context.WithTimeoutCause(ctx, d, ErrTimeout)
 }
 
 // within bounds what the database is asked besides a handler's statements: a connection that was dropped without a word holds up no run.

@@ -20,6 +20,7 @@ import (
 // concurrent use.
 type Scheduler struct {
 	client     *pgleases.Client // nil: see Manage
+	memory     *memory          // what stands in for the database; nil: nothing does
 	pool       *pgxpool.Pool
 	group      string
 	options    options
@@ -179,6 +180,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
+	case s.memory != nil:
+		return s.memory.run(ctx, s)
 	case s.client == nil:
 		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: make it with New", s.group)
 	case again:
@@ -231,6 +234,9 @@ func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 }
 
 func (s *Scheduler) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
+	if m := s.memory; m != nil {
+		return pgx.BeginTxFunc(ctx, m, readCommitted, f)
+	}
 	return pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds())); err != nil {
 			return err

@@ -20,7 +20,7 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-// This file is all that talks SQL: one method for each statement in sql.
+// This file is all that talks SQL: one method for each statement in sql. Without a database memory.go answers.
 
 var part = store.Part{
 	Name: "package schedule", Table: "schedule_version", Version: 1,
@@ -75,6 +75,8 @@ type record struct {
 	Missed      int64           `json:"missed"`   // by that tick
 	Living      int             `json:"living"`   // of a schedule: how many of its ticks are such jobs
 	At          time.Time       `json:"at"`       // of a job: the time that it was put for
+
+	parsed *Rule // Rule, where that was parsed before
 }
 
 // A jobRow is a job as jobs_status tells it; or only what has become of it.
@@ -264,6 +266,9 @@ func void(ctx context.Context, q querier, statement string, args ...any) error {
 }
 
 func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
+	if s.memory != nil {
+		return s.memory.join(s.options.partitions)
+	}
 	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
 }
 
@@ -280,10 +285,18 @@ func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh [
 
 // queueBegin has died report whether the owner before died while something may have run.
 func (s *Scheduler) queueBegin(batch *pgx.Batch, died *bool, partition int, epoch int64) {
+	if m := s.memory; m != nil {
+		*died = m.begin(partition, epoch)
+		return
+	}
 	batch.Queue(s.statements.begin, s.group, partition, epoch, s.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(died) })
 }
 
 func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
+	if m := s.memory; m != nil {
+		m.end(partition, epoch, charged)
+		return
+	}
 	ids := map[bool][]int64{false: {}, true: {}}
 	for _, c := range charged {
 		ids[c.Job] = append(ids[c.Job], c.ID)
@@ -293,6 +306,10 @@ func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charg
 
 // queueOpen has r be the schedule or the job; nil: there is none.
 func (s *Scheduler) queueOpen(batch *pgx.Batch, r **record, of subject, run string, timeout, idle time.Duration) {
+	if m := s.memory; m != nil {
+		*r = m.open(of)
+		return
+	}
 	open := batch.Queue(s.statements.open, of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds())
 	open.QueryRow(func(row pgx.Row) error {
 		var found *string
@@ -306,6 +323,11 @@ func (s *Scheduler) queueOpen(batch *pgx.Batch, r **record, of subject, run stri
 
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
 func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
+	if m := s.memory; m != nil {
+		paused, err := m.close(ctx, tx, r, st)
+		s.logPaused(r, paused && err == nil)
+		return err
+	}
 	st.Fates = listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
@@ -326,13 +348,17 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 		})
 	}
 	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
-	if err == nil && paused {
-		s.log.Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", r.Name), slog.Time("at", r.At))
-	}
+	s.logPaused(r, paused && err == nil)
 	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
 		return locked{err}
 	}
 	return err
+}
+
+func (s *Scheduler) logPaused(r *record, paused bool) {
+	if paused {
+		s.log.Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", r.Name), slog.Time("at", r.At))
+	}
 }
 
 // locked is an error of sendClose: another transaction has the schedule's row locked.
@@ -363,12 +389,18 @@ func inASCII(text *string) *string {
 
 // sendEnqueue returns the ids of jobs; none: the unique key is taken.
 func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
+	if m := s.memory; m != nil {
+		return m.enqueue(ctx, q, jobs, taken)
+	}
 	err = q.QueryRow(ctx, s.statements.enqueue, s.group, int32(s.options.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
 }
 
 // sendJob returns a job, or what became of it; nil: there is neither.
 func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*jobRow, error) {
+	if m := s.memory; m != nil {
+		return m.job(ctx, id)
+	}
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.job, s.group, id).Scan(&found); err != nil {
 		return nil, err
@@ -377,11 +409,17 @@ func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*jobRow, 
 }
 
 func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*jobRow, error) {
+	if m := s.memory; m != nil {
+		return m.jobs(ctx, f, after)
+	}
 	return collect[jobRow](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
 // sendRetry runs a tick of a schedule once more, or where there is no name a job.
 func (s *Scheduler) sendRetry(ctx context.Context, q querier, name *string, tick *time.Time, job *int64) (id int64, err error) {
+	if m := s.memory; m != nil {
+		return m.retry(ctx, q, name, tick, job)
+	}
 	err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
 	var told *pgconn.PgError
 	if !errors.As(err, &told) {
@@ -403,12 +441,18 @@ func (s *Scheduler) sendAnswer(ctx context.Context, q querier, request int64, an
 }
 
 func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found bool, err error) {
+	if m := s.memory; m != nil {
+		return m.cancel(ctx, q, id)
+	}
 	err = q.QueryRow(ctx, s.statements.cancel, s.group, id).Scan(&found)
 	return found, err
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.
 func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *record, err error) {
+	if m := s.memory; m != nil {
+		return m.get(ctx, q, name, edit)
+	}
 	var micro int64
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&micro, &found); err != nil {
@@ -420,17 +464,26 @@ func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bo
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
 func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
+	if m := s.memory; m != nil {
+		return m.put(ctx, q, r, fates)
+	}
 	err = q.QueryRow(ctx, s.statements.put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
 	return written, err
 }
 
 func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
+	if m := s.memory; m != nil {
+		return m.declare(names)
+	}
 	return void(ctx, q, s.statements.declare, s.group, names)
 }
 
 // sendZones returns the zones of schedules, with the digest of the data by which it was told when they are due.
 func (s *Scheduler) sendZones(ctx context.Context, q querier) (zones map[string]string, err error) {
 	zones = make(map[string]string)
+	if s.memory != nil {
+		return zones, nil // all data is this host's
+	}
 	var zone, data string
 	rows, _ := q.Query(ctx, s.statements.zones, s.group) // ForEachRow returns its error
 	_, err = pgx.ForEachRow(rows, []any{&zone, &data}, func() error {
@@ -449,14 +502,23 @@ func (s *Scheduler) sendFollow(ctx context.Context, q querier, zone, data string
 }
 
 func (s *Scheduler) sendDelete(ctx context.Context, q querier, id int64, fates []fate) error {
+	if m := s.memory; m != nil {
+		return m.delete(ctx, q, id, fates)
+	}
 	return void(ctx, q, s.statements.delete, id, encode(listed(fates)))
 }
 
 func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
+	if m := s.memory; m != nil {
+		return m.list(ctx, prefix, after, most)
+	}
 	return collect[record](ctx, q, s.statements.list, s.group, prefix, after, most)
 }
 
 func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entry, error) {
+	if m := s.memory; m != nil {
+		return m.told(ctx, name, before, most)
+	}
 	return collect[entry](ctx, q, s.statements.history, s.group, name, before, most)
 }
 

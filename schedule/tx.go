@@ -18,6 +18,9 @@ import (
 // guarded runs f in a transaction of the pool's under the guard of the partition, and commits it where f has not. What queue queues is sent with the
 // guard, and answered before f.
 func (p *planner) guarded(life context.Context, partition pgleases.Partition, queue func(*pgx.Batch), f func(context.Context, *transaction) error) error {
+	if m := p.s.memory; m != nil {
+		return m.guarded(life, queue, f)
+	}
 	var conn *pgxpool.Conn
 	err := p.s.within(life, func(ctx context.Context) (err error) {
 		conn, err = p.s.pool.Acquire(ctx)
@@ -63,6 +66,14 @@ func nothingMore(context.Context, *transaction) error { return nil }
 type transaction struct {
 	pgx.Tx
 	ended atomic.Bool // by commit
+}
+
+// status is what the server says of it: T, E after a statement that failed, I where it has ended.
+func (t *transaction) status() byte {
+	if conn := t.Conn(); conn != nil {
+		return conn.PgConn().TxStatus()
+	}
+	return 'T' // without a server
 }
 
 // commit commits with what is queued, which is sent before: where a statement of it fails, the server skips the others, and nothing is committed.

@@ -1,0 +1,603 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/schedule"
+	"github.com/pgleases/pgleases/schedule/scheduletest"
+)
+
+// This file has package scheduletest do what a scheduler on PostgreSQL does, and compares what became of it. The clock of both goes from one instant at
+// which something is due to the next: whole minutes, so that the time that a run takes on the server can be taken off again.
+
+// task is what a handler is to do: done; fail, always; twice, fail two times; discard; snooze, once; panic. Before, it takes so many minutes.
+type task struct {
+	Does    string
+	Minutes int
+}
+
+// A side is a scheduler, with what its handlers did.
+type side struct {
+	*schedule.Scheduler
+	kinds map[string]*schedule.Kind[task]
+	jobs  []int64 // in the order in which they were put
+
+	mu    sync.Mutex // guards what follows
+	calls map[string][]string
+
+	sleep func(ctx context.Context, name string, d time.Duration) error
+}
+
+// A bed is where handlers on PostgreSQL sleep, by the clock of the database.
+type bed struct {
+	db *database
+
+	mu       sync.Mutex // guards what follows
+	sleepers map[string]sleeper
+}
+
+type sleeper struct {
+	until time.Time
+	wake  chan struct{}
+}
+
+func (b *bed) sleep(ctx context.Context, name string, d time.Duration) error {
+	s := sleeper{one[time.Time](b.db, "SELECT now FROM public.test_clock").Add(d), make(chan struct{})}
+	b.mu.Lock()
+	b.sleepers[name] = s
+	b.mu.Unlock()
+	select {
+	case <-s.wake:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// next is when the first wakes; zero: nobody sleeps.
+func (b *bed) next() (next time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sleepers {
+		if next.IsZero() || s.until.Before(next) {
+			next = s.until
+		}
+	}
+	return next
+}
+
+// all reports whether all of some sleep.
+func (b *bed) all(names []string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return !slices.ContainsFunc(names, func(name string) bool { _, sleeps := b.sleepers[name]; return !sleeps })
+}
+
+// wake wakes those who slept until now, once their process knows the time.
+func (b *bed) wake(now time.Time) {
+	if next := b.next(); next.IsZero() || next.After(now) {
+		return
+	}
+	b.db.looked()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name, s := range b.sleepers {
+		if !s.until.After(now) {
+			close(s.wake)
+			delete(b.sleepers, name)
+		}
+	}
+}
+
+func newSide(s *schedule.Scheduler) *side {
+	d := &side{Scheduler: s, calls: make(map[string][]string)}
+	retry, long := schedule.Retry(3, schedule.Backoff(2*time.Minute, 30*time.Minute)), schedule.Timeout(24*time.Hour)
+	d.kinds = map[string]*schedule.Kind[task]{
+		"in":    schedule.InTx(s, "in", func(ctx context.Context, _ pgx.Tx, r schedule.Run[task]) error { return d.do(ctx, r) }, retry, long, schedule.Idle(24*time.Hour)),
+		"least": schedule.AtLeastOnce(s, "least", func(ctx context.Context, r schedule.Run[task]) error { return d.do(ctx, r) }, retry, long),
+		"most":  schedule.AtMostOnce(s, "most", func(ctx context.Context, r schedule.Run[task]) error { return d.do(ctx, r) }, long),
+	}
+	return d
+}
+
+func (d *side) do(ctx context.Context, r schedule.Run[task]) error {
+	if r.Args.Minutes > 0 {
+		if err := d.sleep(ctx, r.Key, time.Duration(r.Args.Minutes)*time.Minute); err != nil {
+			return err
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	call := fmt.Sprintf("%s at %s from %s missed %d attempt %d key %s partition %d", r.Trigger, stamp(r.At), stamp(r.From), r.Missed, r.Attempt, r.Key, r.Partition)
+	again := slices.Contains(d.calls[r.Name], call)
+	d.calls[r.Name] = append(d.calls[r.Name], call)
+	switch {
+	case r.Args.Does == "fail", r.Args.Does == "twice" && r.Attempt < 3:
+		return errors.New("it fails")
+	case r.Args.Does == "discard":
+		return schedule.Discard(errors.New("it is of no use"))
+	case r.Args.Does == "snooze" && !again:
+		return schedule.Snooze(3 * time.Minute)
+	case r.Args.Does == "panic":
+		panic(nil)
+	}
+	return nil
+}
+
+func stamp(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return t.UTC().Format("02 15:04:05.999999")
+}
+
+// seen is what can be seen of one side, of the schedules whose names begin so.
+func (d *side) seen(t testing.TB, prefix string) string {
+	t.Helper()
+	var b strings.Builder
+	for s, err := range d.List(context.Background(), prefix) {
+		ok(t, err)
+		fmt.Fprintf(&b, "%s: kind %s, rule %s, key %s, cursor %s, due %s, done %s, paused %s, failures %d, attempts %d, error %q, waits %q\n",
+			s.Name, s.Kind, s.Rule, s.Key, stamp(s.Cursor), stamp(s.Due), stamp(s.Done), stamp(s.PausedAt.Truncate(time.Minute)), s.Failures, s.Attempts, firstLine(s.Error), s.Waits)
+	}
+	for _, name := range names {
+		var entries []string // in no order: ticks that overlap may end at one instant
+		for e, err := range d.History(context.Background(), prefix+name) {
+			ok(t, err)
+			entries = append(entries, fmt.Sprintf("%s%s: %d after %s up to %s %s, attempts %d, error %q, started %s, ended %s\n",
+				prefix, name, e.Ticks, stamp(e.Since), stamp(e.Until), e.Fate, e.Attempts, firstLine(e.Error), stamp(e.StartedAt), stamp(e.EndedAt)))
+		}
+		slices.Sort(entries)
+		b.WriteString(strings.Join(entries, ""))
+	}
+	for i, id := range d.jobs {
+		j, err := d.Job(context.Background(), id)
+		ok(t, err)
+		fmt.Fprintf(&b, "job %d %q: %s for %s, key %t, kind %s, due %s, attempts %d, error %q, waits %q, started %s, ended %s\n",
+			i, j.Name, j.Fate, stamp(j.At), j.Key != "", j.Kind, stamp(j.Due), j.Attempts, firstLine(j.Error), j.Waits, stamp(j.StartedAt), stamp(j.EndedAt))
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(d.calls)) {
+		for _, call := range slices.Sorted(slices.Values(d.calls[name])) { // of jobs of one instant the order is told above
+			if strings.HasPrefix(name, prefix) {
+				fmt.Fprintf(&b, "%s called: %s\n", name, call)
+			}
+		}
+	}
+	return b.String()
+}
+
+func firstLine(text string) string { line, _, _ := strings.Cut(text, "\n"); return line }
+
+// names are those of the schedules.
+var names = []string{"a", "b", "c"}
+
+// both are a scheduler on PostgreSQL and one in memory, whose clocks show the same.
+type both struct {
+	t      testing.TB
+	db     *database
+	real   *side
+	test   *side
+	fake   *scheduletest.Scheduler
+	bed    *bed
+	prefix string // of the names of this sequence
+	told   []string
+}
+
+// newReal returns a side on PostgreSQL that runs.
+func newReal(db *database) (*side, *bed) {
+	w := newWorkerFor(db, time.Minute, silent()) // which loses nothing, however slow the machine is
+	d, b := newSide(w.Scheduler), &bed{db: db, sleepers: make(map[string]sleeper)}
+	d.sleep = b.sleep
+	w.ExactPauses()
+	w.run()
+	until(db.t, "it runs", func() bool {
+		return one[int](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") == 4
+	})
+	return d, b
+}
+
+func newBoth(db *database, real *side, bed *bed, prefix string) *both {
+	b := &both{t: db.t, db: db, real: real, bed: bed, prefix: prefix}
+	real.jobs = nil
+	b.fake = scheduletest.New(db.t, one[time.Time](db, "SELECT now FROM public.test_clock"), schedule.WithPartitions(4), silent())
+	b.test = newSide(b.fake.Scheduler)
+	b.test.sleep = func(ctx context.Context, _ string, d time.Duration) error { return b.fake.Sleep(ctx, d) }
+	b.fake.Advance(0)
+	return b
+}
+
+// does has both do something, and compares what came of it.
+func (b *both) does(what string, f func(d *side) error) {
+	b.t.Helper()
+	b.told = append(b.told, stamp(b.fake.Now())+" "+what)
+	want, got := f(b.real), f(b.test)
+	if (want == nil) != (got == nil) || want != nil && !alike(want, got) {
+		b.fail("the error of PostgreSQL is %v, that of scheduletest %v", want, got)
+	}
+	b.settle()
+}
+
+// alike reports whether two errors are the same to an application.
+func alike(a, b error) bool {
+	for _, sentinel := range []error{schedule.ErrExists, schedule.ErrNotFound} {
+		if errors.Is(a, sentinel) != errors.Is(b, sentinel) {
+			return false
+		}
+	}
+	plain := func(err error) string { // ids are used up by what is refused, too
+		return numbered.ReplaceAllString(strings.ReplaceAll(err.Error(), scheduletest.Group, group), "job")
+	}
+	return plain(a) == plain(b)
+}
+
+var numbered = regexp.MustCompile(`job \d+`)
+
+// silent says nothing: in these tests runs fail on purpose.
+func silent() schedule.Option {
+	return schedule.WithLogger(slog.New(slog.DiscardHandler))
+}
+
+// settle has both do what is due, and compares.
+func (b *both) settle() {
+	b.t.Helper()
+	// A job is due a few microseconds after it was put, so that those of one statement keep their order. In memory it is due at once.
+	b.db.exec("UPDATE pgleases.jobs SET due = now FROM public.test_clock WHERE due > now AND due < now + interval '1 ms'")
+	until(b.t, "what is due is done, or sleeps, after\n  "+strings.Join(b.told, "\n  "), func() bool {
+		rows, _ := b.db.Query(context.Background(), "SELECT key FROM (SELECT key, due FROM pgleases.schedules UNION ALL SELECT key, due FROM pgleases.jobs) AS d, public.test_clock WHERE due <= now")
+		due, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		ok(b.t, err)
+		return b.bed.all(due)
+	})
+	b.fake.Advance(0)
+	for late := time.After(patience); ; { // an end of a run may be under way still, where nothing is due
+		for _, table := range []string{"schedules", "jobs"} { // what the runs took
+			b.db.exec("UPDATE pgleases." + table + ` SET due = date_trunc('minute', due), trying = jsonb_set(trying, '{again}', to_jsonb(date_trunc('minute', due)))
+				WHERE due = (trying ->> 'again')::timestamptz AND due <> date_trunc('minute', due)`)
+		}
+		want, got := b.real.seen(b.t, b.prefix), b.test.seen(b.t, b.prefix)
+		if want == got {
+			return
+		}
+		select {
+		case <-late:
+			b.fail("PostgreSQL has, and scheduletest has not:\n%s\nscheduletest has, and PostgreSQL has not:\n%s", without(want, got), without(got, want))
+		default:
+		}
+	}
+}
+
+// without are the lines of a text that another has not.
+func without(text, other string) string {
+	lines := strings.Split(other, "\n")
+	return strings.Join(slices.DeleteFunc(strings.Split(text, "\n"), func(l string) bool { return slices.Contains(lines, l) }), "\n")
+}
+
+func (b *both) fail(format string, args ...any) {
+	b.t.Helper()
+	b.t.Fatalf("after\n  %s\n%s", strings.Join(b.told, "\n  "), fmt.Sprintf(format, args...))
+}
+
+// advance moves both clocks on, from one instant at which something is due to the next.
+func (b *both) advance(d time.Duration) {
+	b.t.Helper()
+	b.told = append(b.told, fmt.Sprintf("%s advance %v", stamp(b.fake.Now()), d))
+	for end := b.fake.Now().Add(d); b.fake.Now().Before(end); {
+		next := end
+		if due := one[*time.Time](b.db, "SELECT min(due) FROM (SELECT due FROM pgleases.schedules UNION ALL SELECT due FROM pgleases.jobs) AS d WHERE due < 'infinity' AND due > (SELECT now FROM public.test_clock)"); due != nil && due.Before(end) {
+			next = *due
+		}
+		if wakes := b.bed.next(); !wakes.IsZero() && wakes.Before(next) {
+			next = wakes
+		}
+		b.db.setClock(next)
+		b.bed.wake(next)
+		b.fake.AdvanceTo(next)
+		b.settle()
+	}
+}
+
+// outage has nothing run for a while.
+func (b *both) outage(d time.Duration) {
+	b.t.Helper()
+	b.told = append(b.told, fmt.Sprintf("%s outage %v", stamp(b.fake.Now()), d))
+	b.db.setClock(b.fake.Now().Add(d))
+	b.fake.Outage(d)
+	b.settle()
+}
+
+// A putting is what a schedule is put with.
+type putting struct {
+	kind, name, does string
+	minutes          int
+	rule             schedule.Rule
+	opts             []schedule.ScheduleOption
+}
+
+func (b *both) put(p putting) {
+	b.t.Helper()
+	b.does(fmt.Sprintf("put %s of %s that does %s, %s, %v", p.name, p.kind, p.does, p.rule, p.opts), func(d *side) error {
+		return d.kinds[p.kind].Put(context.Background(), b.prefix+p.name, task{p.does, p.minutes}, p.rule, p.opts...)
+	})
+}
+
+func (b *both) enqueue(kind, does string, minutes int, opts ...schedule.JobOption) {
+	b.t.Helper()
+	b.does(fmt.Sprintf("enqueue %s that does %s", kind, does), func(d *side) error {
+		id, err := d.kinds[kind].Enqueue(context.Background(), task{does, minutes}, opts...)
+		return d.puts(err, id)
+	})
+}
+
+func (d *side) puts(err error, ids ...int64) error {
+	for _, id := range ids {
+		if err == nil && !slices.Contains(d.jobs, id) {
+			d.jobs = append(d.jobs, id)
+		}
+	}
+	return err
+}
+
+// end has nothing of a sequence be left.
+func (b *both) end() {
+	for _, name := range names {
+		_ = b.real.Delete(context.Background(), b.prefix+name)
+	}
+	b.db.exec("DELETE FROM pgleases.jobs")
+}
+
+// Both do the same with what a table says.
+func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	real, bed := newReal(db)
+	hourly, quarters := schedule.Cron("0 * * * *", "UTC"), schedule.Every(15*time.Minute)
+	ctx := context.Background()
+	for i, test := range []struct {
+		what string
+		do   func(*both)
+	}{
+		{"ticks", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, quarters, nil})
+			b.put(putting{"least", "b", "done", 0, hourly, nil})
+			b.put(putting{"most", "c", "done", 0, schedule.Cron("30 2 * * *", "Europe/Berlin"), nil})
+			b.advance(3 * time.Hour)
+		}},
+		{"retries, and what is dead", func(b *both) {
+			b.put(putting{"in", "a", "twice", 0, quarters, nil})
+			b.put(putting{"least", "b", "fail", 0, hourly, []schedule.ScheduleOption{schedule.PauseAfter(2)}})
+			b.put(putting{"most", "c", "fail", 0, hourly, nil})
+			b.advance(3 * time.Hour)
+			b.does("resume b", func(d *side) error { return d.Resume(ctx, b.prefix+"b", schedule.CatchUp) })
+			b.advance(time.Hour)
+		}},
+		{"what handlers return", func(b *both) {
+			b.put(putting{"in", "a", "discard", 0, quarters, nil})
+			b.put(putting{"least", "b", "snooze", 0, hourly, nil})
+			b.put(putting{"most", "c", "panic", 0, hourly, nil})
+			b.advance(2 * time.Hour)
+		}},
+		{"outages, by policy", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, hourly, []schedule.ScheduleOption{schedule.MissedAll, schedule.Grace(5 * time.Hour)}})
+			b.put(putting{"in", "b", "done", 0, hourly, []schedule.ScheduleOption{schedule.MissedNone}})
+			b.put(putting{"least", "c", "done", 0, hourly, []schedule.ScheduleOption{schedule.Grace(20 * time.Minute), schedule.OverlapBuffer}})
+			b.advance(90 * time.Minute)
+			b.outage(72*time.Hour + time.Minute)
+			b.outage(72*time.Hour + 30*time.Minute)
+			b.advance(time.Hour)
+		}},
+		{"pauses and edits", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, quarters, nil})
+			b.put(putting{"in", "b", "fail", 0, quarters, nil})
+			b.advance(20 * time.Minute)
+			for _, name := range []string{"a", "b"} {
+				b.does("pause "+name, func(d *side) error { return d.Pause(ctx, b.prefix+name) })
+			}
+			b.advance(time.Hour)
+			b.does("resume a", func(d *side) error { return d.Resume(ctx, b.prefix+"a", schedule.FromNow) })
+			b.does("resume b", func(d *side) error { return d.Resume(ctx, b.prefix+"b", schedule.CatchUp) })
+			b.advance(16 * time.Minute)
+			b.put(putting{"least", "b", "done", 0, hourly, nil})
+			b.outage(2 * time.Hour)
+			b.put(putting{"in", "a", "done", 0, schedule.Every(7 * time.Minute), nil})
+			b.advance(time.Hour)
+			b.does("delete a", func(d *side) error { return d.Delete(ctx, b.prefix+"a") })
+			b.does("delete a again", func(d *side) error { return d.Delete(ctx, b.prefix+"a") })
+			b.does("pause a", func(d *side) error { return d.Pause(ctx, b.prefix+"a") })
+			b.put(putting{"in", "a", "done", 0, quarters, nil})
+			b.advance(time.Hour)
+		}},
+		{"jobs", func(b *both) {
+			b.enqueue("in", "done", 0)
+			b.enqueue("least", "fail", 0, schedule.In(5*time.Minute))
+			b.enqueue("in", "done", 0, schedule.Unique("u", schedule.Raise), schedule.In(time.Hour))
+			b.enqueue("in", "fail", 0, schedule.Unique("u", schedule.Raise))
+			b.enqueue("in", "fail", 0, schedule.Unique("u", schedule.Ignore))
+			b.enqueue("least", "snooze", 0, schedule.Unique("u", schedule.Raise), schedule.Priority(3))
+			b.enqueue("in", "twice", 0, schedule.Unique("u", schedule.Replace), schedule.In(2*time.Minute))
+			b.advance(30 * time.Minute)
+			b.enqueue("most", "done", 0, schedule.In(10*time.Minute))
+			b.does("cancel it", func(d *side) error { return d.Cancel(ctx, d.jobs[len(d.jobs)-1]) })
+			b.does("cancel it again", func(d *side) error { return d.Cancel(ctx, d.jobs[len(d.jobs)-1]) })
+			b.does("put many", func(d *side) error {
+				ids, err := d.kinds["in"].EnqueueMany(ctx, []task{{Does: "done"}, {Does: "discard"}, {Does: "\x00"}}, schedule.Key("one"))
+				return d.puts(err, ids...)
+			})
+			b.advance(2 * time.Hour)
+		}},
+		{"runs besides the ticks", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, quarters, nil})
+			b.advance(time.Hour)
+			b.does("trigger a", func(d *side) error {
+				id, err := d.Trigger(ctx, b.prefix+"a")
+				return d.puts(err, id)
+			})
+			now := b.fake.Now()
+			for range 2 {
+				b.does("backfill a", func(d *side) error {
+					ids, err := d.Backfill(ctx, b.prefix+"a", now.Add(-time.Hour), now)
+					return d.puts(err, ids...)
+				})
+			}
+			b.does("backfill what is not past", func(d *side) error {
+				_, err := d.Backfill(ctx, b.prefix+"a", now, now.Add(time.Hour))
+				return err
+			})
+			b.does("trigger b, which is not there", func(d *side) error {
+				_, err := d.Trigger(ctx, b.prefix+"b")
+				return err
+			})
+		}},
+		{"ticks that overlap", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2)}})
+			b.put(putting{"most", "c", "fail", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.PauseAfter(4)}})
+			b.advance(2 * time.Hour)
+			b.put(putting{"in", "a", "done", 0, quarters, nil})
+			b.advance(time.Hour)
+		}},
+		{"ticks that overlap, and are deleted", func(b *both) {
+			b.put(putting{"least", "b", "twice", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.MissedAll}})
+			b.advance(time.Hour)
+			b.does("delete b", func(d *side) error { return d.Delete(ctx, b.prefix+"b") })
+			b.advance(time.Hour)
+		}},
+		{"ticks that overlap, after an outage", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2), schedule.MissedAll}})
+			b.put(putting{"in", "b", "discard", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2), schedule.MissedAll}})
+			b.advance(20 * time.Minute)
+			b.outage(4 * time.Hour)
+			b.advance(time.Hour)
+		}},
+		{"a rule that is edited while it runs", func(b *both) {
+			b.put(putting{"in", "a", "done", 32, quarters, nil})
+			b.advance(46 * time.Minute)
+			b.put(putting{"in", "a", "done", 0, hourly, nil})
+			b.advance(3 * time.Hour)
+		}},
+		{"arguments that are edited, and a pause, while they run", func(b *both) {
+			b.put(putting{"in", "a", "fail", 7, quarters, nil})
+			b.put(putting{"least", "b", "done", 8, quarters, nil})
+			b.advance(16 * time.Minute)
+			b.put(putting{"in", "a", "done", 0, quarters, nil})
+			b.does("pause b", func(d *side) error { return d.Pause(ctx, b.prefix+"b") })
+			b.advance(time.Hour)
+			b.does("resume b", func(d *side) error { return d.Resume(ctx, b.prefix+"b", schedule.CatchUp) })
+			b.advance(time.Hour)
+		}},
+		{"what is deleted, cancelled or replaced while it runs", func(b *both) {
+			b.put(putting{"in", "a", "done", 7, quarters, nil})
+			b.enqueue("in", "done", 20, schedule.Unique(b.prefix+"u", schedule.Raise))
+			b.enqueue("least", "done", 21, schedule.Unique(b.prefix+"v", schedule.Raise))
+			b.advance(16 * time.Minute)
+			b.does("delete a", func(d *side) error { return d.Delete(ctx, b.prefix+"a") })
+			b.does("cancel", func(d *side) error { return d.Cancel(ctx, d.jobs[1]) })
+			b.enqueue("in", "twice", 0, schedule.Unique(b.prefix+"u", schedule.Replace))
+			b.advance(time.Hour)
+		}},
+	} {
+		b := newBoth(db, real, bed, fmt.Sprintf("table %d/", i))
+		b.told = []string{test.what}
+		test.do(b)
+		b.end()
+	}
+}
+
+// sequences is how many random ones are tried.
+func sequences() int {
+	if os.Getenv("PGLEASES_SCHEDULE_TEST_SEQUENCES") != "" {
+		var n int
+		fmt.Sscan(os.Getenv("PGLEASES_SCHEDULE_TEST_SEQUENCES"), &n)
+		return n
+	}
+	return 6
+}
+
+// Both do the same in random sequences of what an application may do.
+func TestScheduletestDoesWhatPostgreSQLDoesInAnyOrder(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	real, bed := newReal(db)
+	ctx := context.Background()
+	n := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		if n++; n > sequences() {
+			return
+		}
+		b := newBoth(db, real, bed, fmt.Sprintf("random %d/", n))
+		defer b.end()
+		draw := func(of ...string) string { return rapid.SampledFrom(of).Draw(rt, "word") }
+		minutes := func(most int) time.Duration {
+			return time.Duration(rapid.IntRange(0, most).Draw(rt, "minutes")) * time.Minute
+		}
+		does := func() string { return draw("done", "done", "done", "fail", "twice", "discard", "snooze") }
+		kind := func() string { return draw("in", "in", "least", "most") }
+		for range rapid.IntRange(3, 14).Draw(rt, "steps") {
+			name := draw(names...)
+			switch draw("put", "put", "put", "advance", "advance", "advance", "outage", "pause", "resume", "delete", "trigger", "backfill", "enqueue", "enqueue", "cancel") {
+			case "put":
+				rule := rapid.SampledFrom([]schedule.Rule{schedule.Every(7 * time.Minute), schedule.Every(time.Hour), schedule.Cron("*/20 * * * *", "UTC"), schedule.Cron("30 2 * * *", "Europe/Berlin"),
+					schedule.Cron("0 */3 * * MON-WED", "America/New_York")}).Draw(rt, "rule")
+				opts := []schedule.ScheduleOption{
+					rapid.SampledFrom([]schedule.Missed{schedule.MissedLatest, schedule.MissedNone, schedule.MissedAll}).Draw(rt, "missed"),
+					rapid.SampledFrom([]schedule.Overlap{schedule.OverlapSkip, schedule.OverlapBuffer}).Draw(rt, "overlap"),
+					schedule.Grace(minutes(3) * 40), schedule.PauseAfter(rapid.IntRange(0, 2).Draw(rt, "pauses after")),
+				}
+				if rapid.Bool().Draw(rt, "shares its key") {
+					opts = append(opts, schedule.Key("shared"))
+				}
+				b.put(putting{kind(), name, does(), 0, rule, opts})
+			case "advance":
+				b.advance(minutes(45))
+			case "outage":
+				b.outage(minutes(20) * 30)
+			case "pause":
+				b.does("pause "+name, func(d *side) error { return d.Pause(ctx, b.prefix+name) })
+			case "resume":
+				from := rapid.SampledFrom([]schedule.From{schedule.FromNow, schedule.CatchUp}).Draw(rt, "from")
+				b.does(fmt.Sprintf("resume %s from %d", name, from), func(d *side) error { return d.Resume(ctx, b.prefix+name, from) })
+			case "delete":
+				b.does("delete "+name, func(d *side) error { return d.Delete(ctx, b.prefix+name) })
+			case "trigger":
+				b.does("trigger "+name, func(d *side) error {
+					id, err := d.Trigger(ctx, b.prefix+name)
+					return d.puts(err, id)
+				})
+			case "backfill":
+				to := b.fake.Now()
+				from := to.Add(-minutes(60) - time.Minute)
+				b.does("backfill "+name+" from "+stamp(from), func(d *side) error {
+					ids, err := d.Backfill(ctx, b.prefix+name, from, to)
+					return d.puts(err, ids...)
+				})
+			case "enqueue":
+				opts := []schedule.JobOption{schedule.In(minutes(10)), schedule.Priority(rapid.IntRange(0, 3).Draw(rt, "priority"))}
+				if rapid.Bool().Draw(rt, "unique") {
+					taken := rapid.SampledFrom([]schedule.Taken{schedule.Raise, schedule.Ignore, schedule.Replace}).Draw(rt, "taken")
+					opts = append(opts, schedule.Unique(b.prefix+"unique", taken))
+					b.told = append(b.told, "with a unique key, to "+taken.String())
+				}
+				b.enqueue(kind(), does(), 0, opts...)
+			case "cancel":
+				if len(b.real.jobs) > 0 {
+					i := rapid.IntRange(0, len(b.real.jobs)-1).Draw(rt, "job")
+					b.does(fmt.Sprintf("cancel job %d", i), func(d *side) error { return d.Cancel(ctx, d.jobs[i]) })
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,400 @@
+package scheduletest_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases/schedule"
+	"github.com/pgleases/pgleases/schedule/scheduletest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var shown func(*testing.T)
+
+func TestExampleHolds(t *testing.T) {
+	Example()
+	shown(t)
+}
+
+var midnight = time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
+
+type args struct{ N int }
+
+func ok(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func expect(t testing.TB, what string, got, want any) {
+	t.Helper()
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Fatalf("%s: got %v, want %v", what, got, want)
+	}
+}
+
+// fates are those of a schedule's entries, with how many ticks each is of.
+func fates(s *scheduletest.Scheduler, name string) string {
+	var told []string
+	for _, e := range s.Entries(name) {
+		told = append(told, fmt.Sprintf("%s %d", e.Fate, e.Ticks))
+	}
+	return strings.Join(told, ", ")
+}
+
+// notes is what handlers did, in order.
+type notes []string
+
+func (n *notes) note(format string, args ...any) { *n = append(*n, fmt.Sprintf(format, args...)) }
+
+// noting is a handler that notes its runs.
+func (n *notes) noting(s *scheduletest.Scheduler) func(context.Context, pgx.Tx, schedule.Run[args]) error {
+	return func(_ context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+		n.note("%s %d for %s at %s", r.Name, r.Args.N, r.At.Format("15:04:05"), s.Now().Format("15:04:05"))
+		return nil
+	}
+}
+
+func TestWhatIsDueOnTheWayIsRunInOrderAtItsInstant(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	k := schedule.InTx(s.Scheduler, "k", did.noting(s))
+	ok(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
+	ok(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
+	s.Advance(0)
+	_, err := k.Enqueue(t.Context(), args{3}, schedule.In(time.Hour), schedule.Priority(3))
+	ok(t, err)
+	_, err = k.Enqueue(t.Context(), args{4}, schedule.At(midnight), schedule.Unique("job", schedule.Raise))
+	ok(t, err)
+	s.Advance(0)
+	s.Advance(time.Hour + 20*time.Minute)
+	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
+	expect(t, "the clock", s.Now(), midnight.Add(80*time.Minute))
+	if _, err := k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)); !errors.Is(err, schedule.ErrExists) {
+		t.Fatalf("a unique key that is taken: %v", err)
+	}
+}
+
+func TestHandlerThatSleepsTakesTimeWhileOthersRun(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	slow := schedule.AtLeastOnce(s.Scheduler, "slow", func(ctx context.Context, r schedule.Run[args]) error {
+		did.note("begins %s", s.Now().Format("15:04"))
+		err := s.Sleep(ctx, 150*time.Minute)
+		did.note("ends %s", s.Now().Format("15:04"))
+		return err
+	}, schedule.Timeout(24*time.Hour))
+	quick := schedule.InTx(s.Scheduler, "quick", did.noting(s))
+	ok(t, slow.Add("slow", args{}, schedule.Cron("0 * * * *", "UTC")))
+	ok(t, quick.Add("quick", args{}, schedule.Cron("30 * * * *", "UTC")))
+	s.Advance(4*time.Hour + time.Minute)
+	expect(t, "runs", strings.Join(did, "; "), "quick 0 for 00:30:00 at 00:30:00; begins 01:00; quick 0 for 01:30:00 at 01:30:00; quick 0 for 02:30:00 at 02:30:00; ends 03:30; quick 0 for 03:30:00 at 03:30:00; begins 04:00")
+	expect(t, "fates", fates(s, "slow"), "done 1, skipped 2")
+	s.Advance(3 * time.Hour)
+	expect(t, "fates", fates(s, "slow"), "done 1, skipped 2, done 1, skipped 2")
+}
+
+func TestContextOfAHandlerEndsByTheTestsTime(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var ended error
+	k := schedule.InTx(s.Scheduler, "k", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
+		ended = s.Sleep(ctx, time.Hour)
+		return nil
+	}, schedule.Timeout(10*time.Minute))
+	ok(t, k.Add("k", args{}, schedule.Cron("0 0 * * *", "UTC")))
+	s.AdvanceTo(midnight.Add(24*time.Hour + 9*time.Minute))
+	expect(t, "fates before its timeout", fates(s, "k"), "")
+	s.Advance(time.Minute)
+	if !errors.Is(ended, schedule.ErrTimeout) {
+		t.Fatalf("the handler slept until %v", ended)
+	}
+	expect(t, "fates", fates(s, "k"), "dead 1")
+}
+
+func TestProcessThatCrashesIsFollowedByAnother(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	var crashes int
+	kill := func(r schedule.Run[args]) {
+		did.note("%s attempt %d, crashes %d, epoch %d", r.Name, r.Attempt, r.Crashes, r.Epoch)
+		if crashes++; crashes%2 == 1 {
+			s.Crash(time.Minute)
+		}
+	}
+	in := schedule.InTx(s.Scheduler, "in", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		kill(r)
+		return nil
+	})
+	once := schedule.AtMostOnce(s.Scheduler, "once", func(_ context.Context, r schedule.Run[args]) error {
+		kill(r)
+		return nil
+	})
+	always := schedule.AtLeastOnce(s.Scheduler, "always", func(_ context.Context, r schedule.Run[args]) error {
+		kill(r)
+		return nil
+	})
+	ok(t, in.Add("in", args{}, schedule.Cron("0 1 * * *", "UTC")))
+	ok(t, once.Add("once", args{}, schedule.Cron("0 2 * * *", "UTC")))
+	ok(t, always.Add("always", args{}, schedule.Cron("0 3 * * *", "UTC")))
+	s.Advance(90 * time.Minute)
+	expect(t, "in", fates(s, "in"), "done 1")
+	expect(t, "the time of its end", s.Entries("in")[0].EndedAt, midnight.Add(61*time.Minute))
+	s.Advance(time.Hour)
+	expect(t, "once", fates(s, "once"), "lost 1")
+	crashes = 0
+	s.Advance(time.Hour)
+	expect(t, "always", fates(s, "always"), "done 1")
+	expect(t, "runs", strings.Join(did, "; "), "in attempt 1, crashes 0, epoch 1; in attempt 1, crashes 0, epoch 2; once attempt 1, crashes 0, epoch 2; always attempt 1, crashes 0, epoch 3; always attempt 1, crashes 0, epoch 4")
+}
+
+func TestJobThatKillsEachProcessIsDead(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	calls := 0
+	k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error {
+		calls++
+		s.Crash(0)
+		return nil
+	}, schedule.Crashes(3))
+	s.Advance(0)
+	id, err := k.Enqueue(t.Context(), args{})
+	ok(t, err)
+	s.Advance(time.Hour)
+	j, err := s.Job(t.Context(), id)
+	ok(t, err)
+	expect(t, "fate", j.Fate, schedule.FateDead)
+	expect(t, "calls", calls, 4)
+}
+
+func TestCrashWithHandlersThatSleepLeavesNothingOfThem(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	k := schedule.InTx(s.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		did.note("%d begins", r.Args.N)
+		_ = s.Sleep(ctx, time.Hour)
+		did.note("%d ends", r.Args.N)
+		return nil
+	}, schedule.Timeout(2*time.Hour))
+	s.Advance(0)
+	_, err := k.EnqueueMany(t.Context(), []args{{1}, {2}})
+	ok(t, err)
+	s.Advance(time.Minute)
+	s.Crash(time.Minute)
+	s.Advance(90 * time.Second)
+	expect(t, "runs", strings.Join(did, "; "), "1 begins; 2 begins; 1 begins; 2 begins")
+	s.Advance(2 * time.Hour)
+	expect(t, "runs", strings.Join(did[4:], "; "), "1 ends; 2 ends")
+}
+
+func TestDeployTakesOverWhatIsThere(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	declare := func(s *scheduletest.Scheduler, version string, also bool) *schedule.Kind[args] {
+		k := schedule.InTx(s.Scheduler, "k", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+			err := s.Sleep(ctx, time.Duration(r.Args.N)*time.Second)
+			did.note("%s by %s: %v", r.Name, version, err)
+			return err
+		})
+		ok(t, k.Add("kept", args{}, schedule.Every(time.Hour)))
+		if also {
+			ok(t, k.Add("dropped", args{5}, schedule.Every(time.Hour)))
+		}
+		return k
+	}
+	k := declare(s, "v1", true)
+	s.Advance(50 * time.Minute)
+	ok(t, k.Put(t.Context(), "put", args{30}, schedule.Every(10*time.Minute)))
+	s.Advance(10 * time.Minute)
+	expect(t, "before", strings.Join(did, "; "), "kept by v1: <nil>")
+	next := s.Deploy(schedule.WithDrain(10 * time.Second))
+	declare(next, "v2", false)
+	expect(t, "the clock, at the limit of the drain, which was the default before", next.Now(), midnight.Add(time.Hour+10*time.Second))
+	next.Advance(time.Hour)
+	slices.Sort(did)
+	expect(t, "runs", strings.Join(slices.Compact(did), "; "), "dropped by v1: <nil>; kept by v1: <nil>; kept by v2: <nil>; put by v1: "+schedule.ErrDrained.Error()+"; put by v2: <nil>")
+	dropped, err := next.Get(t.Context(), "dropped")
+	ok(t, err)
+	if !strings.Contains(dropped.Waits, "declared in the code of another version") {
+		t.Fatalf("what the code declares no more waits for %q", dropped.Waits)
+	}
+	expect(t, "epochs", next.Entries("kept")[1].Epoch, 2)
+}
+
+func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var fails bool
+	var did notes
+	sub := schedule.InTx(s.Scheduler, "sub", did.noting(s))
+	main := schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		_, err := sub.EnqueueTx(ctx, tx, args{1})
+		ok(t, err)
+		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.Unique("two", schedule.Raise))
+			return err
+		})
+		ok(t, err)
+		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			_, err := sub.EnqueueTx(ctx, tx, args{3})
+			ok(t, err)
+			return errors.New("rolled back")
+		})
+		expect(t, "the error of a savepoint", err, "rolled back")
+		ok(t, sub.PutTx(ctx, tx, "put", args{4}, schedule.Every(time.Hour)))
+		if _, err := s.Get(ctx, "put"); !errors.Is(err, schedule.ErrNotFound) {
+			t.Errorf("it is seen before it is committed: %v", err)
+		}
+		if fails {
+			return errors.New("the handler fails")
+		}
+		return nil
+	})
+	s.Advance(0)
+	for _, fails = range []bool{true, false} {
+		_, err := main.Enqueue(t.Context(), args{})
+		ok(t, err)
+		s.Advance(time.Second)
+		if fails {
+			expect(t, "runs after one that failed", len(did), 0)
+		}
+	}
+	expect(t, "runs", strings.Join(did, "; "), " 1 for 00:00:01 at 00:00:01; two 2 for 00:00:01 at 00:00:01")
+	if _, err := s.Get(t.Context(), "put"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestTransactionOfTheTestsIsCommittedWithWhatIsPut(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	k := schedule.InTx(s.Scheduler, "k", did.noting(s))
+	for _, commits := range []bool{false, true} {
+		tx := s.Tx(nil)
+		id, err := k.EnqueueTx(t.Context(), tx, args{})
+		ok(t, err)
+		if _, err := s.Job(t.Context(), id); !errors.Is(err, schedule.ErrNotFound) {
+			t.Fatalf("it is seen before it is committed: %v", err)
+		}
+		if _, err := tx.Exec(t.Context(), "SELECT 1"); err == nil || !strings.Contains(err.Error(), "Transactions") {
+			t.Fatalf("a statement without a database: %v", err)
+		}
+		if commits {
+			ok(t, tx.Commit(t.Context()))
+		} else {
+			ok(t, tx.Rollback(t.Context()))
+		}
+		if _, err := k.EnqueueTx(t.Context(), tx, args{}); !errors.Is(err, pgx.ErrTxClosed) {
+			t.Fatalf("a transaction that has ended: %v", err)
+		}
+	}
+	s.Advance(0)
+	expect(t, "runs", len(did), 1)
+	_, err := schedule.JobsOf[args](s.Enqueuer(), "k").Enqueue(t.Context(), args{})
+	ok(t, err)
+	s.Advance(0)
+	expect(t, "runs", len(did), 2)
+}
+
+// A testTx notes what becomes of it.
+type testTx struct {
+	pgx.Tx
+	notes *notes
+	fails error
+}
+
+func (tx testTx) Exec(_ context.Context, sql string, _ ...any) (pgconn.CommandTag, error) {
+	tx.notes.note("%s", sql)
+	return pgconn.CommandTag{}, nil
+}
+func (tx testTx) Conn() *pgx.Conn { return nil }
+func (tx testTx) Commit(context.Context) error {
+	tx.notes.note("commit")
+	return tx.fails
+}
+func (tx testTx) Rollback(context.Context) error {
+	tx.notes.note("rollback")
+	return nil
+}
+
+func TestTransactionsOfHandlersEndAsTheirRunsDo(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	var fails error
+	s.Transactions(func(context.Context) (pgx.Tx, error) { return testTx{notes: &did, fails: fails}, nil })
+	k := schedule.InTx(s.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		_, err := tx.Exec(ctx, "insert")
+		ok(t, err)
+		if err := tx.Commit(ctx); err == nil {
+			t.Error("a handler may end its transaction")
+		}
+		if r.Args.N == 1 {
+			return errors.New("it fails")
+		}
+		return nil
+	})
+	s.Advance(0)
+	for _, n := range []int{0, 1, 2} {
+		if n == 2 {
+			fails = &pgconn.PgError{Code: "23505", Message: "a constraint that is deferred"}
+		}
+		id, err := k.Enqueue(t.Context(), args{n})
+		ok(t, err)
+		s.Advance(0)
+		j, err := s.Job(t.Context(), id)
+		ok(t, err)
+		did.note("%s %s", j.Fate, j.Error)
+	}
+	expect(t, "what was done", strings.Join(did, "; "), "insert; commit; done ; insert; rollback; dead it fails; insert; commit; dead : a constraint that is deferred (SQLSTATE 23505)")
+}
+
+func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
+	t.Parallel()
+	f := &failing{TB: t}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s := scheduletest.New(f, midnight)
+		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return schedule.Snooze(0) })
+		ok(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+		s.Advance(2 * time.Hour)
+	}()
+	<-done
+	if !strings.Contains(f.said, "snooze for no time") {
+		t.Fatalf("the test was told %q", f.said)
+	}
+}
+
+// failing is a test that fails.
+type failing struct {
+	testing.TB
+	said string
+}
+
+func (f *failing) Fatalf(format string, args ...any) {
+	f.said = fmt.Sprintf(format, args...)
+	runtime.Goexit()
+}
+func (f *failing) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }

@@ -1,0 +1,472 @@
+package scheduletest
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+const (
+	lookEvery = time.Second // how soon a process looks again at what it could not do
+	mostOfOne = 1000        // runs of one schedule or job at one instant
+	most      = 1_000_000   // runs at one instant
+)
+
+// A world is what outlives processes: the time, and what they leave. One goroutine at a time goes on in it, either Advance or one handler: they hand over to each other.
+type world struct {
+	t     testing.TB
+	begin func(context.Context) (pgx.Tx, error)
+	stage seam.Stage
+
+	now atomic.Int64 // microseconds since 1970
+
+	mu       sync.Mutex // guards what follows
+	timers   []*timer   // in the order of their instants
+	driven   bool       // Advance, or what else moves the time, is under way
+	of       *Scheduler
+	epoch    int64
+	down     time.Time // nothing runs until then; zero: a process is there
+	active   *run      // what goes on; nil: Advance does
+	running  []*run
+	held     map[subject]time.Time // not to be begun before
+	begun    map[subject]int       // at this instant
+	total    int                   // at this instant
+	draining bool
+	dying    bool
+	idle     []chan func()           // of goroutines that wait for something to do
+	end      context.CancelCauseFunc // of all that the process owns
+	stop     context.CancelCauseFunc // of its runs
+
+	yield chan struct{} // what was active goes on no more
+}
+
+type subject struct {
+	id  int64
+	job bool
+}
+
+func of(d seam.Due) subject { return subject{d.ID, d.Job} }
+
+// A run is one that is under way.
+type run struct {
+	seam.Due
+	wake    chan struct{}
+	asleep  bool
+	settled bool // it has ended
+}
+
+// A timer is what is to happen at an instant. It is called without mu.
+type timer struct {
+	at   time.Time
+	fire func()
+}
+
+func newWorld(t testing.TB, at time.Time) *world {
+	w := &world{t: t, yield: make(chan struct{}), held: make(map[subject]time.Time), begun: make(map[subject]int)}
+	w.now.Store(at.UnixMicro())
+	w.begin = func(context.Context) (pgx.Tx, error) { return nil, errNoTx }
+	w.stage = seam.Stage{
+		Now:   w.time,
+		Limit: w.limit,
+		Pause: func(context.Context, time.Duration) {},
+		Begin: func(ctx context.Context) (pgx.Tx, error) {
+			w.mu.Lock()
+			begin := w.begin
+			w.mu.Unlock()
+			return begin(ctx)
+		},
+		Wait: func(ctx context.Context) error {
+			if err := w.process().start(ctx); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return context.Cause(ctx)
+		},
+	}
+	return w
+}
+
+var errNoTx = errors.New("scheduletest: there is no database: give Transactions what begins a transaction, such as the Begin of a pool")
+
+func (w *world) time() time.Time {
+	return time.UnixMicro(w.now.Load()).UTC()
+}
+
+// process is the one that runs now, or will.
+func (w *world) process() *Scheduler {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.of
+}
+
+// after has something happen later. It returns what takes that back.
+func (w *world) after(d time.Duration, fire func()) (cancel func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	tm := &timer{w.time().Add(max(0, d)), fire}
+	i, _ := slices.BinarySearchFunc(w.timers, tm.at.Add(1), func(t *timer, at time.Time) int { return t.at.Compare(at) })
+	w.timers = slices.Insert(w.timers, i, tm)
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.timers = slices.DeleteFunc(w.timers, func(t *timer) bool { return t == tm })
+	}
+}
+
+// limit is a context that ends after a while of this world. It has no deadline, which others would compare with the time of the host.
+func (w *world) limit(ctx context.Context, d time.Duration, cause error) (context.Context, context.CancelFunc) {
+	limited, end := context.WithCancelCause(ctx)
+	w.mu.Lock()
+	r := w.active
+	w.mu.Unlock()
+	cancel := w.after(d, func() {
+		end(cause)
+		w.wake(r)
+	})
+	return limited, func() {
+		cancel()
+		end(nil)
+	}
+}
+
+// own has the process take over what there is.
+func (w *world) own() {
+	life, end := context.WithCancelCause(context.Background())
+	runs, stop := context.WithCancelCause(life)
+	w.mu.Lock()
+	w.epoch++
+	epoch, p := w.epoch, w.of.process
+	w.end, w.stop, w.down, w.draining = end, stop, time.Time{}, false
+	clear(w.held)
+	w.mu.Unlock()
+	p.Own(life, runs, epoch)
+}
+
+// drive moves the time on to an instant. What is due on the way happens.
+func (w *world) drive(to time.Time) {
+	for {
+		w.settle()
+		next := w.next()
+		if next.IsZero() || next.After(to) {
+			w.set(to)
+			return
+		}
+		w.set(next)
+	}
+}
+
+func (w *world) set(now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if now.After(w.time()) {
+		w.now.Store(now.UnixMicro())
+		w.total = 0
+		clear(w.begun)
+	}
+}
+
+// fire has happen what is to happen now.
+func (w *world) fire() {
+	for {
+		w.mu.Lock()
+		if len(w.timers) == 0 || w.timers[0].at.After(w.time()) {
+			w.mu.Unlock()
+			return
+		}
+		tm := w.timers[0]
+		w.timers = w.timers[1:]
+		w.mu.Unlock()
+		tm.fire()
+	}
+}
+
+// next is when the next happens; zero: nothing is known.
+func (w *world) next() time.Time {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var next time.Time
+	sooner := func(t time.Time) {
+		if t.After(w.time()) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	if len(w.timers) > 0 {
+		sooner(w.timers[0].at)
+	}
+	if !w.down.IsZero() {
+		sooner(w.down)
+		return next
+	}
+	for _, t := range w.held {
+		sooner(t)
+	}
+	if !w.draining {
+		sooner(w.of.process.Next(w.time()))
+	}
+	return next
+}
+
+// settle has happen what is to happen now, and begins what is due, one after the other, until nothing is.
+func (w *world) settle() {
+	for {
+		w.fire()
+		w.mu.Lock()
+		if !w.down.IsZero() && !w.time().Before(w.down) {
+			w.mu.Unlock()
+			w.own()
+			continue
+		}
+		r := w.choose()
+		if r == nil {
+			more := len(w.timers) > 0 && !w.timers[0].at.After(w.time())
+			w.mu.Unlock()
+			if more {
+				continue
+			}
+			return
+		}
+		s := of(r.Due)
+		w.running = append(w.running, r)
+		w.begun[s]++
+		w.total++
+		n, total, p := w.begun[s], w.total, w.of.process
+		w.mu.Unlock()
+		if n > mostOfOne || total > most {
+			w.t.Fatalf("scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for no time, or put itself again?", w.time(), mostOfOne, most)
+		}
+		w.activate(r)
+		w.do(func() { w.ended(r, p.Run(r.Due)) })
+		<-w.yield
+		w.handedBack()
+	}
+}
+
+// do has a goroutine do something, and hand over then. It is done by one that is there already, whose stack has grown.
+func (w *world) do(f func()) {
+	w.mu.Lock()
+	var to chan func()
+	if last := len(w.idle) - 1; last >= 0 {
+		to, w.idle = w.idle[last], w.idle[:last]
+	}
+	w.mu.Unlock()
+	if to == nil {
+		to = make(chan func())
+		go func() {
+			for f := range to {
+				f()
+				w.mu.Lock()
+				w.idle = append(w.idle, to)
+				w.mu.Unlock()
+				w.yield <- struct{}{}
+			}
+		}()
+	}
+	to <- f
+}
+
+// rest ends the goroutines that have nothing to do.
+func (w *world) rest() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, to := range w.idle {
+		close(to)
+	}
+	w.idle = nil
+}
+
+// choose is what is begun now, as a planner does; nil: nothing is. mu is held.
+func (w *world) choose() *run {
+	p := w.of.process
+	if !w.down.IsZero() || w.draining || len(w.running) >= p.MaxRunning() || slices.ContainsFunc(w.running, func(r *run) bool { return r.Crashes > 0 }) {
+		return nil
+	}
+	const priorities = 4
+	var first [priorities]*seam.Due
+	p.Due(w.time(), func(d seam.Due) bool {
+		alone := d.Crashes > 0 && len(w.running) > 0 // and nothing else begins before it
+		switch {
+		case first[d.Priority] != nil:
+		case w.held[of(d)].After(w.time()), slices.ContainsFunc(w.running, func(r *run) bool { return of(r.Due) == of(d) }):
+		case !alone && slices.ContainsFunc(w.running, func(r *run) bool { return r.Key == d.Key }):
+		default:
+			first[d.Priority] = &d
+		}
+		return first[priorities-1] == nil
+	})
+	for _, d := range slices.Backward(first[:]) {
+		switch {
+		case d == nil:
+		case d.Crashes > 0 && len(w.running) > 0:
+			return nil
+		default:
+			return &run{Due: *d, wake: make(chan struct{})}
+		}
+	}
+	return nil
+}
+
+// ended notes the end of a run.
+func (w *world) ended(r *run, known bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running = slices.DeleteFunc(w.running, func(o *run) bool { return o == r })
+	if !known {
+		w.held[of(r.Due)] = w.time().Add(lookEvery)
+	} else {
+		delete(w.held, of(r.Due))
+	}
+	r.settled = true
+}
+
+// handedBack looks what became of the process, when what was active goes on no more.
+func (w *world) handedBack() {
+	w.mu.Lock()
+	w.active = nil
+	dying := w.dying
+	w.mu.Unlock()
+	if !dying {
+		return
+	}
+	w.bury()
+	w.mu.Lock()
+	w.dying, w.active = false, nil
+	w.mu.Unlock()
+}
+
+func (w *world) activate(r *run) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.active = r
+}
+
+// inside reports whether a handler goes on just now.
+func (w *world) inside() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.active != nil
+}
+
+// bury ends the handlers of a process that has died.
+func (w *world) bury() {
+	w.mu.Lock()
+	asleep := slices.Clone(w.running)
+	w.mu.Unlock()
+	for _, r := range asleep {
+		w.wake(r)
+	}
+}
+
+// wake has a run that sleeps go on, until it sleeps again or ends.
+func (w *world) wake(r *run) {
+	w.mu.Lock()
+	asleep := r != nil && r.asleep && !r.settled
+	if asleep {
+		r.asleep, w.active = false, r
+	}
+	dying := w.dying
+	w.mu.Unlock()
+	if !asleep {
+		return
+	}
+	r.wake <- struct{}{}
+	<-w.yield
+	if !dying {
+		w.handedBack()
+	}
+}
+
+// sleep has the run that goes on sleep.
+func (w *world) sleep(ctx context.Context, d time.Duration) error {
+	w.mu.Lock()
+	r := w.active
+	switch {
+	case r == nil:
+		w.mu.Unlock()
+		w.t.Fatal("scheduletest: Sleep was called outside of a handler: call Advance")
+	case ctx.Err() != nil:
+		w.mu.Unlock()
+		return context.Cause(ctx)
+	}
+	r.asleep = true
+	w.mu.Unlock()
+	cancel := w.after(d, func() { w.wake(r) })
+	w.yield <- struct{}{}
+	<-r.wake
+	cancel()
+	w.mu.Lock()
+	dying := w.dying
+	w.mu.Unlock()
+	if dying {
+		runtime.Goexit()
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return nil
+}
+
+// crash ends the process at once, and the handler that calls it.
+func (w *world) crash(down time.Duration) {
+	w.die(down)
+	runtime.Goexit()
+}
+
+// kill ends the process at once, while no handler goes on.
+func (w *world) kill(down time.Duration) {
+	w.die(down)
+	w.handedBack()
+}
+
+func (w *world) die(down time.Duration) {
+	w.mu.Lock()
+	w.dying = true
+	w.down = w.time().Add(max(0, down))
+	end := w.end
+	w.mu.Unlock()
+	if end != nil {
+		end(pgleases.ErrTrustLost)
+	}
+}
+
+// drain has the process end, when its runs have ended.
+func (w *world) drain() {
+	w.mu.Lock()
+	w.draining = true
+	p, stop, end := w.of.process, w.stop, w.end
+	w.mu.Unlock()
+	if stop == nil {
+		return
+	}
+	late := false
+	cancel := w.after(p.DrainLimit(), func() { late = true })
+	for w.busy() && !late {
+		w.set(w.next())
+		w.fire()
+	}
+	cancel()
+	stop(schedule.ErrDrained)
+	w.bury()
+	for w.busy() { // those that do not heed it
+		w.set(w.next())
+		w.fire()
+	}
+	p.Drain()
+	end(pgleases.ErrClosed)
+}
+
+func (w *world) busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.running) > 0
+}
