@@ -7,7 +7,7 @@
 // also writes a page with the table, the machine and the versions, and plots beside it. A figure says what was measured, also
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
-// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, plan.go, large.go,
+// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, events.go, plan.go, large.go,
 // latency.go, crowd.go, locks.go, schedules.go and jobs.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
 // take minutes.
 package main
@@ -40,6 +40,7 @@ var parts = []struct {
 	{"heartbeat", "Heartbeats", measureHeartbeats, false},
 	{"guard", "Guard", measureGuard, false},
 	{"moves", "Partitions moved", measureMoves, false},
+	{"events", "What events cost", measureEvents, false},
 	{"plan", "The plan", measurePlans, false},
 	{"large", "Large leases", measureLarge, false},
 	{"listen", "How fast, with notifications", measureListening, false},
