@@ -25,7 +25,7 @@ var errForgotten = errors.New("no process has declared it for a week: it is disa
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the process is charged before
 // it is decided again, and its arguments are read then: that may be what kills it.
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
-	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying, Failures: r.Failures}}
+	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
 		return r.decideJob(k, epoch, suspected)
 	}
@@ -159,7 +159,7 @@ func (r *record) attempts() int {
 // done gives the run its fate.
 func (d *decision) done() {
 	d.Fates[len(d.Fates)-1].Fate = FateDone
-	d.Done, d.Trying, d.Failures = &d.run.At, nil, 0
+	d.Done, d.Trying, d.Failures = &d.run.At, nil, new(int)
 }
 
 // failed says what becomes of a run that failed: the tick is tried again, or it is dead.
@@ -170,7 +170,7 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	}
 	now = now.Truncate(time.Microsecond) // as the database keeps it
 	var later snoozed
-	d.Done, d.Failures = nil, r.Failures // whatever its handler had returned
+	d.Done, d.Failures = nil, nil // whatever its handler had returned
 	switch {
 	case errors.As(err, &later):
 		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
@@ -181,8 +181,9 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 		last := &d.Fates[len(d.Fates)-1]
 		last.Fate, last.Error = FateDead, kept(err)
 		d.Trying = nil
-		d.Failures++
-		if n := r.Policy.PauseAfter; n > 0 && d.Failures >= n {
+		failures := r.Failures + 1
+		d.Failures = &failures
+		if n := r.Policy.PauseAfter; n > 0 && failures >= n {
 			d.PausedAt, d.Due = &now, nil
 		}
 		return

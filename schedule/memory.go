@@ -453,7 +453,10 @@ func (k uniqueKey) String() string { return fmt.Sprintf("unique key %q", k.key) 
 func (t *memoryTx) close(have *line, r *record, st step) error {
 	now, n := t.m.now(), *have
 	if have.Cursor.Equal(r.Cursor) {
-		n.Cursor, n.CursorLocal, n.Trying, n.Failures, n.Waits = st.Cursor, st.CursorLocal, st.Trying, st.Failures, st.Waits
+		n.Cursor, n.CursorLocal, n.Trying, n.Waits = st.Cursor, st.CursorLocal, st.Trying, st.Waits
+		if st.Failures != nil {
+			n.Failures = *st.Failures
+		}
 		n.Done, n.RanFrom, n.RanUntil = cmp.Or(st.Done, have.Done), cmp.Or(st.RanFrom, have.RanFrom), cmp.Or(st.RanUntil, have.RanUntil)
 		n.PausedAt, n.DisabledAt = cmp.Or(have.PausedAt, st.PausedAt), cmp.Or(have.DisabledAt, st.DisabledAt)
 		n.Due = st.Due

@@ -197,7 +197,10 @@ func (s scene) play(t *testing.T, p picture) (out played) {
 			out.runs = append(out.runs, run)
 		}
 		out.fates = append(out.fates, d.Fates...)
-		r.Cursor, r.CursorLocal, r.Due, r.Trying, r.Failures, r.PausedAt = d.Cursor, d.CursorLocal, d.Due, d.Trying, d.Failures, d.PausedAt
+		r.Cursor, r.CursorLocal, r.Due, r.Trying, r.PausedAt = d.Cursor, d.CursorLocal, d.Due, d.Trying, d.PausedAt
+		if d.Failures != nil {
+			r.Failures = *d.Failures
+		}
 		if d.RanFrom != nil {
 			r.RanFrom = d.RanFrom
 		}

@@ -173,7 +173,7 @@ func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, e
 		counts.retried.Add(1)
 	}
 	if written && a.decided.PausedAt != nil {
-		p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", a.decided.Failures))
+		p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", *a.decided.Failures))
 	}
 	return written
 }

@@ -105,7 +105,7 @@ type step struct {
 	RanFrom     *time.Time `json:"ran_from,omitempty"`
 	RanUntil    *time.Time `json:"ran_until,omitempty"`
 	Trying      *trial     `json:"trying,omitempty"`
-	Failures    int        `json:"failures"`
+	Failures    *int       `json:"failures,omitempty"`    // null: it changes nothing: ticks beside it may
 	PausedAt    *time.Time `json:"paused_at,omitempty"`   // null: it does not pause it
 	DisabledAt  *time.Time `json:"disabled_at,omitempty"` // null: it does not disable it
 	Waits       *string    `json:"waits,omitempty"`

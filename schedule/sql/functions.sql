@@ -183,7 +183,7 @@ BEGIN
         UPDATE pgleases.schedules AS r
         SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
             ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
-            trying = t.trying, failures = t.failures, paused_at = coalesce(r.paused_at, t.paused_at), disabled_at = coalesce(r.disabled_at, t.disabled_at),
+            trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at), disabled_at = coalesce(r.disabled_at, t.disabled_at),
             due = CASE WHEN s.revision <> $3 THEN coalesce(t.ran_until, now) ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
             waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
         WHERE r.id = $1;
