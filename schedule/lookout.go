@@ -33,12 +33,7 @@ func (l *lookout) ready(ctx context.Context) (*pgx.Conn, error) {
 	}
 	config := l.s.pool.Config()
 	to := config.ConnConfig
-	to.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) {
-		select {
-		case l.heard <- struct{}{}:
-		default:
-		}
-	}
+	to.OnNotification = func(*pgconn.PgConn, *pgconn.Notification) { l.hear() }
 	if config.BeforeConnect != nil {
 		if err := config.BeforeConnect(ctx, to); err != nil {
 			return nil, err
@@ -73,7 +68,15 @@ func (l *lookout) listen(ctx context.Context) error {
 		return nil
 	}
 	_, err := l.conn.Exec(ctx, fmt.Sprintf("LISTEN pgleases_schedule_%x", md5.Sum([]byte(l.s.group))))
+	l.hear() // what was told before it listened keeps what is put now silent
 	return err
+}
+
+func (l *lookout) hear() {
+	select {
+	case l.heard <- struct{}{}:
+	default:
+	}
 }
 
 // hark waits for notifications in the background, until rest.
