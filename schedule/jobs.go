@@ -19,7 +19,7 @@ import (
 // Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
 //
 // A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its kind's Retry and Crashes.
-// It has one fate: done, dead or cancelled. A process that runs the group looks for jobs once a second, and at once when it is told of one that is due
+// It has one fate: done, dead, lost or cancelled. A process that runs the group looks for jobs once a second, and at once when it is told of one that is due
 // before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not let it be prepared for a two-phase commit.
 type Jobs[Args any] struct {
 	scheduler *Scheduler

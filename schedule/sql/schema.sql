@@ -414,7 +414,7 @@ COMMENT ON COLUMN pgleases.jobs_status.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.jobs_status.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs_status.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
+COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; tick: it is the tick of a schedule whose ticks may overlap; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
 COMMENT ON COLUMN pgleases.jobs_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
 COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
