@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"context"
-	"crypto/md5"
 	"fmt"
 	"time"
 
@@ -59,15 +58,15 @@ func (l *lookout) ready(ctx context.Context) (*pgx.Conn, error) {
 
 // listen listens where notifications arrive: a pooler gives another number than its server's process has.
 func (l *lookout) listen(ctx context.Context) error {
-	var pid uint32
-	if err := l.conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()").Scan(&pid); err != nil {
+	share, pid, err := l.s.sendShare(ctx, l.conn)
+	if err != nil {
 		return err
 	}
 	l.listens = pid == l.conn.PgConn().PID()
 	if !l.listens {
 		return nil
 	}
-	_, err := l.conn.Exec(ctx, fmt.Sprintf("LISTEN pgleases_schedule_%x", md5.Sum([]byte(l.s.group))))
+	_, err = l.conn.Exec(ctx, fmt.Sprintf("LISTEN pgleases_schedule_%d", share))
 	l.hear() // what was told before it listened keeps what is put now silent
 	return err
 }

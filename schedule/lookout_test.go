@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -85,6 +86,25 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }
 
+// Another group of the same number is told of all the time: a job begins soon all the same.
+func TestNoGroupIsUntoldForAnother(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorker(db, schedule.WithPartitions(1))
+	w.LookEvery(2 * patience)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	id, err := mail.Enqueue(t.Context(), "it has looked")
+	ok(t, err)
+	w.fate(id)
+	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
+	for n := range 3 { // one of which is in the same fifth of a second
+		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_tell('%s');
+			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]', 'raise')`, other, group))
+		until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
+	}
+}
+
 // However many jobs are put, few notifications are sent: each has all commits of the server that send one wait. Those that are due later send none, nor do those of the owner.
 func TestFewNotificationsAreSent(t *testing.T) {
 	t.Parallel()
@@ -98,7 +118,8 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	conn, err := pgx.Connect(t.Context(), db.url)
 	ok(t, err)
 	t.Cleanup(func() { ok(t, conn.Close(context.Background())) })
-	_, err = conn.Exec(t.Context(), "LISTEN pgleases_schedule_"+one[string](db, "SELECT md5($1)", group))
+	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_share($1)::text", group)
+	_, err = conn.Exec(t.Context(), "LISTEN "+channel)
 	ok(t, err)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
 	ok(t, err)
@@ -110,7 +131,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 			ok(t, put())
 		}
 		most *= int(time.Since(began)/(200*time.Millisecond)) + 2
-		_, err := conn.Exec(t.Context(), "NOTIFY pgleases_schedule_"+one[string](db, "SELECT md5($1)", group)+", 'the end'")
+		_, err := conn.Exec(t.Context(), "NOTIFY "+channel+", 'the end'")
 		ok(t, err)
 		for note := new(pgconn.Notification); note.Payload != "the end"; n++ {
 			note, err = conn.WaitForNotification(t.Context())

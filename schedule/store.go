@@ -242,13 +242,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, get, put, delete, list, history, trim, declare, zones, zoned, follow string
+	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, get, put, delete, list, history, trim, declare, zones, zoned, follow string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), get: text("get"), put: text("put"),
+		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 	}
@@ -263,6 +263,12 @@ type querier interface {
 // void runs a statement that returns nothing of interest.
 func void(ctx context.Context, q querier, statement string, args ...any) error {
 	return q.QueryRow(ctx, statement, args...).Scan(nil)
+}
+
+// sendShare returns the number of the channel on which it is told that something was put, and that of the server's process.
+func (s *Scheduler) sendShare(ctx context.Context, q querier) (share int, pid uint32, err error) {
+	err = q.QueryRow(ctx, s.statements.share, s.group).Scan(&share, &pid)
+	return share, pid, err
 }
 
 func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {

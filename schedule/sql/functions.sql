@@ -5,12 +5,21 @@
 -- Schedules and fates come and go as JSON, in which a time is the same under all settings of a session.
 
 -- Commits that notify wait for each other, all of the server's: so the first in each fifth of a second tells for the others, whose processes look again when that
--- is over. The value is the number of that fifth, then a bit for each group that was told of in it; groups may share one. Where two race, both tell.
+-- is over. The value is the number of that fifth, then a bit for each number of groups of which it was told in it, see schedule_share. Processes of all groups of a number listen to
+-- one channel: else a group would not be told of while another of its number is. Where two race, both tell.
+CREATE OR REPLACE FUNCTION pgleases.schedule_share(group_name pg_catalog.text) RETURNS int
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN (hashtext($1) & 2147483647) % 24;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_share(pg_catalog.text) IS 'The number that a group shares with others: those of one are told together.';
+
 CREATE OR REPLACE FUNCTION pgleases.schedule_tell(group_name pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     fifth CONSTANT bigint := (extract(epoch FROM clock_timestamp()) * 5)::bigint;
-    mine  CONSTANT bigint := 1::bigint << (hashtext($1) & 2147483647) % 24;
+    mine  CONSTANT bigint := 1::bigint << pgleases.schedule_share($1);
     told  bigint;
 BEGIN
     SELECT t.last_value INTO told FROM pgleases.schedule_told AS t;
@@ -19,7 +28,7 @@ BEGIN
     ELSIF told & mine <> 0 THEN
         RETURN;
     END IF;
-    PERFORM setval('pgleases.schedule_told', told | mine), pg_notify('pgleases_schedule_' || md5($1), '');
+    PERFORM setval('pgleases.schedule_told', told | mine), pg_notify('pgleases_schedule_' || pgleases.schedule_share($1), '');
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_tell(pg_catalog.text) IS 'Tells processes, at the commit, that something was put that is due before they look.';

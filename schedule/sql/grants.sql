@@ -5,7 +5,7 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_zone
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_requests TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_job_json(pgleases.jobs), pgleases.schedule_join(pg_catalog.text, int),
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_share(pg_catalog.text), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_job_json(pgleases.jobs), pgleases.schedule_join(pg_catalog.text, int),
     pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]),
     pgleases.schedule_begin(pg_catalog.text, int, bigint, int),
     pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], bigint[], int),
