@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -62,29 +63,51 @@ func (h *handler) steer(w http.ResponseWriter, r *http.Request, access Access, a
 		w.Header().Set("Allow", "POST")
 		http.Error(w, "This changes something: it takes POST.", http.StatusMethodNotAllowed)
 	case access != Steering:
-		reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
+		h.reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
 	case kind != "application/json": // which no form of another site can send
-		reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})
+		h.reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})
 	default:
-		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
+		if err := h.receive(w, r); err != nil {
+			h.reply(w, nil, err)
+			return
+		}
 		h.answer(w, r, actor, ask, h.steering)
 	}
 }
 
-// answer answers a question when those before it are. The turn has room for one.
+// receive reads the body of a POST before its turn comes: who sends slowly keeps nobody from steering. The time for that ends with it, as the server takes its end for
+// that of the request.
+func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	var long *http.MaxBytesError
+	switch {
+	case errors.As(err, &long):
+		return &refusal{http.StatusRequestEntityTooLarge, "bad", fmt.Sprintf("The request is longer than %d bytes.", long.Limit)}
+	case err != nil:
+		return bad("The request did not come whole: %v.", err)
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	return nil
+}
+
+// answer answers a question when those before it are. The turn has room for one, and is over before the answer is sent: who does not read it keeps nobody from asking.
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, ask question, turn chan struct{}) {
 	select {
 	case turn <- struct{}{}:
-		defer func() { <-turn }()
 	case <-r.Context().Done():
 		return
 	}
-	content, err := ask(h, r, actor)
-	reply(w, content, err)
+	content, err := func() (any, error) {
+		defer func() { <-turn }()
+		return ask(h, r, actor)
+	}()
+	h.reply(w, content, err)
 }
 
-func reply(w http.ResponseWriter, content any, err error) {
+func (h *handler) reply(w http.ResponseWriter, content any, err error) {
 	status := http.StatusOK
 	if err != nil {
 		var is *refusal
@@ -97,6 +120,7 @@ func reply(w http.ResponseWriter, content any, err error) {
 	if err != nil {
 		panic(err) // a type that cannot be
 	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_, _ = w.Write(encoded) // the browser has gone
@@ -112,10 +136,6 @@ func read(r *http.Request, into any) error {
 			return nil
 		}
 		err = errors.New("more than one value")
-	}
-	var long *http.MaxBytesError
-	if errors.As(err, &long) {
-		return &refusal{http.StatusRequestEntityTooLarge, "bad", fmt.Sprintf("The request is longer than %d bytes.", long.Limit)}
 	}
 	return bad("The request is not what this page sends: %v.", err)
 }

@@ -1,13 +1,19 @@
 package dashboard_test
 
 import (
+	"context"
 	"encoding/json"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
@@ -213,4 +219,117 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	if got := post(t, h, "/preview", `{"verb":"unfreeze","subject":"orders"}`); got.status != 502 || got.Kind != "failed" {
 		t.Errorf("of a preview: %+v", got)
 	}
+}
+
+// stuck says something to a server whose buffers are small, over a connection of which only the beginning of the answer is read. lost is closed when the server gives it up.
+func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url string, lost <-chan struct{}) {
+	t.Helper()
+	server := httptest.NewUnstartedServer(dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, write, time.Minute))
+	server.Listener = narrow{server.Listener}
+	gone := make(chan struct{})
+	var once sync.Once
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) { // it is the first that ends
+		if state == http.StateClosed {
+			once.Do(func() { close(gone) })
+		}
+	}
+	server.Start()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.WriteString(conn, say); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(conn, got); err != nil || string(got) != want {
+		t.Fatalf("%q, %v, want %q", got, err, want)
+	}
+	return server.URL, gone
+}
+
+func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.events (cause, reason) SELECT 'drain', repeat('x', 4000) FROM generate_series(1, 1000)`)
+	for name, write := range map[string]time.Duration{"that is waited for": time.Hour, "that is given up": 200 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server, lost := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url), nil)), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
+			if write < patience {
+				select {
+				case <-lost:
+				case <-time.After(patience):
+					t.Error("its place is kept")
+				}
+				return
+			}
+			answer, err := (&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			_ = answer.Body.Close()
+			if answer.StatusCode != http.StatusNotFound {
+				t.Error(answer.Status)
+			}
+		})
+	}
+}
+
+func TestWhoSendsSlowlyKeepsNobodyFromSteering(t *testing.T) {
+	t.Parallel()
+	server, _ := stuck(t, idle(t), time.Hour, "POST /preview HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n", "HTTP/1.1 100")
+	answer, err := (&http.Client{Timeout: patience}).Post(server+"/preview", "application/json", strings.NewReader("{"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	if answer.StatusCode != http.StatusBadRequest {
+		t.Error(answer.Status)
+	}
+}
+
+// The time for the body is not that for the answer.
+func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, 100*time.Millisecond, time.Minute)
+	dashboard.SetAnswers(h, time.Second)
+	server := serve(t, h)
+	var all sync.WaitGroup
+	for range 3 { // the last of which waits for two
+		all.Go(func() {
+			answer, err := http.Post(server.URL+"/preview", "application/json", strings.NewReader(`{"verb":"drain","subject":"a"}`))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer answer.Body.Close()
+			text, err := io.ReadAll(answer.Body)
+			if err != nil || answer.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "deadline exceeded") {
+				t.Errorf("%s %q, %v", answer.Status, text, err)
+			}
+		})
+	}
+	all.Wait()
 }
