@@ -101,9 +101,9 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
-		// Nobody waits for long for a program that is stopped between these and the end of the transaction.
+		// Nobody waits for long for a program that is stopped between these and the end of the transaction, nor for one that does not take what the server tells.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
-			"pg_catalog.set_config('idle_in_transaction_session_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
+			"pg_catalog.set_config('idle_in_transaction_session_timeout', $2, true), pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
 		batch.Queue("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").QueryRow(func(row pgx.Row) error { return row.Scan(&tried.since) })
 		batch.Queue(verb, args...)
 		batch.Queue(store.Texts(sql.Files, a.options.schema)("preview"), lease, client).Query(func(rows pgx.Rows) (err error) {

@@ -1,13 +1,17 @@
 package admin_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
@@ -290,5 +294,79 @@ func TestAPreviewTellsWhatIsKept(t *testing.T) {
 	p, err := operator.Preview(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Kept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// A clogged connection is read no more once a text was sent over it, as by a process that is stopped.
+type clogged struct {
+	net.Conn
+	text  string
+	stuck chan struct{} // closed when it is
+	free  <-chan struct{}
+}
+
+func (c *clogged) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(c.text)) {
+		close(c.stuck)
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *clogged) Read(b []byte) (int, error) {
+	select {
+	case <-c.stuck:
+		<-c.free
+	default:
+	}
+	return c.Conn.Read(b)
+}
+
+// The server has the leases locked while it tells what it read, which is more than what lies between here and there.
+func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
+	t.Parallel()
+	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t)))
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
+		`INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id, home_id) SELECT 'wide', p, 3, repeat('x', 200) || p, repeat('y', 200) || p FROM generate_series(0, 19999) AS p`)
+	stuck, free := make(chan struct{}), make(chan struct{})
+	a := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if tcp, is := conn.(*net.TCPConn); is {
+				_ = tcp.SetReadBuffer(4096)
+				return &clogged{conn, `.freeze(`, stuck, free}, err
+			}
+			return conn, err
+		}
+	}))
+	answer := make(chan error, 1)
+	go func() {
+		_, err := a.Preview(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "wide"})
+		answer <- err
+	}()
+	defer func() {
+		close(free)
+		if err := <-answer; err == nil {
+			t.Error("it told what it could not read")
+		}
+	}()
+	select {
+	case <-stuck:
+	case err := <-answer:
+		t.Fatal(err)
+	}
+	pool := newPool(t, url)
+	lock := func(how string) error {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		_, err := pool.Exec(ctx, "SELECT FROM pgleases.leases FOR UPDATE "+how)
+		return err
+	}
+	for began := time.Now(); lock("NOWAIT") == nil; time.Sleep(time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatal("the leases were never locked")
+		}
+	}
+	if err := lock(""); err != nil {
+		t.Errorf("while it is stopped: %v", err)
 	}
 }
