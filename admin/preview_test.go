@@ -370,3 +370,52 @@ func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 		t.Errorf("while it is stopped: %v", err)
 	}
 }
+
+// A slow connection waits before it sends a text.
+type slow struct {
+	net.Conn
+	text  string
+	until func()
+}
+
+func (c *slow) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(c.text)) {
+		c.until()
+	}
+	return c.Conn.Write(b)
+}
+
+// The server has undone what it was not told to commit in time, so that is known.
+func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
+	t.Parallel()
+	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t))) // a pooler tells another error
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
+	other := newPool(t, url)
+	operator := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return &slow{conn, "commit\x00", func() { // and not that of READ COMMITTED
+				if _, err := other.Exec(t.Context(), "SELECT FROM pgleases.leases FOR UPDATE"); err != nil {
+					t.Errorf("a lock: %v", err)
+				}
+			}}, nil
+		}
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}
+	p, err := operator.Preview(ctx, freeze)
+	if err != nil {
+		t.Fatal(err)
+	}
+	freeze.Binding = p.Binding
+	if err := operator.Apply(ctx, freeze); err == nil || errors.Is(err, admin.ErrUnknown) {
+		t.Errorf("it is told %v", err)
+	}
+	if s, err := operator.Snapshot(ctx); err != nil || len(s.Wishes) != 0 {
+		t.Errorf("wishes %+v, %v", s, err)
+	}
+}

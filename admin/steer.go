@@ -92,7 +92,7 @@ func doubted(sent bool, err error) error {
 	switch {
 	case !sent, err == nil, errors.Is(err, pgx.ErrTxCommitRollback):
 		return err
-	case errors.As(err, &refused) && refused.SeverityUnlocalized == "ERROR": // and not a connection that ends, as that of a pooler
+	case errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || refused.Code == "25P03"): // and not a connection that ends otherwise, as that of a pooler
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
