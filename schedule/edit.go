@@ -278,15 +278,15 @@ func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
 	return &due
 }
 
-// Pause has a schedule not run until it is resumed; nothing, where it is paused already. A run that is under way goes on. Ticks meanwhile are not missed: see
-// Resume. ErrNotFound where there is none of the name.
+// Pause has a schedule not run until it is resumed; where it is paused already, it takes back that it is to be resumed, which an operator asked and nobody has carried out yet. A run that
+// is under way goes on. Ticks meanwhile are not missed: see Resume. ErrNotFound where there is none of the name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
-	return s.edit(ctx, s.ownTx(ctx), "pause", name, func(r *record, now time.Time) ([]fate, bool, error) {
+	return s.edited(ctx, s.ownTx(ctx), "pause", name, func(tx pgx.Tx, r *record, now time.Time) error {
 		if r.PausedAt != nil {
-			return nil, false, nil
+			return s.sendTakeBack(ctx, tx, r.ID)
 		}
 		r.PausedAt, r.Due = &now, nil
-		return nil, true, nil
+		return s.write(ctx, tx, r, nil)
 	})
 }
 
@@ -304,22 +304,23 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 }
 
 func (s *Scheduler) resume(ctx context.Context, in inTx, name string, from From) error {
-	return s.edit(ctx, in, "resume", name, func(r *record, now time.Time) (fates []fate, write bool, err error) {
+	return s.edited(ctx, in, "resume", name, func(tx pgx.Tx, r *record, now time.Time) (err error) {
 		if r.PausedAt == nil {
-			return nil, false, nil
+			return nil
 		}
+		var fates []fate
 		r.PausedAt, r.Failures = nil, 0
 		switch from {
 		case FromNow:
 			if fates, err = r.supersede(r, now); err != nil {
-				return nil, false, err
+				return err
 			}
 		case CatchUp:
 		default:
-			return nil, false, fmt.Errorf("From(%d) is neither FromNow nor CatchUp", from)
+			return fmt.Errorf("From(%d) is neither FromNow nor CatchUp", from)
 		}
 		r.Due = &now // its owner tells the next tick
-		return fates, true, nil
+		return s.write(ctx, tx, r, fates)
 	})
 }
 
@@ -335,19 +336,14 @@ func (s *Scheduler) Delete(ctx context.Context, name string) error {
 	})
 }
 
-// edit changes a schedule.
-func (s *Scheduler) edit(ctx context.Context, in inTx, doing, name string, change func(r *record, now time.Time) (fates []fate, write bool, err error)) error {
-	return s.edited(ctx, in, doing, name, func(tx pgx.Tx, r *record, now time.Time) error {
-		fates, write, err := change(r, now)
-		if err != nil || !write {
-			return err
-		}
-		r.Revision++
-		_, err = s.sendPut(ctx, tx, r, fates)
-		return err
-	})
+// write writes an edit.
+func (s *Scheduler) write(ctx context.Context, tx pgx.Tx, r *record, fates []fate) error {
+	r.Revision++
+	_, err := s.sendPut(ctx, tx, r, fates)
+	return err
 }
 
+// edited edits a schedule.
 func (s *Scheduler) edited(ctx context.Context, in inTx, doing, name string, f func(pgx.Tx, *record, time.Time) error) error {
 	err := in(func(tx pgx.Tx) error {
 		now, r, err := s.sendGet(ctx, tx, name, true)

@@ -183,6 +183,25 @@ func TestAPauseTakesAResumptionBack(t *testing.T) {
 	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, answer), ', ' ORDER BY id) FROM pgleases.schedule_requests"), "pause done, resume taken back, pause done", "answers")
 }
 
+// So it is with a pause by a program, which leaves the first pause as it is.
+func TestAPauseOfAProgramTakesAResumptionBack(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	o := newOperator(db)
+	o.must("pause_schedule('tests', 'close', 'a fire')")
+	o.must("resume_schedule('tests', 'close', 'it is out')")
+	ok(t, w.Pause(t.Context(), "close"))
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "requests that are to be carried out")
+	w.run()
+	other, err := w.Trigger(t.Context(), "close")
+	ok(t, err)
+	w.fate(other)
+	db.shows("schedules_status", "close", "state, why LIKE '%: a fire'", "paused | t")
+	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, answer), ', ' ORDER BY id) FROM pgleases.schedule_requests"), "pause done, resume taken back", "answers")
+}
+
 // Whatever statement is lost, and whoever dies: what was asked is done once.
 func TestRequestsAreCarriedOutOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()

@@ -242,13 +242,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, get, put, delete, list, history, trim, declare, zones, zoned, follow string
+	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, takeBack, get, put, delete, list, history, trim, declare, zones, zoned, follow string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), get: text("get"), put: text("put"),
+		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), takeBack: text("takeback"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 	}
@@ -444,6 +444,13 @@ func (s *Scheduler) sendRetry(ctx context.Context, q querier, name *string, tick
 
 func (s *Scheduler) sendAnswer(ctx context.Context, q querier, request int64, answer string) error {
 	return void(ctx, q, s.statements.answer, request, answer)
+}
+
+func (s *Scheduler) sendTakeBack(ctx context.Context, q querier, schedule int64) error {
+	if s.memory != nil {
+		return nil // there are no operators
+	}
+	return void(ctx, q, s.statements.takeBack, schedule)
 }
 
 func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found bool, err error) {

@@ -434,6 +434,20 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_answer(bigint, pg_catalog.text) IS 'Notes what came of an operator''s request. See answer.sql.';
 
+CREATE OR REPLACE FUNCTION pgleases.schedule_take_back(schedule bigint, OUT job bigint)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    j pgleases.jobs;
+BEGIN
+    SELECT r.* INTO j FROM pgleases.schedules AS s JOIN pgleases.jobs AS r ON r.group_name = s.group_name AND r.kind = 'schedule.request' AND r.unique_key = format('resume %s', s.id)
+    WHERE s.id = $1;
+    IF pgleases.schedule_cancel(j.group_name, j.id, 'it was paused again') THEN
+        job := j.id;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_take_back(bigint) IS 'Takes back that a schedule is to be resumed. See takeback.sql.';
+
 CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -660,8 +674,7 @@ DECLARE
 BEGIN
     PERFORM pgleases.schedule_verb('pause_schedule', $3);
     s := pgleases.schedule_named($1, $2, true);
-    SELECT j.id INTO resuming FROM pgleases.jobs AS j WHERE j.group_name = $1 AND j.kind = 'schedule.request' AND j.unique_key = format('resume %s', s.id);
-    resuming := CASE WHEN pgleases.schedule_cancel($1, resuming, 'it was paused again') THEN resuming END;
+    resuming := pgleases.schedule_take_back(s.id);
     IF s.paused_at IS NOT NULL AND resuming IS NULL THEN
         RETURN false;
     END IF;

@@ -19,7 +19,7 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text),
     pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int),
     pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint), pgleases.schedule_answer(bigint, pg_catalog.text),
-    pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
+    pgleases.schedule_take_back(bigint), pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]),
     pgleases.schedule_zones(pg_catalog.text),
