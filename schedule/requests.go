@@ -66,6 +66,9 @@ func (s *Scheduler) answer(ctx context.Context, tx pgx.Tx, q request) (string, e
 	case r == nil || r.ID != q.Schedule:
 		return "", refusal{errors.New("the schedule was deleted")}
 	}
+	if _, err := Parse(r.Rule); err != nil {
+		return "", fmt.Errorf("%w: %w", errUntold, err)
+	}
 	switch q.Verb {
 	case "resume":
 		return "done", s.resume(ctx, callersTx(tx), q.Name, FromNow)

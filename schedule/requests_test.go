@@ -202,6 +202,30 @@ func TestAPauseOfAProgramTakesAResumptionBack(t *testing.T) {
 	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, answer), ', ' ORDER BY id) FROM pgleases.schedule_requests"), "pause done, resume taken back", "answers")
 }
 
+// The schedule has another rule by now, whose zone nobody knows yet: what was asked waits, and is not refused.
+func TestARequestWaitsForWhoeverKnowsTheNewRule(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "a tick is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	w.close()
+	newOperator(db).must("backfill_schedule('tests', 'close', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 'the numbers were wrong')")
+	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *'")
+	w = newWorker(db)
+	schedule.InTx(w.Scheduler, "books", effect)
+	w.run()
+	until(t, "it is put off", func() bool {
+		return one[bool](db, "SELECT (SELECT trying FROM pgleases.jobs) IS NOT NULL OR EXISTS (SELECT FROM pgleases.schedule_requests WHERE answered IS NOT NULL)")
+	})
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_requests WHERE answered IS NULL"), 1, "requests without an answer")
+	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=UTC 0 * * * *'")
+	db.setClock(midnight.Add(time.Hour + 2*time.Minute))
+	expect(t, db.answered(), "done: put 1 jobs", "answer")
+}
+
 // Whatever statement is lost, and whoever dies: what was asked is done once.
 func TestRequestsAreCarriedOutOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()
