@@ -306,6 +306,8 @@ func TestWhatOperatorsAskWrongly(t *testing.T) {
 	for call, says := range map[string]string{
 		"pause_schedule('tests', 'close', '')":                                               "pause_schedule needs a reason|why",
 		"retry_dead('tests', 'mail', now(), '')":                                             "retry_dead needs a reason|why",
+		"retry_dead('tests', 'mail', NULL, 'x')":                                             "not null|-infinity",
+		"retry_dead('tests', NULL, now(), 'x')":                                              "not null|-infinity",
 		"cancel_job(7, NULL)":                                                                "cancel_job needs a reason|why",
 		"pause_schedule('tests', 'shut', 'x')":                                               `group "tests" has no schedule "shut"|schedules_status`,
 		"resume_schedule('others', 'close', 'x')":                                            `group "others" has no schedule "close"|schedules_status`,

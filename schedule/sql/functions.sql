@@ -810,6 +810,10 @@ DECLARE
     h record;
 BEGIN
     PERFORM pgleases.schedule_verb('retry_dead', $4);
+    IF $1 IS NULL OR $2 IS NULL OR $3 IS NULL THEN
+        RAISE EXCEPTION 'retry_dead needs a group, a kind and an instant, not null'
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'For all that the history has, give the instant -infinity.';
+    END IF;
     retried := 0;
     refused := 0;
     FOR h IN SELECT r.name, r.until, r.job FROM pgleases.history AS r
