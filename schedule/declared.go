@@ -68,7 +68,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 	return nil
 }
 
-// keepDeclared says that the code declares what it does, until ctx ends: else that is disabled after a while.
+// keepDeclared says that the code declares what it does, until ctx ends: else that is disabled after a while; and enables it where it was.
 func (s *Scheduler) keepDeclared(ctx context.Context) {
 	s.mu.Lock()
 	names := slices.Sorted(maps.Keys(s.declared))
@@ -83,11 +83,41 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 		err := s.within(ctx, func(ctx context.Context) error {
 			return s.inTx(ctx, func(tx pgx.Tx) error { return s.sendDeclare(ctx, tx, names) })
 		})
+		if err == nil {
+			err = s.enable(ctx, names)
+		}
 		if err != nil && !failing && ctx.Err() == nil {
 			s.log.Warn("schedule: cannot note what the code declares, again each hour", slog.Any("error", err))
 		}
 		failing = err != nil
 	}
+}
+
+// enable puts what is disabled although this process declares it: it stood still for a week, or the database's clock was wrong.
+func (s *Scheduler) enable(ctx context.Context, names []string) (err error) {
+	var disabled []string
+	err = s.within(ctx, func(ctx context.Context) error {
+		disabled, err = s.sendDisabled(ctx, s.pool, names)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var rows []*record
+	s.mu.Lock()
+	for _, name := range disabled {
+		rows = append(rows, s.declared[name])
+	}
+	s.mu.Unlock()
+	for few := range slices.Chunk(rows, together) {
+		put := func(ctx context.Context) error {
+			return s.inTx(ctx, func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) })
+		}
+		if err := s.within(ctx, put); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // followZones tells anew when schedules are due whose zone's data here is not that by which it was told before: that was of the past, or of another host. Ticks that were later

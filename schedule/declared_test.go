@@ -131,6 +131,26 @@ func TestWhatARunningProcessDeclaresIsNotDisabled(t *testing.T) {
 	expect(t, s.DisabledAt, time.Time{}, "when it was disabled")
 }
 
+// A process stood still for more than a week, and another, whose code does not declare it, has disabled what the first declares: the first enables it without a start.
+func TestAProcessThatGoesOnEnablesWhatItDeclares(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	frozen := newWorker(db, schedule.WithRetention(0, 0))
+	ok(t, schedule.InTx(frozen.Scheduler, "books", effect).Add("close", args{}, hourly))
+	frozen.DeclareEvery(10 * time.Millisecond)
+	frozen.run().has("close")
+	l := newLedger(db, "close")
+	db.looked()
+	db.exec(fmt.Sprintf("UPDATE pgleases.schedules SET disabled_at = '%s', due = 'infinity', waits = 'it is disabled'", midnight.Format(time.RFC3339)))
+	until(t, "it is enabled", func() bool {
+		s, err := frozen.Get(t.Context(), "close")
+		ok(t, err)
+		return s.DisabledAt.IsZero()
+	})
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(frozen.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
+
 // Two versions of the code that start in turn declare other things: that is told. A new version that replaces an old one is not.
 func TestVersionsThatTakeTurnsAreTold(t *testing.T) {
 	t.Parallel()

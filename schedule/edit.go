@@ -31,7 +31,7 @@ type Schedule struct {
 	Due      time.Time // when its owner looks at it next; zero: never, or at the end of a run, see OverlapAllow
 	Done     time.Time // the last tick that was done; zero: none was
 	PausedAt time.Time // zero: it is not paused
-	// DisabledAt is when it was found that no process had declared it for a week; zero: it was not. It stays, and runs again when a process starts that declares it.
+	// DisabledAt is when it was found that no process had declared it for a week; zero: it was not. It stays, and runs again when a process starts that declares it, or goes on.
 	DisabledAt time.Time
 	Failures   int    // how many ticks in a row are dead since the last that was done, or since Resume
 	Attempts   int    // of the tick that is tried again at Due, how many have failed

@@ -242,7 +242,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, takeBack, get, put, delete, list, history, trim, declare, zones, zoned, follow string
+	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow string
 }
 
 func statementsFor(schema string) statements {
@@ -250,7 +250,7 @@ func statementsFor(schema string) statements {
 	return statements{
 		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), takeBack: text("takeback"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
-		declare: text("declare"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
+		declare: text("declare"), disabled: text("disabled"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 	}
 }
 
@@ -489,6 +489,12 @@ func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) 
 		return m.declare(names)
 	}
 	return void(ctx, q, s.statements.declare, s.group, names)
+}
+
+// sendDisabled returns which of some schedules are disabled.
+func (s *Scheduler) sendDisabled(ctx context.Context, q querier, names []string) ([]string, error) {
+	rows, _ := q.Query(ctx, s.statements.disabled, s.group, names) // CollectRows returns its error
+	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 // sendZones returns the zones of schedules, with the digest of the data by which it was told when they are due.

@@ -505,6 +505,14 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]) IS 'Notes that a process declares schedules. See declare.sql.';
 
+CREATE OR REPLACE FUNCTION pgleases.schedule_disabled(group_name pg_catalog.text, names pg_catalog.text[], OUT name pg_catalog.text) RETURNS SETOF pg_catalog.text
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN QUERY SELECT s.name::text FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = ANY ($2) AND s.disabled_at IS NOT NULL ORDER BY s.name;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_disabled(pg_catalog.text, pg_catalog.text[]) IS 'Which of the schedules that a process declares are disabled. See disabled.sql.';
+
 CREATE OR REPLACE FUNCTION pgleases.schedule_zones(group_name pg_catalog.text, OUT zone pg_catalog.text, OUT data pg_catalog.text) RETURNS SETOF record
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN

@@ -22,6 +22,7 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_take_back(bigint), pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]),
+    pgleases.schedule_disabled(pg_catalog.text, pg_catalog.text[]),
     pgleases.schedule_zones(pg_catalog.text),
     pgleases.schedule_zoned(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
     pgleases.schedule_follow(pg_catalog.text, pg_catalog.text, pg_catalog.text),

@@ -99,7 +99,7 @@ COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it 
 COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it: at its start, and each day.';
-COMMENT ON COLUMN pgleases.schedules.disabled_at IS 'When its owner found that no process had declared it for a week; null: it did not. It runs when a process that declares it starts.';
+COMMENT ON COLUMN pgleases.schedules.disabled_at IS 'When its owner found that no process had declared it for a week; null: it did not. It runs when a process that declares it starts, or goes on.';
 COMMENT ON COLUMN pgleases.schedules.replaced IS 'A digest of what another version of the code declared before this; null: none did. Where that comes again, two versions take turns.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
