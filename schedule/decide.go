@@ -27,7 +27,7 @@ var errForgotten = errors.New("no process has declared it for a week: it is disa
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
-		return r.decideJob(k, epoch, suspected)
+		return r.decideJob(k, declared, epoch, suspected)
 	}
 	now := r.Clock
 	switch {
@@ -42,11 +42,8 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 	case r.Declared && !declared && now.Sub(r.Registered) >= forgotten:
 		d.Waits, d.DisabledAt = kept(errForgotten), &now
 		return d
-	case err != nil:
-	case k != nil && r.Declared && !declared:
-		err = errors.New("it is declared in the code of another version only")
-	default:
-		err = r.readable(k, suspected)
+	case err == nil:
+		err = r.readable(k, declared, suspected)
 	}
 	if err != nil {
 		d.wait(err, now, epoch)
@@ -126,11 +123,13 @@ func (r *record) parse() (Rule, error) {
 	return Parse(r.Rule)
 }
 
-// readable returns what this process does not know of it: its kind, or how to read its arguments.
-func (r *record) readable(k *kind, suspected bool) error {
+// readable returns what this process does not know of it: its kind, that the code declares it, or how to read its arguments.
+func (r *record) readable(k *kind, declared, suspected bool) error {
 	switch {
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
+	case r.Declared && !declared: // or the schedule of which it is a tick
+		return errors.New("it is declared in the code of another version only")
 	case suspected:
 		return nil
 	}
@@ -223,10 +222,10 @@ func (d *decision) unstep(t trial) {
 }
 
 // decideJob is decide for a job.
-func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
+func (r *record) decideJob(k *kind, declared bool, epoch int64, suspected bool) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
-	if err := r.readable(k, suspected); err != nil {
+	if err := r.readable(k, declared, suspected); err != nil {
 		d.wait(err, now, epoch)
 		return d
 	}

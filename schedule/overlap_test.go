@@ -277,3 +277,34 @@ func TestCallsOutsideOverlap(t *testing.T) {
 		}
 	}
 }
+
+// A process whose code does not declare a schedule runs none of its ticks, although it knows the kind: they wait for one that does.
+func TestTicksBesideEachOtherRunOnlyWhereTheyAreDeclared(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	start := func(declares bool, handler func(context.Context, pgx.Tx, schedule.Run[args]) error) *worker {
+		w := newWorker(db)
+		k := schedule.InTx(w.Scheduler, "books", handler, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+		if declares {
+			ok(t, k.Add("close", args{}, hourly, schedule.MissedAll, schedule.OverlapAllow(3)))
+		}
+		return w.run()
+	}
+	w := start(true, func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no ink") }).has("close")
+	l := newLedger(db, "close")
+	db.setClock(midnight.Add(3 * time.Hour))
+	jobs := func(where string) int64 {
+		return one[int64](db, "SELECT count(*) FROM pgleases.jobs WHERE trigger = 'tick' AND "+where)
+	}
+	until(t, "three ticks are to be tried again", func() bool { return jobs("trying ->> 'attempts' = '1'") == 3 })
+	w.close()
+	older := start(false, effect)
+	db.setClock(midnight.Add(4*time.Hour + 30*time.Minute))
+	until(t, "all wait, or one has run", func() bool {
+		return jobs("waits LIKE '%another version%'") == 3 || one[int64](db, "SELECT count(*) FROM public.effects") > 0
+	})
+	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "runs where it is not declared")
+	older.close()
+	w = start(true, effect)
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
+}

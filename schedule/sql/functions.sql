@@ -47,7 +47,8 @@ COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, w
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_json(j pgleases.jobs) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    RETURN to_jsonb(j) || jsonb_build_object('job', true, 'due', nullif(j.due, 'infinity'), 'clock', pgleases.schedule_clock());
+    RETURN to_jsonb(j) || jsonb_build_object('job', true, 'due', nullif(j.due, 'infinity'), 'clock', pgleases.schedule_clock(),
+                                             'declared', j.schedule IS NOT NULL AND EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.id = j.schedule AND s.declared));
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_json(pgleases.jobs) IS 'A job, with the time at which it was read.';
