@@ -36,6 +36,9 @@
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
 // is not late for it, says why in [Schedule].Waits, and stops nobody.
 //
+// No more runs of a kind are under way than its [Limit] allows, over all processes, whatever crashes: a run in a transaction has a row locked, and any other has written
+// itself into one, which is free once its owner is no more.
+//
 // A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [Unique] keeps two of one key from living at once.
 //
 // # In psql

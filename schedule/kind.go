@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,6 +56,8 @@ type kind struct {
 	calls  calls
 	limits limits
 	counts kindCounts
+	// slotsMade tells that the slots of its limit are there.
+	slotsMade atomic.Bool
 	// parse checks arguments.
 	parse func(json.RawMessage) error
 	// run calls the handler.

@@ -347,11 +347,11 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 
 // beforeLooks has each look begin with a statement of PL/pgSQL.
 func (db *database) beforeLooks(statement string) {
-	const arguments = "(text, int[], int[], bigint, bigint, int, text[])"
+	const arguments = "(text, int[], int[], bigint, bigint, int, text[], text[])"
 	db.exec(`ALTER FUNCTION pgleases.schedule_look` + arguments + ` RENAME TO schedule_look_before;
-		CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], OUT clock_us bigint, OUT took_us bigint, OUT answer jsonb) LANGUAGE plpgsql AS $$ BEGIN
+		CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], but_kinds text[], OUT clock_us bigint, OUT took_us bigint, OUT answer jsonb) LANGUAGE plpgsql AS $$ BEGIN
 			` + statement + `;
-			SELECT l.clock_us, l.took_us, l.answer INTO clock_us, took_us, answer FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but) AS l; END $$;
+			SELECT l.clock_us, l.took_us, l.answer INTO clock_us, took_us, answer FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but, but_kinds) AS l; END $$;
 		GRANT EXECUTE ON FUNCTION pgleases.schedule_look` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
 }
 

@@ -35,7 +35,8 @@ type memory struct {
 	lastEntry  int64
 	ended      map[int64]*told // of jobs
 	runs       map[subject]bool
-	living     map[int64]int // of schedules: how many of their ticks are jobs
+	slots      map[slot]string // that calls outside of transactions have
+	living     map[int64]int   // of schedules: how many of their ticks are jobs
 }
 
 // rows are written by one transaction, or are what is committed.
@@ -61,6 +62,12 @@ type told struct {
 	retried int64  // the job as which it was; 0: it was not
 }
 
+// A slot is one of a kind that has a limit.
+type slot struct {
+	kind string
+	n    int
+}
+
 // An owner is what is known of the owners of a partition.
 type owner struct {
 	opened, closed int64
@@ -68,7 +75,7 @@ type owner struct {
 }
 
 func newMemory(stage *seam.Stage, partitions int) *memory {
-	return &memory{stage: stage, partitions: partitions, rows: newRows(), owners: make(map[int]owner), locks: make(map[any]*memoryTx), ended: make(map[int64]*told), living: make(map[int64]int), runs: make(map[subject]bool)}
+	return &memory{stage: stage, partitions: partitions, rows: newRows(), owners: make(map[int]owner), locks: make(map[any]*memoryTx), ended: make(map[int64]*told), living: make(map[int64]int), slots: make(map[slot]string), runs: make(map[subject]bool)}
 }
 
 func newRows() rows { return rows{of: make(map[subject]*line), edited: make(map[int64]*told)} }
@@ -149,6 +156,31 @@ func (m *memory) end(partition int, epoch int64, charged []subject) {
 	}
 }
 
+// take stands in for schedule_take.
+func (m *memory) take(ctx context.Context, tx *transaction, k *kind, run *string) (taken bool, err error) {
+	err = m.in(ctx, tx.Tx, func(t *memoryTx) error {
+		for n := range k.limits.atOnce {
+			s := slot{k.name, n}
+			if m.slots[s] != "" || t.lock(s) != nil {
+				continue
+			}
+			if taken = true; run != nil {
+				m.slots[s] = *run
+			}
+			return nil
+		}
+		return nil
+	})
+	return taken, err
+}
+
+// free stands in for schedule_free.
+func (m *memory) free(run string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	maps.DeleteFunc(m.slots, func(_ slot, of string) bool { return of == run })
+}
+
 // open stands in for schedule_open.
 func (m *memory) open(s subject) *record {
 	m.mu.Lock()
@@ -227,6 +259,7 @@ func sooner(a, b *line) int { return cmp.Or(a.Due.Compare(*b.Due), cmp.Compare(a
 func (m *memory) fresh() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	clear(m.slots) // of epochs that have ended
 	now := m.now()
 	for s, r := range m.of {
 		if r.Waits != nil && r.PausedAt == nil && r.DisabledAt == nil && r.Due != nil && r.Due.After(now) {

@@ -196,6 +196,8 @@ type limits struct {
 	attempts      int
 	crashes       int
 	pauses        Pauses
+	limited       bool
+	atOnce        int // where limited: over all processes
 }
 
 // A KindOption changes a kind of handlers.
@@ -219,6 +221,15 @@ func Retry(attempts int, pauses Pauses) KindOption {
 // Crashes sets how many processes may die while they run a tick: 2 to 100, default 3. Then it is dead. The first that dies does not count, as it is not known then
 // what it ran; from the second on what it may have been runs alone in its process. What only ran beside it is not dead for that.
 func Crashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
+
+// Limit has at most n runs of the kind at once, over all processes of the group: 1 to 1,000; default no limit. A run of InTx counts until its transaction has ended in the database,
+// also where its process was frozen or cut off; any other until it is known to have ended, or its process has lost the partition.
+//
+// A run that finds no slot waits, says so in Waits, and tries again when one of this process's ends, and once a second; nothing of the process waits with it. That is no attempt, and for what it
+// takes a tick is not late, see Grace. A process that has waited for five seconds goes before the others.
+//
+// Where processes give different limits, as in a deploy, each keeps its own: there are never more runs than the highest.
+func Limit(n int) KindOption { return func(l *limits) { l.atOnce, l.limited = n, true } }
 
 // Pauses are made by Backoff.
 type Pauses struct {
@@ -260,6 +271,9 @@ func newLimits(opts []KindOption) (limits, error) {
 	}
 	if l.crashes < 2 || l.crashes > 100 {
 		return l, fmt.Errorf("%d crashes is out of range: 2 to 100", l.crashes)
+	}
+	if l.limited && (l.atOnce < 1 || l.atOnce > 1000) {
+		return l, fmt.Errorf("limit of %d runs at once is out of range: 1 to 1000", l.atOnce)
 	}
 	const longest = 30 * 24 * time.Hour
 	switch b := l.pauses; {

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"context"
+	"crypto/rand"
 	"log/slog"
 	"maps"
 	"slices"
@@ -35,8 +36,16 @@ type planner struct {
 	finished chan finish
 	found    chan *look // of capacity one
 
+	name   string         // by which other processes know it
+	gained map[string]int // kinds of which runs have got slots; mu guards it
+	stir   chan struct{}  // of capacity one: gained has changed
+
 	// The rest is the goroutine's alone.
 	lookout *lookout              // of a look while one is under way
+	ofKind  map[string]int        // how many run of each kind
+	scarce  map[string]*scarce    // kinds of which there was no slot
+	wants   map[string]int        // of which others were last told so
+	toldAt  time.Time             // and when
 	queues  [priorities][]item    // what is due soon and does not run, by its priority, and by when it is due
 	running map[subject]time.Time // for when it was due
 	keys    map[string]struct{}   // under which something runs
@@ -68,9 +77,12 @@ type look struct {
 	since             time.Time
 	sweeps            bool
 	but               []string            // keys under which something runs
+	butKinds          []string            // of which there was no slot: what is queued of them stays so
+	wants             map[string]int      // of which others are told that there was none; nil: nothing is told
 	passed            map[string]struct{} // those of them that have more that is due
 	atMost            int
 
+	told           bool // it was
 	sent, answered time.Time
 	clock          time.Time     // of the database, when it began
 	took           time.Duration // the database
@@ -82,6 +94,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	s.counts.looked.Store(int64(time.Since(processStart)))
 	return &planner{
 		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
+		name: rand.Text(), gained: make(map[string]int), stir: make(chan struct{}, 1), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
 		wake: make(chan struct{}, 1), finished: make(chan finish), found: make(chan *look, 1), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
 	}
 }
@@ -161,6 +174,9 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			next = earlier(next, looked.Add(pause))
 		case <-p.lookout.heard:
 			again = time.Now().Add(p.s.tellEvery)
+			for _, s := range p.scarce {
+				s.until = time.Time{} // it may be told that this process goes first
+			}
 			next = earlier(next, looked.Add(pause))
 		case l := <-p.found:
 			asked := next.Before(looked.Add(p.s.lookEvery)) // since it was sent
@@ -175,6 +191,8 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			}
 		case f := <-p.finished:
 			p.end(f)
+		case <-p.stir:
+			p.regain()
 		case <-done:
 			done = nil
 		case <-stopped:
@@ -199,18 +217,18 @@ func (p *planner) find(ctx context.Context) {
 		defer cancel()
 		l.sent = time.Now()
 		l.err = p.ask(limited, l)
-		l.answered = time.Now()
 		p.found <- l
 	}()
 }
 
 // wanted is what is to be asked.
 func (p *planner) wanted() *look {
-	l := &look{since: p.low.Add(-behind), sweeps: time.Since(p.swept) >= p.s.sweepEvery, but: []string{}, passed: make(map[string]struct{})}
+	l := &look{since: p.low.Add(-behind), sweeps: time.Since(p.swept) >= p.s.sweepEvery, but: []string{}, butKinds: []string{}, passed: make(map[string]struct{}), wants: p.wanting()}
 	if l.sweeps {
 		l.since = time.Time{}
 	}
-	if p.crowded { // perhaps by keys under which something runs: what is behind them is to be found too
+	if p.crowded { // perhaps by keys under which something runs, or by what waits for a slot: what is behind them is to be found too
+		l.butKinds = append(l.butKinds, p.slotWaits()...)
 		l.but = slices.AppendSeq(l.but, maps.Keys(p.keys))
 		for key := range p.keys {
 			if _, ok := p.passed[key]; ok {
@@ -267,6 +285,10 @@ func (p *planner) take(ctx context.Context, l *look) {
 		return
 	}
 	p.failing = false
+	if l.told {
+		p.wants, p.toldAt = l.wants, l.answered
+	}
+	due := p.withKept(l)
 	p.queues = [priorities][]item{}
 	if !p.hear(l.clock.Add(l.took/2), l.sent, l.answered) {
 		return
@@ -280,7 +302,7 @@ func (p *planner) take(ctx context.Context, l *look) {
 		p.look()
 	}
 	p.passed, p.crowded = l.passed, crowded(l.due, l.atMost)
-	if len(l.but) == 0 {
+	if len(l.but) == 0 && len(l.butKinds) == 0 {
 		if l.sweeps {
 			p.swept = l.sent
 		}
@@ -289,7 +311,7 @@ func (p *planner) take(ctx context.Context, l *look) {
 		}
 	}
 	suspects := int64(0)
-	for _, it := range l.due {
+	for _, it := range due {
 		if it.Crashes > 0 {
 			suspects++
 		}
@@ -316,7 +338,11 @@ func (p *planner) ask(ctx context.Context, l *look) error {
 		return err
 	}
 	l.sent = time.Now()
-	l.clock, l.took, l.due, err = p.s.sendLook(ctx, conn, l.partitions, l.fresh, l.since, lookAhead, l.atMost, l.but)
+	l.clock, l.took, l.due, err = p.s.sendLook(ctx, conn, l.partitions, l.fresh, l.since, lookAhead, l.atMost, l.but, l.butKinds)
+	l.answered = time.Now()
+	if err == nil && l.wants != nil {
+		l.told = p.s.sendWant(ctx, conn, p.name, l.wants) == nil // else others may be first for a while
+	}
 	if err != nil {
 		p.lookout.close() // it may lead to a server that is none any more
 	}
@@ -379,6 +405,10 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 		if left := max(it.due().Sub(clock.at(now)), it.earliest.Sub(now)); left > 0 {
 			return min(wait, left), true
 		}
+		if ok, after := p.admits(it, now); !ok {
+			i, wait = i+1, min(wait, after)
+			continue
+		}
 		if it.Crashes > 0 && len(p.running) > 0 {
 			return wait, false // nothing else begins before it
 		}
@@ -397,6 +427,7 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 		if o == nil || !o.begin() {
 			continue
 		}
+		p.admitted(it, now)
 		p.running[it.subject], p.keys[it.Key], p.alone = it.due(), struct{}{}, it.Crashes > 0
 		go func() {
 			defer o.runs.Done()
@@ -418,6 +449,7 @@ func (p *planner) short() bool {
 
 // end takes the end of a run.
 func (p *planner) end(f finish) {
+	p.slotless(f, time.Now())
 	delete(p.running, f.subject)
 	delete(p.keys, f.Key)
 	p.alone = false

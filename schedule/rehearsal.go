@@ -141,6 +141,9 @@ func (r *rehearsal) Run(due seam.Due) (known bool) {
 	r.s.memory.running(it.subject, true)
 	again, _ := r.planner.carryOut(r.owned(it.Partition), it)
 	r.s.memory.running(it.subject, false)
+	if again != nil && again.slotless {
+		return false
+	}
 	now := r.s.memory.open(it.subject)
 	if again != nil || before == nil || now == nil {
 		return true

@@ -73,6 +73,9 @@ type attempt struct {
 	handler error // the handler's; nil: it did not fail, or was not called
 	outside bool  // the handler is to be called now, in no transaction
 	charged bool  // a crash is counted, until the run has ended: now it may begin
+	// of a kind with a limit
+	slotless bool // there was no slot
+	held     bool // one was taken that is not free at the end of this transaction
 }
 
 // carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next, nil: that is to be looked up; and an
@@ -85,8 +88,19 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		}
 		return nil, from
 	}
+	k := p.s.kind(it.Kind)
+	if err := p.makeSlots(o.ctx, k); err != nil {
+		p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
+		return nil, from
+	}
 	conflicts, breaks := 0, 0
 	run := rand.Text()
+	held := false // a slot, or perhaps
+	defer func() {
+		if held {
+			p.freeSlot(o, it.Kind, run)
+		}
+	}()
 	var begun *attempt // by this run, outside of a transaction; its handler is not called yet
 	defer func() {
 		if begun != nil {
@@ -95,6 +109,7 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 	}()
 	for tried := (*record)(nil); ; {
 		a, err := p.try(o, it, run)
+		held = held || a.held
 		if a.row != nil && !a.row.Job {
 			from = earlier(from, a.row.Cursor) // whose next tick may be due, whatever has become of this step
 			if tried != nil && (!tried.Cursor.Equal(a.row.Cursor) || tried.attempts() != a.row.attempts()) {
@@ -195,7 +210,7 @@ func (a *attempt) next(it item, from time.Time) (*item, time.Time) {
 	if a.row == nil || a.decided.Due == nil {
 		return nil, from
 	}
-	it.Crashes = a.decided.Trying.crashes()
+	it.Crashes, it.slotless = a.decided.Trying.crashes(), a.slotless
 	it.DueMicro, it.earliest = a.decided.Due.UnixMicro(), a.opened.Add(a.decided.Due.Sub(a.row.Clock))
 	return &it, it.due()
 }
@@ -241,12 +256,27 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			p.s.logOf(it).Error("schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int("crashes", r.Trying.crashes()))
 			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 			d.run = nil
-		case k.calls != inTransaction, suspected:
+		default:
+			calls := k.calls != inTransaction && !suspected // whose arguments are to be read first
+			if taken, err := p.takeSlot(ctx, o, tx, k, run, calls); err != nil {
+				return err
+			} else if !taken {
+				a.slotless = true
+				d.waitForSlot(r, k)
+				if r.Waits != nil && *r.Waits == *d.Waits {
+					return nil
+				}
+				break
+			}
+			a.held = calls && k.limits.limited
+			if k.calls == inTransaction && !suspected {
+				break
+			}
 			if suspected {
 				o.charge(it.subject)
 			}
 			d.charge(r, o.Epoch, suspected)
-			if k.calls != inTransaction && !suspected { // whose arguments are to be read first
+			if calls {
 				d.Trying.Run, d.Trying.Called = run, o.Epoch
 			}
 			d.run, a.charged = nil, true

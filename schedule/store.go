@@ -185,6 +185,7 @@ type item struct {
 	Crashes   int    `json:"crashes"` // counted
 
 	earliest time.Time // by this host: it is not due before, as the database said when its last run began; zero: it said nothing
+	slotless bool      // it found no slot of its kind's
 }
 
 func (i item) due() time.Time { return time.UnixMicro(i.DueMicro) }
@@ -242,7 +243,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow string
+	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free, want string
 }
 
 func statementsFor(schema string) statements {
@@ -251,6 +252,7 @@ func statementsFor(schema string) statements {
 		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), takeBack: text("takeback"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), disabled: text("disabled"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
+		makeSlots: text("makeslots"), take: text("take"), free: text("free"), want: text("want"),
 	}
 }
 
@@ -278,11 +280,11 @@ func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
 	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
 }
 
-// sendLook returns what is due after since, up to ahead from now, but for some keys; the database's time when it began with that, and how long it took over it.
-func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but []string) (clock time.Time, took time.Duration, due []item, err error) {
+// sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that, and how long it took over it.
+func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but, butKinds []string) (clock time.Time, took time.Duration, due []item, err error) {
 	var micro, spent int64
 	var found string
-	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but).Scan(&micro, &spent, &found)
+	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but, butKinds).Scan(&micro, &spent, &found)
 	if err == nil {
 		err = json.Unmarshal([]byte(found), &due)
 	}
@@ -544,6 +546,34 @@ func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, bef
 func (s *Scheduler) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {
 	err = q.QueryRow(ctx, s.statements.trim, s.group, failed, before, after, trimPage).Scan(&upTo, &more)
 	return upTo, more, err
+}
+
+func (s *Scheduler) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
+	if s.memory != nil {
+		return nil // there all are
+	}
+	return void(ctx, q, s.statements.makeSlots, s.group, k.name, k.limits.atOnce)
+}
+
+// sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
+func (s *Scheduler) sendTake(ctx context.Context, tx *transaction, k *kind, process string, p pgleases.Partition, run *string) (taken bool, err error) {
+	if m := s.memory; m != nil {
+		return m.take(ctx, tx, k, run)
+	}
+	err = tx.QueryRow(ctx, s.statements.take, s.group, k.name, k.limits.atOnce, process, p.Number, p.Epoch, run).Scan(&taken)
+	return taken, err
+}
+
+func (s *Scheduler) sendFree(ctx context.Context, q querier, kind, run string) error {
+	if m := s.memory; m != nil {
+		m.free(run)
+		return nil
+	}
+	return void(ctx, q, s.statements.free, s.group, kind, run)
+}
+
+func (s *Scheduler) sendWant(ctx context.Context, q querier, process string, limits map[string]int) error {
+	return void(ctx, q, s.statements.want, s.group, process, encode(limits))
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

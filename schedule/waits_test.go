@@ -129,6 +129,8 @@ func TestBadInputIsRefused(t *testing.T) {
 		"there is one of this name":               schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
 		`"schedule.request"`:                      schedule.InTx(w.Scheduler, "schedule.request", effect).Put(t.Context(), "x", args{}, hourly),
 		"timeout 0s is out of range":              schedule.InTx(w.Scheduler, "fast", effect, schedule.Timeout(0)).Put(t.Context(), "x", args{}, hourly),
+		"limit of 0 runs at once":                 schedule.InTx(w.Scheduler, "few", effect, schedule.Limit(0)).Put(t.Context(), "x", args{}, hourly),
+		"limit of 1001 runs at once":              schedule.InTx(w.Scheduler, "many", effect, schedule.Limit(1001)).Put(t.Context(), "x", args{}, hourly),
 		"handler is nil":                          schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
 		`group "" is empty`:                       groupErr,
 		"has 256 bytes":                           longErr,

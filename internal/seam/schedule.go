@@ -45,7 +45,7 @@ type Process interface {
 	Due(until time.Time, visit func(Due) bool)
 	// Next is when the first is due after an instant; zero: never.
 	Next(after time.Time) time.Time
-	// Run does what is due of one of them, and returns when that is done. Known: when it is due is known by that; else, where it still is, a process looks at it again a little later.
+	// Run does what is due of one of them, and returns when that is done. Known: when it is due is known by that; else, where it still is, a process looks at it again a little later, or when another of its kind has ended.
 	Run(Due) (known bool)
 	// Tx has what is put in a transaction be there once that is committed.
 	Tx(pgx.Tx) pgx.Tx

@@ -4,12 +4,12 @@
 // moves the time on with [Scheduler.Advance]. What is due on the way is run, in order, at exactly its instant, before Advance returns: a year of a schedule of each minute takes seconds.
 // Then the test looks at what the handlers did, and at what Get, Job and History tell.
 //
-// The rules are those of package schedule: ticks, missed ones, grace, overlap, jitter, retries, Snooze, Discard, crashes, keys, priorities, unique
+// The rules are those of package schedule: ticks, missed ones, grace, overlap, jitter, retries, Snooze, Discard, crashes, keys, priorities, limits, unique
 // jobs, edits and pauses. What a planner and the SQL functions do in production is done in memory here; tests run both side by side through the same random
 // sequences, and compare what became of each tick. Differences:
 //
 //   - Nothing is late by itself. A job is run at the instant at which it is due, and a run takes no time, unless its handler calls [Scheduler.Sleep].
-//   - One process runs at a time. [Scheduler.Crash], [Scheduler.Outage] and [Scheduler.Deploy] have another follow it.
+//   - One process runs at a time. [Scheduler.Crash], [Scheduler.Outage] and [Scheduler.Deploy] have another follow it. So a Limit is reached only by handlers that call Sleep, and what finds no slot begins when one of its kind has ended.
 //   - A handler of InTx gets a transaction of the test's own choice, see [Scheduler.Transactions]; without one its statements fail. What the
 //     transaction does to the handler's schedule and jobs is there in any case: all is committed together, or nothing.
 //   - Where a transaction would wait for another that is under way, it fails at once with what the database's lock_timeout raises, SQLSTATE 55P03.

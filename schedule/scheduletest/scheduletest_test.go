@@ -398,3 +398,33 @@ func (f *failing) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 func (f *failing) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
+
+// What finds no slot of its kind begins when one is free, or its process is gone, with its first attempt.
+func TestALimitHolds(t *testing.T) {
+	t.Parallel()
+	s := scheduletest.New(t, midnight)
+	var did notes
+	register := func(s *scheduletest.Scheduler) (in, out *schedule.Kind[args]) {
+		do := func(ctx context.Context, r schedule.Run[args]) error {
+			did.note("%d.%d at %s", r.Args.N, r.Attempt, s.Now().Format("15:04"))
+			return s.Sleep(ctx, time.Hour)
+		}
+		long := schedule.Timeout(24 * time.Hour)
+		return schedule.InTx(s.Scheduler, "in", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error { return do(ctx, r) }, schedule.Limit(1), long),
+			schedule.AtLeastOnce(s.Scheduler, "out", do, schedule.Limit(2), long)
+	}
+	in, out := register(s)
+	s.Advance(0)
+	_, err := in.EnqueueMany(t.Context(), []args{{1}, {2}})
+	ok(t, err)
+	_, err = out.EnqueueMany(t.Context(), []args{{3}, {4}, {5}})
+	ok(t, err)
+	s.Advance(90 * time.Minute)
+	slices.Sort(did)
+	expect(t, "runs", did, notes{"1.1 at 00:00", "2.1 at 01:00", "3.1 at 00:00", "4.1 at 00:00", "5.1 at 01:00"})
+	did = nil
+	s.Outage(time.Minute)
+	s.Advance(3 * time.Hour)
+	slices.Sort(did)
+	expect(t, "runs after a crash", did, notes{"2.1 at 01:31", "5.1 at 01:31"})
+}

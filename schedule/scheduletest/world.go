@@ -3,6 +3,7 @@ package scheduletest
 import (
 	"context"
 	"errors"
+	"maps"
 	"runtime"
 	"slices"
 	"sync"
@@ -39,9 +40,9 @@ type world struct {
 	down     time.Time // nothing runs until then; zero: a process is there
 	active   *run      // what goes on; nil: Advance does
 	running  []*run
-	held     map[subject]time.Time // not to be begun before
-	begun    map[subject]int       // at this instant
-	total    int                   // at this instant
+	held     map[subject]hold
+	begun    map[subject]int // at this instant
+	total    int             // at this instant
 	draining bool
 	dying    bool
 	idle     []chan func()           // of goroutines that wait for something to do
@@ -58,6 +59,12 @@ type subject struct {
 
 func of(d seam.Due) subject { return subject{d.ID, d.Job} }
 
+// A hold is of what is not to be begun before an instant.
+type hold struct {
+	until time.Time
+	kind  string
+}
+
 // A run is one that is under way.
 type run struct {
 	seam.Due
@@ -73,7 +80,7 @@ type timer struct {
 }
 
 func newWorld(t testing.TB, at time.Time) *world {
-	w := &world{t: t, yield: make(chan struct{}), held: make(map[subject]time.Time), begun: make(map[subject]int)}
+	w := &world{t: t, yield: make(chan struct{}), held: make(map[subject]hold), begun: make(map[subject]int)}
 	w.now.Store(at.UnixMicro())
 	w.begin = func(context.Context) (pgx.Tx, error) { return nil, errNoTx }
 	w.stage = seam.Stage{
@@ -208,8 +215,8 @@ func (w *world) next() time.Time {
 		sooner(w.down)
 		return next
 	}
-	for _, t := range w.held {
-		sooner(t)
+	for _, h := range w.held {
+		sooner(h.until)
 	}
 	if !w.draining {
 		sooner(w.of.process.Next(w.time()))
@@ -297,7 +304,7 @@ func (w *world) choose() *run {
 		alone := d.Crashes > 0 && len(w.running) > 0 // and nothing else begins before it
 		switch {
 		case first[d.Priority] != nil:
-		case w.held[of(d)].After(w.time()), slices.ContainsFunc(w.running, func(r *run) bool { return of(r.Due) == of(d) }):
+		case w.held[of(d)].until.After(w.time()), slices.ContainsFunc(w.running, func(r *run) bool { return of(r.Due) == of(d) }):
 		case !alone && slices.ContainsFunc(w.running, func(r *run) bool { return r.Key == d.Key }):
 		default:
 			first[d.Priority] = &d
@@ -322,9 +329,9 @@ func (w *world) ended(r *run, known bool) {
 	defer w.mu.Unlock()
 	w.running = slices.DeleteFunc(w.running, func(o *run) bool { return o == r })
 	if !known {
-		w.held[of(r.Due)] = w.time().Add(lookEvery)
-	} else {
-		delete(w.held, of(r.Due))
+		w.held[of(r.Due)] = hold{w.time().Add(lookEvery), r.Kind}
+	} else { // perhaps its slot is free
+		maps.DeleteFunc(w.held, func(_ subject, h hold) bool { return h.kind == r.Kind })
 	}
 	r.settled = true
 }

@@ -68,7 +68,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int, but pg_catalog.text[],
+CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint, horizon_us bigint, most int, but pg_catalog.text[], but_kinds pg_catalog.text[],
     OUT clock_us bigint, OUT took_us bigint, OUT answer pg_catalog.jsonb)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
@@ -93,14 +93,14 @@ BEGIN
     FROM unnest($2) AS p (partition)
     CROSS JOIN LATERAL (
         (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
-        WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until AND s.key <> ALL ($7)
+        WHERE s.group_name = $1 AND s.partition = p.partition AND s.due <= until AND s.key <> ALL ($7) AND s.kind <> ALL ($8)
           AND s.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END -- behind an old snapshot, dead entries of the index pile up before it
         ORDER BY s.due LIMIT $6)
         UNION ALL
         SELECT b.* FROM generate_series(0, 3) AS band (priority)
         CROSS JOIN LATERAL (
             SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.trying FROM pgleases.jobs AS j
-            WHERE j.group_name = $1 AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until AND j.key <> ALL ($7)
+            WHERE j.group_name = $1 AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until AND j.key <> ALL ($7) AND j.kind <> ALL ($8)
               AND j.due > CASE WHEN p.partition = ANY ($3) THEN '-infinity' ELSE since END
             ORDER BY j.due LIMIT $6
         ) AS b
@@ -108,7 +108,7 @@ BEGIN
     took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- the clock is told as it was before
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[]) IS 'What is due soon. See look.sql.';
+COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[], pg_catalog.text[]) IS 'What is due soon. See look.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_begin(group_name pg_catalog.text, partition int, epoch bigint, lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -597,6 +597,69 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) IS 'Deletes old entries of the history, a page of them. See trim.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_make_slots(group_name pg_catalog.text, kind pg_catalog.text, most int) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    INSERT INTO pgleases.schedule_slots (group_name, kind, slot) SELECT $1, $2, n FROM generate_series(0, $3 - 1) AS n ON CONFLICT DO NOTHING;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_make_slots(pg_catalog.text, pg_catalog.text, int) IS 'Makes the slots of a kind that has a limit. See makeslots.sql.';
+
+-- The clock is the server's own: waits are of seconds, and nothing is due by them.
+CREATE OR REPLACE FUNCTION pgleases.schedule_take(group_name pg_catalog.text, kind pg_catalog.text, most int, process pg_catalog.text, partition int, epoch bigint, run pg_catalog.text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    first CONSTANT int := floor(random() * $3)::int; -- so that not all try the same
+    now   CONSTANT timestamptz := clock_timestamp();
+    taken int;
+BEGIN
+    FOR half IN 1..2 LOOP
+        SELECT s.slot INTO taken FROM pgleases.schedule_slots AS s
+        WHERE s.group_name = $1 AND s.kind = $2 AND s.slot >= CASE half WHEN 1 THEN first ELSE 0 END AND s.slot < CASE half WHEN 1 THEN $3 ELSE first END
+          AND (s.run IS NULL OR NOT EXISTS (SELECT FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner AND c.incarnation >= 0
+                                            WHERE p.lease = 'schedule/' || $1 AND p.partition = s.partition AND p.epoch = s.epoch))
+        ORDER BY s.slot LIMIT 1 FOR UPDATE OF s SKIP LOCKED;
+        EXIT WHEN taken IS NOT NULL;
+    END LOOP;
+    IF taken IS NULL THEN
+        RETURN false;
+    END IF;
+    IF EXISTS (SELECT FROM pgleases.schedule_slot_waits AS w
+               WHERE w.group_name = $1 AND w.kind = $2 AND w.process <> $4 AND w.most > taken AND w.seen > now - interval '3 seconds'
+                 AND w.since < least(now - interval '5 seconds', (SELECT m.since FROM pgleases.schedule_slot_waits AS m WHERE m.group_name = $1 AND m.kind = $2 AND m.process = $4))) THEN
+        PERFORM pgleases.schedule_tell($1);
+        RETURN false;
+    END IF;
+    IF $7 IS NOT NULL THEN
+        UPDATE pgleases.schedule_slots AS s SET partition = $5, epoch = $6, run = $7 WHERE s.group_name = $1 AND s.kind = $2 AND s.slot = taken;
+    END IF;
+    RETURN true;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, int, bigint, pg_catalog.text) IS 'Takes a slot of a kind that has a limit. See take.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_free(group_name pg_catalog.text, kind pg_catalog.text, run pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedule_slots AS s SET partition = NULL, epoch = NULL, run = NULL WHERE s.group_name = $1 AND s.kind = $2 AND s.run = $3;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Frees the slot of a call that has ended. See free.sql.';
+
+CREATE OR REPLACE FUNCTION pgleases.schedule_want(group_name pg_catalog.text, process pg_catalog.text, wants pg_catalog.jsonb) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    now CONSTANT timestamptz := clock_timestamp();
+BEGIN
+    DELETE FROM pgleases.schedule_slot_waits AS w
+    WHERE w.group_name = $1 AND (w.process = $2 AND NOT $3 ? w.kind OR w.seen < now - interval '1 minute');
+    INSERT INTO pgleases.schedule_slot_waits AS w (group_name, kind, process, most, since, seen)
+    SELECT $1, k.key, $2, k.value::int, now, now FROM jsonb_each_text($3) AS k
+    ON CONFLICT ON CONSTRAINT schedule_slot_waits_pkey DO UPDATE SET most = EXCLUDED.most, seen = now;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_want(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb) IS 'Notes for which kinds a process finds no slot. See want.sql.';
 
 -- From here to the version: for operators, as the engine's verbs are. PUBLIC may execute none of them. They run with the rights of their owner, so an operator
 -- needs no others; session_user stays who it is. What SQL can do is done at once, with the rules of the Go methods. What it cannot, because it knows no cron, is put

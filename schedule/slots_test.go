@@ -1,0 +1,402 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A gate counts runs that are under way over all processes of a test.
+type gate struct {
+	mu          sync.Mutex
+	inside, top int
+}
+
+func (g *gate) enter() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside++
+	g.top = max(g.top, g.inside)
+}
+
+func (g *gate) leave() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.inside--
+}
+
+func (g *gate) highest() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.top
+}
+
+// Over several processes no more runs of a kind are under way at once than its limit allows, as many are, and each job is done.
+func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
+	t.Parallel()
+	for _, calls := range []string{"in a transaction", "outside"} {
+		t.Run(calls, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			var g gate
+			hold := func(ctx context.Context) { // an event of the database, that takes a little
+				_, _ = db.Exec(ctx, "SELECT pg_sleep(0.005)")
+			}
+			start := func() *schedule.Kind[string] {
+				w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+				var k *schedule.Kind[string]
+				if calls == "outside" {
+					k = schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
+						g.enter()
+						defer g.leave()
+						hold(ctx)
+						_, err := db.Exec(ctx, "INSERT INTO public.effects (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM public.effects WHERE name = $1)", r.Args)
+						return err
+					}, schedule.Limit(3), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond)))
+				} else {
+					k = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+						g.enter()
+						defer g.leave()
+						hold(ctx)
+						return note(ctx, tx, r)
+					}, schedule.Limit(3), schedule.Idle(time.Second), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond)))
+				}
+				w.run()
+				return k
+			}
+			for range 2 {
+				start()
+			}
+			k := start()
+			const jobs = 60
+			var all []string
+			for i := range jobs {
+				all = append(all, fmt.Sprint(i))
+			}
+			_, err := k.EnqueueMany(t.Context(), all)
+			ok(t, err)
+			until(t, "all jobs are done", func() bool {
+				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == jobs
+			})
+			expect(t, len(db.effects()), jobs, "effects")
+			expect(t, g.highest(), 3, "runs at once, at most")
+		})
+	}
+}
+
+// A process is cut off in the middle of its runs. What it held stays taken as long as it may still have effects, and not for longer: the transaction of a run until the server
+// ends it, a call outside until the partition has another owner.
+func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	began := make(chan string, 100)
+	start := func(hold bool) *worker {
+		w := newSteadyWorker(db) // what a lost trust makes suspect would run alone
+		wait := func(ctx context.Context, r schedule.Run[string]) {
+			began <- r.Args
+			if hold {
+				<-ctx.Done()
+			}
+		}
+		schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+			wait(ctx, r)
+			return note(ctx, tx, r)
+		}, schedule.Limit(1), schedule.Idle(2*time.Second))
+		schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
+			wait(ctx, r)
+			return ctx.Err()
+		}, schedule.Limit(1))
+		return w.run()
+	}
+	w := start(true)
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4))
+	ok(t, err)
+	for _, kind := range []string{"books", "mail"} {
+		_, err := schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), []string{kind, kind})
+		ok(t, err)
+	}
+	receive(t, "a run", began)
+	receive(t, "a run", began)
+	db.looked()
+	expect(t, len(began), 0, "runs beyond the limits")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
+	w.die()
+	start(false)
+	until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 4 })
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 2, "slots")
+	until(t, "all slots are free", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
+	})
+}
+
+// What waits for a slot has spent nothing when it gets one: no attempt, and no grace. Meanwhile it says so, is not tried all the time, and what is behind it runs.
+func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db, schedule.WithPartitions(1))
+	h := newHolding(t)
+	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	ok(t, books.Put(t.Context(), "a", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	ok(t, books.Put(t.Context(), "b", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	l := newLedger(db, "b")
+	other := newLedger(db, "a")
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	first := h.begins(1)[0]
+	if first.Name == "b" {
+		l, other = other, l
+	}
+	until(t, "the other waits", func() bool {
+		s, err := w.Get(t.Context(), l.name)
+		ok(t, err)
+		return s.Waits != ""
+	})
+	var many []args
+	for range 150 { // more than a look finds
+		many = append(many, args{})
+	}
+	_, err := books.EnqueueMany(t.Context(), many, schedule.Priority(3))
+	ok(t, err)
+	id, err := mail.Enqueue(t.Context(), "behind", schedule.Priority(3))
+	ok(t, err)
+	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
+	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
+	w.wire.count("schedule_take")
+	h.quiet(db)
+	if n := w.wire.counted(); n > 50 {
+		t.Errorf("a slot was asked for %d times meanwhile", n)
+	}
+	db.exec("DELETE FROM pgleases.jobs")
+	for hour := range 4 {
+		close(h.of(hour))
+	}
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
+	for _, e := range l.entries {
+		expect(t, e.Attempts, 1, "attempts")
+	}
+}
+
+// Runs that find no slot, as others have them all, take no room from those of other kinds, spend no attempt, and are not tried all the time.
+func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
+	w.LookEvery(100 * time.Millisecond)
+	books := schedule.InTx(w.Scheduler, "books", note, schedule.Limit(2))
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	id, err := books.Enqueue(t.Context(), "makes the slots")
+	ok(t, err)
+	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of the first")
+	other, err := db.Begin(t.Context())
+	ok(t, err)
+	_, err = other.Exec(t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE")
+	ok(t, err)
+	first, err := books.EnqueueMany(t.Context(), make([]string, 150))
+	ok(t, err)
+	began := time.Now()
+	w.wire.count("schedule_take")
+	for range 20 {
+		id, err := mail.Enqueue(t.Context(), "beside")
+		ok(t, err)
+		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is beside those that wait")
+	}
+	until(t, "others know of it", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.schedule_slot_waits WHERE kind = 'books' AND most = 2)")
+	})
+	// One tries each time that it is looked, or a notification is heard; each statement has its text twice where it is prepared.
+	if n, most := w.wire.counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
+		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
+	}
+	ok(t, other.Rollback(t.Context()))
+	until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 171 })
+	e, err := w.Job(t.Context(), first[149])
+	ok(t, err)
+	expect(t, e.Attempts, 1, "attempts")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
+}
+
+// A handler of InTx that is frozen has its slot until its transaction has ended by its idle limit, and not for longer.
+func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const idle = 2 * time.Second
+	began, thaw := make(chan time.Time, 100), make(chan struct{})
+	start := func() *schedule.Kind[string] {
+		w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+			began <- time.Now()
+			if r.Args == "freezes" {
+				<-thaw
+			}
+			return note(ctx, tx, r)
+		}, schedule.Limit(1), schedule.Idle(idle), schedule.Retry(1, schedule.Backoff(time.Millisecond, time.Millisecond)))
+		w.run()
+		return k
+	}
+	k := start()
+	_, err := k.Enqueue(t.Context(), "freezes")
+	ok(t, err)
+	froze := receive(t, "the first begins", began)
+	start()
+	db.looked()
+	_, err = k.EnqueueMany(t.Context(), make([]string, 20)) // both processes have some
+	ok(t, err)
+	free := receive(t, "one of the other process begins", began)
+	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
+		t.Errorf("another began after %v", took)
+	}
+	close(thaw)
+	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 21 })
+}
+
+// Whatever statement is lost, each job is done, no slot stays taken, and there are no more runs at once than the limit.
+func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var g gate
+	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+	limits := []schedule.KindOption{schedule.Limit(1), schedule.Idle(time.Second), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
+	in := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error { return note(ctx, tx, r) }, limits...)
+	out := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
+		g.enter()
+		defer g.leave()
+		return nil
+	}, limits...)
+	w.wire.lose("schedule_make_slots", true)
+	w.run()
+	slots := func(query string) {
+		t.Helper()
+		_, err := db.Exec(t.Context(), query)
+		ok(t, err)
+	}
+	done := int64(0)
+	for _, text := range []string{"schedule_make_slots", "schedule_take", "schedule_free", "schedule_want"} {
+		for _, after := range []bool{false, true} {
+			if text != "schedule_make_slots" {
+				w.wire.lose(text, after)
+			} else if !after {
+				continue // it is sent once in a process
+			}
+			if text == "schedule_want" { // another has them all
+				slots("UPDATE pgleases.schedule_slots AS s SET run = 'of another', partition = p.partition, epoch = p.epoch FROM pgleases.partitions AS p WHERE p.lease = 'schedule/" + group + "' AND p.partition = 0")
+			}
+			for _, k := range []*schedule.Kind[string]{in, out} {
+				_, err := k.EnqueueMany(t.Context(), make([]string, 5))
+				ok(t, err)
+			}
+			done += 10
+			until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
+			slots("UPDATE pgleases.schedule_slots SET run = NULL WHERE run = 'of another'")
+			until(t, "all are done after "+text, func() bool {
+				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == done
+			})
+			until(t, "all slots are free after "+text, func() bool {
+				return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
+			})
+		}
+	}
+	expect(t, g.highest(), 1, "calls at once, at most")
+}
+
+// A limit that is never reached costs little.
+func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+	kinds := map[string]*schedule.Kind[string]{"free": schedule.InTx(w.Scheduler, "free", note), "limited": schedule.InTx(w.Scheduler, "limited", note, schedule.Limit(1000))}
+	w.run()
+	db.looked()
+	took := map[string]time.Duration{"free": time.Hour, "limited": time.Hour}
+	const jobs, rounds = 100, 5
+	for round := range int64(rounds) {
+		for name, k := range kinds {
+			began := time.Now()
+			_, err := k.EnqueueMany(t.Context(), make([]string, jobs))
+			ok(t, err)
+			until(t, "all are done", func() bool {
+				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND kind = $1", name) == (round+1)*jobs
+			})
+			took[name] = min(took[name], time.Since(began))
+		}
+	}
+	t.Logf("%d jobs take %v without a limit, %v with one", jobs, took["free"], took["limited"])
+	if took["limited"] > 4*took["free"] {
+		t.Errorf("%d jobs take %v without a limit, and %v with one", jobs, took["free"], took["limited"])
+	}
+}
+
+// Where one process has more to do than there are slots, another gets its turn.
+func TestWhoWaitsLongestForASlotGoesFirst(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note, schedule.Limit(1))
+	w.run()
+	id, err := mail.Enqueue(t.Context(), "first")
+	ok(t, err)
+	w.fate(id)
+	take := func(process string) (taken bool) {
+		return one[bool](db, "SELECT pgleases.schedule_take($1, 'mail', 1, $2, 0, 1, NULL)", group, process)
+	}
+	wants := func(process string, ago time.Duration) {
+		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.schedule_slot_waits VALUES ($1, 'mail', $2, 1, clock_timestamp() - $3::interval, clock_timestamp())`, group, process, ago)
+		ok(t, err)
+	}
+	wants("new", time.Second)
+	expect(t, take("other"), true, "a slot, where another has waited for a second")
+	wants("old", 10*time.Second)
+	expect(t, take("other"), false, "a slot, where another has waited for ten")
+	expect(t, take("old"), true, "a slot for that one")
+	wants("older", 20*time.Second)
+	expect(t, take("old"), false, "a slot, where another has waited for longer")
+	expect(t, take("older"), true, "a slot for that one")
+	db.exec("UPDATE pgleases.schedule_slot_waits SET seen = seen - interval '1 hour'")
+	expect(t, take("other"), true, "a slot, where those that waited are gone")
+}
+
+// Processes of two versions give different limits: never are there more runs than the higher.
+func TestTwoLimitsSideBySide(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var g gate
+	ends := make(chan error)
+	start := func(limit int) *schedule.Kind[string] {
+		w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+		k := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+			g.enter()
+			defer g.leave()
+			select {
+			case <-ends:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+			return note(ctx, tx, r)
+		}, schedule.Limit(limit), schedule.Retry(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
+		w.run()
+		return k
+	}
+	start(1)
+	k := start(3)
+	_, err := k.EnqueueMany(t.Context(), make([]string, 40))
+	ok(t, err)
+	for range 40 {
+		select {
+		case ends <- nil:
+		case <-time.After(patience):
+			t.Fatal(errors.New("no run is under way"))
+		}
+	}
+	until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 40 })
+	if top := g.highest(); top > 3 {
+		t.Errorf("%d runs at once", top)
+	}
+}
