@@ -53,6 +53,8 @@
 //     told of it was rolled back, or took long. It is found later, within about a minute, if its transaction takes longer than ten seconds from there to its commit.
 //   - Effects outside of the transaction come more often, or not: choose with [InTx] in mind that it may be called again for a tick, when its transaction was broken off or
 //     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that fate.
+//   - An edit that gives a schedule another [Key] while a handler is called outside of a transaction has another owner take the schedule over at once: [AtLeastOnce] may be called
+//     beside the call that goes on, and with [AtMostOnce] that tick may be lost. Pause the schedule before, and resume it when the call has ended.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
 //     rule, begins at the time that it shows then, what it cancels stays cancelled, and a job that is put is due by it.
 //   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
