@@ -74,7 +74,7 @@ func Start(ctx context.Context, opts ...Option) (*Server, error) {
 // newOptions returns the options of a new cluster.
 func newOptions(opts []Option) options {
 	o := options{settings: map[string]string{
-		"max_connections": "200",
+		"max_connections": "400",
 		"shared_buffers":  "64MB",
 		"log_line_prefix": "%m [%p] %d ",
 		"log_timezone":    "UTC",
