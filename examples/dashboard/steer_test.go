@@ -115,7 +115,9 @@ func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
 	x.until(ownerOf("orders", 5) + ` === "Partition 5: bob"`)
 	x.open("Steer orders", "freeze")
 	x.confirm("nothing moves now")
-	attack()
+	kill()
+	x.until(`document.querySelector(".lease").at.every(h => h?.owner && h.owner !== "victim")`) // what was the dead one's is given all the same
+	kill = startWorker(t, "victim", "orders", databaseURL, book)
 	x.until(owns("victim", "=== 0"))
 	x.open("Unpin orders, partition 5", "")
 	x.confirm("it is over")
