@@ -150,6 +150,11 @@ func (l *lines) count(text string) int {
 func newLogged(db *database) (*worker, *lines) {
 	db.t.Helper()
 	log := new(lines)
+	db.t.Cleanup(func() {
+		if db.t.Failed() {
+			db.t.Log(log.buf.String())
+		}
+	})
 	return newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil)))), log
 }
 

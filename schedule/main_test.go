@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -12,7 +13,9 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -32,6 +35,10 @@ func TestMain(m *testing.M) {
 	if url := os.Getenv(victimOf); url != "" {
 		fmt.Fprintln(os.Stderr, victim(url))
 		os.Exit(1)
+	}
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
+		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
 	code := m.Run()
 	if code == 0 {

@@ -44,7 +44,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"commit", "rollback"} {
-		if len(trips) > 3 && strings.Contains(trips[3], text) {
+		if len(trips) > 3 && strings.Contains(trips[3], text) && !strings.Contains(trips[3], "begin") { // another transaction
 			t.Errorf("%q is sent after a run: %q", text, trips)
 		}
 	}
