@@ -64,6 +64,11 @@ func (b *bed) sleep(ctx context.Context, name string, d time.Duration) error {
 	case <-s.wake:
 		return nil
 	case <-ctx.Done():
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.sleepers[name] == s {
+			delete(b.sleepers, name)
+		}
 		return context.Cause(ctx)
 	}
 }
@@ -80,11 +85,11 @@ func (b *bed) next() (next time.Time) {
 	return next
 }
 
-// all reports whether all of some sleep.
-func (b *bed) all(names []string) bool {
+// settled reports whether all that is due sleeps, or as many as can run at once.
+func (b *bed) settled(due []string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return !slices.ContainsFunc(names, func(name string) bool { _, sleeps := b.sleepers[name]; return !sleeps })
+	return len(b.sleepers) == atOnce || !slices.ContainsFunc(due, func(key string) bool { _, sleeps := b.sleepers[key]; return !sleeps })
 }
 
 // wake wakes those who slept until now, once their process knows the time.
@@ -93,10 +98,15 @@ func (b *bed) wake(now time.Time) {
 		return
 	}
 	b.db.looked()
+	b.wakeUntil(now)
+}
+
+// wakeUntil wakes those who slept until an instant.
+func (b *bed) wakeUntil(last time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for name, s := range b.sleepers {
-		if !s.until.After(now) {
+		if !s.until.After(last) {
 			close(s.wake)
 			delete(b.sleepers, name)
 		}
@@ -187,6 +197,9 @@ func firstLine(text string) string { line, _, _ := strings.Cut(text, "\n"); retu
 // names are those of the schedules.
 var names = []string{"a", "b", "c"}
 
+// atOnce is how many run at once.
+const atOnce = 3
+
 // both are a scheduler on PostgreSQL and one in memory, whose clocks show the same.
 type both struct {
 	t      testing.TB
@@ -201,7 +214,7 @@ type both struct {
 
 // newReal returns a side on PostgreSQL that runs.
 func newReal(db *database) (*side, *bed) {
-	w := newWorkerFor(db, time.Minute, silent()) // which loses nothing, however slow the machine is
+	w := newWorkerFor(db, time.Minute, silent(), schedule.WithMaxRunning(atOnce)) // which loses nothing, however slow the machine is
 	d, b := newSide(w.Scheduler), &bed{db: db, sleepers: make(map[string]sleeper)}
 	d.sleep = b.sleep
 	w.ExactPauses()
@@ -215,7 +228,7 @@ func newReal(db *database) (*side, *bed) {
 func newBoth(db *database, real *side, bed *bed, prefix string) *both {
 	b := &both{t: db.t, db: db, real: real, bed: bed, prefix: prefix}
 	real.jobs = nil
-	b.fake = scheduletest.New(db.t, one[time.Time](db, "SELECT now FROM public.test_clock"), schedule.WithPartitions(4), silent())
+	b.fake = scheduletest.New(db.t, one[time.Time](db, "SELECT now FROM public.test_clock"), schedule.WithPartitions(4), silent(), schedule.WithMaxRunning(atOnce))
 	b.test = newSide(b.fake.Scheduler)
 	b.test.sleep = func(ctx context.Context, _ string, d time.Duration) error { return b.fake.Sleep(ctx, d) }
 	b.fake.Advance(0)
@@ -256,30 +269,44 @@ func silent() schedule.Option {
 // settle has both do what is due, and compares.
 func (b *both) settle() {
 	b.t.Helper()
-	// A job is due a few microseconds after it was put, so that those of one statement keep their order. In memory it is due at once.
-	b.db.exec("UPDATE pgleases.jobs SET due = now FROM public.test_clock WHERE due > now AND due < now + interval '1 ms'")
-	until(b.t, "what is due is done, or sleeps, after\n  "+strings.Join(b.told, "\n  "), func() bool {
+	for late := time.After(patience); ; { // an end of a run may be under way still, where nothing is due
 		rows, _ := b.db.Query(context.Background(), "SELECT key FROM (SELECT key, due FROM pgleases.schedules UNION ALL SELECT key, due FROM pgleases.jobs) AS d, public.test_clock WHERE due <= now")
 		due, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		ok(b.t, err)
-		return b.bed.all(due)
-	})
-	b.fake.Advance(0)
-	for late := time.After(patience); ; { // an end of a run may be under way still, where nothing is due
-		for _, table := range []string{"schedules", "jobs"} { // what the runs took
-			b.db.exec("UPDATE pgleases." + table + ` SET due = date_trunc('minute', due), trying = jsonb_set(trying, '{again}', to_jsonb(date_trunc('minute', due)))
-				WHERE due = (trying ->> 'again')::timestamptz AND due <> date_trunc('minute', due)`)
-		}
+		settled := b.bed.settled(due)
+		settled = !b.takeOff() && settled // in this order: an end that comes in between is seen the next time
+		b.fake.Advance(0)
 		want, got := b.real.seen(b.t, b.prefix), b.test.seen(b.t, b.prefix)
-		if want == got {
+		if want == got && settled {
 			return
 		}
 		select {
 		case <-late:
-			b.fail("PostgreSQL has, and scheduletest has not:\n%s\nscheduletest has, and PostgreSQL has not:\n%s", without(want, got), without(got, want))
+			b.fail("what is due is done, or sleeps: %t\nPostgreSQL has, and scheduletest has not:\n%s\nscheduletest has, and PostgreSQL has not:\n%s", settled, without(want, got), without(got, want))
 		default:
 		}
 	}
+}
+
+// takeOff takes off again what runs and the order of jobs add on the server, and reports whether there was any.
+func (b *both) takeOff() (some bool) {
+	for _, statement := range []string{
+		// A job is due a few microseconds after it was put, so that those of one statement keep their order. In memory it is due at once.
+		"UPDATE pgleases.jobs SET due = now FROM public.test_clock WHERE due > now AND due < now + interval '1 ms'",
+		again("schedules"), again("jobs"),
+		"UPDATE pgleases.schedules SET due = date_trunc('minute', due) WHERE due = ran_until AND due <> date_trunc('minute', due)", // it was edited meanwhile
+	} {
+		done, err := b.db.Exec(context.Background(), statement)
+		ok(b.t, err)
+		some = some || done.RowsAffected() > 0
+	}
+	return some
+}
+
+// again takes off what a run took that is tried again.
+func again(table string) string {
+	return "UPDATE pgleases." + table + ` SET due = date_trunc('minute', due), trying = jsonb_set(trying, '{again}', to_jsonb(date_trunc('minute', due)))
+		WHERE due = (trying ->> 'again')::timestamptz AND due <> date_trunc('minute', due)`
 }
 
 // without are the lines of a text that another has not.
@@ -359,6 +386,10 @@ func (b *both) end() {
 		_ = b.real.Delete(context.Background(), b.prefix+name)
 	}
 	b.db.exec("DELETE FROM pgleases.jobs")
+	until(b.t, "no run of it is under way", func() bool {
+		b.bed.wakeUntil(b.fake.Now().Add(24 * time.Hour)) // longer than any takes
+		return b.real.Stats().Running == 0
+	})
 }
 
 // Both do the same with what a table says.
@@ -482,6 +513,20 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 			b.advance(20 * time.Minute)
 			b.outage(4 * time.Hour)
 			b.advance(time.Hour)
+		}},
+		{"ticks while a run is under way", func(b *both) {
+			b.put(putting{"in", "a", "done", 32, quarters, nil})
+			b.put(putting{"least", "b", "done", 17, quarters, []schedule.ScheduleOption{schedule.OverlapBuffer}})
+			b.put(putting{"most", "c", "done", 52, quarters, []schedule.ScheduleOption{schedule.OverlapBuffer, schedule.MissedAll}})
+			b.advance(3 * time.Hour)
+		}},
+		{"jitter", func(b *both) {
+			b.put(putting{"in", "a", "done", 0, quarters, []schedule.ScheduleOption{schedule.Jitter(10 * time.Minute)}})
+			b.put(putting{"least", "b", "done", 0, quarters, []schedule.ScheduleOption{schedule.Jitter(14 * time.Minute), schedule.MissedAll}})
+			b.put(putting{"most", "c", "done", 0, schedule.Every(7 * time.Minute), []schedule.ScheduleOption{schedule.Jitter(24 * time.Hour), schedule.Grace(time.Minute)}})
+			b.advance(2 * time.Hour)
+			b.outage(5 * time.Hour)
+			b.advance(2 * time.Hour)
 		}},
 		{"a rule that is edited while it runs", func(b *both) {
 			b.put(putting{"in", "a", "done", 32, quarters, nil})
