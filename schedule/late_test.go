@@ -365,7 +365,7 @@ func TestNothingWaitsForALook(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.beforeLooks("PERFORM pg_advisory_xact_lock_shared(7)")
-	w := newWorker(db, schedule.WithMaxRunning(1))
+	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one look finds both jobs
 	w.LookFor(time.Hour)
 	began, goOn := make(chan struct{}, 2), make(chan struct{})
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
