@@ -167,7 +167,7 @@ func (w *world) takeBack(verb, lease, client string) {
 }
 
 // heard is how long it takes until a wish is obeyed: a heartbeat tells of it, and work ends.
-const heard = 3 * time.Second
+const heard = 4 * time.Second
 
 // trio is three clients that share a lease of 12 partitions, and run work on it.
 func (w *world) trio() (procs []*proc, leases []*Lease) {
