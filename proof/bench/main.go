@@ -8,7 +8,7 @@
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
 // One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, events.go, plan.go, large.go,
-// latency.go, crowd.go, locks.go, schedules.go and jobs.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
+// latency.go, crowd.go, locks.go, viewers.go, schedules.go and jobs.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
 // take minutes.
 package main
 
@@ -47,6 +47,7 @@ var parts = []struct {
 	{"poll", "How fast, polling through PgBouncer", measurePolling, false},
 	{"crowd", "A crowd of clients", measureCrowd, false},
 	{"locks", "Named locks", measureLocks, false},
+	{"viewers", "Looking at the dashboard", measureViewers, false},
 	{"schedules", "Schedules", measureSchedules, false},
 	{"multitude", "Ten thousand clients", measureMultitude, true},
 	{"names", "A million names of locks", measureNames, true},
