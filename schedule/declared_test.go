@@ -1,38 +1,13 @@
 package schedule_test
 
 import (
-	"bytes"
 	"fmt"
-	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/pgleases/pgleases/schedule"
 )
-
-// logged is what a scheduler logs.
-type logged struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *logged) count(message string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.text.String(), message)
-}
-
-func (l *logged) option() schedule.Option {
-	return schedule.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
-}
 
 const week = 7 * 24 * time.Hour
 
@@ -52,7 +27,7 @@ func TestWhatNoProcessDeclaresForAWeekIsDisabled(t *testing.T) {
 	dropped, kept := newLedger(db, "dropped"), newLedger(db, "kept")
 	w.close()
 
-	var log logged
+	var log lines
 	older := newWorker(db, log.option(), schedule.WithRetention(0, 0))
 	books := schedule.InTx(older.Scheduler, "books", effect)
 	ok(t, books.Add("kept", args{}, hourly, schedule.MissedAll))
@@ -155,7 +130,7 @@ func TestAProcessThatGoesOnEnablesWhatItDeclares(t *testing.T) {
 func TestVersionsThatTakeTurnsAreTold(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	var log logged
+	var log lines
 	const told = "as it was before another version"
 	for i, step := range []struct{ n, told int }{{1, 0}, {1, 0}, {2, 0}, {2, 0}, {3, 0}, {2, 1}, {2, 1}, {3, 2}, {4, 2}, {5, 2}} {
 		w := newWorker(db, log.option())

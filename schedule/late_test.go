@@ -146,6 +146,11 @@ func (l *lines) count(text string) int {
 	return strings.Count(l.buf.String(), text)
 }
 
+// option has a scheduler log there.
+func (l *lines) option() schedule.Option {
+	return schedule.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
+}
+
 // newLogged returns a worker and what its scheduler logs.
 func newLogged(db *database) (*worker, *lines) {
 	db.t.Helper()
@@ -155,7 +160,7 @@ func newLogged(db *database) (*worker, *lines) {
 			db.t.Log(log.buf.String())
 		}
 	})
-	return newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil)))), log
+	return newWorker(db, log.option()), log
 }
 
 // The database's clock is wrong by eight hours for a moment: nothing runs for it. The time here passes as it does.

@@ -175,12 +175,18 @@ func TestAPauseTakesAResumptionBack(t *testing.T) {
 	expect(t, o.must("resume_schedule('tests', 'close', 'it is out')"), "true", "that it is asked")
 	expect(t, o.must("resume_schedule('tests', 'close', 'it is out')"), "false", "that it is asked, again")
 	expect(t, o.must("pause_schedule('tests', 'close', 'it is not')"), "true", "that it is paused again")
+	w.staysPaused("it is not", "pause done, resume taken back, pause done")
+}
+
+// staysPaused runs the worker until what was asked would have been carried out: "close" is paused still, and why.
+func (w *worker) staysPaused(why, answers string) {
+	w.t.Helper()
 	w.run()
-	other, err := w.Trigger(t.Context(), "close")
-	ok(t, err)
+	other, err := w.Trigger(w.t.Context(), "close")
+	ok(w.t, err)
 	w.fate(other)
-	db.shows("schedules_status", "close", "state, why LIKE '%: it is not'", "paused | t")
-	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, answer), ', ' ORDER BY id) FROM pgleases.schedule_requests"), "pause done, resume taken back, pause done", "answers")
+	w.db.shows("schedules_status", "close", "state, why LIKE '%: "+why+"'", "paused | t")
+	expect(w.t, one[string](w.db, "SELECT string_agg(concat_ws(' ', verb, answer), ', ' ORDER BY id) FROM pgleases.schedule_requests"), answers, "answers")
 }
 
 // So it is with a pause by a program, which leaves the first pause as it is.
@@ -194,12 +200,7 @@ func TestAPauseOfAProgramTakesAResumptionBack(t *testing.T) {
 	o.must("resume_schedule('tests', 'close', 'it is out')")
 	ok(t, w.Pause(t.Context(), "close"))
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "requests that are to be carried out")
-	w.run()
-	other, err := w.Trigger(t.Context(), "close")
-	ok(t, err)
-	w.fate(other)
-	db.shows("schedules_status", "close", "state, why LIKE '%: a fire'", "paused | t")
-	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, answer), ', ' ORDER BY id) FROM pgleases.schedule_requests"), "pause done, resume taken back", "answers")
+	w.staysPaused("a fire", "pause done, resume taken back")
 }
 
 // The schedule has another rule by now, whose zone nobody knows yet: what was asked waits, and is not refused.

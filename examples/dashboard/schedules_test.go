@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5"
 
@@ -104,14 +103,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 		t.Error("a name is markup")
 	}
 	x.run(chromedp.EmulateViewport(390, 800))
-	for _, scheme := range []string{"light", "dark"} {
-		x.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
-		x.until(fmt.Sprintf(`matchMedia("(prefers-color-scheme: %s)").matches`, scheme))
-		if found := eval[[]string](x, contrasts); len(found) > 0 {
-			t.Errorf("%s: too little contrast: %q", scheme, found)
-		}
-		noScroll(x)
-	}
+	readable(x)
 	y := newTab(t, 1280, 900)
 	y.signInWith(serve(t, pool), "look")
 	y.until(`!document.querySelector("#schedules").hidden`)

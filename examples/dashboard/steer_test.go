@@ -338,14 +338,7 @@ func TestTheDialogIsForAll(t *testing.T) {
 		document.querySelector("#told").getAttribute("role") === "status" && document.querySelector("#steer").matches(":modal") && document.getElementById(document.querySelector("#steer").getAttribute("aria-labelledby")).textContent === "Steer client one"`) {
 		t.Error("the dialog does not say what it is, or what comes of it")
 	}
-	for _, scheme := range []string{"light", "dark"} {
-		x.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
-		x.until(fmt.Sprintf(`matchMedia("(prefers-color-scheme: %s)").matches`, scheme))
-		if found := eval[[]string](x, contrasts); len(found) > 0 {
-			t.Errorf("%s: too little contrast: %q", scheme, found)
-		}
-		noScroll(x)
-	}
+	readable(x)
 	x.run(chromedp.SendKeys("#steer-reason", "a disk\r", chromedp.ByQuery))
 	x.until(isClosed + ` && ` + toldText + `.includes("Drain of one is written down") && document.activeElement.getAttribute("aria-label") === "Steer one"`)
 	x.run(chromedp.Focus(`button[aria-label="Undrain one"]`, chromedp.ByQuery))
@@ -375,4 +368,17 @@ func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
 	x.until(rows("#event-list li") + `.length === 2 && ` + rows("#event-list li") + `.every(text => /joined orders.* to .*two/.test(text))`)
 	join(t, openClient(t, pool, "two more"), "orders", 4) // what comes is found too
 	x.until(rows("#event-list li") + `.length === 3`)
+}
+
+// readable has light and dark looked at: enough contrast, and nothing to scroll sideways.
+func readable(x tab) {
+	x.Helper()
+	for _, scheme := range []string{"light", "dark"} {
+		x.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
+		x.until(fmt.Sprintf(`matchMedia("(prefers-color-scheme: %s)").matches`, scheme))
+		if found := eval[[]string](x, contrasts); len(found) > 0 {
+			x.Errorf("%s: too little contrast: %q", scheme, found)
+		}
+		noScroll(x)
+	}
 }
