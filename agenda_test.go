@@ -456,3 +456,41 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 		w.within(ttl+ttl/3+time.Second, "the dead one's partition is taken over", func() bool { return len(heir.Values()) == 1 })
 	})
 }
+
+func TestWhoHasJoinedReadsNothingBeforeThePlan(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
+		b := w.start("b", rare...)
+		var reads atomic.Int32
+		w.inject(func(client, op string) (fault, bool) {
+			if client == b.name && op == "read" {
+				reads.Add(1)
+			}
+			return fault{}, false
+		})
+		l := b.mustJoin("x", 2) // too soon after the plan before to claim one
+		w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 2 })
+		if n := reads.Load(); n != 1 {
+			t.Errorf("%d reads", n)
+		}
+	})
+}
+
+// The first join is applied, its answer is lost, and another client plans before the second.
+func TestWhoJoinsAgainReadsAtOnceWhatItWasGivenMeanwhile(t *testing.T) {
+	inWorld(t, func(w *world) {
+		b := w.start("b", rare...)
+		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond}) // until the plan of the other, and not for long after it
+		var l *Lease
+		done := make(chan struct{})
+		go func() { l = b.join(context.Background(), "x", 2); close(done) }()
+		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
+		<-done
+		if l == nil {
+			t.Fatal("it has not joined")
+		}
+		if took := w.within(time.Minute, "it owns all", func() bool { return len(l.Values()) == 2 }); took > 50*time.Millisecond { // the next plan is due in 100
+			t.Errorf("after %v", took)
+		}
+	})
+}

@@ -54,7 +54,7 @@ func (e *engine) beginLookUp(time.Time) *operation {
 		return func(error) error {
 			e.ending.lookUp = false
 			if err == nil {
-				e.ending.reason = superseded(newer)
+				e.ending.reason = e.superseded(newer)
 			}
 			return err
 		}

@@ -56,7 +56,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			planAt:      make(map[string]time.Time),
 			planBatch:   maxBatch,
 		},
-		locks:    newLocks(),
+		locks:    newLocks(now, c.options.heartbeat),
 		failover: newFailover(now),
 		ending:   ending{giveUpAt: never},
 	}

@@ -8,8 +8,8 @@ var (
 	// from then on, and the cause of contexts that Close or Leave cancelled.
 	ErrClosed = errors.New("pgleases: closed")
 
-	// ErrSuperseded is why a client ended whose ID a newer process took over. The text names that process's host, pid
-	// and start. Give every live process an ID of its own.
+	// ErrSuperseded is why a client ended whose ID a newer process took over, or that an operator has evicted. The text names that process's host, pid
+	// and start, or the eviction. Give every live process an ID of its own.
 	ErrSuperseded = errors.New("pgleases: superseded by a newer process with the same client ID")
 
 	// ErrNotOwner is returned by Guard and GuardSQL: the partition is not, or no longer, owned under this epoch. Roll

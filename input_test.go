@@ -20,6 +20,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // What users give that cannot work: every piece of it is an error that names what was given; nothing panics, nothing stays
@@ -33,7 +34,7 @@ func noGoroutineLeft(t *testing.T) {
 	t.Helper()
 	before := goleak.IgnoreCurrent()
 	t.Cleanup(func() {
-		if err := leftover(before); err != nil {
+		if err := tests.Leftover(before); err != nil {
 			t.Error(err)
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,8 +36,9 @@ type locks struct {
 	listened  int64         // the session to whose channel this connection listens; 0: to none
 	lookAt    time.Time     // when to look at what waits, and at what is to be confirmed; never: at the next heartbeat
 	toConfirm bool          // another run of the server: it has to confirm what is held, before trust goes on, and may have more
-	sweepAt   time.Time     // when to sweep after the dead: at first, as sessions may have ended with rows, and after evictions; else never
-	batch     int           // the most locks that one statement releases: one, where the last met somebody's mutex
+	// when to sweep after the dead: within a heartbeat of the client's start, which may be in a hurry to join, as sessions may have ended with rows; and after evictions; else never
+	sweepAt time.Time
+	batch   int // the most locks that one statement releases: one, where the last met somebody's mutex
 }
 
 // A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out of date by what the engine has not acted on
@@ -175,10 +177,10 @@ func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, e
 	return awaitAnswer(ctx, s, released)
 }
 
-func newLocks() *locks {
+func newLocks(now time.Time, heartbeat time.Duration) *locks {
 	return &locks{
 		of: make(map[int64]*lockState), waits: make(map[int64]*lockState), releases: make(map[int64]*lockState),
-		lookAt: never, sweepAt: atOnce, batch: maxLockBatch,
+		lookAt: never, sweepAt: now.Add(rand.N(heartbeat)), batch: maxLockBatch,
 	}
 }
 

@@ -4,14 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"flag"
 	"fmt"
 	"log/slog"
-	"os"
-	"runtime"
 	"runtime/pprof"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -19,37 +15,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
-		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
-	}
-	code := m.Run()
-	if code == 0 {
-		if err := leftover(); err != nil {
-			fmt.Fprintln(os.Stderr, "after all tests:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
-
-// leftover waits until no goroutine is left but the expected ones, and tells of those that stay.
-func leftover(expected ...goleak.Option) (err error) {
-	for late := time.Now().Add(patience); time.Now().Before(late); { // Find itself looks for a second
-		if err = goleak.Find(expected...); err == nil {
-			return nil
-		}
-	}
-	return err
-}
+func TestMain(m *testing.M) { tests.Main(m) }
 
 // Nothing here depends on how fast the machine is: a test waits for what shall happen, and tells it from what shall not by
 // order and cause. How long things take is asserted in module proof, which knows when the machine was late.
@@ -75,7 +48,7 @@ func direct(t testing.TB) string {
 // newPool returns a pool on a database, closed with the test.
 func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgtest.ParseConfig(url)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -214,8 +214,10 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls w
 		e.evicted(false)
 		return nil
 	}
+	// What a new member is given comes after the plan, which a notification or a heartbeat tells. It may have something where an earlier join
+	// was applied whose answer was lost, or from an earlier membership.
+	m.toRead = !join.Claimed && (m.retry > 0 || e.leases.relics[m.lease.name])
 	m.joined, m.generation, m.retry = true, 0, 0
-	m.toRead = !join.Claimed // what a new member is given comes after the plan
 	if join.Claimed {
 		e.leases.claimed[m.lease.name] = true
 		e.requestPlan(now, m.lease.name)

@@ -22,7 +22,7 @@ func TestCallsInAnyOrderReturn(t *testing.T) {
 // aMoment is what a call may take longer than its context and what it waits for: a turn of the engine, and the end of a statement.
 const aMoment = 50 * time.Millisecond
 
-// flood is how many statements a client sends within a second at the most. One that does something over and over sends more.
+// flood is how many statements a client sends within a second at the most. One that does something over and over sends a thousand.
 const flood = 60
 
 // A crowd is the callers of one client.

@@ -232,3 +232,28 @@ func TestAPartitionThatIsRenewedAndThenMovesPaysTheHandoffDelay(t *testing.T) {
 		}
 	})
 }
+
+// The claims do not tell: a client that tries each plan three times, as where another join overtakes it, floods the server.
+func TestAPromotionThatNobodyHasHeardOfYetCostsOnePlan(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		a.mustJoin("x", 2)
+		time.Sleep(10 * time.Second)
+		beats := w.count("heartbeat")
+		w.within(10*time.Second, "a heartbeat, so that the next one is far", func() bool { return w.count("heartbeat") > beats })
+		w.promote(0, true)
+		plans, applies := w.count("plan"), w.count("apply")
+		beats = w.count("heartbeat")
+		l := a.mustJoin("y", 3)
+		w.within(time.Second, "a plan is refused", func() bool { return w.count("apply") > applies })
+		w.within(aMoment, "it is asked what server it is", func() bool { return w.count("heartbeat") > beats })
+		if n := w.count("apply") - applies; n != 1 {
+			t.Errorf("%d plans were sent to a server that is not settled", n)
+		}
+		if n := w.count("plan") - plans; n != 2 {
+			t.Errorf("%d plans were read", n)
+		}
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "all is planned", func() bool { return len(l.Values()) == 3 })
+	})
+}

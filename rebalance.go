@@ -50,7 +50,8 @@ type planMember struct {
 	cordoned bool // it keeps what it has, and gets nothing else
 }
 
-// plan returns per lease the member that each partition shall go to; -1 only where no member has a weight above 0. Pass the leases in a stable order (by name): it breaks ties between them.
+// plan returns per lease the member that each partition shall go to; -1 only where no member has a weight above 0. Pass the leases in a
+// stable order (by name): it breaks ties between them.
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
@@ -87,10 +88,11 @@ func (l *planLease) wished() bool {
 // works reports whether it is a member that may own partitions.
 func (l *planLease) works(m int32) bool { return m >= 0 && l.members[m].weight > 0 }
 
-// swap has partitions be with the members that they are wanted by. A member that loses one gets one back that the other has of this lease, if
-// there is one: one that is wanted there, else one whose home it is, else the first. So nobody's share changes. Where the other has none, it gets an extra that stays
-// with it, see rank, and the plan makes good for it: in a lease alone the shares of the two are exchanged; among leases that are balanced
-// together, a partition of another lease goes the other way. What cannot be done is no longer wanted.
+// swap has partitions be with the members that they are wanted by. A member that loses one gets one back that the other has of this lease,
+// if there is one: one that is wanted there, else one whose home it is, else the first. So nobody's share changes. Where the other has
+// none, it gets an extra that stays with it, see rank, and the plan makes good for it: in a lease alone the shares of the two are
+// exchanged; among leases that are balanced together, a partition of another lease goes the other way. What cannot be done is no longer
+// wanted.
 func (l *planLease) swap() {
 	if l.wanted == nil {
 		return
@@ -142,9 +144,10 @@ func (l *planLease) wants(p int) bool {
 	return l.wanted != nil && l.wanted[p] >= 0 && l.wanted[p] == l.current[p]
 }
 
-// obey plans a lease with such wishes. What stays, and what is pinned, is taken out first, and the rest is shared as if there were nothing else: among those that
-// are not cordoned, or among all where all are. In a frozen lease, and where all are cordoned, the rest is what has no owner that may
-// keep it; there each partition goes home where that is below its share of the whole lease, else to the member that is furthest below.
+// obey plans a lease with such wishes. What stays, and what is pinned, is taken out first, and the rest is shared as if there were nothing
+// else: among those that are not cordoned, or among all where all are. In a frozen lease, and where all are cordoned, the rest is what has
+// no owner that may keep it; there each partition goes home where that is below its share of the whole lease, else to the member that is
+// furthest below.
 func (l *planLease) obey(to []int32) {
 	open := func(m planMember) bool { return m.weight > 0 && !m.cordoned }
 	closed := !slices.ContainsFunc(l.members, open)

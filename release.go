@@ -170,6 +170,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			e.session.nextBeat = now
 			m.toRead = m.joined
 			e.announce(t.lease.name, 0)
+		case h.Told:
 		case h.Owner != e.session.number:
 			e.announce(t.lease.name, h.Owner)
 		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown

@@ -189,3 +189,21 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 		}
 	})
 }
+
+func TestAClientThatClosesHandsOverAndTellsInOneStatement(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, _, _, lb := w.pair(4)
+		time.Sleep(10 * time.Second)
+		releases, announcements := w.count("release"), w.count("announce")
+		if err := a.c.Close(context.Background()); err != nil {
+			t.Fatal(err)
+		}
+		w.within(aMoment, "b owns all", func() bool { return len(lb.Values()) == 4 })
+		if n := w.count("release") - releases; n != 1 {
+			t.Errorf("%d releases", n)
+		}
+		if n := w.count("announce") - announcements; n != 0 {
+			t.Errorf("%d announcements", n)
+		}
+	})
+}

@@ -61,7 +61,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 		incarnation, newer, err := e.registerOnce(ctx)
 		switch {
 		case err == nil && incarnation == 0:
-			return superseded(newer)
+			return e.superseded(newer)
 		case err == nil:
 			e.completed(register, nil)
 			e.registered(sent, incarnation)
@@ -118,7 +118,7 @@ func (e *engine) beginRegister(time.Time) *operation {
 				e.session.lateUntil = time.Now().Add(lateAtMost) // it renews the session too
 				return err
 			case incarnation == 0:
-				e.close(superseded(newer))
+				e.close(e.superseded(newer))
 				return nil
 			}
 			e.registered(sent, incarnation)
@@ -136,9 +136,13 @@ func (e *engine) registered(sent time.Time, incarnation int64) {
 	e.trust(sent)
 }
 
-func superseded(newer *store.Process) error {
-	if newer == nil {
+func (e *engine) superseded(newer *store.Process) error {
+	own := e.registration()
+	switch {
+	case newer == nil:
 		return ErrSuperseded
+	case newer.Host == own.Host && newer.PID == own.PID && newer.StartedAt.Sub(own.StartedAt).Abs() <= time.Microsecond: // the server has no more digits
+		return fmt.Errorf("%w: there is none, as an operator has evicted this one: see the events", ErrSuperseded)
 	}
 	return fmt.Errorf("%w: host %s, pid %d, started %s; processes that live at once need an ID each", ErrSuperseded, newer.Host, newer.PID,
 		newer.StartedAt.Format(time.RFC3339Nano))

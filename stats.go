@@ -4,17 +4,18 @@ import "time"
 
 // Stats tells how a client is doing, for metrics and health checks. Its counts may be a moment behind what Values shows.
 type Stats struct {
-	Trust         time.Duration // how long what it owns can be trusted without another heartbeat; 0: it cannot
-	HeartbeatAge  time.Duration // since the last successful heartbeat was sent
-	RoundTrip     time.Duration // of the last successful heartbeat
-	Leases        int           // joined
-	Owned         int           // partitions in Values of all leases
-	Draining      int           // partitions that were withdrawn and wait for their work to end, or for their release; lost ones too, while work on them goes on
-	DrainingSince time.Time     // since when the oldest of these; zero: none
-	Gains         int64         // ownerships that began
-	Losses        Losses        // ownerships that ended, by cause
-	Reconnects    int64         // connections after the first
-	Listening     bool          // notifications arrive; else changes are polled at the heartbeat
+	Trust        time.Duration // how long what it owns can be trusted without another heartbeat; 0: it cannot
+	HeartbeatAge time.Duration // since the last successful heartbeat was sent
+	RoundTrip    time.Duration // of the last successful heartbeat
+	Leases       int           // joined
+	Owned        int           // partitions in Values of all leases
+	// partitions that were withdrawn and wait for their work to end, or for their release; lost ones too, while work on them goes on
+	Draining      int
+	DrainingSince time.Time // since when the oldest of these; zero: none
+	Gains         int64     // ownerships that began
+	Losses        Losses    // ownerships that ended, by cause
+	Reconnects    int64     // connections after the first
+	Listening     bool      // notifications arrive; else changes are polled at the heartbeat
 }
 
 // Losses counts ownerships that ended, by cause.

@@ -9,30 +9,20 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, "after all tests:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { tests.Main(m) }
 
 // patience bounds what a test waits for. It is reached only where that never comes.
 const patience = 20 * time.Second
@@ -98,7 +88,7 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 
 func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgtest.ParseConfig(url)
 	ok(t, err)
 	for _, f := range configure {
 		f(config)
@@ -225,7 +215,7 @@ type wire struct {
 	times int           // how many
 	late  chan struct{} // instead, the answer comes when this is closed; nil: it is lost
 
-	stranded chan func() // instead, gets what has the message arrive, on a connection that its sender has lost; nil: it is lost
+	stranded chan func() error // instead, gets what has the message arrive, on a connection that its sender has lost; nil: it is lost
 }
 
 func newWire() *wire { return &wire{open: make(map[*wired]struct{})} }
@@ -283,18 +273,19 @@ func (w *wire) delay(text string) (deliver func()) {
 	})
 }
 
-// strand has the next message with that text arrive when the returned function is called, which waits for the answer. To its sender the
-// connection is lost at once.
-func (w *wire) strand(text string) (deliver func()) {
+// strand has the next message with that text arrive when the returned function is called, which waits until the server has granted it. To its
+// sender the connection is lost at once.
+func (w *wire) strand(text string) (deliver func() error) {
 	w.lose(1, text, false)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.stranded = make(chan func(), 1)
-	return sync.OnceFunc(func() {
+	w.stranded = make(chan func() error, 1)
+	return sync.OnceValue(func() error {
 		select {
 		case arrive := <-w.stranded:
-			arrive()
-		default: // there was no such message
+			return arrive()
+		default:
+			return errors.New("there was no such message")
 		}
 	})
 }
@@ -345,7 +336,8 @@ func (c *wired) Write(b []byte) (int, error) {
 		c.stranded = true
 		c.mu.Unlock()
 		message := bytes.Clone(b)
-		stranded <- func() {
+		stranded <- func() error {
+			defer func() { _ = c.Conn.Close() }()
 			_ = c.Conn.SetDeadline(time.Now().Add(patience))
 			answer, n, err := make([]byte, 1<<10), 0, error(nil)
 			for err == nil && !bytes.Contains(answer[:n], []byte("granted")) { // until the sender's attempt to cancel it has passed
@@ -353,7 +345,10 @@ func (c *wired) Write(b []byte) (int, error) {
 					n, err = c.Conn.Read(answer)
 				}
 			}
-			_ = c.Conn.Close()
+			if err != nil {
+				return fmt.Errorf("the server has not granted it: %w", err)
+			}
+			return nil
 		}
 		return len(b), nil
 	}

@@ -28,7 +28,9 @@ func (p pooled) Acquire(ctx context.Context, r store.LockRequest) (answer store.
 	return answer, true, err
 }
 
-func (p pooled) Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Run) (became store.LockOutcome, sent bool, err error) {
+func (p pooled) Release(
+	ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Run,
+) (became store.LockOutcome, sent bool, err error) {
 	soon, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	conn, err := p.pool.Acquire(soon)

@@ -1,4 +1,4 @@
--- announce.sql: after a release, tells the new owners: the generations of the leases rise, which heartbeats tell, and sessions are
+-- announce.sql: after a release that did not, tells the new owners: the generations of the leases rise, which heartbeats tell, and sessions are
 -- notified. Apart from the release, since it keeps others from the lease, and every notification from being sent, until it is
 -- committed: so it waits for no flush. A crash that loses it begins another run of the server, in which all is read anew.
 --

@@ -744,7 +744,8 @@ BEGIN
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
-    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned, v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to, v.wanted, v.wanted_by,
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned,
+        v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to, v.wanted, v.wanted_by,
            h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
@@ -818,6 +819,9 @@ DECLARE
     lowest bigint; -- epoch
     late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
+    free_places tid[]; -- what is not an owner's to hand over: by move
+    free_epochs bigint[];
+    free_heirs int[];
 BEGIN
     PERFORM pgleases.settings(true, $9);
     applied := false;
@@ -844,15 +848,12 @@ BEGIN
                 OFFSET 0
             ) AS c ON true
             ORDER BY h.number);
-        WITH living AS MATERIALIZED (
-            SELECT m.lease, m.session, c.id,
-                   m.weight > 0 AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id) AS works
-            FROM pgleases.members AS m
-            CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
-            WHERE m.lease = ANY ($1)
-        ), moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
-            SELECT p.place, p.lease, p.owner, p.epoch, nullif($4[p.heir], 0) AS target, heir_ids[p.heir] AS target_id,
-                   p.owner IS NOT NULL AND (p.lease, p.owner) IN (SELECT a.lease, a.session FROM living AS a) AS kept
+        WITH moves AS MATERIALIZED ( -- without those to sessions that are no living members any more
+            SELECT p.place, p.epoch, p.heir,
+                   p.owner IS NOT NULL AND (p.lease, p.owner) IN (
+                       SELECT m.lease, m.session FROM pgleases.members AS m
+                       CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+                       WHERE m.lease = ANY ($1)) AS kept
             FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS heir
                   FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
                         FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
@@ -865,20 +866,36 @@ BEGIN
             WHERE p.heir > 0 AND ($4[p.heir] = 0 OR heir_ids[p.heir] IS NOT NULL)
         ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
             UPDATE pgleases.partitions AS p
-            SET target = m.target,
-                asked_at = CASE WHEN m.target IS DISTINCT FROM p.owner THEN clock_timestamp() END
+            SET target = nullif($4[m.heir], 0),
+                asked_at = CASE WHEN $4[m.heir] <> p.owner THEN clock_timestamp() END
             FROM moves AS m
             WHERE m.kept AND p.ctid = m.place
             RETURNING p.lease, p.owner
+        )
+        SELECT d.asked, m.kept - d.asked, d.leases, d.owners, m.places, m.epochs, m.heirs
+        FROM (SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(array_agg(DISTINCT d.lease), '{}') AS leases,
+            coalesce(array_agg(DISTINCT d.owner), '{}') AS owners
+              FROM (SELECT a.lease, a.owner, count(*) AS asked FROM asked AS a GROUP BY a.lease, a.owner) AS d) AS d,
+             (SELECT count(*) FILTER (WHERE m.kept) AS kept, array_agg(m.place) FILTER (WHERE NOT m.kept) AS places,
+                     array_agg(m.epoch) FILTER (WHERE NOT m.kept) AS epochs, array_agg(m.heir) FILTER (WHERE NOT m.kept) AS heirs
+              FROM moves AS m) AS m
+        INTO asked, left_over, moved, concerned, free_places, free_epochs, free_heirs;
+        IF left_over > 0 THEN -- their epochs rose meanwhile
+            late := $5;
+        END IF;
+    END IF;
+    IF cardinality(free_places) > 0 THEN -- a statement of its own: a client that joins has the server plan it only where it is needed
+        WITH moves AS MATERIALIZED (
+            SELECT m.place, m.epoch, nullif($4[m.heir], 0) AS target, heir_ids[m.heir] AS target_id
+            FROM unnest(free_places, free_epochs, free_heirs) AS m (place, epoch, heir)
         ), free AS MATERIALIZED ( -- FOR UPDATE, else a former owner's guard would pass; SKIP LOCKED, else an open guard would block, or a stranger
             SELECT p.place, m.target, m.target_id, p.owner_id
             FROM moves AS m
             CROSS JOIN LATERAL (
                 SELECT p.ctid AS place, p.owner_id FROM pgleases.partitions AS p
-                WHERE p.ctid = m.place AND p.owner IS NOT DISTINCT FROM m.owner AND p.epoch = m.epoch -- also once it is locked
+                WHERE p.ctid = m.place AND p.epoch = m.epoch -- also once it is locked
                 FOR UPDATE SKIP LOCKED
             ) AS p
-            WHERE NOT m.kept
         ), given AS (
             UPDATE pgleases.partitions AS p
             SET owner = f.target, target = f.target,
@@ -887,7 +904,10 @@ BEGIN
                 home_id = CASE WHEN f.target_id = p.home_id THEN NULL
                                WHEN p.owner_id IS NOT NULL AND f.target_id <> p.owner_id
                                 AND (p.owner IS NOT NULL OR (p.lease, p.owner_id) NOT IN ( -- the last owner released it, and is a member still
-                                     SELECT a.lease, a.id FROM living AS a WHERE a.works))
+                                     SELECT m.lease, c.id FROM pgleases.members AS m
+                                     CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+                                     WHERE m.lease = ANY ($1) AND m.weight > 0
+                                       AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id)))
                                THEN p.owner_id
                                ELSE p.home_id END,
                 owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
@@ -902,24 +922,20 @@ BEGIN
             FROM given AS g
             GROUP BY g.lease, g.from_id, g.to_id
         ), done AS MATERIALIZED (
-            SELECT d.lease, d.owner, count(*) FILTER (WHERE d.kept) AS asked, count(*) FILTER (WHERE NOT d.kept) AS given
-            FROM (SELECT a.lease, a.owner, true AS kept FROM asked AS a
-                  UNION ALL SELECT g.lease, g.owner, false FROM given AS g) AS d
-            GROUP BY d.lease, d.owner
-        ), counts AS MATERIALIZED (
-            SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(sum(d.given), 0) AS given,
-                   (SELECT count(*) FROM moves) - coalesce(sum(d.asked + d.given), 0) AS left_over
-            FROM done AS d
+            SELECT g.lease, g.owner, count(*) AS given FROM given AS g GROUP BY g.lease, g.owner
         )
-        SELECT c.asked, c.given, c.left_over,
-               ARRAY(SELECT DISTINCT d.lease FROM done AS d),
-               CASE WHEN c.left_over > 0 THEN
-                   ARRAY(SELECT m.lease FROM moves AS m GROUP BY m.lease
-                         HAVING count(*) > (SELECT coalesce(sum(d.asked + d.given), 0) FROM done AS d WHERE d.lease = m.lease))
-               END,
-               ARRAY(SELECT DISTINCT d.owner FROM done AS d WHERE d.owner IS NOT NULL)
-        FROM counts AS c
-        INTO asked, given, left_over, moved, late, concerned;
+        SELECT coalesce(sum(d.given), 0),
+               left_over + cardinality(free_places) - coalesce(sum(d.given), 0),
+               moved || ARRAY(SELECT DISTINCT d.lease FROM done AS d),
+               CASE WHEN coalesce(sum(d.given), 0) < cardinality(free_places) THEN
+                   late || ARRAY(SELECT p.lease FROM moves AS m
+                                 CROSS JOIN LATERAL (SELECT p.lease FROM pgleases.partitions AS p WHERE p.ctid = m.place OFFSET 0) AS p
+                                 GROUP BY p.lease
+                                 HAVING count(*) > (SELECT coalesce(sum(d.given), 0) FROM done AS d WHERE d.lease = p.lease))
+               ELSE late END,
+               ARRAY(SELECT DISTINCT o FROM unnest(concerned || ARRAY(SELECT d.owner FROM done AS d WHERE d.owner IS NOT NULL)) AS o)
+        FROM done AS d
+        INTO given, left_over, moved, late, concerned;
     END IF;
     IF EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.lease = ANY ($1) AND w.verb = 'move') THEN
         PERFORM pgleases.end_moves($1);
@@ -952,13 +968,16 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 --
 -- An evicted owner is refused even before a take-over, and a revoked one at once. So is an epoch of an era before the present one: its owner has to renew
 -- the ownership first.
+--
+-- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,
+-- would plan it each time.
 CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.partitions AS p
-    WHERE p.lease = $1 AND p.partition = $2 AND p.epoch = $3
-      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner AND c.incarnation >= 0)
-      AND $3 >> 32 >= (SELECT s.era FROM pgleases.server AS s)
+    WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3
+      AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)
+      AND ($3 OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.era FROM pgleases.server AS s)
     FOR KEY SHARE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
@@ -969,7 +988,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
 
-CREATE OR REPLACE FUNCTION pgleases.drop_lease(name pg_catalog.text) RETURNS void
+-- With the rights of its caller: whoever may not delete partitions drops no lease.
+CREATE OR REPLACE FUNCTION pgleases.forget_lease(name pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     living text;
@@ -982,7 +1002,8 @@ BEGIN
     FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
     IF living IS NOT NULL THEN
         RAISE EXCEPTION 'lease "%" has living members: %', $1, living
-            USING ERRCODE = 'object_in_use', HINT = 'Close them, or have them leave, first. One that crashed is gone after its TTL, once another client runs.';
+            USING ERRCODE = 'object_in_use',
+                HINT = 'Close them, or have them leave, first. One that crashed goes when another client, of whatever lease, has run for its TTL. Where none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
     SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
@@ -990,8 +1011,16 @@ BEGIN
     WHERE l.name = $1;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
     DELETE FROM pgleases.members AS m WHERE m.lease = $1;
-    INSERT INTO pgleases.events (lease, cause, actor, generation)
-    SELECT $1, 'dropped', session_user, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
+    INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
+    SELECT $1, 'dropped', $2, $3, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.forget_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of drop_lease: drops a lease, and writes down who wants it, and why.';
+
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(name pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.forget_lease($1, session_user, NULL);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
@@ -999,6 +1028,27 @@ COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that 
 -- From here to new_era: for operators. Each verb is a wish, or takes one back, and a plan of the leases concerned is due at once: ownership
 -- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
 -- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
+
+-- Begins a verb, and returns who gave it. For what a verb locks heartbeats wait, and whoever takes over from the dead: so its transaction does not stay
+-- open, whatever its operator does. A second without a heartbeat is the least TTL.
+CREATE OR REPLACE FUNCTION pgleases.operator(verb pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    IF coalesce($3, '') = '' THEN
+        RAISE EXCEPTION '% needs a reason', $1
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written down beside what was done: say why, for whoever wonders.';
+    END IF;
+    IF octet_length($3) > 4000 OR octet_length($2) > 255 THEN
+        RAISE EXCEPTION '%: the reason has % bytes, the actor %', $1, octet_length($3), coalesce(octet_length($2), 0)
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'All who look read them again and again. Give 4,000 bytes at most to a reason, and 255 to an actor.';
+    END IF;
+    PERFORM pgleases.settings(true, 5000);
+    PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
+    RETURN CASE WHEN coalesce($2, '') = '' THEN session_user::text ELSE $2 || ' (' || session_user || ')' END;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns who gave it.';
 
 -- A plan that has read its leases before a wish finds other generations. Nor is a wish missed by the plan of a lease that the client joins
 -- meanwhile: a join locks the client's row, so either this waits for it and sees it, or it waits for this.
@@ -1009,20 +1059,20 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     opposite CONSTANT text := CASE $1 WHEN 'pause' THEN 'resume' ELSE 'un' || $1 END;
-    who CONSTANT text := CASE WHEN coalesce($6, '') = '' THEN session_user::text ELSE $6 || ' (' || session_user || ')' END;
+    who CONSTANT text := pgleases.operator(CASE WHEN $2 THEN opposite ELSE $1 END, $6, $7);
     names text[]; -- the leases concerned
     lacking text;
 BEGIN
-    IF coalesce($7, '') = '' THEN
-        RAISE EXCEPTION '% needs a reason', CASE WHEN $2 THEN opposite ELSE $1 END
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written beside the event: say why, for whoever wonders.';
-    END IF;
     IF NOT $2 AND ($8 IS NULL OR $8 <= clock_timestamp()) THEN
         RAISE EXCEPTION '% until % would be over', $1, coalesce($8::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a time to come, or infinity.';
     END IF;
     IF $3 IS NULL AND $5 IS NULL THEN
         RAISE EXCEPTION '% of null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a lease or a client.';
+    END IF;
+    IF NOT $2 AND $5 IS NOT NULL AND octet_length($5) NOT BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION '% for a client ID of % bytes', $1, octet_length($5) USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Client IDs have 1 to 255 bytes.';
     END IF;
     IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
         RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
@@ -1031,9 +1081,10 @@ BEGIN
         RAISE EXCEPTION '% to null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
     END IF;
     IF $1 IN ('pin', 'move') AND NOT $2 AND NOT coalesce($4 >= 0 AND $4 < (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $3), false) THEN
-        RAISE EXCEPTION 'lease "%" has no partition %', $3, coalesce($4::text, 'null') USING ERRCODE = 'undefined_object';
+        RAISE EXCEPTION 'lease "%" has no partition %', $3, coalesce($4::text, 'null')
+            USING ERRCODE = 'undefined_object', HINT = format('It has those from 0 to %s.', (SELECT l.partitions - 1
+                FROM pgleases.leases AS l WHERE l.name = $3));
     END IF;
-    PERFORM pgleases.settings(true, 5000);
     PERFORM pg_advisory_xact_lock(hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)); -- one verb at a time
     IF NOT $2 THEN
         SELECT string_agg(DISTINCT c.id, ', ') INTO lacking
@@ -1181,7 +1232,8 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.end_moves(pg_catalog.text[]) IS 'Part of apply: deletes the moves that a plan of these leases has made.';
 
 CREATE OR REPLACE FUNCTION pgleases.drain(
-    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity', force boolean DEFAULT false)
+    client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity',
+    force boolean DEFAULT false)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -1297,14 +1349,10 @@ CREATE OR REPLACE FUNCTION pgleases.evict_client(
 RETURNS int
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
+    who CONSTANT text := pgleases.operator('evict_client', $3, $2);
     names text[];
     revoked int;
 BEGIN
-    IF coalesce($2, '') = '' THEN
-        RAISE EXCEPTION 'evict_client needs a reason'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'It is written beside the event: say why, for whoever wonders.';
-    END IF;
-    PERFORM pgleases.settings(true, 5000);
     -- As of a newer process under the ID, which is nobody's: who is evicted is not let in again, and who starts later is.
     UPDATE pgleases.identities AS i SET incarnation = i.incarnation + 1, process = 0 WHERE i.id = $1;
     IF NOT FOUND THEN
@@ -1319,11 +1367,22 @@ BEGIN
     SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (pgleases.leases_of(NULL, $1));
     INSERT INTO pgleases.events (cause, actor, reason, from_id)
-    VALUES ('evict', CASE WHEN coalesce($3, '') = '' THEN session_user::text ELSE $3 || ' (' || session_user || ')' END, $2, $1);
+    VALUES ('evict', who, $2, $1);
     RETURN revoked;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client, whatever it does: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. Its process ends; one that starts later is let in. It returns the number of sessions.';
+
+-- No wish: who was a member is gone, so nobody is left to obey one.
+CREATE OR REPLACE FUNCTION pgleases.drop_lease(
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.forget_lease($1, pgleases.operator('drop_lease', $3, $2), $2);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Drops a lease that has no living members, as the other function of this name does, and writes down why. For those who may steer.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean),
     pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text),
@@ -1337,13 +1396,18 @@ REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_c
     pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text),
     pgleases.move(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) FROM PUBLIC;
+    pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text),
+    pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text,
+    pg_catalog.timestamptz, boolean) FROM PUBLIC;
 
 -- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.
 CREATE OR REPLACE FUNCTION pgleases.new_era() RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
+    -- nobody dead is taken out meanwhile
+    PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
     UPDATE pgleases.server SET timeline = -1;
 END
 $pgleases_body$;
@@ -1359,7 +1423,8 @@ COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump,
 -- FOR UPDATE SKIP LOCKED before they go: a guarded transaction that is open keeps its lock.
 --
 -- A plan that is kept was made when the table was empty, so it must not read the whole of it (enable_seqscan, enable_sort), nor all of
--- clients or identities for a join or an EXISTS (a subquery of one value, or OFFSET 0). What that makes expensive to the planner's eye must not be compiled (jit).
+-- clients or identities for a join or an EXISTS (a subquery of one value, or OFFSET 0). What that makes expensive to the planner's eye must
+-- not be compiled (jit).
 --
 -- An acquisition of a lock that is free, and its release, are one statement each after the mutex. They name all with its schema, and
 -- set as little as they can. All that is rarer is left to lock_queue and lock_turn.

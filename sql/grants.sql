@@ -39,7 +39,7 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
 --   GRANT EXECUTE ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) TO worker;
 -- A role that drops leases: the rights of pgleases_app, and
 --   GRANT DELETE ON pgleases.partitions TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text), pgleases.new_era() TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text), pgleases.forget_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text), pgleases.new_era() TO operator;
 -- A role that steers clients and leases needs no other right:
 --   GRANT USAGE ON SCHEMA pgleases TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) TO steersman;
@@ -54,3 +54,4 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
 --   GRANT EXECUTE ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.move(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
+--   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;

@@ -8,7 +8,8 @@
 -- has changed since, and no other plan is due.
 --
 -- The new owners are told by announce.sql, which comes after it. Where that is lost with the client, the eviction of its session tells
--- them.
+-- them. The heirs in a lease that is left are notified in the same message: to leave raises the generation, and keeps others from the
+-- lease until it is committed, in any case.
 --
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release

@@ -394,6 +394,14 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			}
 		}
 		slices.Sort(answer.Left)
+		told := make(map[int64]bool)
+		for _, heir := range store.Heirs(releases, leaving) {
+			told[heir] = true
+		}
+		for i, h := range answer.Released {
+			answer.Released[i].Told = told[h.Owner] && slices.Contains(answer.Left, h.Lease)
+		}
+		db.notify(told)
 		slices.SortFunc(answer.Released, func(a, b store.Handed) int {
 			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
 		})

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/pooler"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -162,6 +164,16 @@ func DirectURL(databaseURL string) (string, bool) {
 		to.User = from.User
 	}
 	return to.String(), true
+}
+
+// ParseConfig is pgxpool.ParseConfig for a test's pool. Through a pooler it cancels nothing, which would end some versions of PgBouncer, and with it
+// the tests of all.
+func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
+	config, err := pgxpool.ParseConfig(databaseURL)
+	if direct, pooled := DirectURL(databaseURL); err == nil && pooled && direct != databaseURL {
+		config.BeforeConnect = pooler.WithoutCancels
+	}
+	return config, err
 }
 
 const (

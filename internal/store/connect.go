@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -99,6 +98,14 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 		line.direct.Store(direct)
 		return err
 	}
+	if hook := config.AfterConnect; hook != nil { // the application's, which may set what it likes
+		config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			if err := hook(ctx, conn); err != nil {
+				return err
+			}
+			return config.ValidateConnect(ctx, conn)
+		}
+	}
 	if cr.FastFailover > 0 {
 		line.listen(&config.Config)
 	}
@@ -110,6 +117,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	}
 	c := &Conn{
 		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema, committed: committed,
+		traced: config.Tracer != nil, lasting: line.direct.Load(),
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
 	}
 	if cr.FastFailover > 0 {
@@ -121,12 +129,18 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	return c, nil
 }
 
+// searchPath is that of every statement but heartbeats.
+const searchPath = "pg_catalog, pg_temp"
+
 // writable refuses a server that takes no writes. It reports whether the connection is direct, not through a pooler: a
-// pooler gives a process ID that is not the backend's. And whether the default of transactions is READ COMMITTED.
+// pooler gives a process ID that is not the backend's. And whether the default of transactions is READ COMMITTED. On a direct connection it
+// makes it so, and sets the search_path, for as long as the connection lasts, whatever the role's, the database's and the server's are.
 func writable(ctx context.Context, conn *pgconn.PgConn) (direct, committed bool, err error) {
-	results, err := conn.Exec(ctx,
+	results, err := conn.Exec(ctx, fmt.Sprintf(
 		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
-			"pg_catalog.pg_backend_pid(), pg_catalog.current_setting('default_transaction_isolation')").ReadAll()
+			"CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d "+
+			"THEN pg_catalog.concat(pg_catalog.set_config('search_path', '%s', false), pg_catalog.set_config('default_transaction_isolation', 'read committed', false)) END, "+
+			"pg_catalog.current_setting('default_transaction_isolation')", conn.PID(), searchPath)).ReadAll()
 	if err != nil {
 		return false, false, err
 	}
@@ -141,7 +155,8 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (direct, committed bool,
 		return false, false, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
 			ErrReadOnly)
 	}
-	return string(row[2]) == strconv.FormatUint(uint64(conn.PID()), 10), string(row[3]) == "read committed", nil
+	direct = row[2] != nil
+	return direct, direct || string(row[3]) == "read committed", nil
 }
 
 // A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 
 	. "github.com/pgleases/pgleases/internal/store"
@@ -61,6 +62,28 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 	refused := errors.New("no token")
 	cr.BeforeConnect = func(context.Context, *pgx.ConnConfig) error { return refused }
 	if _, err := cr.Connect(f.ctx, time.Second); !errors.Is(err, refused) {
+		t.Error(err)
+	}
+}
+
+// The application's own hook of a connection comes after it was found out where that leads to.
+func TestWhatAHookOfTheApplicationSetsChangesNoStatement(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec("CREATE TABLE public.seen (path text, level text); GRANT ALL ON public.seen TO PUBLIC")
+	config := f.config()
+	calls := 0
+	config.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+		calls++
+		return conn.Exec(ctx, "SET search_path = public; SET default_transaction_isolation = 'serializable'").Close()
+	}
+	conn := f.connect(NewConnector(config, nil, f.schema, time.Second))
+	expect(t, calls, 1, "calls of the hook")
+	f.ok(conn.Exec(f.ctx, "INSERT INTO public.seen VALUES (current_setting('search_path'), current_setting('transaction_isolation'))"))
+	expect(t, f.text("SELECT path || ': ' || level FROM public.seen"), "pg_catalog, pg_temp: read committed", "settings of a statement")
+	refused := errors.New("not this one")
+	config.AfterConnect = func(context.Context, *pgconn.PgConn) error { return refused }
+	if _, err := NewConnector(config, nil, f.schema, time.Second).Connect(f.ctx, time.Second); !errors.Is(err, refused) {
 		t.Error(err)
 	}
 }

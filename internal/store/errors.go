@@ -12,7 +12,7 @@ const CodeNotOwner = "PL001"
 // Code returns the SQLSTATE of an error that the server reported; empty for any other error.
 func Code(err error) string {
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	if errors.As(err, &pgErr) && pgErr != nil { // an application's error may be a nil pointer of this type
 		return pgErr.Code
 	}
 	return ""
@@ -41,6 +41,9 @@ const (
 
 // LockTimeout reports whether the statement waited for a lock for as long as it may.
 func LockTimeout(err error) bool { return Code(err) == codeLockTimeout }
+
+// Full reports whether the server, the database or the role has no connection left.
+func Full(err error) bool { return Code(err) == "53300" }
 
 // Denied reports whether the role lacks a right.
 func Denied(err error) bool { return Code(err) == "42501" }

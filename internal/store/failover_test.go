@@ -521,6 +521,7 @@ func TestNoLockIsLeftWhereItCouldNotBeWritten(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")
+	c.Conn = f.connect(f.connector(time.Second)) // waits for 250 ms
 	release := f.lock("LOCK TABLE presences IN EXCLUSIVE MODE")
 	for range 2 {
 		if err := c.pg().Attend(f.ctx, c.session, -random()); err == nil {

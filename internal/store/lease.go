@@ -2,7 +2,13 @@ package store
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // A Join is the answer to a join.
@@ -63,6 +69,7 @@ type Handed struct {
 	Partition int
 	Owner     int64
 	Epoch     int64
+	Told      bool // the new owner was told, by the release itself
 }
 
 // Join makes the session a member of a lease, and makes the lease if it does not exist. The number rises with every join of
@@ -109,7 +116,8 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 }
 
 // Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. The new owners
-// are to be told by Announce. See release.sql.
+// are to be told by Announce, but for the heirs of a lease that it has left: to leave raises the lease's generation, and holds its row
+// until that is durable, so the release itself can notify them. See release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
@@ -124,6 +132,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 	for i, r := range releases {
 		heirs[i] = heirsOf[r.Lease][r.Partition]
 	}
+	notified := Heirs(releases, leaving)
 	type row struct {
 		ReleasedLeases     []string
 		ReleasedPartitions numbers
@@ -132,19 +141,53 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		BusyPartitions     []int
 		LeftLeases, Asking []string
 	}
-	got, err := one[row](ctx, c, c.statements.Release, session, leases, partitions, epochs, heirs, left, planned, now, lastJoin, c.lockWait)
+	got, err := tolerant(func(notify bool) (row, error) {
+		var then []string
+		if notify && len(notified) > 0 {
+			then = []string{fmt.Sprintf("NOTIFY %s, '%s'", pgx.Identifier{c.channel}.Sanitize(), payload(notified))}
+		}
+		return theOne(query(ctx, c, pgx.RowToStructByPos[row], c.statements.Release,
+			[]any{session, leases, partitions, epochs, heirs, left, planned, now, lastJoin, c.lockWait}, then...))
+	})
 	if err != nil {
 		return Released{}, err
 	}
 	released := Released{Left: got.LeftLeases, Asking: got.Asking}
 	for i, lease := range got.ReleasedLeases {
+		told := slices.Contains(got.LeftLeases, lease) && slices.Contains(notified, got.Owners[i])
 		released.Released = append(released.Released,
-			Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i]})
+			Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i], told})
 	}
 	for i, lease := range got.BusyLeases {
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
 	return released, nil
+}
+
+// Heirs are the sessions that a release which leaves leases names as heirs of what it releases there, ascending.
+func Heirs(releases []Release, leaving []Leave) []int64 {
+	var heirs []int64
+	for _, l := range leaving {
+		for _, r := range releases {
+			if heir := l.Heirs[r.Partition]; l.Now && r.Lease == l.Lease && heir != 0 {
+				heirs = append(heirs, heir)
+			}
+		}
+	}
+	slices.Sort(heirs)
+	return slices.Compact(heirs)
+}
+
+// payload names sessions in a notification, as the functions apply and announce do.
+func payload(sessions []int64) string {
+	if len(sessions) > 100 {
+		return "all"
+	}
+	names := make([]string, len(sessions))
+	for i, session := range sessions {
+		names[i] = strconv.FormatInt(session, 10)
+	}
+	return strings.Join(names, ",")
 }
 
 // Announce tells sessions that leases have changed for them. See announce.sql.

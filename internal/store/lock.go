@@ -204,7 +204,10 @@ func (l *Locks) Acquire(ctx context.Context, conn *pgx.Conn, r LockRequest) (Loc
 // Release gives up a lock of a session. See lockrelease.sql.
 func (l *Locks) Release(ctx context.Context, conn *pgx.Conn, session int64, r LockRelease, run Run) (LockOutcome, error) {
 	return tolerant(func(notify bool) (LockOutcome, error) {
-		return ask[LockOutcome](ctx, l, conn, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark, l.LockWait, notify)
+		return ask[LockOutcome](
+			ctx, l, conn, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark, l.LockWait,
+			notify,
+		)
 	})
 }
 

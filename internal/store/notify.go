@@ -125,10 +125,12 @@ func (c *Conn) Listen(ctx context.Context, probe int64) (bool, error) {
 		return false, nil
 	}
 	c.notices.probe = private
-	for _, statement := range []string{"LISTEN " + channel, "LISTEN " + private, "NOTIFY " + private, "UNLISTEN " + private} {
-		if err := c.exec(ctx, statement); err != nil {
-			return false, err
-		}
+	_, err := c.conn.Exec(ctx, fmt.Sprintf("LISTEN %s; LISTEN %[2]s; NOTIFY %[2]s", channel, private)) // one transaction: a notification comes after it
+	if err != nil {
+		return false, err
+	}
+	if err := c.exec(ctx, "UNLISTEN "+private); err != nil {
+		return false, err
 	}
 	late, cancel := context.WithTimeout(context.WithValue(ctx, waiting{}, true), 100*time.Millisecond)
 	defer cancel()

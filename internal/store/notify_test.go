@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -21,16 +22,21 @@ func (c *client) told() bool {
 	return err == nil
 }
 
+// listening returns a client that has joined a lease, and hears of it.
+func listening(f *fixture, id string) *client {
+	f.Helper()
+	c := f.client(id)
+	c.join("l", 2)
+	listens, err := c.Listen(f.ctx, random())
+	f.ok(err)
+	expect(f.TB, listens, true, "listens")
+	return c
+}
+
 func TestListenTellsWhetherNotificationsArrive(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 2)
-		listens, err := x.Listen(f.ctx, random())
-		f.ok(err)
-		expect(t, listens, true, "listens")
-	}
+	a, b, c := listening(f, "a"), listening(f, "b"), listening(f, "c")
 	c.give("l", a.session)
 	f.ok(a.Wait(f.ctx)) // told of what it was given
 	expect(t, b.told(), false, "told of what another was given")
@@ -113,4 +119,22 @@ func TestAReadIsToldOfAtOnceAndManyNoOftenerThanOnceIn100Milliseconds(t *testing
 	if took := time.Since(began); took < 500*time.Millisecond {
 		t.Errorf("25 reads were told of in %v", took)
 	}
+}
+
+func TestALeaveTellsTheHeirs(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b, c := listening(f, "a"), listening(f, "b"), listening(f, "c")
+	a.give("l", a.session, c.session)
+	for _, x := range []*client{a, c} {
+		f.ok(x.Wait(f.ctx)) // told of what it was given
+	}
+	generation := f.tables().Leases["l"].Generation
+	leave := []Leave{{"l", true, generation, map[int]int64{0: b.session}}}
+	got, err := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, leave, a.joins)
+	f.ok(err)
+	expect(t, fmt.Sprintf("%+v", got.Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:2 Told:true}]", b.session), "released")
+	f.ok(b.Wait(f.ctx))
+	expect(t, c.told(), false, "told of what another was given")
+	expect(t, f.tables().Leases["l"].Generation, generation+1, "generation, for those that heard nothing")
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
@@ -129,8 +128,8 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	if c.told.holds(session) {
 		run, seen = c.told.run, c.told.seen
 	}
-	// In quotes, as words: the server would convert each number that it takes for a smaller type.
-	answer, err := call(ctx, c, pgx.RowTo[string], c.statements.Heartbeat, strconv.FormatInt(session, 10), c.lockWait,
+	// As words, which call puts in quotes: the server would convert each number that it takes for a smaller type.
+	answer, err := c.call(ctx, c.statements.Heartbeat, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
 		seconds(last.Clock), strconv.FormatInt(last.Mark, 10), seconds(run.Started), strconv.FormatInt(run.Mark, 10), seen)
 	if err != nil {
 		return Beat{}, err

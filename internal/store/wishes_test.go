@@ -330,9 +330,11 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
+	a, b := f.clientTTL("a", time.Hour), f.clientTTL("b", time.Hour)
 	a.join("l", 1)
 	b.join("l", 1)
+	a.join("empty", 1)
+	a.release(nil, "empty")
 	f.events()
 	grants, err := os.ReadFile("../../sql/grants.sql")
 	f.ok(err)
@@ -358,6 +360,7 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 		{"unpin('l', 0, 'r')", "unpin|l|<nil>|" + user + "|r"},
 		{"move('l', 0, 'b', 'r')", "move|l|<nil>|" + user + "|r"},
 		{"evict_client('b', 'r')", "evict|<nil>|b|" + user + "|r"},
+		{"drop_lease('empty', 'r', 'me')", "dropped|empty|<nil>|me (" + user + ")|r"},
 	} {
 		for _, role := range []string{app, "pg_monitor"} {
 			if _, err := f.as(role).Exec(f.ctx, "SELECT pgleases."+verb.call); Code(err) != "42501" {
@@ -390,29 +393,37 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 	}
 	before := state()
 	for call, says := range map[string]string{
-		"drain('a', '')":                              "drain needs a reason",
-		"undrain('a', NULL)":                          "undrain needs a reason",
-		"resume('l', '')":                             "resume needs a reason",
-		"evict_client('a', '')":                       "needs a reason",
-		"pin('l', 1, 'a', 'r')":                       `lease "l" has no partition 1`,
-		"pin('l', -1, 'a', 'r')":                      `lease "l" has no partition -1`,
-		"pin('l', NULL, 'a', 'r')":                    `lease "l" has no partition null`,
-		"pin('l', 0, NULL, 'r')":                      "pin to null",
-		"move('l', 0, NULL, 'r')":                     "move to null",
-		"move('l', 0, 'a', '')":                       "move needs a reason",
-		"move('l', NULL, 'a', 'r')":                   `lease "l" has no partition null`,
-		"move('l', 0, 'b', 'r')":                      `partition 0 of lease "l" cannot go to client "b": it is no member of the lease`,
-		"pin('l', 0, 'b', 'r')":                       `client "b" is not known`,
-		"unpin('l', 0, 'r')":                          `there is no pin of "l/0" to take back`,
-		"drain(NULL, 'r')":                            "drain of null",
-		"pause(NULL, 'r')":                            "pause of null",
-		"cordon('b', 'r')":                            `client "b" is not known`,
-		"evict_client('b', 'r')":                      `client "b" is not known`,
-		"freeze('m', 'r')":                            `lease "m" does not exist`,
-		"drain('a', 'r')":                             `client "a" is the last that works on: l`,
-		"cordon('a', 'r', until => '2026-01-01 UTC')": "cordon until 2026-01-01",
-		"cordon('a', 'r', until => NULL)":             "cordon until null",
-		"uncordon('a', 'r')":                          `there is no cordon of "a" to take back`,
+		"drain('a', '')":                                       "drain needs a reason",
+		"undrain('a', NULL)":                                   "undrain needs a reason",
+		"resume('l', '')":                                      "resume needs a reason",
+		"evict_client('a', '')":                                "needs a reason",
+		"pin('l', 1, 'a', 'r')":                                `lease "l" has no partition 1`,
+		"pin('l', -1, 'a', 'r')":                               `lease "l" has no partition -1`,
+		"pin('l', NULL, 'a', 'r')":                             `lease "l" has no partition null`,
+		"pin('l', 0, NULL, 'r')":                               "pin to null",
+		"move('l', 0, NULL, 'r')":                              "move to null",
+		"move('l', 0, 'a', '')":                                "move needs a reason",
+		"move('l', NULL, 'a', 'r')":                            `lease "l" has no partition null`,
+		"move('l', 0, 'b', 'r')":                               `partition 0 of lease "l" cannot go to client "b": it is no member of the lease`,
+		"pin('l', 0, 'b', 'r')":                                `client "b" is not known`,
+		"unpin('l', 0, 'r')":                                   `there is no pin of "l/0" to take back`,
+		"drain(NULL, 'r')":                                     "drain of null",
+		"pause(NULL, 'r')":                                     "pause of null",
+		"cordon('b', 'r')":                                     `client "b" is not known`,
+		"evict_client('b', 'r')":                               `client "b" is not known`,
+		"freeze('m', 'r')":                                     `lease "m" does not exist`,
+		"drain('a', 'r')":                                      `client "a" is the last that works on: l`,
+		"cordon('a', 'r', until => '2026-01-01 UTC')":          "cordon until 2026-01-01",
+		"cordon('a', 'r', until => NULL)":                      "cordon until null",
+		"uncordon('a', 'r')":                                   `there is no cordon of "a" to take back`,
+		"drain('', 'r', until => '2100-01-01')":                "drain for a client ID of 0 bytes",
+		"cordon(repeat('x', 256), 'r', until => '2100-01-01')": "cordon for a client ID of 256 bytes",
+		"pin('l', 0, repeat('x', 256), 'r', until => '2100-01-01')": "pin for a client ID of 256 bytes",
+		"pause('l', repeat('r', 4001))":                             "pause: the reason has 4001 bytes, the actor 0",
+		"evict_client('a', 'r', repeat('x', 256))":                  "evict_client: the reason has 1 bytes, the actor 256",
+		"drop_lease('l', '')":                                       "drop_lease needs a reason",
+		"drop_lease('m', 'r')":                                      `lease "m" does not exist`,
+		"drop_lease('l', 'r')":                                      `lease "l" has living members: a`,
 	} {
 		_, err := f.sql.Exec(f.ctx, "SELECT "+call)
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -479,6 +490,32 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	f.ok(evicted())
 	f.ok(ended())
 	expect(t, f.text("SELECT count(*) FROM clients"), "0", "sessions")
+}
+
+// For what a verb locks heartbeats wait, and whoever takes over from the dead.
+func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "move('l', 0, 'a', 'r')", "evict_client('a', 'r')", "new_era()"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			for _, c := range []*client{f.client("a"), f.client("b")} {
+				c.join("l", 1)
+			}
+			f.exec("SELECT cordon('b', 'r')")
+			state := func() string {
+				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM wishes AS w), (SELECT timeline FROM server) FROM leases")
+			}
+			before := state()
+			tx, err := f.raw().Begin(f.ctx)
+			f.ok(err)
+			_, err = tx.Exec(f.ctx, "SELECT pgleases."+verb)
+			f.ok(err)
+			expect(t, valueOn[string](f, tx, "SHOW statement_timeout"), "10s", "what a statement after it may take")
+			f.exec("SET lock_timeout = 0; UPDATE leases SET planned_at = planned_at; UPDATE clients SET expires_at = expires_at; UPDATE server SET sessions = sessions") // as a plan, a heartbeat and a check do
+			expect(t, state(), before, "generation, incarnation, wishes, timeline")
+		})
+	}
 }
 
 // The join is not yet seen by the verb, and its plan would not see the wish.

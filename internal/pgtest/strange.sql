@@ -1,0 +1,58 @@
+-- strange.sql: a schema with everything that a role with the right to create things in a schema on the path can put in
+-- the way: operators, functions, types and a collation by the names in strange.words, both with pg_catalog's own
+-- arguments, which win where pg_catalog is named after that schema, and with arguments for which pg_catalog has nothing exact,
+-- which win wherever it stands. A call fails, and is counted even where the error is caught.
+DO $body$
+DECLARE
+    types CONSTANT pg_catalog.regtype[] := '{bigint,int,text,varchar,boolean,timestamptz,interval,numeric,float8,bytea,bit,pg_lsn,text[],bigint[],int[],anyelement}';
+    body CONSTANT pg_catalog.text := ' LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_catalog.nextval(''strange.calls''); RAISE EXCEPTION ''strange code was called''; END $f$';
+    r record;
+    arguments pg_catalog.text;
+    n int := 0;
+BEGIN
+    FOR r IN SELECT p.proname, oidvectortypes(p.proargtypes) AS arguments, p.proretset, p.prorettype::pg_catalog.regtype AS result
+             FROM pg_catalog.pg_proc AS p
+             WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
+               AND p.proname IN (SELECT word FROM strange.words)
+               AND NOT EXISTS (SELECT FROM unnest(p.proargtypes) AS t WHERE t IN ('internal'::regtype, 'cstring'::regtype, '"any"'::regtype))
+               AND p.prorettype NOT IN ('internal'::regtype, 'cstring'::regtype, 'record'::regtype, 'trigger'::regtype)
+    LOOP
+        EXECUTE format('CREATE OR REPLACE FUNCTION strange.%I(%s) RETURNS %s %s', r.proname, r.arguments,
+                       CASE WHEN r.proretset THEN 'SETOF ' ELSE '' END || r.result, body);
+        n := n + 1;
+    END LOOP;
+    FOR r IN SELECT DISTINCT p.proname, a AS one, b AS other, x.two
+             FROM pg_catalog.pg_proc AS p, unnest(types[1:11]) AS a, unnest(types[1:11]) AS b, (VALUES (true), (false)) AS x (two)
+             WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace AND p.prokind = 'f'
+               AND p.proname IN (SELECT word FROM strange.words)
+               AND (x.two AND p.pronargs = 2 OR NOT x.two AND p.pronargs = 1 AND a = b)
+    LOOP
+        arguments := CASE WHEN r.two THEN r.one || ', ' || r.other ELSE r.one::text END;
+        IF to_regprocedure(format('strange.%I(%s)', r.proname, arguments)) IS NULL THEN
+            EXECUTE format('CREATE FUNCTION strange.%I(%s) RETURNS text %s', r.proname, arguments, body);
+            n := n + 1;
+        END IF;
+    END LOOP;
+    FOR r IN SELECT a AS one, b AS other, o.name, o.result, row_number() OVER () AS number
+             FROM unnest(types) AS a, unnest(types) AS b,
+                  (VALUES ('=', 'boolean'), ('<>', 'boolean'), ('<', 'boolean'), ('>', 'boolean'), ('<=', 'boolean'), ('>=', 'boolean'),
+                          ('+', NULL), ('-', NULL), ('*', NULL), ('/', NULL), ('%', NULL), ('&', NULL), ('|', NULL),
+                          ('<<', NULL), ('>>', NULL), ('||', NULL)) AS o (name, result)
+    LOOP
+        EXECUTE format('CREATE FUNCTION strange.operator_%s(%s, %s) RETURNS %s %s', r.number, r.one, r.other,
+                       coalesce(r.result, CASE WHEN 'interval'::regtype IN (r.one, r.other) THEN 'interval' ELSE r.one::text END), body);
+        EXECUTE format('CREATE OPERATOR strange.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = strange.operator_%s)', r.name, r.one, r.other, r.number);
+        n := n + 1;
+    END LOOP;
+    IF n < 6000 THEN
+        RAISE EXCEPTION 'only % shadows', n;
+    END IF;
+END
+$body$;
+CREATE COLLATION strange."C" FROM "POSIX";
+CREATE TYPE strange.text AS ENUM ('strange');
+CREATE TYPE strange.timestamptz AS ENUM ('strange');
+CREATE TYPE strange.bool AS ENUM ('strange');
+CREATE TYPE strange.int4 AS ENUM ('strange');
+CREATE TYPE strange.int8 AS ENUM ('strange');
+CREATE TYPE strange.float8 AS ENUM ('strange');

@@ -1,0 +1,44 @@
+// Package tests has what the tests of several packages share.
+package tests
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// patience bounds what is waited for. It is reached only where that never comes.
+const patience = 2 * time.Minute
+
+// Main runs the tests of a package for its TestMain, and exits. They wait most of the time: unless -parallel says otherwise, four times as many
+// as there are processors run beside each other. It fails where they leave goroutines.
+func Main(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
+		_ = flag.Set(f.Name, strconv.Itoa(4*runtime.GOMAXPROCS(0)))
+	}
+	code := m.Run()
+	if code == 0 {
+		if err := Leftover(); err != nil {
+			fmt.Fprintln(os.Stderr, "after all tests:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// Leftover waits until no goroutine is left but the expected ones, and tells of those that stay.
+func Leftover(expected ...goleak.Option) (err error) {
+	for late := time.Now().Add(patience); time.Now().Before(late); { // Find itself looks for a second
+		if err = goleak.Find(expected...); err == nil {
+			return nil
+		}
+	}
+	return err
+}
