@@ -50,6 +50,20 @@ func init() {
 			return nil
 		})
 	}
+	seam.QueueGuarded = func(batch *pgx.Batch, lease, partition any, statement string, args []any, read func(pgx.Row) error) error {
+		l, p := lease.(*Lease), partition.(Partition)
+		if _, err := l.guardable(p); err != nil {
+			return l.guardError(p, err)
+		}
+		batch.Queue(statement, append([]any{l.name, int32(p.Number), p.Epoch}, args...)...).QueryRow(func(row pgx.Row) error {
+			err := read(row)
+			if store.Refused(err) {
+				err = l.guardError(p, err)
+			}
+			return err
+		})
+		return nil
+	}
 }
 
 // guard checks p, first here and then by query, with the trust left in milliseconds.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"pgregory.net/rapid"
 
 	"github.com/pgleases/pgleases/schedule"
@@ -39,7 +40,7 @@ type side struct {
 	mu    sync.Mutex // guards what follows
 	calls map[string][]string
 
-	sleep func(ctx context.Context, name string, d time.Duration) error
+	sleep func(ctx context.Context, kind, name string, d time.Duration) error
 }
 
 // A bed is where handlers on PostgreSQL sleep, by the clock of the database.
@@ -51,12 +52,25 @@ type bed struct {
 }
 
 type sleeper struct {
+	kind  string
 	until time.Time
 	wake  chan struct{}
 }
 
-func (b *bed) sleep(ctx context.Context, name string, d time.Duration) error {
-	s := sleeper{one[time.Time](b.db, "SELECT now FROM public.test_clock").Add(d), make(chan struct{})}
+// asleep is how many of a kind sleep.
+func (b *bed) asleep(kind string) (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.sleepers {
+		if s.kind == kind {
+			n++
+		}
+	}
+	return n
+}
+
+func (b *bed) sleep(ctx context.Context, kind, name string, d time.Duration) error {
+	s := sleeper{kind, one[time.Time](b.db, "SELECT now FROM public.test_clock").Add(d), make(chan struct{})}
 	b.mu.Lock()
 	b.sleepers[name] = s
 	b.mu.Unlock()
@@ -85,11 +99,20 @@ func (b *bed) next() (next time.Time) {
 	return next
 }
 
-// settled reports whether all that is due sleeps, or as many as can run at once.
-func (b *bed) settled(due []string) bool {
+// A dueKey is that of what is due.
+type dueKey struct {
+	Key       string
+	Suspected bool // of having killed a process: it runs alone
+	Full      bool // it waits, as its kind has a limit
+}
+
+// settled reports whether all that is due sleeps, or what sleeps leaves no room for it.
+func (b *bed) settled(due []dueKey) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return len(b.sleepers) == atOnce || !slices.ContainsFunc(due, func(key string) bool { _, sleeps := b.sleepers[key]; return !sleeps })
+	sleeps := func(d dueKey) bool { _, sleeps := b.sleepers[d.Key]; return sleeps }
+	alone := func(d dueKey) bool { return d.Suspected && sleeps(d) }
+	return len(b.sleepers) == atOnce || slices.ContainsFunc(due, alone) || !slices.ContainsFunc(due, func(d dueKey) bool { return !sleeps(d) && !d.Full })
 }
 
 // wake wakes those who slept until now, once their process knows the time.
@@ -116,17 +139,61 @@ func (b *bed) wakeUntil(last time.Time) {
 func newSide(s *schedule.Scheduler) *side {
 	d := &side{Scheduler: s, calls: make(map[string][]string)}
 	retry, long := schedule.Retry(3, schedule.Backoff(2*time.Minute, 30*time.Minute)), schedule.Timeout(24*time.Hour)
+	out := func(kind string) func(context.Context, schedule.Run[task]) error {
+		return func(ctx context.Context, r schedule.Run[task]) error { return d.do(ctx, kind, r) }
+	}
 	d.kinds = map[string]*schedule.Kind[task]{
-		"in":    schedule.InTx(s, "in", func(ctx context.Context, _ pgx.Tx, r schedule.Run[task]) error { return d.do(ctx, r) }, retry, long, schedule.Idle(24*time.Hour)),
-		"least": schedule.AtLeastOnce(s, "least", func(ctx context.Context, r schedule.Run[task]) error { return d.do(ctx, r) }, retry, long),
-		"most":  schedule.AtMostOnce(s, "most", func(ctx context.Context, r schedule.Run[task]) error { return d.do(ctx, r) }, long),
+		"in":    schedule.InTx(s, "in", d.doIn, retry, long, schedule.Idle(24*time.Hour)),
+		"least": schedule.AtLeastOnce(s, "least", out("least"), retry, long),
+		"most":  schedule.AtMostOnce(s, "most", out("most"), long),
+		"two":   schedule.AtLeastOnce(s, "two", out("two"), retry, long, schedule.Limit(2)),
+		"one":   schedule.InTx(s, "one", func(ctx context.Context, _ pgx.Tx, r schedule.Run[task]) error { return d.do(ctx, "one", r) }, retry, long, schedule.Idle(24*time.Hour), schedule.Limit(1)),
 	}
 	return d
 }
 
-func (d *side) do(ctx context.Context, r schedule.Run[task]) error {
+// doIn is what a handler does that has a transaction. It may put jobs there: one that the database refuses, and take no notice, in the transaction or in a savepoint; or two that are one.
+func (d *side) doIn(ctx context.Context, tx pgx.Tx, r schedule.Run[task]) error {
+	puts := func(tx pgx.Tx, does string, opts ...schedule.JobOption) error {
+		_, err := d.kinds["least"].EnqueueTx(ctx, tx, task{Does: does}, opts...)
+		return err
+	}
+	one := schedule.Unique(r.Key+" one", schedule.Raise)
+	switch r.Args.Does {
+	case "spoils":
+		_ = puts(tx, "\x00")
+		_, began := tx.Begin(ctx)
+		_, selected := tx.Exec(ctx, "SELECT 1")
+		return refused(puts(tx, "done"), began, selected)
+	case "spoils a savepoint":
+		_ = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return puts(tx, "\x00") })
+		return puts(tx, "done")
+	case "keeps a savepoint that it spoils":
+		return refused(pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { _ = puts(tx, "\x00"); return nil }), puts(tx, "done"))
+	case "puts":
+		return errors.Join(puts(tx, "done", schedule.In(time.Minute), one), errors.Unwrap(puts(tx, "done", one)))
+	case "puts, and takes it":
+		if err := puts(tx, "twice", one); err != nil {
+			return err
+		}
+		_ = puts(tx, "done", one)
+	}
+	return d.do(ctx, "in", r)
+}
+
+// refused is an error where one of some is not that a statement of the transaction had failed.
+func refused(errs ...error) error {
+	for i, err := range errs {
+		if told := (*pgconn.PgError)(nil); !errors.As(err, &told) || told.Code != "25P02" {
+			return fmt.Errorf("%d of what followed a statement that failed: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (d *side) do(ctx context.Context, kind string, r schedule.Run[task]) error {
 	if r.Args.Minutes > 0 {
-		if err := d.sleep(ctx, r.Key, time.Duration(r.Args.Minutes)*time.Minute); err != nil {
+		if err := d.sleep(ctx, kind, r.Key, time.Duration(r.Args.Minutes)*time.Minute); err != nil {
 			return err
 		}
 	}
@@ -174,6 +241,11 @@ func (d *side) seen(t testing.TB, prefix string) string {
 		slices.Sort(entries)
 		b.WriteString(strings.Join(entries, ""))
 	}
+	for j, err := range d.Jobs(context.Background(), schedule.JobFilter{}) {
+		ok(t, err)
+		fmt.Fprintf(&b, "living job %d %q: %s, %s of kind %s for %s, due %s, attempts %d, waits %q\n",
+			slices.Index(d.jobs, j.ID), j.Name, j.State, j.Trigger, j.Kind, stamp(j.At), stamp(j.Due), j.Attempts, j.Waits)
+	}
 	for i, id := range d.jobs {
 		j, err := d.Job(context.Background(), id)
 		ok(t, err)
@@ -214,15 +286,22 @@ type both struct {
 
 // newReal returns a side on PostgreSQL that runs.
 func newReal(db *database) (*side, *bed) {
-	w := newWorkerFor(db, time.Minute, silent(), schedule.WithMaxRunning(atOnce)) // which loses nothing, however slow the machine is
-	d, b := newSide(w.Scheduler), &bed{db: db, sleepers: make(map[string]sleeper)}
+	b := &bed{db: db, sleepers: make(map[string]sleeper)}
+	d, _ := b.process(time.Minute) // which loses nothing, however slow the machine is
+	return d, b
+}
+
+// process returns a side that runs, and its process.
+func (b *bed) process(ttl time.Duration) (*side, *worker) {
+	w := newWorkerFor(b.db, ttl, silent(), schedule.WithMaxRunning(atOnce))
+	d := newSide(w.Scheduler)
 	d.sleep = b.sleep
 	w.ExactPauses()
 	w.run()
-	until(db.t, "it runs", func() bool {
-		return one[int](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") == 4
+	until(b.db.t, "it runs", func() bool {
+		return one[int](b.db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL AND owner_id = $1", w.client.ID()) == 4
 	})
-	return d, b
+	return d, w
 }
 
 func newBoth(db *database, real *side, bed *bed, prefix string) *both {
@@ -230,7 +309,7 @@ func newBoth(db *database, real *side, bed *bed, prefix string) *both {
 	real.jobs = nil
 	b.fake = scheduletest.New(db.t, one[time.Time](db, "SELECT now FROM public.test_clock"), schedule.WithPartitions(4), silent(), schedule.WithMaxRunning(atOnce))
 	b.test = newSide(b.fake.Scheduler)
-	b.test.sleep = func(ctx context.Context, _ string, d time.Duration) error { return b.fake.Sleep(ctx, d) }
+	b.test.sleep = func(ctx context.Context, _, _ string, d time.Duration) error { return b.fake.Sleep(ctx, d) }
 	b.fake.Advance(0)
 	return b
 }
@@ -270,8 +349,9 @@ func silent() schedule.Option {
 func (b *both) settle() {
 	b.t.Helper()
 	for late := time.After(patience); ; { // an end of a run may be under way still, where nothing is due
-		rows, _ := b.db.Query(context.Background(), "SELECT key FROM (SELECT key, due FROM pgleases.schedules UNION ALL SELECT key, due FROM pgleases.jobs) AS d, public.test_clock WHERE due <= now")
-		due, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		rows, _ := b.db.Query(context.Background(), `WITH d AS (SELECT key, due, kind, trying FROM pgleases.schedules UNION ALL SELECT key, due, kind, trying FROM pgleases.jobs)
+			SELECT key, coalesce((trying ->> 'crashes')::int, 0) > 0, kind = 'one' AND $1 > 0 OR kind = 'two' AND $2 > 1 FROM d, public.test_clock WHERE due <= now`, b.bed.asleep("one"), b.bed.asleep("two"))
+		due, err := pgx.CollectRows(rows, pgx.RowToStructByPos[dueKey])
 		ok(b.t, err)
 		settled := b.bed.settled(due)
 		settled = !b.takeOff() && settled // in this order: an end that comes in between is seen the next time
@@ -393,9 +473,11 @@ func (b *both) end() {
 }
 
 // Both do the same with what a table says.
+// Whatever other code is on the search_path too: so much of the package runs here.
 func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
+	db.makeStrange()
 	real, bed := newReal(db)
 	hourly, quarters := schedule.Cron("0 * * * *", "UTC"), schedule.Every(15*time.Minute)
 	ctx := context.Background()
@@ -422,6 +504,15 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 			b.put(putting{"least", "b", "snooze", 0, hourly, nil})
 			b.put(putting{"most", "c", "panic", 0, hourly, nil})
 			b.advance(2 * time.Hour)
+		}},
+		{"what handlers put", func(b *both) {
+			b.put(putting{"in", "a", "spoils", 0, hourly, nil})
+			b.put(putting{"in", "b", "puts", 0, quarters, nil})
+			b.put(putting{"in", "c", "puts, and takes it", 3, quarters, nil})
+			b.advance(2 * time.Hour)
+			b.put(putting{"in", "a", "spoils a savepoint", 0, quarters, nil})
+			b.put(putting{"in", "b", "keeps a savepoint that it spoils", 0, quarters, nil})
+			b.advance(time.Hour)
 		}},
 		{"outages, by policy", func(b *both) {
 			b.put(putting{"in", "a", "done", 0, hourly, []schedule.ScheduleOption{schedule.MissedAll, schedule.Grace(5 * time.Hour)}})
@@ -520,6 +611,86 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 			b.put(putting{"most", "c", "done", 52, quarters, []schedule.ScheduleOption{schedule.OverlapBuffer, schedule.MissedAll}})
 			b.advance(3 * time.Hour)
 		}},
+		{"ticks that are retried", func(b *both) {
+			overlap := []schedule.ScheduleOption{schedule.OverlapAllow(3)}
+			b.put(putting{"most", "a", "done", 40, quarters, overlap}) // this one ends last
+			b.advance(16 * time.Minute)
+			b.put(putting{"most", "a", "done", 0, quarters, overlap})
+			b.advance(15 * time.Minute)
+			b.put(putting{"most", "a", "fail", 0, quarters, overlap})
+			b.advance(30 * time.Minute)
+			ticks := b.fake.Entries(b.prefix + "a")
+			b.put(putting{"least", "a", "done", 3, quarters, nil})
+			for _, e := range ticks {
+				for range 2 {
+					b.does("retry "+stamp(e.Until), func(d *side) error {
+						id, err := d.RetryTick(ctx, b.prefix+"a", e.Until)
+						return d.puts(err, id)
+					})
+				}
+			}
+			b.does("retry what was not", func(d *side) error {
+				_, err := d.RetryTick(ctx, b.prefix+"a", ticks[0].Until.Add(time.Minute))
+				return err
+			})
+			b.advance(time.Hour)
+		}},
+		{"jobs that are retried", func(b *both) {
+			retry := func(i int) {
+				b.does(fmt.Sprintf("retry job %d", i), func(d *side) error {
+					id, err := d.Retry(ctx, d.jobs[i])
+					return d.puts(err, id)
+				})
+			}
+			b.enqueue("most", "fail", 0, schedule.Unique(b.prefix+"u", schedule.Raise), schedule.Priority(2))
+			b.enqueue("least", "done", 0, schedule.In(20*time.Minute))
+			b.enqueue("in", "done", 0)
+			b.enqueue("in", "discard", 4)
+			b.does("cancel", func(d *side) error { return d.Cancel(ctx, d.jobs[1]) })
+			for i := range 4 {
+				retry(i)
+			}
+			b.enqueue("most", "fail", 30, schedule.Unique(b.prefix+"u", schedule.Raise))
+			b.advance(5 * time.Minute)
+			for i := range 6 {
+				retry(i)
+			}
+			b.advance(time.Hour)
+			retry(0)
+			b.advance(time.Hour)
+		}},
+		{"ticks that overlap, and take time", func(b *both) {
+			b.put(putting{"in", "a", "done", 32, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2)}})
+			b.advance(2 * time.Hour)
+			b.put(putting{"least", "a", "twice", 4, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.MissedAll}})
+			b.advance(2 * time.Hour)
+			b.put(putting{"most", "a", "fail", 50, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.PauseAfter(3)}})
+			b.advance(2 * time.Hour)
+			b.does("resume a", func(d *side) error { return d.Resume(ctx, b.prefix+"a", schedule.CatchUp) })
+			b.advance(time.Hour)
+			b.does("delete a", func(d *side) error { return d.Delete(ctx, b.prefix+"a") })
+			b.advance(time.Hour)
+		}},
+		{"kinds with a limit", func(b *both) { // no two end at once: which is first is not said
+			for i, n := range []schedule.Priority{1, 0, 2} {
+				b.enqueue("one", "done", 10+i, schedule.Priority(n))
+				b.enqueue("two", "done", 17+3*i, schedule.Priority(n))
+			}
+			b.put(putting{"one", "a", "done", 4, schedule.Every(7 * time.Minute), nil})
+			b.put(putting{"two", "b", "done", 5, schedule.Every(19 * time.Minute), []schedule.ScheduleOption{schedule.MissedAll}})
+			b.advance(90 * time.Minute)
+		}},
+		{"jobs by their priority", func(b *both) { // no two end at once: which is first is not said
+			for _, minutes := range []int{10, 13, 17} {
+				b.enqueue("least", "done", minutes)
+			}
+			for i, n := range []schedule.Priority{0, 2, 1, 3, 2} {
+				b.enqueue("in", "done", 30+i, schedule.Priority(n))
+				b.advance(time.Minute)
+			}
+			b.put(putting{"in", "a", "done", 1, schedule.Every(30 * time.Minute), nil})
+			b.advance(90 * time.Minute)
+		}},
 		{"jitter", func(b *both) {
 			b.put(putting{"in", "a", "done", 0, quarters, []schedule.ScheduleOption{schedule.Jitter(10 * time.Minute)}})
 			b.put(putting{"least", "b", "done", 0, quarters, []schedule.ScheduleOption{schedule.Jitter(14 * time.Minute), schedule.MissedAll}})
@@ -562,6 +733,39 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 	}
 }
 
+// Both do the same where processes die.
+func TestScheduletestDoesWhatPostgreSQLDoesAfterCrashes(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	bed := &bed{db: db, sleepers: make(map[string]sleeper)}
+	const ttl = 3 * time.Second
+	real, w := bed.process(ttl)
+	b := newBoth(db, real, bed, "crashes/")
+	crash := func() {
+		b.told = append(b.told, stamp(b.fake.Now())+" crash")
+		w.die()
+		until(t, "its handlers end", func() bool { return bed.next().IsZero() })
+		next, follows := bed.process(ttl)
+		next.jobs, next.calls = b.real.jobs, b.real.calls
+		dead := w
+		t.Cleanup(func() { dead.wire.setCut(false) }) // or its end takes long
+		b.real, w = next, follows
+		b.fake.Crash(0)
+		b.settle()
+	}
+	hourly := schedule.Every(time.Hour)
+	// All in one partition: else what a process begins first depends on which it gains first.
+	b.put(putting{"in", "b", "done", 5, hourly, nil})
+	b.put(putting{"least", "d", "twice", 7, hourly, nil})
+	b.put(putting{"most", "g", "done", 9, hourly, nil})
+	b.enqueue("two", "done", 3, schedule.In(90*time.Minute))
+	b.advance(62 * time.Minute)
+	crash() // while all run
+	b.advance(2 * time.Minute)
+	crash() // while one that is suspected does
+	b.advance(65 * time.Minute)
+}
+
 // sequences is how many random ones are tried.
 func sequences() int {
 	if os.Getenv("PGLEASES_SCHEDULE_TEST_SEQUENCES") != "" {
@@ -590,16 +794,16 @@ func TestScheduletestDoesWhatPostgreSQLDoesInAnyOrder(t *testing.T) {
 			return time.Duration(rapid.IntRange(0, most).Draw(rt, "minutes")) * time.Minute
 		}
 		does := func() string { return draw("done", "done", "done", "fail", "twice", "discard", "snooze") }
-		kind := func() string { return draw("in", "in", "least", "most") }
+		kind := func() string { return draw("in", "in", "least", "most", "one", "two") }
 		for range rapid.IntRange(3, 14).Draw(rt, "steps") {
 			name := draw(names...)
-			switch draw("put", "put", "put", "advance", "advance", "advance", "outage", "pause", "resume", "delete", "trigger", "backfill", "enqueue", "enqueue", "cancel") {
+			switch draw("put", "put", "put", "advance", "advance", "advance", "outage", "pause", "resume", "delete", "trigger", "backfill", "enqueue", "enqueue", "cancel", "retry", "retry tick") {
 			case "put":
 				rule := rapid.SampledFrom([]schedule.Rule{schedule.Every(7 * time.Minute), schedule.Every(time.Hour), schedule.Cron("*/20 * * * *", "UTC"), schedule.Cron("30 2 * * *", "Europe/Berlin"),
 					schedule.Cron("0 */3 * * MON-WED", "America/New_York")}).Draw(rt, "rule")
 				opts := []schedule.ScheduleOption{
 					rapid.SampledFrom([]schedule.Missed{schedule.MissedLatest, schedule.MissedNone, schedule.MissedAll}).Draw(rt, "missed"),
-					rapid.SampledFrom([]schedule.Overlap{schedule.OverlapSkip, schedule.OverlapBuffer}).Draw(rt, "overlap"),
+					rapid.SampledFrom([]schedule.ScheduleOption{schedule.OverlapSkip, schedule.OverlapBuffer, schedule.OverlapAllow(2)}).Draw(rt, "overlap"),
 					schedule.Grace(minutes(3) * 40), schedule.PauseAfter(rapid.IntRange(0, 2).Draw(rt, "pauses after")),
 				}
 				if rapid.Bool().Draw(rt, "shares its key") {
@@ -637,6 +841,22 @@ func TestScheduletestDoesWhatPostgreSQLDoesInAnyOrder(t *testing.T) {
 					b.told = append(b.told, "with a unique key, to "+taken.String())
 				}
 				b.enqueue(kind(), does(), 0, opts...)
+			case "retry":
+				if len(b.real.jobs) > 0 {
+					i := rapid.IntRange(0, len(b.real.jobs)-1).Draw(rt, "job")
+					b.does(fmt.Sprintf("retry job %d", i), func(d *side) error {
+						id, err := d.Retry(ctx, d.jobs[i])
+						return d.puts(err, id)
+					})
+				}
+			case "retry tick":
+				if ticks := b.fake.Entries(b.prefix + name); len(ticks) > 0 {
+					tick := rapid.SampledFrom(ticks).Draw(rt, "tick").Until
+					b.does("retry "+name+" of "+stamp(tick), func(d *side) error {
+						id, err := d.RetryTick(ctx, b.prefix+name, tick)
+						return d.puts(err, id)
+					})
+				}
 			case "cancel":
 				if len(b.real.jobs) > 0 {
 					i := rapid.IntRange(0, len(b.real.jobs)-1).Draw(rt, "job")

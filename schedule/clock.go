@@ -5,7 +5,8 @@ import "time"
 // doubted is how long a step of the database's clock is doubted: a clock that was set wrong for a moment does no harm. Steps of less are followed at once.
 const doubted = time.Minute
 
-// A serverClock tells the database's time between two answers of it, by the time that passes here. This host's date does not matter. It is not safe for concurrent use.
+// A serverClock tells the database's time between two answers of it, by the time that passes here. This host's date does not matter. It is
+// not safe for concurrent use.
 type serverClock struct {
 	known bool
 	ahead time.Duration // of the database's clock before the host's, whose date is that of processStart

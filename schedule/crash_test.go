@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/schedule"
@@ -49,12 +48,7 @@ func jobs() (names []string) {
 // victim is a process with a poison job. It is killed in the middle of all the handlers, where they run side by side.
 func victim(url string) error {
 	ctx := context.Background()
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		return err
-	}
-	config.MaxConns = 12
-	pool, err := pgxpool.NewWithConfig(ctx, config)
+	pool, err := openPool(ctx, url, 12)
 	if err != nil {
 		return err
 	}

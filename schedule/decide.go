@@ -3,6 +3,8 @@ package schedule
 import (
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -14,16 +16,20 @@ type decision struct {
 	before Tick  // the cursor before it: there it stays until the run has its fate
 }
 
-// unknown is how soon what waits is looked at again. A process that takes its partition over looks at once.
-const unknown = time.Minute
+// unknown is how soon what waits is looked at again, and longest how late at most: after as long as it has waited. A process knows no more
+// after a while than at first, and one that takes its partition over looks at once.
+const (
+	unknown = time.Minute
+	longest = time.Hour
+)
 
 // forgotten is for how long no process declares what is disabled then. Each that does says so each day.
 const forgotten = 7 * 24 * time.Hour
 
 var errForgotten = errors.New("no process has declared it for a week: it is disabled until one starts that does")
 
-// decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the process is charged before
-// it is decided again, and its arguments are read then: that may be what kills it.
+// decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the
+// process is charged before it is decided again, and its arguments are read then: that may be what kills it.
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
@@ -46,7 +52,7 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		err = r.readable(k, declared, suspected)
 	}
 	if err != nil {
-		d.wait(err, now, epoch)
+		d.wait(err, r.WaitsSince, now, epoch)
 		return d
 	}
 	begin := func(tick Tick, missed int64, began time.Time) {
@@ -126,6 +132,8 @@ func (r *record) parse() (Rule, error) {
 // readable returns what this process does not know of it: its kind, that the code declares it, or how to read its arguments.
 func (r *record) readable(k *kind, declared, suspected bool) error {
 	switch {
+	case k == nil && len(r.unused) > 0:
+		return fmt.Errorf("kind %q is not registered; registered, and not called yet in this process: %s", r.Kind, quoted(r.unused))
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
 	case r.Declared && !declared: // or the schedule of which it is a tick
@@ -136,14 +144,35 @@ func (r *record) readable(k *kind, declared, suspected bool) error {
 	return k.parse(r.Args)
 }
 
+// quoted writes names for people: of many, the first.
+func quoted(names []string) string {
+	const most = 20
+	words := make([]string, 0, most)
+	for _, name := range names[:min(len(names), most)] {
+		words = append(words, strconv.Quote(name))
+	}
+	text := strings.Join(words, ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
 // wait leaves it to a process that knows what this one does not. To read it has killed nothing.
-func (d *decision) wait(err error, now time.Time, epoch int64) {
+func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64) {
 	again := now.Add(unknown)
+	if since != nil {
+		again = now.Add(min(max(unknown, now.Sub(*since)), longest))
+	}
 	d.Waits, d.Due = kept(err), &again
 	if d.Trying.chargedTo(epoch) {
 		t := *d.Trying
 		t.Crashes, t.Epoch = t.Crashes-1, 0
 		d.Trying = &t
+		// it was noted only for that: no run of it is under way, for which other ticks would be skipped
+		if t.Crashes == 0 && t.Called == 0 && t.Again.IsZero() {
+			d.Trying = nil
+		}
 	}
 }
 
@@ -226,7 +255,7 @@ func (r *record) decideJob(k *kind, declared bool, epoch int64, suspected bool) 
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
 	if err := r.readable(k, declared, suspected); err != nil {
-		d.wait(err, now, epoch)
+		d.wait(err, r.WaitsSince, now, epoch)
 		return d
 	}
 	began := now

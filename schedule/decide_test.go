@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -22,13 +23,32 @@ func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 			t.Fatalf("%d crashes", first.Trying.Crashes)
 		}
 		r.Trying = first.Trying
-		second := r.decide(k, false, 7, false)
-		if second.run != nil || second.Waits == nil || second.Trying.Crashes != 0 || second.Trying.Epoch != 0 {
-			t.Errorf("it is %+v", second)
+		if second := r.decide(k, false, 7, false); second.run != nil || second.Waits == nil || second.Trying != nil {
+			t.Errorf("it is %+v, and its run is noted as under way", second)
 		}
-		r.Trying = second.Trying
-		if third := r.decide(k, false, 8, false); third.Trying.Crashes != 0 {
-			t.Errorf("then it is %+v", third)
+		for _, tried := range []trial{{Crashes: 2}, {Crashes: 1, Called: 5, Run: "a call"}, {Crashes: 1, Attempts: 1, Again: now}} {
+			want := tried
+			want.Crashes--
+			tried.Epoch = 7
+			r.Trying = &tried
+			if second := r.decide(k, false, 7, false); second.Waits == nil || second.Trying == nil || *second.Trying != want {
+				t.Errorf("what was %+v is %+v", tried, second.Trying)
+			}
 		}
 	}
+}
+
+// What is tried as long as it takes is tried every two seconds then, however often it has failed.
+func TestTheHundredthTryComesNoSoonerThanTheTenth(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		fails := func() error { return errors.New("no") }
+		if err := new(Scheduler).repeat(t.Context(), 100, func(error) bool { return true }, fails); err == nil {
+			t.Error("it has succeeded")
+		}
+		if took := time.Since(began); took < 180*time.Second || took > 200*time.Second {
+			t.Errorf("a hundred tries have taken %v", took)
+		}
+	})
 }

@@ -36,7 +36,7 @@ func (s *Scheduler) putDeclared(ctx context.Context) error {
 	s.mu.Unlock()
 	slices.SortFunc(rows, func(a, b *record) int { return strings.Compare(a.Name, b.Name) })
 	put := func(f func(pgx.Tx) error) error { // writes the same each time: so a lost answer does no harm
-		return repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
+		return s.repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
 	}
 	if err := put(func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
 		return err
@@ -120,8 +120,8 @@ func (s *Scheduler) enable(ctx context.Context, names []string) (err error) {
 	return nil
 }
 
-// followZones tells anew when schedules are due whose zone's data here is not that by which it was told before: that was of the past, or of another host. Ticks that were later
-// by that are due now, or would be late. Declared ones are put after this anyway.
+// followZones tells anew when schedules are due whose zone's data here is not that by which it was told before: that was of the past, or of
+// another host. Ticks that were later by that are due now, or would be late. Declared ones are put after this anyway.
 func (s *Scheduler) followZones(ctx context.Context, put func(func(pgx.Tx) error) error) error {
 	var zones map[string]string
 	err := put(func(tx pgx.Tx) (err error) {

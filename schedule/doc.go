@@ -23,28 +23,31 @@
 // frozen in a handler cannot commit once another owns the partition. Runs under one [Key] never overlap; with [OverlapAllow] each
 // tick of a schedule has a key of its own.
 //
-// The database's clock decides what is due: no run is early, and the clocks of the processes may show anything. A step of more than a minute is believed after a
-// minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules go on when the clock is past their cursors.
+// The database's clock decides what is due: no run is early, and the clocks of the processes may show anything. A step of more than a
+// minute is believed after a minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules
+// go on when the clock is past their cursors.
 //
 // A run that fails is tried again as its kind's [Retry] says, by whoever owns the schedule then. Until it has its fate its tick counts as under way: the cursor
 // does not pass it.
 //
-// A run that kills its process, again and again, is dead after its kind's [Crashes]. What only runs beside it is not: what is suspected runs alone in its process. While it waits
-// for that, nothing else begins there.
+// A run that kills its process, again and again, is dead after its kind's [Crashes]. What only runs beside it is not: what is suspected
+// runs alone in its process. While it waits for that, nothing else begins there.
 //
 // An outage or a deploy loses no tick: [Missed] and [Grace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
 // is not late for it, says why in [Schedule].Waits, and stops nobody.
 //
-// No more runs of a kind are under way than its [Limit] allows, over all processes, whatever crashes: a run in a transaction has a row locked, and any other has written
-// itself into one, which is free once its owner is no more.
+// No more runs of a kind are under way than its [Limit] allows, over all processes, whatever crashes: a run in a transaction has a row
+// locked, and any other has written itself into one, which is free once its owner is no more.
 //
-// A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [Unique] keeps two of one key from living at once.
+// A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [Unique] keeps
+// two of one key from living at once.
 //
 // # In psql
 //
-// The views schedules_status and jobs_status tell what each schedule and each job does, and why. SQL functions pause, resume, trigger, backfill, cancel and retry, for roles that were granted them: see
-// docs/operations.md. They do what the methods of Scheduler do. What takes a rule, a process that runs the group carries out, once.
+// The views schedules_status and jobs_status tell what each schedule and each job does, and why. SQL functions pause, resume, delete,
+// trigger, backfill, cancel and retry, for roles that were granted them: see docs/operations.md. They do what the methods of Scheduler do.
+// What takes a rule, a process that runs the group carries out, once.
 //
 // # What is not promised
 //

@@ -31,7 +31,8 @@ type Schedule struct {
 	Due      time.Time // when its owner looks at it next; zero: never, or at the end of a run, see OverlapAllow
 	Done     time.Time // the last tick that was done; zero: none was
 	PausedAt time.Time // zero: it is not paused
-	// DisabledAt is when it was found that no process had declared it for a week; zero: it was not. It stays, and runs again when a process starts that declares it, or goes on.
+	// DisabledAt is when it was found that no process had declared it for a week; zero: it was not. It stays, and runs again when a process
+	// starts that declares it, or goes on.
 	DisabledAt time.Time
 	Failures   int    // how many ticks in a row are dead since the last that was done, or since Resume
 	Attempts   int    // of the tick that is tried again at Due, how many have failed
@@ -138,7 +139,10 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		}
 		written, err := s.sendPut(ctx, tx, &r, fates)
 		if err == nil && written && inTurn {
-			s.log.Warn("schedule: declared as it was before another version of the code declared it otherwise: the last to start wins", slog.String("name", r.Name))
+			s.log.Warn(
+				"schedule: declared as it was before another version of the code declared it otherwise: the last to start wins",
+				slog.String("name", r.Name),
+			)
 		}
 		if err != nil || written {
 			return err
@@ -278,15 +282,19 @@ func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
 	return &due
 }
 
-// Pause has a schedule not run until it is resumed; where it is paused already, it takes back that it is to be resumed, which an operator asked and nobody has carried out yet. A run that
-// is under way goes on. Ticks meanwhile are not missed: see Resume. ErrNotFound where there is none of the name.
+// Pause has a schedule not run until it is resumed; where it is paused already, it takes back that it is to be resumed, which an operator
+// asked and nobody has carried out yet. A run that is under way goes on. Ticks meanwhile are not missed: see Resume. ErrNotFound where
+// there is none of the name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
 	return s.edited(ctx, s.ownTx(ctx), "pause", name, func(tx pgx.Tx, r *record, now time.Time) error {
 		if r.PausedAt != nil {
 			return s.sendTakeBack(ctx, tx, r.ID)
 		}
 		r.PausedAt, r.Due = &now, nil
-		return s.write(ctx, tx, r, nil)
+		if err := s.write(ctx, tx, r, nil); err != nil {
+			return err
+		}
+		return s.note(ctx, tx, "pause", &r.Name, 0, r.ID, 0, nil)
 	})
 }
 
@@ -320,19 +328,29 @@ func (s *Scheduler) resume(ctx context.Context, in inTx, name string, from From)
 			return fmt.Errorf("From(%d) is neither FromNow nor CatchUp", from)
 		}
 		r.Due = &now // its owner tells the next tick
-		return s.write(ctx, tx, r, fates)
+		if err = s.write(ctx, tx, r, fates); err != nil {
+			return err
+		}
+		return s.note(ctx, tx, "resume", &r.Name, 0, r.ID, 0, map[string]any{"catch_up": from == CatchUp})
 	})
 }
 
 // Delete deletes a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares comes back with the next
 // process that starts. ErrNotFound where there is none of the name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
-	return s.edited(ctx, s.ownTx(ctx), "delete", name, func(tx pgx.Tx, r *record, now time.Time) error {
+	return s.delete(ctx, s.ownTx(ctx), name)
+}
+
+func (s *Scheduler) delete(ctx context.Context, in inTx, name string) error {
+	return s.edited(ctx, in, "delete", name, func(tx pgx.Tx, r *record, now time.Time) error {
 		fates, err := r.supersede(r, now)
 		if err != nil {
 			return err
 		}
-		return s.sendDelete(ctx, tx, r.ID, fates)
+		if err = s.sendDelete(ctx, tx, r.ID, fates); err != nil {
+			return err
+		}
+		return s.note(ctx, tx, "delete", &r.Name, 0, r.ID, 0, nil)
 	})
 }
 

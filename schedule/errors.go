@@ -8,7 +8,8 @@ import (
 
 // The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; by Trigger, Backfill and RetryTick; and by Job, Cancel and Retry.
+	// ErrNotFound is returned by Get, Pause, Resume and Delete: the group has no schedule of this name; by Trigger, Backfill and RetryTick;
+	// and by Job, Cancel and Retry.
 	ErrNotFound = errors.New("schedule: not found")
 
 	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see Unique.

@@ -42,8 +42,8 @@ func (s *Scheduler) Give(d time.Duration) { s.answers = d }
 // WaitForLocks sets how long a statement waits for a lock.
 func (s *Scheduler) WaitForLocks(d time.Duration) { s.lockWait = d }
 
-// MakeZone makes a zone whose clocks change at instants, from one offset to the next.
-func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Location {
+// ZoneFile is the data of a zone whose clocks change at instants, from one offset to the next.
+func ZoneFile(at []time.Time, offsets ...time.Duration) []byte {
 	var instants []int64
 	for _, t := range at {
 		instants = append(instants, t.Unix())
@@ -52,7 +52,12 @@ func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Locat
 	for _, d := range offsets {
 		seconds = append(seconds, int(d/time.Second))
 	}
-	location, err := zoneOf(name, instants, seconds, "")
+	return zoneFile(instants, seconds, "")
+}
+
+// MakeZone makes such a zone.
+func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Location {
+	location, err := time.LoadLocationFromTZData(name, ZoneFile(at, offsets...))
 	if err != nil {
 		panic(err)
 	}

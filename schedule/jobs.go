@@ -18,9 +18,10 @@ import (
 
 // Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
 //
-// A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its kind's Retry and Crashes.
-// It has one fate: done, dead, lost or cancelled. A process that runs the group looks for jobs once a second, and at once when it is told of one that is due
-// before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not let it be prepared for a two-phase commit.
+// A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its
+// kind's Retry and Crashes. It has one fate: done, dead, lost or cancelled. A process that runs the group looks for jobs once a second, and
+// at once when it is told of one that is due before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not
+// let it be prepared for a two-phase commit.
 type Jobs[Args any] struct {
 	scheduler *Scheduler
 	name      string
@@ -30,8 +31,8 @@ type Jobs[Args any] struct {
 // An Enqueuer puts jobs for a group from a process that runs none of it.
 type Enqueuer struct{ scheduler *Scheduler }
 
-// NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a group that nobody has run yet; any other is an error. It asks
-// the database nothing. The pool is not closed.
+// NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a group that nobody has run yet; any
+// other is an error. It asks the database nothing. The pool is not closed.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := newOptions(opts)
 	for _, name := range o.given {
@@ -88,9 +89,9 @@ func In(d time.Duration) JobOption {
 	})
 }
 
-// At has a job run at an instant, or, where that has passed, now.
+// At has a job run at an instant, in whole microseconds, or, where that has passed, now.
 func At(t time.Time) JobOption {
-	t = t.UTC()
+	t = t.UTC().Truncate(time.Microsecond) // the database would round, and the last instant of the year 9999 up into a year that JSON has not
 	return jobOption(func(j *newJob) { j.At = &t })
 }
 
@@ -119,13 +120,15 @@ func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) 
 	return first(k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, []Args{args}, opts))
 }
 
-// EnqueueTx is Enqueue in a transaction of the caller's: the job is there once that is committed. ErrExists leaves the transaction as it was. A unique key of a transaction
-// that is under way is waited for, and a job that is replaced cannot end until the transaction does: call it as late as can be.
+// EnqueueTx is Enqueue in a transaction of the caller's: the job is there once that is committed. ErrExists leaves the transaction as it
+// was. A unique key of a transaction that is under way is waited for, and a job that is replaced cannot end until the transaction does:
+// call it as late as can be.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, callersTx(tx), nil, []Args{args}, opts))
 }
 
-// EnqueueMany puts a job for each of some arguments, all or none, in one statement, and returns their ids, in the same order. The options hold for each; Unique is not among them.
+// EnqueueMany puts a job for each of some arguments, all or none, in one statement, and returns their ids, in the same order. The options
+// hold for each; Unique is not among them.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
 	return k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, args, opts)
 }
@@ -208,8 +211,8 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (taken Taken, rows []ne
 			}
 			opt.setJob(&j)
 		}
-		if j.Args, err = json.Marshal(a); err != nil {
-			return 0, nil, fmt.Errorf("arguments: %w", err)
+		if j.Args, err = writtenArgs(a); err != nil {
+			return 0, nil, err
 		}
 		if err := j.checkJob(len(args)); err != nil {
 			return 0, nil, err
@@ -294,7 +297,10 @@ func (r *jobRow) job(id int64) Job {
 		}
 		return j
 	}
-	j := Job{ID: id, Name: r.Name, Kind: r.Kind, At: r.At, Attempts: r.Attempts, Error: r.Error, Key: r.Key, Trigger: r.Trigger, Args: r.Args, State: r.State, Waits: r.Waits}
+	j := Job{
+		ID: id, Name: r.Name, Kind: r.Kind, At: r.At, Attempts: r.Attempts, Error: r.Error, Key: r.Key, Trigger: r.Trigger, Args: r.Args,
+		State: r.State, Waits: r.Waits,
+	}
 	if r.Due != nil {
 		j.Due = *r.Due
 	}
@@ -320,8 +326,8 @@ type JobFilter struct {
 	State  State
 }
 
-// Jobs returns the jobs of the group that have not ended, in the order in which they were put, page by page: not all of one moment. All of them are passed over, also where few
-// are wanted. An error ends it.
+// Jobs returns the jobs of the group that have not ended, in the order in which they were put, page by page: not all of one moment. All of
+// them are passed over, also where few are wanted. An error ends it.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
 	return func(yield func(Job, error) bool) {
 		switch filter.State {
@@ -347,12 +353,15 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 	}
 }
 
-// Retry runs a job that is dead, lost or cancelled once more, now: as a new job with its kind, arguments, key, priority and time, whose id it returns, and with all attempts again. Once: the new one can
-// be retried in its turn. ErrNotFound where the group's history has no such job; ErrExists where a living job has its unique key.
+// Retry runs a job that is dead, lost or cancelled once more, now, or at its time where that is yet to come: as a new job with its kind,
+// arguments, key, priority and time, whose id it returns, and with all attempts again. Once: the new one can be retried in its turn.
+// ErrNotFound where the group's history has no such job; ErrExists where a living job has its unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
 	err = s.ownTx(ctx)(func(tx pgx.Tx) error {
-		retry, err = s.sendRetry(ctx, tx, nil, nil, &id)
-		return err
+		if retry, err = s.sendRetry(ctx, tx, nil, nil, &id); err != nil {
+			return err
+		}
+		return s.note(ctx, tx, "retry", nil, id, 0, retry, map[string]any{"job": id})
 	})
 	if err != nil {
 		return 0, fmt.Errorf("schedule: retry job %d of group %q: %w", id, s.group, err)
@@ -360,12 +369,15 @@ func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error
 	return retry, nil
 }
 
-// RetryTick runs a schedule once more, now, for a tick that is dead or lost: as a job with the kind, the arguments and the key that the schedule has now, whose id it returns. The tick keeps its fate. Once: the
-// job can be retried in its turn. ErrNotFound where the group's history has no such tick, or its schedule was deleted.
+// RetryTick runs a schedule once more, now, for a tick that is dead or lost: as a job with the kind, the arguments and the key that the
+// schedule has now, whose id it returns. The tick keeps its fate. Once: the job can be retried in its turn. ErrNotFound where the group's
+// history has no such tick, or its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
 	err = s.ownTx(ctx)(func(tx pgx.Tx) error {
-		retry, err = s.sendRetry(ctx, tx, &name, &tick, nil)
-		return err
+		if retry, err = s.sendRetry(ctx, tx, &name, &tick, nil); err != nil {
+			return err
+		}
+		return s.note(ctx, tx, "retry", &name, 0, 0, retry, map[string]any{"tick": tick})
 	})
 	if err != nil {
 		return 0, fmt.Errorf("schedule: retry tick %v of schedule %q of group %q: %w", tick, name, s.group, err)
@@ -377,10 +389,13 @@ func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) 
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 	err := s.inTx(ctx, func(tx pgx.Tx) error {
 		found, err := s.sendCancel(ctx, tx, id)
-		if err == nil && !found {
-			err = ErrNotFound
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			return ErrNotFound
 		}
-		return err
+		return s.note(ctx, tx, "cancel", nil, id, 0, id, nil)
 	})
 	if err != nil {
 		return fmt.Errorf("schedule: cancel job %d of group %q: %w", id, s.group, err)
@@ -388,10 +403,11 @@ func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 	return nil
 }
 
-// Trigger runs a schedule now, besides its ticks, also where it is paused: as a job, with the kind, the arguments and the key that the schedule has now. It returns the job's id. Its history
-// tells nothing of that; see Job. ErrNotFound where there is no schedule of the name.
+// Trigger runs a schedule now, besides its ticks, also where it is paused: as a job, with the kind, the arguments and the key that the
+// schedule has now. It returns the job's id. Its history tells nothing of that; see Job. ErrNotFound where there is no schedule of the
+// name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
-	return first(s.runBesides(ctx, s.ownTx(ctx), "trigger", name, func(r *record) ([]newJob, error) {
+	return first(s.runBesides(ctx, s.ownTx(ctx), "trigger", name, nil, func(r *record) ([]newJob, error) {
 		return []newJob{{Trigger: TriggerManual, Priority: 1}}, nil
 	}))
 }
@@ -399,15 +415,17 @@ func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err err
 // maxBackfill is how many ticks are backfilled in one call.
 const maxBackfill = 1000
 
-// Backfill runs a schedule once more for the ticks of its rule after one instant, up to another, which is not after the schedule's cursor: 1,000 ticks at most. Each becomes a job, with the lowest
-// priority, and the kind, the arguments and the key that the schedule has now; they begin in order. It returns the ids, in that order, without ticks of which such a job has not ended yet. To run one dead
-// tick again, give an instant just before it, and the tick. The schedule's history stays as it is; see Job. ErrNotFound where there is no schedule of the name.
+// Backfill runs a schedule once more for the ticks of its rule after one instant, up to another, which is not after the schedule's cursor:
+// 1,000 ticks at most. Each becomes a job, with the lowest priority, and the kind, the arguments and the key that the schedule has now;
+// they begin in order. It returns the ids, in that order, without ticks of which such a job has not ended yet. To run one dead tick again,
+// give an instant just before it, and the tick. The schedule's history stays as it is; see Job. ErrNotFound where there is no schedule of
+// the name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	return s.backfill(ctx, s.ownTx(ctx), name, from, to)
 }
 
 func (s *Scheduler) backfill(ctx context.Context, in inTx, name string, from, to time.Time) (ids []int64, err error) {
-	return s.runBesides(ctx, in, "backfill", name, func(r *record) (jobs []newJob, err error) {
+	return s.runBesides(ctx, in, "backfill", name, map[string]any{"after": from, "until": to}, func(r *record) (jobs []newJob, err error) {
 		rule, err := Parse(r.Rule)
 		switch {
 		case err != nil:
@@ -431,8 +449,10 @@ func (s *Scheduler) backfill(ctx context.Context, in inTx, name string, from, to
 	})
 }
 
-// runBesides puts jobs that run a schedule besides its ticks.
-func (s *Scheduler) runBesides(ctx context.Context, in inTx, doing, name string, jobs func(*record) ([]newJob, error)) (ids []int64, err error) {
+// runBesides puts jobs that run a schedule besides its ticks, as args tell.
+func (s *Scheduler) runBesides(
+	ctx context.Context, in inTx, doing, name string, args map[string]any, jobs func(*record) ([]newJob, error),
+) (ids []int64, err error) {
 	err = in(func(tx pgx.Tx) error {
 		_, r, err := s.sendGet(ctx, tx, name, false)
 		if err == nil && r == nil {
@@ -451,8 +471,14 @@ func (s *Scheduler) runBesides(ctx context.Context, in inTx, doing, name string,
 		for i := range rows {
 			rows[i].Name, rows[i].Kind, rows[i].Key, rows[i].Args = &r.Name, r.Kind, r.Key, r.Args
 		}
-		ids, err = s.sendEnqueue(ctx, tx, rows, "skip")
-		return err
+		if ids, err = s.sendEnqueue(ctx, tx, rows, "skip"); err != nil {
+			return err
+		}
+		var job int64 // of several, none stands for all
+		if len(ids) == 1 {
+			job = ids[0]
+		}
+		return s.note(ctx, tx, doing, &r.Name, 0, r.ID, job, args)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("schedule: %s schedule %q of group %q: %w", doing, name, s.group, err)

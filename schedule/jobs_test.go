@@ -110,7 +110,7 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group) // its connections lose nothing
 	ok(t, err)
 	mail.Jobs = *schedule.JobsOf[string](enqueuer, "mail")
-	for _, text := range []string{"begin", ".guard(", "schedule_open", "public.effects", "schedule_close_job", "commit", "schedule_look"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_job", "commit", "schedule_look"} {
 		for _, after := range []bool{false, true} {
 			run(fmt.Sprint(text, after), func() { w.wire.lose(text, after) })
 		}
@@ -340,6 +340,7 @@ func TestWrongJobsAreRefused(t *testing.T) {
 			return err
 		},
 		"arguments":           func() error { _, err := mail.Enqueue(t.Context(), func() {}); return err },
+		`\\\u0000b" has a`:    func() error { _, err := mail.Enqueue(t.Context(), "a\\\x00b"); return err },
 		"option is nil":       func() error { _, err := mail.Enqueue(t.Context(), 1, nil); return err },
 		"transaction is nil":  func() error { _, err := mail.EnqueueTx(t.Context(), nil, 1); return err },
 		"kind":                func() error { _, err := schedule.JobsOf[any](e, "").Enqueue(t.Context(), 1); return err },
@@ -502,8 +503,8 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 			t.Errorf("the job of %v is %+v", at, j)
 		}
 	}
-	ahead := time.Date(9999, 12, 31, 23, 30, 0, 0, time.UTC)
-	id, err := mail.Enqueue(t.Context(), "ahead", schedule.At(ahead))
+	ahead := time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
+	id, err := mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.At(ahead.Add(999)))
 	ok(t, err)
 	if j, err := w.Job(t.Context(), id); err != nil || !j.At.Equal(ahead) || !j.Due.Equal(ahead) {
 		t.Errorf("the job that waits is %+v, %v", j, err)
@@ -525,5 +526,26 @@ func TestManyJobsAreFoundInFewLooks(t *testing.T) {
 	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	if n, most := w.wire.counted(), 30+2*int(time.Since(began)/time.Second); n > most { // one each second, and one for each hundred
 		t.Errorf("%d looks, not %d at most", n, most)
+	}
+}
+
+// A look for more of many jobs begins where those before have come to: what has ended may lie dead in the index. Of what is due at one instant it leaves nothing.
+func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.noteLooks("since_us bigint", "since_us")
+	w := newWorker(db, schedule.WithPartitions(1))
+	w.LookEvery(100 * time.Second) // then it looks also at what was before
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	at := midnight.Add(time.Hour)
+	for i := range 2 {
+		_, err := mail.EnqueueMany(t.Context(), make([]string, 300), schedule.At(at.Add(time.Duration(i)*time.Second)))
+		ok(t, err)
+	}
+	db.setClock(at.Add(time.Minute))
+	w.run()
+	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	if last := time.UnixMicro(one[int64](db, "SELECT max(since_us) FROM public.looks")); !last.After(at) {
+		t.Errorf("the last look began at %v, when nothing due at %v was left", last, at)
 	}
 }

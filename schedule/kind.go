@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -29,8 +30,9 @@ type Run[Args any] struct {
 	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was. See also OverlapAllow
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
-	Attempt int       // from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
-	Crashes int       // how many processes died while it ran, without the first
+	// from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
+	Attempt int
+	Crashes int // how many processes died while it ran, without the first
 
 	Partition int   // to which the key belongs
 	Epoch     int64 // under which this process owns it: a fencing token
@@ -56,7 +58,7 @@ type kind struct {
 	calls  calls
 	limits limits
 	counts kindCounts
-	// slotsMade tells that the slots of its limit are there.
+	// slotsMade tells that the slots of its limit are there, as far as is known.
 	slotsMade atomic.Bool
 	// parse checks arguments.
 	parse func(json.RawMessage) error
@@ -64,15 +66,17 @@ type kind struct {
 	run func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 }
 
-// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED: what it writes there, the schedule's step to the next tick and
-// the history are committed together, under Guard, or nothing of it. So its effects in this database come exactly once for each tick. It returns nil to
-// have the transaction committed; it does not end it itself. When it returns an error or panics, nothing of it is committed, and Retry says whether the tick is tried
-// again or dead; see Discard and Snooze too. A handler that ended its transaction itself is not called again for its tick, as its work may stand.
-// Where the database broke off the transaction (a serialization failure or a deadlock, three times; a lost connection, five times) it is called again.
-// Effects outside of the database come more often then: where ctx ends or a process dies, too.
+// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED: what it writes there, the schedule's step to
+// the next tick and the history are committed together, under Guard, or nothing of it. So its effects in this database come exactly once
+// for each tick. It returns nil to have the transaction committed; it does not end it itself. When it returns an error or panics, nothing
+// of it is committed, and Retry says whether the tick is tried again or dead; see Discard and Snooze too. A handler that ended its
+// transaction itself is not called again for its tick, as its work may stand. Where the database broke off the transaction (a serialization
+// failure or a deadlock, three times; a lost connection, five times) it is called again. Effects outside of the database come more often
+// then: where ctx ends or a process dies, too.
 //
-// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout a second
-// more than Timeout, its idle_in_transaction_session_timeout that of Idle; the handler may set others for itself.
+// ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5
+// s, its statement_timeout a second more than Timeout, its idle_in_transaction_session_timeout that of Idle; the handler may set others for
+// itself. A role that it sets it resets: the run is written down with the rights that the transaction has in the end.
 //
 // Args are kept as JSON. Register all kinds before Run: what waits for a kind that no process knows waits without being late. Every error of a
 // registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
@@ -100,7 +104,7 @@ func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
 func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	k.parse = func(args json.RawMessage) (err error) {
 		defer caught(&err)
-		return json.Unmarshal(args, new(Args))
+		return legible(json.Unmarshal(args, new(Args)))
 	}
 	var err error
 	k.limits, err = newLimits(opts)
@@ -122,9 +126,18 @@ func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) erro
 		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
 		defer func() { ended <- err }()
 		defer caught(&err)
-		err = k.run(ctx, tx, r)
+		err = legible(k.run(ctx, tx, r))
 	}()
 	return <-ended
+}
+
+// legible returns an error of the application's. It panics where the error's text does, as that of a nil pointer, which is no nil error:
+// later nothing would catch that.
+func legible(err error) error {
+	if err != nil {
+		_ = err.Error()
+	}
+	return err
 }
 
 // caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
@@ -135,8 +148,9 @@ func caught(err *error) {
 }
 
 // Add declares a schedule in the code: Run puts it. It runs only where the code declares it. Where no process of the group does any more it
-// waits; after a week it is disabled, see Schedule.DisabledAt, and never deleted. When a process starts that declares it again it runs by its policy for what it waited for;
-// once it was disabled it begins anew, and the ticks until then are cancelled. It is to be called before Run.
+// waits; after a week it is disabled, see Schedule.DisabledAt, and never deleted. When a process starts that declares it again it runs by
+// its policy for what it waited for; once it was disabled it begins anew, and the ticks until then are cancelled. It is to be called before
+// Run.
 //
 // Where the schedule exists already it is edited, see Put.
 func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOption) error {
@@ -181,9 +195,9 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 	if err := errors.Join(k.check(), rule.Err()); err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(args)
+	text, err := writtenArgs(args)
 	if err != nil {
-		return nil, fmt.Errorf("arguments: %w", err)
+		return nil, err
 	}
 	r := &record{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}
 	for _, opt := range opts {
@@ -193,4 +207,26 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 		opt.set(r)
 	}
 	return r, r.check()
+}
+
+// writtenArgs are arguments as the database keeps them.
+func writtenArgs(args any) (json.RawMessage, error) {
+	text, err := json.Marshal(args)
+	if err == nil && hasNUL(text) {
+		err = fmt.Errorf("%.100s has a NUL in a text, which the database cannot keep", text)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("arguments: %w", err)
+	}
+	return text, nil
+}
+
+// hasNUL reports whether a text in JSON has a NUL, which is written with one backslash; a backslash is written with two.
+func hasNUL(text []byte) bool {
+	for before, after, found := bytes.Cut(text, []byte(`\u0000`)); found; before, after, found = bytes.Cut(after, []byte(`\u0000`)) {
+		if (len(before)-len(bytes.TrimRight(before, `\`)))%2 == 0 {
+			return true
+		}
+	}
+	return false
 }

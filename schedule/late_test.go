@@ -355,13 +355,98 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 	}
 }
 
+// A job is committed nine seconds after it was put, while it was looked all the time: it is found when it is next looked far behind.
+func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.SweepEvery(time.Hour)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	db.looked()
+	var id int64
+	ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+		id, err = mail.EnqueueTx(t.Context(), tx, "late")
+		for i := range 10 {
+			db.setClock(midnight.Add(time.Duration(i) * time.Second))
+			db.looked()
+		}
+		return err
+	}))
+	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+}
+
+// Far behind lie dead entries of the index, beside an old snapshot: it is looked there once a second, however often something is put.
+func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	db.noteLooks("since_us bigint", "since_us")
+	w := newWorker(db, schedule.WithPartitions(1))
+	w.LookEvery(time.Minute)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	for range 5 {
+		id, err := mail.Enqueue(t.Context(), "now")
+		ok(t, err)
+		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
+	}
+	looked := func(where string) int64 {
+		return one[int64](db, "SELECT count(*) FROM public.looks WHERE since_us "+where+" $1", midnight.Add(-5*time.Second).UnixMicro())
+	}
+	if n := looked(">"); n < 3 {
+		t.Errorf("%d looks after what was put", n)
+	}
+	if n := looked("<="); n > 2 { // one at everything
+		t.Errorf("%d looks far behind, in less than the time between two", n)
+	}
+}
+
+// A look takes too long where it passes over what waits, as of millions of jobs under one key: the next pass over nothing, and what is in other partitions begins.
+func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.beforeLooks("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")
+	w, log := newLogged(db)
+	w.LookFor(time.Second)
+	w.SweepEvery(time.Hour)
+	began, goOn := make(chan struct{}, 250), make(chan struct{})
+	defer close(goOn)
+	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
+		began <- struct{}{}
+		released(ctx, goOn)
+		return nil
+	})
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	_, err := books.EnqueueMany(t.Context(), make([]args, 250), schedule.Key("one"))
+	ok(t, err)
+	w.run()
+	receive(t, "one runs", began)
+	until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
+	for i := 0; ; i++ {
+		key := fmt.Sprint(i)
+		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
+			id, err := mail.Enqueue(t.Context(), "elsewhere", schedule.Key(key))
+			ok(t, err)
+			expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is in another partition")
+			break
+		}
+	}
+}
+
+// noteLooks has each look note something in a column of the table looks, by its number.
+func (db *database) noteLooks(column, value string) {
+	db.exec("CREATE TABLE public.looks (n bigint GENERATED ALWAYS AS IDENTITY, " + column + "); GRANT INSERT ON public.looks TO PUBLIC")
+	db.beforeLooks("INSERT INTO public.looks VALUES (DEFAULT, " + value + ")")
+}
+
 // beforeLooks has each look begin with a statement of PL/pgSQL.
 func (db *database) beforeLooks(statement string) {
 	const arguments = "(text, int[], int[], bigint, bigint, int, text[], text[])"
 	db.exec(`ALTER FUNCTION pgleases.schedule_look` + arguments + ` RENAME TO schedule_look_before;
-		CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], but_kinds text[], OUT clock_us bigint, OUT took_us bigint, OUT answer jsonb) LANGUAGE plpgsql AS $$ BEGIN
+		CREATE FUNCTION pgleases.schedule_look(g text, p int[], fresh int[], since_us bigint, h bigint, most int, but text[], but_kinds text[], OUT clock_us bigint, OUT took_us bigint,
+			OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key text[], OUT kind text[], OUT due_us bigint[], OUT crashes int[]) LANGUAGE plpgsql AS $$ BEGIN
 			` + statement + `;
-			SELECT l.clock_us, l.took_us, l.answer INTO clock_us, took_us, answer FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but, but_kinds) AS l; END $$;
+			SELECT l.* INTO clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, most, but, but_kinds) AS l; END $$;
 		GRANT EXECUTE ON FUNCTION pgleases.schedule_look` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
 }
 

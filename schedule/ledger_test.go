@@ -135,7 +135,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T
 	ok(t, books.Add("close", args{1}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	now := midnight
-	for _, text := range []string{"begin", ".guard(", "schedule_open", "public.effects", "schedule_close", "commit", "schedule_look", "rollback"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_tick", "commit", "schedule_look", "rollback"} {
 		for _, after := range []bool{false, true} {
 			w.wire.lose(text, after)
 			now = now.Add(3 * time.Hour)

@@ -56,7 +56,7 @@ func (l *lookout) ready(ctx context.Context) (*pgx.Conn, error) {
 	return conn, nil
 }
 
-// listen listens where notifications arrive: a pooler gives another number than its server's process has.
+// listen sets the connection up, and listens, where it is the server's own and notifications arrive: a pooler gives another number than its server's process has.
 func (l *lookout) listen(ctx context.Context) error {
 	share, pid, err := l.s.sendShare(ctx, l.conn)
 	if err != nil {
@@ -66,7 +66,8 @@ func (l *lookout) listen(ctx context.Context) error {
 	if !l.listens {
 		return nil
 	}
-	_, err = l.conn.Exec(ctx, fmt.Sprintf("LISTEN pgleases_schedule_%d", share))
+	// Each look is a transaction of its own, that a higher level than READ COMMITTED would break off. Behind a pooler no setting lasts.
+	_, err = l.conn.Exec(ctx, fmt.Sprintf("SET default_transaction_isolation = 'read committed'; LISTEN pgleases_schedule_%d", share))
 	l.hear() // what was told before it listened keeps what is put now silent
 	return err
 }

@@ -109,7 +109,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 func TestFewNotificationsAreSent(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
-	w := newWorker(db, schedule.WithPartitions(1))
+	w := newWorkerFor(db, 30*time.Second, schedule.WithPartitions(1)) // it owns the partition all the time, also on a busy machine
 	mine := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	first, err := mine.Enqueue(t.Context(), "it owns the partition")
@@ -159,4 +159,29 @@ func TestALookWaitsForNoConnectionOfThePool(t *testing.T) {
 		defer conn.Release()
 	}
 	db.looked()
+}
+
+// A look wakes what waits while it is edited elsewhere: whatever the default of transactions.
+func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$`)
+	w, log := newLogged(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	l := newLedger(db, "close")
+	db.exec("UPDATE pgleases.schedules SET waits = 'unknown', waits_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
+	held := db.begin()
+	_, err := held.Exec(t.Context(), "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
+	ok(t, err)
+	w.run()
+	until(t, "a look waits", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_look%')")
+	})
+	_, err = held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1")
+	ok(t, err)
+	ok(t, held.Commit(t.Context()))
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler)
+	expect(t, log.count("cannot look"), 0, "looks that failed")
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,9 +12,7 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -23,10 +20,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -36,18 +33,14 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, victim(url))
 		os.Exit(1)
 	}
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
-		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
-	}
-	code := m.Run()
-	if code == 0 {
-		if err := goleak.Find(); err != nil {
-			fmt.Fprintln(os.Stderr, "after all tests:", err)
-			code = 1
+	if url := os.Getenv(zonedOf); url != "" {
+		if err := zoned(url); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
 		}
+		os.Exit(0)
 	}
-	os.Exit(code)
+	tests.Main(m)
 }
 
 // patience bounds what a test waits for. It is reached only where that never comes.
@@ -106,13 +99,29 @@ func newDatabaseAt(t testing.TB, url string) *database {
 	return db
 }
 
+// openPool is for a process that a test starts.
+func openPool(ctx context.Context, url string, conns int32) (*pgxpool.Pool, error) {
+	config, err := pgtest.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = conns
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// newPool returns a pool for a worker, whose connections go over the wire; nil: for the test's own queries, whatever the database's search_path.
 func newPool(t testing.TB, url string, w *wire) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
+	config, err := pgtest.ParseConfig(url)
 	ok(t, err)
 	if w != nil {
 		config.ConnConfig.DialFunc, config.MaxConns = w.dial, 6
 		config.ConnConfig.DefaultQueryExecMode = w.mode
+	} else {
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET search_path = public")
+			return err
+		}
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	ok(t, err)
@@ -120,10 +129,34 @@ func newPool(t testing.TB, url string, w *wire) *pgxpool.Pool {
 	return pool
 }
 
+// makeStrange puts other code in the way of all that workers run from now on, and fails the test where any of it is called. Not where they have a role
+// of their own: that may be behind a pooler, where the test's own queries could not be kept from it.
+func (db *database) makeStrange() {
+	db.t.Helper()
+	if db.url != pgtest.OwnerURL(db.url) {
+		return
+	}
+	conn, err := db.Acquire(context.Background())
+	ok(db.t, err)
+	defer conn.Release()
+	ok(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/*.sql", "sql/*.sql", "../internal/store/connect.go", "store.go"))
+	db.exec("ALTER DATABASE " + pgx.Identifier{conn.Conn().Config().Database}.Sanitize() + " SET search_path = strange, pg_catalog")
+	db.t.Cleanup(func() { expect(db.t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called") })
+}
+
 func (db *database) exec(statements string) {
 	db.t.Helper()
 	_, err := db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol)
 	ok(db.t, err)
+}
+
+// begin begins a transaction of the test's own, which ends with the test at the latest.
+func (db *database) begin() pgx.Tx {
+	db.t.Helper()
+	tx, err := db.Begin(context.Background())
+	ok(db.t, err)
+	db.t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
+	return tx
 }
 
 // setClock sets what decides about what is due.
@@ -133,14 +166,26 @@ func (db *database) setClock(now time.Time) {
 	ok(db.t, err)
 }
 
-// looked waits until a process has looked for work, and taken what it found: until it looks once more.
+// read returns how many rows of a table were read. It waits until all sessions have ended, as they tell it then, and until that is the least.
+func (db *database) read(table string, least int64) (rows int64) {
+	db.t.Helper()
+	until(db.t, "the server tells what its sessions read", func() bool {
+		gone := one[bool](db, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')")
+		rows = one[int64](db, "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = $1", table)
+		return gone && rows >= least
+	})
+	return rows
+}
+
+// looked waits until a process has looked for work, and taken what it found: until it looks once more. A look that goes on may be the one of
+// before: its query_start is that of each message of it.
 func (db *database) looked() {
 	db.t.Helper()
 	for range 2 {
 		now := one[time.Time](db, "SELECT clock_timestamp()")
 		until(db.t, "a process looks for work", func() bool {
 			return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-				AND query LIKE '%schedule_look%' AND query_start > $1)`, now)
+				AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
 		})
 	}
 }

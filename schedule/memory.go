@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // This file is what the functions in sql/functions.sql do, without a database, for package scheduletest. Tests of that package hold both against each other.
@@ -75,7 +76,10 @@ type owner struct {
 }
 
 func newMemory(stage *seam.Stage, partitions int) *memory {
-	return &memory{stage: stage, partitions: partitions, rows: newRows(), owners: make(map[int]owner), locks: make(map[any]*memoryTx), ended: make(map[int64]*told), living: make(map[int64]int), slots: make(map[slot]string), runs: make(map[subject]bool)}
+	return &memory{
+		stage: stage, partitions: partitions, rows: newRows(), owners: make(map[int]owner), locks: make(map[any]*memoryTx),
+		ended: make(map[int64]*told), living: make(map[int64]int), slots: make(map[slot]string), runs: make(map[subject]bool),
+	}
 }
 
 func newRows() rows { return rows{of: make(map[subject]*line), edited: make(map[int64]*told)} }
@@ -204,7 +208,10 @@ func (m *memory) look(until time.Time, visit func(seam.Due) bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range m.due {
-		if r.Due.After(until) || !visit(seam.Due{ID: r.ID, Job: r.Job, Priority: r.priority, Partition: r.Partition, Key: r.Key, Kind: r.Kind, At: *r.Due, Crashes: r.Trying.crashes()}) {
+		if r.Due.After(until) || !visit(seam.Due{
+			ID: r.ID, Job: r.Job, Priority: r.priority, Partition: r.Partition, Key: r.Key, Kind: r.Kind, At: *r.Due,
+			Crashes: r.Trying.crashes(),
+		}) {
 			return
 		}
 	}
@@ -293,11 +300,13 @@ func (m *memory) beginTx(ctx context.Context) *memoryTx {
 }
 
 // guarded runs f in a transaction, and commits it where f has not.
-func (m *memory) guarded(life context.Context, queue func(*pgx.Batch), f func(context.Context, *transaction) error) error {
+func (m *memory) guarded(life context.Context, queue queue, f func(context.Context, *transaction) error) error {
 	if life.Err() != nil {
 		return pgleases.ErrNotOwner
 	}
-	queue(nil) // what it would send is done
+	if err := queue(life, nil); err != nil { // what it would send is done
+		return err
+	}
 	of := m.beginTx(life)
 	defer func() { _ = of.Rollback(context.WithoutCancel(life)) }() // where it was not committed
 	tx := &transaction{Tx: of}
@@ -335,7 +344,11 @@ func (m *memory) in(ctx context.Context, q querier, f func(*memoryTx) error) err
 	}
 	m.mu.Lock()
 	err := pgx.ErrTxClosed
-	if !tx.over() {
+	switch {
+	case tx.over():
+	case tx.aborted():
+		err = errAborted
+	default:
 		err = f(tx)
 	}
 	tx.fails = tx.fails || err != nil
@@ -348,6 +361,18 @@ func (m *memory) in(ctx context.Context, q querier, f func(*memoryTx) error) err
 
 // over reports whether the transaction has ended.
 func (t *memoryTx) over() bool { return t.ended || t.upper != nil && t.upper.over() }
+
+// errAborted is what the server says to each statement after one that failed.
+var errAborted = &pgconn.PgError{Severity: "ERROR", Code: "25P02", Message: "current transaction is aborted, commands ignored until end of transaction block"}
+
+// aborted reports whether a statement has failed in it, ours or the application's.
+func (t *memoryTx) aborted() bool {
+	if t.upper != nil && t.upper.aborted() {
+		return true
+	}
+	conn := t.Conn()
+	return t.fails || conn != nil && conn.PgConn().TxStatus() == 'E'
+}
 
 // get returns a row as the transaction sees it.
 func (t *memoryTx) get(s subject) *line {
@@ -396,7 +421,10 @@ func (t *memoryTx) lock(what any) error {
 		t.m.locks[what] = top
 		top.locks = append(top.locks, what)
 	default:
-		return &pgconn.PgError{Severity: "ERROR", Code: "55P03", Message: fmt.Sprintf("canceling statement due to lock timeout: a transaction that is under way has written %v", what)}
+		return &pgconn.PgError{
+			Severity: "ERROR", Code: "55P03",
+			Message: fmt.Sprintf("canceling statement due to lock timeout: a transaction that is under way has written %v", what),
+		}
 	}
 	return nil
 }
@@ -407,7 +435,10 @@ func (t *memoryTx) set(s subject, r *line) { t.wrote.of[s] = r }
 // tell writes down what became of a schedule's ticks, or of a job.
 func (t *memoryTx) tell(r *line, fates []fate) {
 	for _, f := range slices.SortedStableFunc(slices.Values(fates), func(a, b fate) int { return a.Until.Compare(b.Until) }) {
-		e := entry{Name: r.Name, Kind: r.Kind, Since: f.Since, Until: f.Until, Ticks: f.Ticks, Fate: f.Fate, Attempts: f.Attempts, StartedAt: f.StartedAt, EndedAt: t.m.now()}
+		e := entry{
+			Name: r.Name, Kind: r.Kind, Since: f.Since, Until: f.Until, Ticks: f.Ticks, Fate: f.Fate, Attempts: f.Attempts,
+			StartedAt: f.StartedAt, EndedAt: t.m.now(),
+		}
 		of := r.subject()
 		switch {
 		case r.TickOf != nil:
@@ -457,8 +488,11 @@ func (m *memory) close(ctx context.Context, tx *transaction, r *record, st step)
 		}
 		return t.close(have, r, st)
 	})
-	if err == nil {
+	switch {
+	case err == nil:
 		err = of.Commit(ctx)
+	case store.LockTimeout(err):
+		err = locked{err}
 	}
 	tx.ended.Store(of.ended)
 	return paused, err
@@ -510,7 +544,10 @@ func (t *memoryTx) close(have *line, r *record, st step) error {
 		}
 	} else { // where an edit passed over these ticks while they ran, they have run all the same
 		if !t.passedOver(have, r.Cursor, st) {
-			return &pgconn.PgError{Severity: "ERROR", Code: codeMoved, Message: fmt.Sprintf("schedule %q has come as far as %v, and the run began at %v", have.Name, have.Cursor, r.Cursor)}
+			return &pgconn.PgError{
+				Severity: "ERROR", Code: codeMoved,
+				Message: fmt.Sprintf("schedule %q has come as far as %v, and the run began at %v", have.Name, have.Cursor, r.Cursor),
+			}
 		}
 		if st.Done != nil && (have.Done == nil || st.Done.After(*have.Done)) {
 			n.Done = st.Done
@@ -676,7 +713,13 @@ func (t *memoryTx) unique(j newJob) (*line, error) {
 
 func (m *memory) newJob(id int64, j newJob) *line {
 	now := m.now()
-	r := &line{record: record{ID: id, Nonce: fmt.Sprint(id), Job: true, Key: j.Key, Partition: m.partitionOf(j.Key), Kind: j.Kind, Args: j.Args, Trigger: j.Trigger, Since: j.Since, At: now, Revision: 1}, unique: j.UniqueKey, priority: int(j.Priority)}
+	r := &line{
+		record: record{
+			ID: id, Nonce: fmt.Sprint(id), Job: true, Key: j.Key, Partition: m.partitionOf(j.Key), Kind: j.Kind, Args: j.Args,
+			Trigger: j.Trigger, Since: j.Since, At: now, Revision: 1,
+		},
+		unique: j.UniqueKey, priority: int(j.Priority),
+	}
 	switch {
 	case j.Name != nil:
 		r.Name = *j.Name
@@ -741,34 +784,43 @@ func (m *memory) jobs(ctx context.Context, f JobFilter, after int64) ([]*jobRow,
 }
 
 func (m *memory) jobRow(r *line) *jobRow {
-	j := &jobRow{ID: r.ID, Name: r.Name, Kind: r.Kind, Trigger: r.Trigger, Key: r.Key, Args: r.Args, State: StatePlanned, At: r.At, Due: r.Due, Attempts: r.attempts()}
+	j := &jobRow{
+		ID: r.ID, Name: r.Name, Kind: r.Kind, Trigger: r.Trigger, Key: r.Key, Args: r.Args, State: StatePlanned, At: r.At, Due: r.Due,
+		Attempts: r.attempts(),
+	}
 	if r.Trying != nil && r.Trying.Error != nil {
 		j.Error = *r.Trying.Error
 	}
+	if r.Waits != nil {
+		j.Waits = *r.Waits
+	}
 	switch {
-	case r.Waits != nil:
-		j.State, j.Waits = StateWaits, *r.Waits
 	case m.runs[r.subject()]:
 		j.State = StateRuns
+	case r.Waits != nil:
+		j.State = StateWaits
 	case r.Due != nil && !r.Due.After(m.now()):
 		j.State = StateDue
-	case j.Attempts > 0:
+	case r.Trying != nil:
 		j.State = StateRetries
 	}
 	return j
 }
 
 // retry stands in for schedule_retry.
-func (m *memory) retry(ctx context.Context, q querier, name *string, tick *time.Time, job *int64) (id int64, err error) {
+func (m *memory) retry(ctx context.Context, q querier, group string, name *string, tick *time.Time, job *int64) (id int64, err error) {
 	err = m.in(ctx, q, func(t *memoryTx) error {
 		what, e, again := "", (*told)(nil), newJob{}
+		refused := func(code, hint, format string, args ...any) error {
+			return &pgconn.PgError{Severity: "ERROR", Code: code, Hint: hint, Message: what + " " + fmt.Sprintf(format, args...)}
+		}
 		if job != nil {
 			what, e = fmt.Sprintf("job %d", *job), m.ended[*job]
 			if e != nil {
 				again = e.again
 			}
 		} else {
-			what = fmt.Sprintf("tick %v of schedule %q", *tick, *name)
+			what = fmt.Sprintf("tick %s of schedule %q", tick.UTC().Format("2006-01-02 15:04:05.999999+00"), *name)
 			for _, h := range m.history {
 				if !h.of.Job && h.Name == *name && h.Until.Equal(*tick) {
 					e = h
@@ -777,23 +829,31 @@ func (m *memory) retry(ctx context.Context, q querier, name *string, tick *time.
 		}
 		switch {
 		case e == nil && job != nil && t.get(subject{*job, true}) != nil:
-			return fmt.Errorf("%s has not ended", what)
+			return refused("55000", "It is tried again by itself, or waits: jobs_status tells.", "has not ended")
 		case e == nil:
-			return fmt.Errorf("%w: %s is not in the history", ErrNotFound, what)
+			return refused(
+				"42704", "A tick is named by its instant, as until in the history. What ended long ago is forgotten.",
+				"is not in the history of group %q", group,
+			)
 		case e.Fate != FateDead && e.Fate != FateLost && (e.Fate != FateCancelled || job == nil):
-			return fmt.Errorf("%s is %s: to be retried, a tick is dead or lost, and a job is dead, lost or cancelled", what, e.Fate)
+			return refused(
+				"55000",
+				"To be retried, a tick is dead or lost, and a job is dead, lost or cancelled. Ticks that were passed over, and those that are done, can be backfilled.",
+				"is %s", e.Fate,
+			)
 		case e.retried != 0:
-			return fmt.Errorf("%s was retried, as job %d", what, e.retried)
+			return refused("55000", "See what became of that job. If it is dead too, retry it.", "was retried, as job %d", e.retried)
 		}
 		if job == nil {
 			s := t.get(e.of)
 			if s == nil {
-				return fmt.Errorf("%w: %s cannot be retried: its schedule was deleted", ErrNotFound, what)
+				return refused("42704", "Nobody knows any more what it would be run with.", "cannot be retried: its schedule was deleted")
 			}
 			from := e.Since
+			var done time.Time // ticks that overlap end in any order
 			for _, h := range m.history {
-				if h.of == e.of && h.Fate == FateDone && !h.Until.After(e.Since) && (from.Equal(e.Since) || h.Until.After(from)) {
-					from = h.Until
+				if h.of == e.of && h.Fate == FateDone && !h.Until.After(e.Since) && h.Until.After(done) {
+					from, done = h.Until, h.Until
 				}
 			}
 			again = newJob{Kind: s.Kind, Name: &s.Name, Key: s.Key, Args: s.Args, Priority: 1, At: &e.Until, Since: &from}
@@ -804,7 +864,10 @@ func (m *memory) retry(ctx context.Context, q querier, name *string, tick *time.
 		case err != nil:
 			return err
 		case taken != nil:
-			return fmt.Errorf("%w: %s cannot be retried: there is a living job of kind %q with its unique key", ErrExists, what, e.Kind)
+			return refused(
+				"23505", "That job does its work. If it does not, cancel it first.",
+				"cannot be retried: there is a living job of kind %q with its unique key %q", e.Kind, *again.UniqueKey,
+			)
 		}
 		m.last++
 		id = m.last
@@ -1013,6 +1076,8 @@ func (t *memoryTx) app(ctx context.Context) (tx pgx.Tx, err error) {
 	switch {
 	case t.over():
 		return nil, pgx.ErrTxClosed
+	case t.fails: // else the server says so
+		return nil, errAborted
 	case t.begun != nil:
 		return *t.begun, nil
 	case t.upper == nil:
@@ -1030,8 +1095,11 @@ func (t *memoryTx) app(ctx context.Context) (tx pgx.Tx, err error) {
 
 // Begin begins a savepoint.
 func (t *memoryTx) Begin(ctx context.Context) (pgx.Tx, error) {
-	if t.over() {
+	switch {
+	case t.over():
 		return nil, pgx.ErrTxClosed
+	case t.aborted():
+		return nil, errAborted
 	}
 	return &memoryTx{m: t.m, ctx: ctx, upper: t, wrote: newRows()}, nil
 }
@@ -1041,6 +1109,10 @@ func (t *memoryTx) Commit(ctx context.Context) error {
 	switch {
 	case t.over():
 		return pgx.ErrTxClosed
+	case t.fails && t.upper != nil: // which has not been rolled back to the savepoint
+		t.upper.fails = true
+		_ = t.Rollback(ctx)
+		return errAborted
 	case t.fails:
 		_ = t.Rollback(ctx)
 		return pgx.ErrTxCommitRollback

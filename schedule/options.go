@@ -33,6 +33,8 @@ type options struct {
 
 	retention, retentionFailed time.Duration // of the history; 0: for good
 	noMigration                bool
+
+	reason, actor string // empty: nothing is written down
 }
 
 // An Option changes how a scheduler works. Options are checked together, by the call that they are given to.
@@ -64,8 +66,9 @@ func WithDrain(d time.Duration) Option {
 	return Option{"WithDrain", func(o *options) { o.drain = d }}
 }
 
-// WithRetention sets how long entries stay in the history: those of ticks that are dead or lost for the second time, 30 days by default, all others for the first, 7 days by default. Each is 1h or
-// more, or 0: for good. Processes of a group give the same. The process that owns partition 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
+// WithRetention sets how long entries stay in the history: those of ticks that are dead or lost for the second time, 30 days by default,
+// all others for the first, 7 days by default. Each is 1h or more, or 0: for good. Processes of a group give the same. The process that
+// owns partition 0 deletes what is older, each minute, in transactions of up to 1,000 entries.
 func WithRetention(most, dead time.Duration) Option {
 	return Option{"WithRetention", func(o *options) { o.retention, o.retentionFailed = most, dead }}
 }
@@ -80,8 +83,18 @@ func WithoutMigration() Option {
 	return Option{"WithoutMigration", func(o *options) { o.noMigration = true }}
 }
 
+// WithReason has what is changed through this Scheduler written down, with why and who, in the table schedule_requests, in the transaction
+// of the change; beside the actor stands the role that connects. The reason has 1 to 4,000 bytes, the actor up to 255: empty, it is the
+// role alone. Only for Manage: code that calls Pause by itself has its reasons elsewhere.
+func WithReason(reason, actor string) Option {
+	return Option{"WithReason", func(o *options) { o.reason, o.actor = reason, actor }}
+}
+
 func newOptions(opts []Option) (options, error) {
-	o := options{schema: defaultSchema, partitions: defaultPartitions, drain: defaultDrain, retention: defaultRetention, retentionFailed: defaultRetentionFailed}
+	o := options{
+		schema: defaultSchema, partitions: defaultPartitions, drain: defaultDrain, retention: defaultRetention,
+		retentionFailed: defaultRetentionFailed,
+	}
 	for _, opt := range opts {
 		if opt.set == nil {
 			return o, errors.New("schedule: option is empty: make it with one of the With functions")
@@ -101,6 +114,11 @@ func newOptions(opts []Option) (options, error) {
 		return o, fmt.Errorf("schedule: drain of %v is negative", o.drain)
 	case o.retention != 0 && o.retention < minRetention, o.retentionFailed != 0 && o.retentionFailed < minRetention:
 		return o, fmt.Errorf("schedule: retention of %v and %v is out of range: each 1h or more, or 0 for good", o.retention, o.retentionFailed)
+	case slices.Contains(o.given, "WithReason") && (o.reason == "" || len(o.reason) > 4000 || len(o.actor) > 255):
+		return o, fmt.Errorf(
+			"schedule: the reason has %d bytes, the actor %d: give 1 to 4,000 bytes to a reason, and 255 at most to an actor",
+			len(o.reason), len(o.actor),
+		)
 	case o.schema == "":
 		return o, errors.New(`schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
 	}
@@ -130,12 +148,13 @@ const (
 	overlapAllow
 )
 
-// OverlapAllow has up to n ticks of a schedule run at once: 1 to 100. Ticks that pass while so many are under way are late ones, as with OverlapBuffer. Each tick becomes a job of
-// the database, with a key of its own, so that ticks run in all processes, and count there as any run does for WithMaxRunning; Key is an error beside it. From is the tick before,
-// whatever became of that, or is to. A tick that is tried again counts among the n until it has its fate.
+// OverlapAllow has up to n ticks of a schedule run at once: 1 to 100. Ticks that pass while so many are under way are late ones, as with
+// OverlapBuffer. Each tick becomes a job of the database, with a key of its own, so that ticks run in all processes, and count there as any
+// run does for WithMaxRunning; Key is an error beside it. From is the tick before, whatever became of that, or is to. A tick that is tried
+// again counts among the n until it has its fate.
 //
-// An edit, and Pause, change nothing for ticks that have become jobs: these run to their fate, with the arguments that they have. An edit to another Overlap has the next tick wait
-// for them. Delete cancels them. Cancel may cancel one.
+// An edit, and Pause, change nothing for ticks that have become jobs: these run to their fate, with the arguments that they have. An edit
+// to another Overlap has the next tick wait for them. Delete cancels them. Cancel may cancel one.
 func OverlapAllow(n int) ScheduleOption { return atOnce(n) }
 
 type atOnce int
@@ -146,8 +165,9 @@ func (n atOnce) set(r *record) { r.Policy.Overlap, r.Policy.AtOnce = overlapAllo
 // to run the schedule does not count.
 type Grace time.Duration
 
-// Jitter moves each run behind its tick by less than this, the same for all processes, so that not all schedules of a full hour run at once; default 0. It is to be
-// less than the time between two ticks: of ticks that it would bring out of their order, those that are overtaken are missed.
+// Jitter moves each run behind its tick by less than this, the same for all processes, so that not all schedules of a full hour run at
+// once; default 0. It is to be less than the time between two ticks: of ticks that it would bring out of their order, those that are
+// overtaken are missed.
 type Jitter time.Duration
 
 // PauseAfter pauses the schedule when so many ticks in a row are dead; default 0: never. Resume has it go on.
@@ -212,21 +232,25 @@ func Timeout(d time.Duration) KindOption { return func(l *limits) { l.timeout = 
 // run delays the next owner by that much.
 func Idle(d time.Duration) KindOption { return func(l *limits) { l.idle = d } }
 
-// Retry has a run that failed tried again, so many times in all: 1 to 1,000, default 1. Until then its tick has no fate, and counts as under way, see Overlap. Attempts that
-// the database broke off in favour of another transaction (three at most), or by ending the connection (five), count as one.
+// Retry has a run that failed tried again, so many times in all: 1 to 1,000, default 1. Until then its tick has no fate, and counts as
+// under way, see Overlap. Attempts that the database broke off in favour of another transaction (three at most), or by ending the
+// connection (five), count as one.
 func Retry(attempts int, pauses Pauses) KindOption {
 	return func(l *limits) { l.attempts, l.pauses = attempts, pauses }
 }
 
-// Crashes sets how many processes may die while they run a tick: 2 to 100, default 3. Then it is dead. The first that dies does not count, as it is not known then
-// what it ran; from the second on what it may have been runs alone in its process. What only ran beside it is not dead for that.
+// Crashes sets how many processes may die while they run a tick: 2 to 100, default 3. Then it is dead. The first that dies does not count,
+// as it is not known then what it ran; from the second on what it may have been runs alone in its process. What only ran beside it is not
+// dead for that.
 func Crashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
 
-// Limit has at most n runs of the kind at once, over all processes of the group: 1 to 1,000; default no limit. A run of InTx counts until its transaction has ended in the database,
-// also where its process was frozen or cut off; any other until it is known to have ended, or its process has lost the partition.
+// Limit has at most n runs of the kind at once, over all processes of the group: 1 to 1,000; default no limit. A run of InTx counts until
+// its transaction has ended in the database, also where its process was frozen or cut off; any other until it is known to have ended, or
+// its process has lost the partition.
 //
-// A run that finds no slot waits, says so in Waits, and tries again when one of this process's ends, and once a second; nothing of the process waits with it. That is no attempt, and for what it
-// takes a tick is not late, see Grace. A process that has waited for five seconds goes before the others.
+// A run that finds no slot waits, says so in Waits, and tries again when one of this process's ends, and once a second; nothing of the
+// process waits with it. That is no attempt, and for what it takes a tick is not late, see Grace. A process that has waited for five
+// seconds goes before the others.
 //
 // Where processes give different limits, as in a deploy, each keeps its own: there are never more runs than the highest.
 func Limit(n int) KindOption { return func(l *limits) { l.atOnce, l.limited = n, true } }
@@ -237,8 +261,8 @@ type Pauses struct {
 	exact    bool // without what is random
 }
 
-// Backoff are pauses between attempts: min after the first that failed, twice as long after each further one, at most max; each up to a tenth longer, at random. Both
-// are 1ms to 30 days.
+// Backoff are pauses between attempts: min after the first that failed, twice as long after each further one, at most max; each up to a
+// tenth longer, at random. Both are 1ms to 30 days.
 func Backoff(min, max time.Duration) Pauses { return Pauses{min: min, max: max} }
 
 // after is the pause after so many attempts that failed.
@@ -281,7 +305,10 @@ func newLimits(opts []KindOption) (limits, error) {
 		return l, fmt.Errorf("%d attempts is out of range: 1 to 1000", l.attempts)
 	case b == (Pauses{}) && l.attempts == 1:
 	case b.min < time.Millisecond || b.max > longest || b.min > b.max:
-		return l, fmt.Errorf("backoff from %v to %v is out of range: from at least 1ms, to at most %v, the first no longer than the last", b.min, b.max, longest)
+		return l, fmt.Errorf(
+			"backoff from %v to %v is out of range: from at least 1ms, to at most %v, the first no longer than the last", b.min, b.max,
+			longest,
+		)
 	}
 	return l, nil
 }

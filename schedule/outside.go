@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
 )
 
 // This file calls handlers whose effects are outside of the database: which nothing can do exactly once.
@@ -27,21 +29,24 @@ type outside struct {
 	guarded func(context.Context, func(pgx.Tx) error) error
 }
 
-// AtLeastOnce registers a handler whose effects are outside of this database: it is called for each tick or job until it returns nil, or that is dead by Retry, Crashes or Discard.
-// Before each call it is committed that it begins, and after it what came of it. Where its process dies or is cut off in between, another calls it again, with the same
-// IdempotencyKey and a higher Epoch. Calls under one key overlap only where a process was cut off and does not heed ctx, which ends then.
+// AtLeastOnce registers a handler whose effects are outside of this database: it is called for each tick or job until it returns nil, or
+// that is dead by Retry, Crashes or Discard. Before each call it is committed that it begins, and after it what came of it. Where its
+// process dies or is cut off in between, another calls it again, with the same IdempotencyKey and a higher Epoch. Calls under one key
+// overlap only where a process was cut off and does not heed ctx, which ends then.
 //
-// It holds no connection while it runs. Each call costs three transactions. Timeout, Retry and Crashes hold as for InTx, Idle means nothing; errors are as there.
+// It holds no connection while it runs. Each call costs three transactions. Timeout, Retry and Crashes hold as for InTx, Idle means
+// nothing; errors are as there.
 func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atLeastOnce, handler, opts)
 }
 
-// AtMostOnce registers a handler whose effects are outside of this database, and that is called once for each tick or job at most, whatever happens. When it returns an error that
-// is dead. Where its process dies or is cut off before what came of it is committed, that is lost, see FateLost. A run that ends by WithDrain or Timeout has the fate that the handler's
-// return tells: done for nil. It may return Snooze where it has done nothing: then it is called again.
+// AtMostOnce registers a handler whose effects are outside of this database, and that is called once for each tick or job at most, whatever
+// happens. When it returns an error that is dead. Where its process dies or is cut off before what came of it is committed, that is lost,
+// see FateLost. A run that ends by WithDrain or Timeout has the fate that the handler's return tells: done for nil. It may return Snooze
+// where it has done nothing: then it is called again.
 //
-// That it is called is committed before with synchronous_commit on. A failover to a standby that replicates asynchronously may forget it, and the handler is called once more:
-// for at most once over failovers too, have a synchronous standby.
+// That it is called is committed before with synchronous_commit on. A failover to a standby that replicates asynchronously may forget it,
+// and the handler is called once more: for at most once over failovers too, have a synchronous standby.
 //
 // It holds no connection while it runs. Timeout holds as for InTx, Idle and Crashes mean nothing, Retry is an error; errors are as there.
 func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
@@ -62,8 +67,8 @@ func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(cont
 	return register[Args](s, k, opts)
 }
 
-// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of the group, also after a failover: for a service that does what it is asked for under
-// one key once. It is a text of up to 350 bytes.
+// IdempotencyKey is the same for each call of a handler for one tick or job, and for no other of the group, also after a failover: for a
+// service that does what it is asked for under one key once. It is a text of up to 350 bytes.
 func (r Run[Args]) IdempotencyKey() string {
 	if r.outside == nil {
 		return ""
@@ -71,8 +76,9 @@ func (r Run[Args]) IdempotencyKey() string {
 	return r.outside.key
 }
 
-// Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the partition, and commits it: for steps of handlers of AtLeastOnce and AtMostOnce in this database.
-// Where another process owns the partition by now it is refused, with pgleases.ErrNotOwner. f does not end the transaction itself. It may be called in several goroutines.
+// Guarded runs f in a transaction, at the isolation level READ COMMITTED, under the guard of the partition, and commits it: for steps of
+// handlers of AtLeastOnce and AtMostOnce in this database. Where another process owns the partition by now it is refused, with
+// pgleases.ErrNotOwner. f does not end the transaction itself. It may be called in several goroutines.
 func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	if r.outside == nil {
 		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: one of InTx has its transaction")
@@ -84,7 +90,10 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*item, time.Time) {
 	k, told := p.s.kind(it.Kind), a.told(o)
 	told.outside = &outside{a.row.idempotencyKey(p.s.group), func(ctx context.Context, f func(pgx.Tx) error) error {
-		return p.guarded(ctx, o.Partition, func(*pgx.Batch) {}, func(_ context.Context, tx *transaction) error { return f(handlerTx{tx.Tx, tx}) })
+		return p.guarded(
+			ctx, p.guard([]pgleases.Partition{o.Partition}, func(*pgx.Batch) {}),
+			func(_ context.Context, tx *transaction) error { return f(handlerTx{tx.Tx, tx}) },
+		)
 	}}
 	ctx, cancel := p.s.limited(o.ctx, k.limits.timeout)
 	defer cancel()

@@ -38,7 +38,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 			ok(t, k.Add("send", args{}, hourly, schedule.MissedAll))
 			w.run().has("send")
 			now := midnight
-			for _, text := range []string{"begin", ".guard(", "schedule_open", "schedule_close", "synchronous_commit", "commit\x00"} {
+			for _, text := range []string{"begin", "schedule_open", "schedule_close", "schedule_done_tick", "synchronous_commit", "commit\x00"} {
 				for _, after := range []bool{false, true} {
 					if text == "synchronous_commit" && calls == "at least once" {
 						continue // it is not sent
@@ -131,14 +131,12 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec(`ALTER FUNCTION pgleases.schedule_open RENAME TO schedule_open_at_once;
-		CREATE FUNCTION pgleases.schedule_open(id bigint, job boolean, run text, timeout_ms int, idle_ms int, lock_ms int) RETURNS jsonb LANGUAGE plpgsql AS $$ BEGIN
-			IF EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.trying ->> 'run' = $3) THEN
+	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+			IF EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.trying ->> 'run' = current_setting('schedule.run')) THEN
 				PERFORM pg_advisory_xact_lock(1);
 			END IF;
-			RETURN pgleases.schedule_open_at_once($1, $2, $3, $4, $5, $6);
-		END $$;
-		GRANT EXECUTE ON FUNCTION pgleases.schedule_open TO PUBLIC`)
+			RETURN '500';
+		END $$`)
 	start := func() *worker {
 		w := newSteadyWorker(db, schedule.WithDrain(0))
 		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
@@ -319,4 +317,58 @@ func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
 	if other == key {
 		t.Errorf("two jobs have the key %s", key)
 	}
+}
+
+// What a handler has done is written down as soon as the database can, while its process owns the partition: it is called once, and nothing is lost.
+func TestTheOutcomeOfACallIsWrittenDownWhenTheDatabaseCan(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`CREATE SEQUENCE public.tries; GRANT ALL ON SEQUENCE public.tries TO PUBLIC;
+		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
+		DECLARE
+			n int := nextval('public.tries');
+		BEGIN
+			IF n <= 7 THEN
+				RAISE 'not now' USING ERRCODE = CASE n WHEN 1 THEN '57014' ELSE '57P01' END;
+			END IF;
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER fail BEFORE INSERT ON pgleases.history FOR EACH ROW EXECUTE FUNCTION public.fail()`)
+	w := newSteadyWorker(db)
+	called := 0
+	ok(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
+	w.run().has("pay")
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "it has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "done", "fate")
+	w.close()
+	expect(t, called, 1, "calls")
+}
+
+// What is deleted or cancelled while it is called has its fate by that: nothing is wrong with the call, and nothing runs again.
+func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w, log := newLogged(db)
+	began, let := make(chan struct{}, 2), make(chan struct{})
+	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, r schedule.Run[args]) error {
+		began <- struct{}{}
+		released(ctx, let)
+		return nil
+	})
+	ok(t, pay.Put(t.Context(), "close", args{}, hourly))
+	id, err := pay.Enqueue(t.Context(), args{})
+	ok(t, err)
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	receive(t, "one is called", began)
+	receive(t, "the other is called", began)
+	ok(t, w.Delete(t.Context(), "close"))
+	ok(t, w.Cancel(t.Context(), id))
+	close(let)
+	w.stop()
+	receive(t, "Run ends", w.ended)
+	w.stop = nil
+	expect(t, log.count("outcome not written down"), 0, "lines of outcomes that are not written down")
+	expect(t, one[string](db, "SELECT string_agg(fate, ' ') FROM pgleases.history"), "cancelled cancelled", "fates")
 }

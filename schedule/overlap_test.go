@@ -130,7 +130,7 @@ func TestTicksThatOverlapHaveOneFateWhateverIsLost(t *testing.T) {
 	l := newLedger(db, "close")
 	w := start()
 	now := midnight
-	for _, text := range []string{"begin", ".guard(", "schedule_open", "public.effects", "schedule_close(", "schedule_close_job", "commit", "schedule_look"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_close(", "schedule_close_job", "commit", "schedule_look"} {
 		for _, after := range []bool{false, true} {
 			w.wire.lose(text, after)
 			now = now.Add(5 * time.Hour)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -186,4 +187,181 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	ok(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
 	other.run()
 	l.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
+}
+
+// A process that ends closes many partitions at once: where one is being written down, the others come with the next transaction.
+func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db, schedule.WithPartitions(32))
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	const schedules = 24
+	var ledgers []*ledger
+	for i := range schedules {
+		name := fmt.Sprint("close ", i)
+		ok(t, books.Add(name, args{i}, hourly))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	w.run().has("close 9") // the last by its name
+	db.setClock(midnight.Add(time.Hour))
+	for _, l := range ledgers {
+		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	}
+	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
+	held, err := db.Begin(t.Context())
+	ok(t, err)
+	_, err = held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
+	ok(t, err)
+	w.wire.record()
+	w.stop()
+	until(t, "one is being written down", func() bool {
+		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
+	})
+	ok(t, held.Rollback(t.Context()))
+	receive(t, "Run ends", w.ended)
+	w.stop = nil
+	w.close()
+	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
+	sent := 0
+	for _, trips := range w.wire.recorded("begin") {
+		for _, trip := range trips {
+			if strings.Contains(trip, "begin") && strings.Contains(trip, "schedule_end") {
+				sent++
+			}
+		}
+	}
+	if opened < 12 || sent < 1 || sent > opened/3 {
+		t.Errorf("%d partitions are closed in %d transactions", opened, sent)
+	}
+}
+
+// The server falls silent while a process that ends writes down what it closes. When it owns nothing any more, nobody waits for that.
+func TestAProcessThatOwnsNothingAnyMoreWaitsForNoClosing(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	l := newLedger(db, "close")
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	w.run()
+	db.looked()
+	db.setClock(midnight.Add(time.Hour))
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	w.wire.mute("schedule_end")
+	w.stop()
+	until(t, "it fell silent", func() bool { return !w.wire.armed() })
+	db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'nobody waits for it')")
+	evicted := time.Now()
+	receive(t, "Run ends", w.ended)
+	w.stop = nil
+	if took := time.Since(evicted); took > 8*time.Second { // a statement is waited for as long as 10 s
+		t.Errorf("Run ended %v after the process had lost all", took)
+	}
+}
+
+// A migration has locked their table when a process with many partitions ends: it does not wait for that for each of them.
+func TestAProcessWaitsForNoLockForEachPartitionThatItCloses(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db, schedule.WithPartitions(32))
+	w.WaitForLocks(time.Second)
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	var ledgers []*ledger
+	for i := range 24 {
+		name := fmt.Sprint("close ", i)
+		ok(t, books.Put(t.Context(), name, args{i}, hourly))
+		ledgers = append(ledgers, newLedger(db, name))
+	}
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	for _, l := range ledgers {
+		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
+	}
+	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
+	held := db.begin()
+	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
+	ok(t, err)
+	began := time.Now()
+	w.stop()
+	receive(t, "Run ends", w.ended)
+	w.stop = nil
+	if took := time.Since(began); opened < 12 || took > 9*time.Second {
+		t.Errorf("Run ended after %v, with %d partitions to close", took, opened)
+	}
+	ok(t, held.Rollback(t.Context()))
+}
+
+// An application edits two schedules in its transaction while a process that owns both ends, which counts a crash of each: neither is broken off, and the
+// crashes are taken back when the edit is done.
+func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	began, let := make(chan string, 10), make(chan struct{})
+	start := func(opts ...schedule.Option) (*worker, *schedule.Kind[args]) {
+		w := newSteadyWorker(db, append(opts, schedule.WithDrain(0))...)
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			began <- r.Name
+			if r.Name != "plain" {
+				<-let
+			}
+			return nil
+		}, schedule.Idle(time.Minute), schedule.Timeout(time.Minute))
+		return w, k
+	}
+	w, k := start()
+	var names []string // one in each partition, by their number
+	for partition := range 3 {
+		names = append(names, one[string](db, "SELECT min(n::text) FROM generate_series(1, 1000) AS n WHERE pgleases.partition_for(n::text, 4) = $1", partition))
+	}
+	low, high := names[1], names[2]
+	ok(t, k.Put(t.Context(), low, args{}, hourly))
+	ok(t, k.Put(t.Context(), high, args{}, hourly))
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	receive(t, "one runs", began)
+	receive(t, "the other runs", began)
+	w.die()
+	w, k = start()
+	w.run()
+	receive(t, "one runs again", began)
+	receive(t, "the other runs again", began)
+	crashes := func() int { return one[int](db, "SELECT sum((trying ->> 'crashes')::int) FROM pgleases.schedules") }
+	expect(t, crashes(), 2, "crashes, while they run")
+	ok(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.Key(names[0])))
+	db.setClock(midnight.Add(2 * time.Hour))
+	receive(t, "the plain one runs", began)
+	until(t, "it is done", func() bool { return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')") })
+
+	edit := db.begin()
+	lock := func(name string) error {
+		_, err := edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = $1 FOR UPDATE", name)
+		return err
+	}
+	ok(t, lock(high))
+	held := db.begin()
+	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
+	ok(t, err)
+	waits := func() bool {
+		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
+	}
+	w.stop()
+	until(t, "a partition is being closed", waits)
+	close(let)
+	until(t, "the others are to be closed, too", func() bool { // together, as far as they are: but for these two, no transaction is left
+		return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'") == 2
+	})
+	ok(t, held.Rollback(t.Context()))
+	until(t, "that of the other schedule is being closed", func() bool {
+		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed") < 3 && waits()
+	})
+	_, err = edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'")
+	ok(t, err)
+	if err := lock(low); err != nil {
+		t.Errorf("an edit: %v", err)
+	}
+	ok(t, edit.Rollback(t.Context()))
+	receive(t, "Run ends", w.ended)
+	w.stop = nil
+	expect(t, crashes(), 0, "crashes, after all was closed")
+	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
 }

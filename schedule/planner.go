@@ -16,14 +16,16 @@ const (
 	lookEvery  = time.Second
 	lookAhead  = 2 * time.Second // so that a look that takes long makes nothing late
 	lookLimit  = 5 * time.Second
-	lookMost   = 100  // rows of each partition
-	lookLeast  = 10   // of many partitions
-	lookTotal  = 2000 // or so, of all
-	behind     = 10 * time.Second
-	sweepEvery = time.Minute // everything that is due, also what was committed long after it was written
+	lookMost   = 100              // rows of each partition
+	lookLeast  = 10               // of many partitions
+	lookTotal  = 2000             // or so, of all
+	behind     = time.Second      // so long after it was written something may be committed, and is found at once
+	farBehind  = 10 * time.Second // and so long, and is found within about a second: behind an old snapshot it costs more to look back farther
+	sweepEvery = time.Minute      // everything that is due, also what was committed later than that
 )
 
-// A planner starts what is due in the partitions that this process owns. One goroutine has it looked at once a second what is due soon, which makes nothing wait, and has that in order.
+// A planner starts what is due in the partitions that this process owns. One goroutine has it looked at once a second what is due soon,
+// which makes nothing wait, and has that in order.
 type planner struct {
 	s     *Scheduler
 	lease *pgleases.Lease
@@ -31,6 +33,9 @@ type planner struct {
 	mu    sync.Mutex // guards what follows
 	owned map[int]*ownership
 	clock serverClock
+	// closing are ownerships whose end is to be written down, by who has closes.
+	closing []*ownership
+	closes  sync.Mutex // before mu
 
 	wake     chan struct{} // of capacity one: look at once
 	finished chan finish
@@ -41,25 +46,29 @@ type planner struct {
 	stir   chan struct{}  // of capacity one: gained has changed
 
 	// The rest is the goroutine's alone.
-	lookout *lookout              // of a look while one is under way
-	ofKind  map[string]int        // how many run of each kind
-	scarce  map[string]*scarce    // kinds of which there was no slot
-	wants   map[string]int        // of which others were last told so
-	toldAt  time.Time             // and when
-	queues  [priorities][]item    // what is due soon and does not run, by its priority, and by when it is due
-	running map[subject]time.Time // for when it was due
-	keys    map[string]struct{}   // under which something runs
-	alone   bool                  // what runs is suspected to kill the process
-	looking bool                  // a look is under way
-	ended   map[subject]finish    // while it was
-	crowded bool                  // so it was when it last looked
-	passed  map[string]struct{}   // keys that were left out when it last looked, and have more that is due
-	more    bool                  // there may be more that is due and was not found: it looks when there is room for it
-	low     time.Time             // nothing that was due before is left
-	swept   time.Time             // when it last looked at everything
-	failing bool                  // the last look failed
-	few     bool                  // new partitions are looked at one by one, as that failed for more
-	without bool                  // the next look is at none of them
+	lookout *lookout            // of a look while one is under way
+	ofKind  map[string]int      // how many run of each kind
+	scarce  map[string]*scarce  // kinds of which there was no slot
+	wants   map[string]int      // of which others were last told so
+	toldAt  time.Time           // and when
+	queues  [priorities][]item  // what is due soon and does not run, by its priority, and by when it is due
+	running map[subject]item    // as it was due
+	keys    map[string]struct{} // under which something runs
+	alone   bool                // what runs is suspected to kill the process
+	looking bool                // a look is under way
+	ended   map[subject]finish  // while it was
+	crowded bool                // so it was when it last looked
+	plain   time.Time           // until then nothing is left out, as a look that did so failed
+	hides   bool                // and what waits for others may hide what is behind it
+	passed  map[string]struct{} // keys that were left out when it last looked, and have more that is due
+	more    bool                // there may be more that is due and was not found: it looks when there is room for it
+	low     time.Time           // nothing that was due before is left
+	behind  time.Time           // when it last looked far behind that, for what was committed late
+	swept   time.Time           // when it last looked at everything
+	news    bool                // something was put, or may have been
+	failing bool                // the last look failed
+	few     bool                // new partitions are looked at one by one, as that failed for more
+	without bool                // the next look is at none of them
 }
 
 // A finish is the end of a run.
@@ -76,7 +85,7 @@ type look struct {
 	more              bool         // others are fresh, too
 	since             time.Time
 	sweeps            bool
-	but               []string            // keys under which something runs
+	but               []string            // keys under which something runs, and more is due
 	butKinds          []string            // of which there was no slot: what is queued of them stays so
 	wants             map[string]int      // of which others are told that there was none; nil: nothing is told
 	passed            map[string]struct{} // those of them that have more that is due
@@ -95,7 +104,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	return &planner{
 		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
 		name: rand.Text(), gained: make(map[string]int), stir: make(chan struct{}, 1), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
-		wake: make(chan struct{}, 1), finished: make(chan finish), found: make(chan *look, 1), running: make(map[subject]time.Time), keys: make(map[string]struct{}),
+		wake: make(chan struct{}, 1), finished: make(chan finish), found: make(chan *look, 1), running: make(map[subject]item), keys: make(map[string]struct{}),
 	}
 }
 
@@ -158,9 +167,12 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 				p.find(ctx)
 			}
 			wait := p.begin()
+			if p.hides && !p.looking { // what it has begun tells
+				p.hides, p.more = false, p.more || len(p.slotWaits())+len(p.passing()) > 0
+			}
 			if p.more && !p.looking && (len(p.running) < p.s.options.maxRunning || p.short()) {
 				p.more = false
-				p.look()
+				next = earlier(next, looked.Add(pause))
 			}
 			if !p.looking {
 				p.lookout.hark()
@@ -171,8 +183,10 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		select {
 		case <-timer:
 		case <-p.wake:
+			p.news = true
 			next = earlier(next, looked.Add(pause))
 		case <-p.lookout.heard:
+			p.news = true
 			again = time.Now().Add(p.s.tellEvery)
 			for _, s := range p.scarce {
 				s.until = time.Time{} // it may be told that this process goes first
@@ -184,7 +198,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			looked = time.Now()
 			next = looked.Add(p.s.lookEvery)
 			if again.After(l.sent) {
-				next = earlier(next, again)
+				next, p.news = earlier(next, again), true
 			}
 			if asked {
 				next = looked.Add(pause)
@@ -223,38 +237,37 @@ func (p *planner) find(ctx context.Context) {
 
 // wanted is what is to be asked.
 func (p *planner) wanted() *look {
-	l := &look{since: p.low.Add(-behind), sweeps: time.Since(p.swept) >= p.s.sweepEvery, but: []string{}, butKinds: []string{}, passed: make(map[string]struct{}), wants: p.wanting()}
-	if l.sweeps {
-		l.since = time.Time{}
+	now := time.Now()
+	l := &look{
+		since: p.low.Add(-time.Microsecond), sweeps: now.Sub(p.swept) >= p.s.sweepEvery, but: []string{}, butKinds: []string{},
+		passed: make(map[string]struct{}), wants: p.wanting(),
 	}
-	if p.crowded { // perhaps by keys under which something runs, or by what waits for a slot: what is behind them is to be found too
+	switch {
+	case l.sweeps:
+		l.since = time.Time{}
+	case now.Sub(p.behind) >= p.s.lookEvery:
+		l.since, p.behind, p.news = l.since.Add(-farBehind), now, false
+	case p.news: // else it is only for more of what there was
+		l.since, p.news = l.since.Add(-behind), false
+	}
+	// It is crowded perhaps by keys under which something runs, or by what waits for a slot: what is behind them is to be found too.
+	if p.crowded && !l.sweeps && !now.Before(p.plain) {
 		l.butKinds = append(l.butKinds, p.slotWaits()...)
-		l.but = slices.AppendSeq(l.but, maps.Keys(p.keys))
-		for key := range p.keys {
-			if _, ok := p.passed[key]; ok {
-				l.passed[key] = struct{}{}
-			}
-		}
-		for _, queue := range p.queues {
-			for _, it := range queue {
-				if _, runs := p.keys[it.Key]; runs {
-					l.passed[it.Key] = struct{}{}
-				}
-			}
-		}
+		l.passed = p.passing()
+		l.but = slices.AppendSeq(l.but, maps.Keys(l.passed))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	most := len(p.owned)
+	fresh := len(p.owned)
 	switch {
 	case p.without:
-		most = 0
+		fresh = 0
 	case p.few:
-		most = 1
+		fresh = 1
 	}
 	p.without = false
 	for n, o := range p.owned {
-		if o.fresh && len(l.fresh) == most {
+		if o.fresh && len(l.fresh) == fresh {
 			l.more = true
 			continue
 		}
@@ -263,8 +276,31 @@ func (p *planner) wanted() *look {
 			l.fresh, l.of = append(l.fresh, int32(n)), append(l.of, o)
 		}
 	}
-	l.atMost = min(lookMost, max(lookLeast, lookTotal/max(1, len(l.partitions))))
+	running, most := make(map[int]int), 0 // in each partition: it is found once more
+	for _, it := range p.running {
+		running[it.Partition]++
+		most = max(most, running[it.Partition])
+	}
+	l.atMost = most + min(lookMost, max(lookLeast, lookTotal/max(1, len(l.partitions))))
 	return l
+}
+
+// passing returns the keys under which something runs, and more waits for that.
+func (p *planner) passing() map[string]struct{} {
+	keys := make(map[string]struct{})
+	for key := range p.keys {
+		if _, ok := p.passed[key]; ok {
+			keys[key] = struct{}{}
+		}
+	}
+	for _, queue := range p.queues {
+		for _, it := range queue {
+			if _, runs := p.keys[it.Key]; runs {
+				keys[it.Key] = struct{}{}
+			}
+		}
+	}
+	return keys
 }
 
 // take takes what was found, which takes the place of what was found before.
@@ -274,6 +310,9 @@ func (p *planner) take(ctx context.Context, l *look) {
 	if l.err != nil {
 		if l.sweeps {
 			p.swept = l.sent // it may take too long each time, behind an old snapshot: the looks until the next do not
+		}
+		if len(l.but)+len(l.butKinds) > 0 {
+			p.plain = time.Now().Add(p.s.sweepEvery) // it passes over all of that, and may take too long: what is not behind it goes on
 		}
 		if len(l.fresh) > 0 {
 			p.few, p.without = true, true // and so may this: the other partitions go on
@@ -301,14 +340,14 @@ func (p *planner) take(ctx context.Context, l *look) {
 	if p.few = p.few && l.more; l.more {
 		p.look()
 	}
-	p.passed, p.crowded = l.passed, crowded(l.due, l.atMost)
-	if len(l.but) == 0 && len(l.butKinds) == 0 {
+	all := len(l.but) == 0 && len(l.butKinds) == 0
+	p.passed, p.crowded = l.passed, crowded(l.due, l.atMost) || !all // what was left out is a crowd still, until nothing of it is queued
+	p.hides = p.crowded && all && !time.Now().Before(p.plain)
+	if all {
 		if l.sweeps {
 			p.swept = l.sent
 		}
-		if !p.crowded {
-			p.low = l.clock
-		}
+		p.low = l.clock // what is more than was found is due after that
 	}
 	suspects := int64(0)
 	for _, it := range due {
@@ -323,8 +362,8 @@ func (p *planner) take(ctx context.Context, l *look) {
 		p.low = earlier(p.low, it.due())
 	}
 	p.s.counts.suspects.Store(suspects)
-	for _, due := range p.running {
-		p.low = earlier(p.low, due)
+	for _, it := range p.running {
+		p.low = earlier(p.low, it.due())
 	}
 	for _, f := range p.ended {
 		p.ends(f)
@@ -428,7 +467,7 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 			continue
 		}
 		p.admitted(it, now)
-		p.running[it.subject], p.keys[it.Key], p.alone = it.due(), struct{}{}, it.Crashes > 0
+		p.running[it.subject], p.keys[it.Key], p.alone = it, struct{}{}, it.Crashes > 0
 		go func() {
 			defer o.runs.Done()
 			again, from := p.carryOut(o, it)
@@ -461,7 +500,7 @@ func (p *planner) end(f finish) {
 
 // ends has what ended in its place among what was found.
 func (p *planner) ends(f finish) {
-	if _, ok := p.passed[f.Key]; ok || p.crowded && p.short() {
+	if _, ok := p.passed[f.Key]; ok && !p.queued(f.Key) || p.crowded && p.short() {
 		p.more = true
 	}
 	p.low = earlier(p.low, f.from) // where it catches up it is due before it was, and it may be looked for before it begins
@@ -471,6 +510,16 @@ func (p *planner) ends(f finish) {
 	queue := &p.queues[f.again.Priority]
 	i, _ := slices.BinarySearchFunc(*queue, f.again.due(), func(it item, t time.Time) int { return it.due().Compare(t) })
 	*queue = slices.Insert(*queue, i, *f.again)
+}
+
+// queued reports whether something of a key is.
+func (p *planner) queued(key string) bool {
+	for _, q := range p.queues {
+		if slices.ContainsFunc(q, func(it item) bool { return it.Key == key }) {
+			return true
+		}
+	}
+	return false
 }
 
 // hear takes the database's time, and reports whether it is believed.
@@ -496,6 +545,15 @@ func (p *planner) now() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.clock.at(time.Now())
+}
+
+// rouse has more of what waits in a partition looked at, as some of it has run: so this process knows what the last did not. A look wakes only so many.
+func (p *planner) rouse(o *ownership) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(o.roused) >= p.s.lookEvery {
+		o.fresh, o.roused = true, time.Now()
+	}
 }
 
 // believes reports whether the database's time now is the expected. If not, it is looked at.

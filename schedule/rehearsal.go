@@ -53,7 +53,7 @@ func rehearse(group string, stage *seam.Stage, tables any, opts []Option) (*rehe
 	}
 	s := &Scheduler{
 		memory: m, pool: noPool(), group: group, options: o, log: o.logger.With(slog.String("group", group)), answers: closing, lockWait: lockWait,
-		kinds: make(map[string]*kind), declared: make(map[string]*record),
+		kinds: make(map[string]*kind), declared: make(map[string]*record), told: make(map[string]bool),
 	}
 	return &rehearsal{s: s, planner: newPlanner(s, nil)}, nil
 }
@@ -134,22 +134,33 @@ func (r *rehearsal) owned(partition int) *ownership {
 	return p.owned[partition]
 }
 
+// Limit is how many of a kind run at once; 0: any number.
+func (r *rehearsal) Limit(kind string) int {
+	if k := r.s.kind(kind); k != nil && k.limits.limited {
+		return k.limits.atOnce
+	}
+	return 0
+}
+
 // Run does what is due of a schedule or a job.
-func (r *rehearsal) Run(due seam.Due) (known bool) {
-	it := item{subject: subject{due.ID, due.Job}, Priority: due.Priority, Partition: due.Partition, Key: due.Key, Kind: due.Kind, DueMicro: due.At.UnixMicro(), Crashes: due.Crashes}
+func (r *rehearsal) Run(due seam.Due) (known, slotless bool) {
+	it := item{
+		subject: subject{due.ID, due.Job}, Priority: due.Priority, Partition: due.Partition, Key: due.Key, Kind: due.Kind,
+		DueMicro: due.At.UnixMicro(), Crashes: due.Crashes,
+	}
 	before := r.s.memory.open(it.subject)
 	r.s.memory.running(it.subject, true)
 	again, _ := r.planner.carryOut(r.owned(it.Partition), it)
 	r.s.memory.running(it.subject, false)
 	if again != nil && again.slotless {
-		return false
+		return true, true
 	}
 	now := r.s.memory.open(it.subject)
 	if again != nil || before == nil || now == nil {
-		return true
+		return true, false
 	}
 	sameDue := before.Due == nil && now.Due == nil || before.Due != nil && now.Due != nil && before.Due.Equal(*now.Due)
-	return !sameDue || before.Revision != now.Revision || !before.Cursor.Equal(now.Cursor)
+	return !sameDue || before.Revision != now.Revision || !before.Cursor.Equal(now.Cursor), false
 }
 
 // Tx has what is put in a transaction be there once that is committed.

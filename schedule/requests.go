@@ -59,7 +59,7 @@ func (s *Scheduler) requestKind() *kind {
 
 // answer carries a request out, and tells what came of it.
 func (s *Scheduler) answer(ctx context.Context, tx pgx.Tx, q request) (string, error) {
-	_, r, err := s.sendGet(ctx, tx, q.Name, false)
+	_, r, err := s.sendGet(ctx, tx, q.Name, true) // locked: it is the same for what follows, which knows its name alone
 	switch {
 	case err != nil:
 		return "", err
@@ -72,6 +72,8 @@ func (s *Scheduler) answer(ctx context.Context, tx pgx.Tx, q request) (string, e
 	switch q.Verb {
 	case "resume":
 		return "done", s.resume(ctx, callersTx(tx), q.Name, FromNow)
+	case "delete":
+		return "done", s.delete(ctx, callersTx(tx), q.Name)
 	case "backfill":
 		ids, err := s.backfill(ctx, callersTx(tx), q.Name, q.After, q.Until)
 		return fmt.Sprintf("done: put %d jobs", len(ids)), err

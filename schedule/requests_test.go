@@ -287,6 +287,68 @@ func TestRequestsAreCarriedOutOnceWhateverIsLost(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 2*rounds, "effects of backfills")
 }
 
+// A schedule that is deleted in SQL is deleted by a process of the group, as Delete does it: each tick up to then has its fate. Until that is done it can be taken back.
+func TestAnOperatorDeletesASchedule(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	maker := newWorker(db) // which runs nothing
+	k := schedule.InTx(maker.Scheduler, "books", effect)
+	names := []string{"method", "verb", "kept", "again"}
+	for _, name := range names {
+		ok(t, k.Put(t.Context(), name, args{}, hourly, schedule.MissedAll))
+	}
+	ok(t, k.Put(t.Context(), "paused", args{}, hourly))
+	ok(t, maker.Pause(t.Context(), "paused"))
+	db.setClock(midnight.Add(3 * time.Hour))
+	o := newOperator(db)
+	ok(t, maker.Delete(t.Context(), "method"))
+	o.job("delete_schedule('tests', 'verb', 'the ledger is closed', 'maria')")
+	expect(t, o.must("delete_schedule('tests', 'verb', 'the ledger is closed')"), "", "the job of what was asked before")
+	o.job("delete_schedule('tests', 'paused', 'nobody needs it')")
+	o.must(fmt.Sprintf("cancel_job(%d, 'a mistake')", o.job("delete_schedule('tests', 'kept', 'the ledger is closed')")))
+	o.job("delete_schedule('tests', 'again', 'it is made anew')")
+	ok(t, maker.Delete(t.Context(), "again"))
+	ok(t, k.Put(t.Context(), "again", args{}, hourly))
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE name = 'verb'"), 1, "schedules that no process has deleted yet")
+	maker.close()
+
+	w := newWorker(db)
+	schedule.InTx(w.Scheduler, "books", effect)
+	w.run()
+	db.answered()
+	until(t, "the requests have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	expect(t, one[string](db, "SELECT string_agg(name, ' ' ORDER BY name) FROM pgleases.schedules"), "again kept", "schedules")
+	const fatesOf = "SELECT coalesce(string_agg(concat(ticks, ' ', fate), ', ' ORDER BY id), '') FROM pgleases.history WHERE job IS NULL AND name = $1 AND fate = 'cancelled'"
+	expect(t, one[string](db, fatesOf, "method"), "3 cancelled", "fates by the method")
+	expect(t, one[string](db, "SELECT sum(ticks)::text FROM pgleases.history WHERE job IS NULL AND name = 'verb'"), "3", "ticks with a fate, by the verb")
+	expect(t, one[string](db, fatesOf, "paused"), "3 cancelled", "fates of what was paused")
+	expect(t, one[string](db, "SELECT string_agg(concat(name, ': ', answer), ', ' ORDER BY id) FROM pgleases.schedule_requests WHERE verb = 'delete'"),
+		"verb: done, paused: done, kept: taken back, again: refused: the schedule was deleted", "answers")
+}
+
+// Between the request and its turn the schedule is deleted, and one of its name is made in the same transaction: to delete that one nobody has asked.
+func TestWhatIsMadeAnewIsNotDeletedForWhatItReplaced(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "close", args{1}, hourly))
+	o := newOperator(db)
+	replaced := db.begin()
+	_, err := replaced.Exec(t.Context(), "DELETE FROM pgleases.schedules")
+	ok(t, err)
+	ok(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
+	o.job("delete_schedule('tests', 'close', 'the ledger is closed')")
+	w.run()
+	until(t, "it waits for the transaction", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%')")
+	})
+	ok(t, replaced.Commit(t.Context()))
+	db.answered()
+	expect(t, one[string](db, "SELECT answer FROM pgleases.schedule_requests"), "refused: the schedule was deleted", "answer")
+	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedules WHERE name = 'close'"), 1, "schedules that were made anew")
+}
+
 // What cannot be is refused, in plain words, with a hint; nothing of it is written. Nobody but operators may.
 func TestWhatOperatorsAskWrongly(t *testing.T) {
 	t.Parallel()
@@ -309,9 +371,14 @@ func TestWhatOperatorsAskWrongly(t *testing.T) {
 		"retry_dead('tests', 'mail', now(), '')":                                             "retry_dead needs a reason|why",
 		"retry_dead('tests', 'mail', NULL, 'x')":                                             "not null|-infinity",
 		"retry_dead('tests', NULL, now(), 'x')":                                              "not null|-infinity",
+		"trigger_schedule('tests', 'close', repeat('x', 4001))":                              "the reason has 4001 bytes|4,000",
+		"pause_schedule('tests', 'close', 'x', repeat('x', 256))":                            "the actor 256|255",
 		"cancel_job(7, NULL)":                                                                "cancel_job needs a reason|why",
+		"delete_schedule('tests', 'shut', 'x')":                                              `group "tests" has no schedule "shut"|schedules_status`,
+		"delete_schedule('tests', 'close', '')":                                              "delete_schedule needs a reason|why",
 		"pause_schedule('tests', 'shut', 'x')":                                               `group "tests" has no schedule "shut"|schedules_status`,
 		"resume_schedule('others', 'close', 'x')":                                            `group "others" has no schedule "close"|schedules_status`,
+		"resume_schedule('tests', 'close', 'x', catch_up => NULL)":                           `not null|cancelled`,
 		"trigger_schedule('tests', NULL, 'x')":                                               `has no schedule|schedules_status`,
 		"retry_tick('tests', 'shut', now(), 'x')":                                            `group "tests" has no schedule "shut"|schedules_status`,
 		"retry_tick('tests', 'close', '2026-03-02 00:30Z', 'x')":                             `is not in the history of group "tests"|instant`,
@@ -338,6 +405,13 @@ func TestWhatOperatorsAskWrongly(t *testing.T) {
 		}
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_requests"), 0, "requests")
+	tx, err := db.Pool.Begin(t.Context())
+	ok(t, err)
+	var bounds string
+	ok(t, tx.QueryRow(t.Context(), `SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))
+		FROM (SELECT pgleases.pause_schedule('tests', 'close', 'x') OFFSET 0) AS verb (paused) WHERE paused`).Scan(&bounds))
+	ok(t, tx.Rollback(t.Context()))
+	expect(t, bounds, "500ms 10s", "how long a transaction may idle after a verb, and a statement take")
 	o.must("backfill_schedule('tests', 'close', '2025-03-02 00:00Z', '2026-03-02 01:00Z', 'too much')")
 	if answer := db.answered(); !strings.HasPrefix(answer, "refused: ") || !strings.Contains(answer, "more than 1000 ticks") {
 		t.Errorf("the answer is %q", answer)
@@ -348,7 +422,7 @@ func TestWhatOperatorsAskWrongly(t *testing.T) {
 	nobody := &operator{db, "nobody_" + o.role}
 	db.exec("GRANT USAGE ON SCHEMA pgleases TO " + nobody.role)
 	for _, call := range []string{
-		"pause_schedule('tests', 'close', 'x')", "resume_schedule('tests', 'close', 'x')", "trigger_schedule('tests', 'close', 'x')",
+		"pause_schedule('tests', 'close', 'x')", "resume_schedule('tests', 'close', 'x')", "delete_schedule('tests', 'close', 'x')", "trigger_schedule('tests', 'close', 'x')",
 		"backfill_schedule('tests', 'close', now(), now(), 'x')", "cancel_job(1, 'x')", "retry_job(1, 'x')", "retry_dead('tests', 'mail', now(), 'x')", "retry_tick('tests', 'close', now(), 'x')",
 	} {
 		if _, err := nobody.does(call); code(err) != "42501" {

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,6 +26,8 @@ const (
 	maxConflicts = 3
 	// maxBreaks is how often one is tried whose connection was lost, or that met a lock for too long.
 	maxBreaks = 5
+	// maxOutcomes is how often it is tried to write down what has become of a run: for two minutes or so.
+	maxOutcomes = 60
 	// closing bounds what is done for a schedule besides its handler.
 	closing = 10 * time.Second
 )
@@ -34,7 +38,8 @@ type ownership struct {
 	life   context.Context // of the ownership
 	ctx    context.Context // of the runs
 	cancel context.CancelCauseFunc
-	fresh  bool // it was not looked at yet; the planner's mu guards it
+	fresh  bool      // it was not looked at yet, or more of what waits in it is to be; the planner's mu guards it
+	roused time.Time // when that was last found; mu guards it, too
 
 	mu    sync.Mutex // guards ended, and the first run of runs
 	ended bool       // no new run begins
@@ -78,8 +83,8 @@ type attempt struct {
 	held     bool // one was taken that is not free at the end of this transaction
 }
 
-// carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next, nil: that is to be looked up; and an
-// instant before which it is not.
+// carryOut does what is due of a schedule, again where the database broke it off. It returns when the schedule is due next, nil: that is to
+// be looked up; and an instant before which it is not.
 func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) {
 	from = it.due()
 	if err := p.open(o); err != nil {
@@ -118,6 +123,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		}
 		if a.row != nil {
 			tried = a.row
+			if err == nil && a.row.Waits != nil && a.decided.Waits == nil {
+				p.rouse(o)
+			}
 		}
 		if k := p.s.kind(it.Kind); err == nil && !a.outside && k != nil {
 			k.counts.wrote(a.decided.Fates)
@@ -145,7 +153,10 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		case a.handler == nil && moved(err):
 			return nil, from // an edit came first, or it had been committed
 		case errors.As(err, new(locked)):
-			p.s.logOf(it).Warn("schedule: not committed, as its schedule was locked for too long by an edit, run again soon", slog.String("name", a.row.Name), slog.Any("error", err))
+			p.s.logOf(it).Warn(
+				"schedule: not committed, as its schedule was locked for too long by an edit, run again soon",
+				slog.String("name", a.row.Name), slog.Any("error", err),
+			)
 			return nil, from
 		case !decisive(err) && conflict(err) && conflicts < maxConflicts-1:
 			conflicts++
@@ -175,7 +186,10 @@ func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, e
 	switch {
 	case errors.As(err, new(snoozed)):
 	case a.decided.Trying != nil:
-		p.s.logOf(it).Warn("schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err))
+		p.s.logOf(it).Warn(
+			"schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err),
+		)
 	default:
 		p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 	}
@@ -188,16 +202,28 @@ func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, e
 		counts.retried.Add(1)
 	}
 	if written && a.decided.PausedAt != nil {
-		p.s.logOf(it).Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Int("dead", *a.decided.Failures))
+		p.s.logOf(it).Error(
+			"schedule: paused, as so many ticks in a row are dead", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			slog.Int("dead", *a.decided.Failures),
+		)
 	}
 	return written
 }
 
-// conclude writes down what has become of a run, apart from its handler, and reports whether it could.
+// conclude writes down what has become of a run, apart from its handler, and reports whether it could. It goes on trying while runs may go
+// on: nobody else knows it, and what was called at most once would be lost.
 func (p *planner) conclude(life context.Context, o *ownership, it item, a attempt) bool {
-	err := repeat(life, maxBreaks, passing, func() error { return p.write(life, o, a) })
+	tries := 0
+	passes := func(err error) bool {
+		tries++
+		return passing(err) && (tries < maxBreaks || o.ctx.Err() == nil)
+	}
+	err := p.s.repeat(life, maxOutcomes, passes, func() error { return p.write(life, o, a) })
 	if err != nil && life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
-		p.s.logOf(it).Warn("schedule: outcome not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+		p.s.logOf(it).Warn(
+			"schedule: outcome not written down, run again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			slog.Any("error", err),
+		)
 	}
 	if err == nil {
 		p.s.kind(it.Kind).counts.wrote(a.decided.Fates)
@@ -223,22 +249,24 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		l = k.limits
 	}
 	var r *record
-	open := func(batch *pgx.Batch) {
-		p.s.queueOpen(batch, &r, it.subject, run, l.timeout+time.Second, l.idle) // the handler's context ends first
-	}
-	err = p.guarded(o.ctx, o.Partition, open, func(ctx context.Context, tx *transaction) error {
+	open := p.opening(o.Partition, &r, it.subject, run, l.timeout+time.Second, l.idle) // the handler's context ends first
+	err = p.guarded(o.ctx, open, func(ctx context.Context, tx *transaction) error {
 		if r == nil || r.Partition != o.Number || r.Kind != it.Kind {
 			return nil
 		}
 		if !p.believes(r.Clock) {
 			return nil // looked at again when the clock is believed
 		}
+		if k == nil {
+			r.unused = p.s.strange(it, r)
+		}
 		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch, suspected)
 		if a.decided.DisabledAt != nil {
 			p.s.logOf(it).Warn("schedule: disabled, as no process has declared it for a week", slog.String("name", r.Name), slog.Time("declared", r.Registered))
 		}
-		if a.decided.run != nil && k.calls == atMostOnce && p.s.memory == nil { // also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
+		// also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
+		if a.decided.run != nil && k.calls == atMostOnce && p.s.memory == nil {
 			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
 				return err
 			}
@@ -246,14 +274,20 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		switch d := &a.decided; {
 		case d.run == nil:
 		case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:
-			p.s.logOf(it).Error("schedule: lost, as it was called at most once, and nobody knows what came of it", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Called))
+			p.s.logOf(it).Error(
+				"schedule: lost, as it was called at most once, and nobody knows what came of it", slog.String("name", r.Name),
+				slog.Time("at", d.run.At), slog.Int64("epoch", r.Trying.Called),
+			)
 			d.lost(r)
 			d.run = nil
 		case k.calls != inTransaction && r.Trying.begun() == run:
 			a.outside = true
 			return nil
 		case r.Trying.crashes() >= k.limits.crashes && !r.Trying.chargedTo(o.Epoch):
-			p.s.logOf(it).Error("schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At), slog.Int("crashes", r.Trying.crashes()))
+			p.s.logOf(it).Error(
+				"schedule: dead, as so many processes died while it ran", slog.String("name", r.Name), slog.Time("at", d.run.At),
+				slog.Int("crashes", r.Trying.crashes()),
+			)
 			d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
 			d.run = nil
 		default:
@@ -309,6 +343,8 @@ func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) err
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil:
+	case tx.busy():
+		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: read them to the end, or close them")
 	case status == 'E':
 		a.handler = errors.New("the handler returned nil after a statement that failed: so nothing of its transaction can be committed")
 	case status == 'I':
@@ -360,23 +396,21 @@ func (e timedOut) Error() string {
 	return fmt.Sprintf("%v: %v", ErrTimeout, e.err)
 }
 
-// takeBack takes back that a handler outside of a transaction has begun, where it was not called: so the next owner calls it also where that is done at most once.
-// Where it fails that is lost.
+// takeBack takes back that a handler outside of a transaction has begun, where it was not called: so the next owner calls it also where
+// that is done at most once. Where it fails that is lost.
 func (p *planner) takeBack(o *ownership, a attempt) {
 	row, trying := *a.row, *a.decided.Trying
 	row.Cursor = a.decided.Cursor // as it was written
 	trying.Run, trying.Called = "", 0
 	a.row, a.decided.Trying, a.decided.Fates = &row, &trying, nil
-	_ = repeat(o.life, maxBreaks, passing, func() error { return p.write(o.life, o, a) })
+	_ = p.s.repeat(o.life, maxBreaks, passing, func() error { return p.write(o.life, o, a) })
 }
 
 // write writes down what was decided, in a transaction without a handler.
 func (p *planner) write(life context.Context, o *ownership, a attempt) error {
 	run := rand.Text()
-	open := func(batch *pgx.Batch) {
-		p.s.queueOpen(batch, new(*record), subject{a.row.ID, a.row.Job}, run, closing, closing)
-	}
-	return p.guarded(life, o.Partition, open, func(ctx context.Context, tx *transaction) error {
+	open := p.opening(o.Partition, new(*record), subject{a.row.ID, a.row.Job}, run, closing, closing)
+	return p.guarded(life, open, func(ctx context.Context, tx *transaction) error {
 		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
 	})
 }
@@ -413,8 +447,11 @@ func (p *planner) open(o *ownership) error {
 	if !o.opened.IsZero() {
 		return nil
 	}
-	err := repeat(o.ctx, maxBreaks, passing, func() error {
-		return p.guarded(o.ctx, o.Partition, func(batch *pgx.Batch) { p.s.queueBegin(batch, &o.died, o.Number, o.Epoch) }, nothingMore)
+	err := p.s.repeat(o.ctx, maxBreaks, passing, func() error {
+		return p.guarded(
+			o.ctx, p.guard([]pgleases.Partition{o.Partition}, func(batch *pgx.Batch) { p.s.queueBegin(batch, &o.died, o.Number, o.Epoch) }),
+			nothingMore,
+		)
 	})
 	if err == nil {
 		o.opened = p.now()
@@ -422,14 +459,91 @@ func (p *planner) open(o *ownership) error {
 	return err
 }
 
-// close takes it back, when all runs have ended. Where that fails the next owner is careful for nothing.
+// close takes it back, when all runs have ended. Where that fails the next owner is careful for nothing. A process that ends closes many at
+// once: those that come while others are written down are written together. But one that takes crashes back locks schedules and jobs: two
+// of them in one transaction may deadlock with who edits both, and all would wait for who edits one. So it is alone.
 func (p *planner) close(o *ownership) {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
-	if o.opened.IsZero() {
+	switch {
+	case o.opened.IsZero():
+		return
+	case len(o.charged) > 0:
+		_ = p.s.repeat(o.life, maxConflicts, conflict, func() error { return p.writeClosed([]*ownership{o}) })
 		return
 	}
-	_ = p.guarded(o.life, o.Partition, func(batch *pgx.Batch) { p.s.queueEnd(batch, o.Number, o.Epoch, o.charged) }, nothingMore)
+	p.mu.Lock()
+	p.closing = append(p.closing, o)
+	p.mu.Unlock()
+	p.closes.Lock()
+	defer p.closes.Unlock()
+	p.mu.Lock()
+	if !slices.Contains(p.closing, o) { // who had closes before has written it
+		p.mu.Unlock()
+		return
+	}
+	all := p.closing
+	p.closing = nil
+	p.mu.Unlock()
+	p.closeAll(all)
+}
+
+// closeMost is how many ownerships are closed in one transaction.
+const closeMost = 100
+
+// closeAll closes many in one transaction, or where that is refused each in one of its own: what is refused for one is for no other. It gives
+// up where the database does not answer, or refuses one that is still owned: it does as much for all that follow, and each of them would be
+// waited for.
+func (p *planner) closeAll(all []*ownership) {
+	fails := func(err error) bool { return err != nil && !errors.Is(err, pgleases.ErrNotOwner) }
+	for few := range slices.Chunk(all, closeMost) {
+		err := p.writeClosed(few)
+		if refused := store.Code(err) != "" || errors.Is(err, pgleases.ErrNotOwner); refused && len(few) > 1 {
+			err = nil
+			for i := 0; i < len(few) && !fails(err); i++ {
+				err = p.writeClosed(few[i : i+1])
+			}
+		}
+		if fails(err) {
+			return
+		}
+	}
+}
+
+// writeClosed leaves out those that have ended, and gives up when all have: then nobody waits for it.
+func (p *planner) writeClosed(all []*ownership) error {
+	var living []*ownership
+	for _, o := range all {
+		if o.life.Err() == nil {
+			living = append(living, o)
+		}
+	}
+	if len(living) == 0 {
+		return nil
+	}
+	slices.SortFunc(living, func(a, b *ownership) int { return a.Number - b.Number })
+	ctx, cancel := context.WithCancel(context.WithoutCancel(living[0].life))
+	defer cancel()
+	var lives atomic.Int64
+	lives.Store(int64(len(living)))
+	var partitions []pgleases.Partition
+	for _, o := range living {
+		partitions = append(partitions, o.Partition)
+		defer context.AfterFunc(o.life, func() {
+			if lives.Add(-1) == 0 {
+				cancel()
+			}
+		})()
+	}
+	err := p.guarded(ctx, p.guard(partitions, func(batch *pgx.Batch) {
+		for _, o := range living {
+			p.s.queueEnd(batch, o.Number, o.Epoch, o.charged)
+		}
+	}), nothingMore)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // suspects reports whether the run of a schedule may kill this process: others died while it ran, or may have.
@@ -446,16 +560,13 @@ func (o *ownership) charge(s subject) {
 }
 
 // repeat calls f until it fails no more for a reason that passes, so many times.
-func repeat(ctx context.Context, atMost int, passes func(error) bool, f func() error) error {
+func (s *Scheduler) repeat(ctx context.Context, atMost int, passes func(error) bool, f func() error) error {
 	for tries := 1; ; tries++ {
 		err := f()
 		if err == nil || !passes(err) || tries == atMost || ctx.Err() != nil {
 			return err
 		}
-		select {
-		case <-time.After(min(10*time.Millisecond<<tries, 2*time.Second)):
-		case <-ctx.Done():
-		}
+		s.pause(ctx, min(10*time.Millisecond<<min(tries, 8), 2*time.Second))
 	}
 }
 
@@ -509,8 +620,9 @@ func broken(err error) bool {
 	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
 }
 
-// passing reports whether a transaction of ours may succeed when it is repeated.
-func passing(err error) bool { return conflict(err) || broken(err) }
+// passing reports whether a transaction of ours may succeed when it is repeated; also one of which somebody, or the role's
+// statement_timeout, has cancelled a statement.
+func passing(err error) bool { return conflict(err) || broken(err) || store.Code(err) == "57014" }
 
 // moved reports whether an edit came first, or the step had been committed before.
 func moved(err error) bool {

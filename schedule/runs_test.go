@@ -48,12 +48,21 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		"another cursor's error": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
 			return &pgconn.PgError{Code: "PS002", Message: "shipped"}
 		}, "shipped", nil},
+		"a nil pointer": {func(context.Context, pgx.Tx, schedule.Run[args]) error { var err *nilPointer; return err }, "nil pointer", nil},
+		"a nil pointer of the driver's": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			var err *pgconn.PgError
+			return fmt.Errorf("shipping: %w", err)
+		}, "shipping", nil},
 		"a panic":                  {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire", nil},
 		"an error of the database": {send("SELECT 1/0"), "22012", nil},
 		"an error of the database, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			_ = send("SELECT 1/0")(ctx, tx, r)
 			return nil
 		}, "after a statement that failed", nil},
+		"rows that stay open": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
+			_, err := tx.Query(ctx, "SELECT 1")
+			return err
+		}, "rows or a batch", nil},
 		"a constraint checked at the commit": {send("INSERT INTO public.children VALUES (1)"), "23503", nil},
 		"a lock that the commit waits for":   {send("INSERT INTO public.checked VALUES (1)"), "55P03", nil}, // after five times
 		"a transaction rolled back":          {send("ROLLBACK"), "ended its transaction itself", nil},
@@ -104,7 +113,10 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		ok(t, k.Add(name, args{}, hourly))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
-	w.run().has("an error")
+	w.run()
+	for name := range fails {
+		w.has(name) // they are put page by page
+	}
 	for hour := range 2 {
 		db.setClock(midnight.Add(time.Duration(hour+1) * time.Hour))
 		for _, l := range ledgers {
@@ -120,6 +132,11 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		}
 	}
 }
+
+// A nilPointer is an error whose text nobody can read where it is nil, as one that a function returns by the wrong type.
+type nilPointer struct{ text string }
+
+func (e *nilPointer) Error() string { return e.text }
 
 // What the handler committed itself stands, which nobody can help: the tick is dead, says so, and is not run again.
 func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
@@ -353,7 +370,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	until(t, "the end of the run waits for the edit", func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-			AND query LIKE '%schedule_close%' AND clock_timestamp() - query_start > interval '2.5 s')`)
+			AND query LIKE '%schedule_done_tick%' AND clock_timestamp() - query_start > interval '2.5 s')`)
 	})
 	ok(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
@@ -362,7 +379,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 // A connection is dropped without a word, at a statement of the scheduler's own: the run is done on another one.
 func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 	t.Parallel()
-	for _, text := range []string{"begin", ".guard(", "schedule_open", "schedule_close", "commit"} {
+	for _, text := range []string{"begin", "schedule_open", "schedule_done_tick", "commit"} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

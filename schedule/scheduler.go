@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,7 @@ type Scheduler struct {
 	kinds    map[string]*kind
 	broken   []error            // of registrations
 	declared map[string]*record // what the code declares
+	told     map[string]bool    // kinds that are not registered, of which that was logged
 }
 
 // leaseOf is what stands before a group's name in that of its lease.
@@ -63,16 +65,19 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	switch {
 	case err != nil:
 		return nil, err
+	case slices.Contains(o.given, "WithReason"):
+		return nil, errors.New("schedule: WithReason means nothing to New: it is for Manage")
 	case client == nil || pool == nil:
 		return nil, errors.New("schedule: new scheduler: client or pool is nil")
 	}
 	return newScheduler(ctx, client, pool, group, o)
 }
 
-// Manage returns a Scheduler without a client, for people and tools: it lists, pauses, resumes and deletes the schedules of a group, and Run is an error. The
-// only option is WithSchema; any other is an error. It makes no tables: pgleases.ErrSchema where they are missing or too old. Otherwise it is New.
+// Manage returns a Scheduler without a client, for people and tools: it lists, pauses, resumes and deletes the schedules of a group, and
+// Run is an error. The only options are WithSchema and WithReason; any other is an error. It makes no tables: pgleases.ErrSchema where they
+// are missing or too old. Otherwise it is New.
 func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
-	o, err := onlySchema("Manage", opts)
+	o, err := onlyOptions("Manage", opts, "WithSchema", "WithReason")
 	switch {
 	case err != nil:
 		return nil, err
@@ -89,7 +94,10 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	case o.maxRunning == 0:
 		o.maxRunning = max(1, size/2)
 	case o.maxRunning >= size:
-		return nil, fmt.Errorf("schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning, o.maxRunning, size)
+		return nil, fmt.Errorf(
+			"schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning,
+			o.maxRunning, size,
+		)
 	}
 	if err := checkGroup(group); err != nil {
 		return nil, err
@@ -104,7 +112,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	}
 	s = &Scheduler{
 		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
-		kinds: make(map[string]*kind), declared: make(map[string]*record),
+		kinds: make(map[string]*kind), declared: make(map[string]*record), told: make(map[string]bool),
 	}
 	s.kinds[requests] = s.requestKind()
 	return s, nil
@@ -141,6 +149,27 @@ func (s *Scheduler) kind(name string) *kind {
 	return s.kinds[name]
 }
 
+// strange returns the kinds that are registered here, and that nothing has called, for something whose kind is not. It logs that once for
+// each kind: where that has waited for longer than a deploy may take to start a process that knows it.
+func (s *Scheduler) strange(it item, r *record) (unused []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, k := range s.kinds {
+		if k.counts.begun.Load() == 0 && name != requests {
+			unused = append(unused, name)
+		}
+	}
+	slices.Sort(unused)
+	if r.WaitsSince != nil && r.Clock.Sub(*r.WaitsSince) >= unknown && !s.told[r.Kind] {
+		s.told[r.Kind] = true
+		s.logOf(it).Warn(
+			"schedule: waits, as its kind is not registered in this process", slog.String("name", r.Name),
+			slog.Time("since", *r.WaitsSince), slog.Any("unused", unused),
+		)
+	}
+	return unused
+}
+
 // declares reports whether this process's code declares a schedule.
 func (s *Scheduler) declares(name string) bool {
 	s.mu.Lock()
@@ -166,8 +195,9 @@ func (s *Scheduler) declare(r *record) error {
 	return nil
 }
 
-// Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrain, and leaves. It returns
-// the cause. The group's lease is "schedule/" and its name. A Scheduler is run once, and one at a time of a client and a group.
+// Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrain,
+// and leaves. It returns the cause. The group's lease is "schedule/" and its name. A Scheduler is run once, and one at a time of a client
+// and a group.
 //
 // A schedule whose kind, arguments or zone this process does not know, or that another version of the code declares, is left: it waits for a process
 // that does, and for what that takes it is not late.
@@ -230,7 +260,7 @@ const lockWait = 5 * time.Second
 
 // inTx runs f in a transaction of its own, again where the database broke it off.
 func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
-	return repeat(ctx, maxConflicts, conflict, func() error { return s.inOneTx(ctx, f) })
+	return s.repeat(ctx, maxConflicts, conflict, func() error { return s.inOneTx(ctx, f) })
 }
 
 func (s *Scheduler) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {

@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // This file keeps the limits of kinds: what a run does to have a slot, and when the planner has one try. See Limit.
@@ -28,12 +30,18 @@ func (p *planner) admits(it item, now time.Time) (ok bool, wait time.Duration) {
 	switch {
 	case !it.Job && (s == nil || !s.marked[it.subject]): // or its tick would be late for it
 		return true, 0
-	case p.ofKind[it.Kind] >= k.limits.atOnce:
+	case p.hasAll(it.Kind):
 		return false, p.s.lookEvery
 	case s == nil || s.tries > 0 || !now.Before(s.until):
 		return true, 0
 	}
 	return false, s.until.Sub(now)
+}
+
+// hasAll reports whether as many of a kind run in this process as may at once.
+func (p *planner) hasAll(kind string) bool {
+	k := p.s.kind(kind)
+	return k != nil && k.limits.limited && p.ofKind[kind] >= k.limits.atOnce
 }
 
 // admitted notes that an item tries to begin.
@@ -60,7 +68,7 @@ func (p *planner) slotless(f finish, now time.Time) {
 		s.tries = min(s.tries+1, p.s.options.maxRunning) // what it had is free
 	case !found && s == nil:
 		s = &scarce{until: now.Add(p.s.lookEvery), marked: make(map[subject]bool)}
-		p.scarce[f.Kind] = s
+		p.scarce[f.Kind], p.hides = s, p.crowded
 		fallthrough
 	case !found:
 		s.tried = now
@@ -70,11 +78,15 @@ func (p *planner) slotless(f finish, now time.Time) {
 	}
 }
 
-// slotWaits returns the kinds of which something that is queued waits for a slot.
+// slotWaits returns the kinds of which as much is queued as may begin next, or some, and waits for a slot: others have them all, or this process has.
 func (p *planner) slotWaits() (kinds []string) {
+	waiting := make(map[string]int)
 	for _, q := range p.queues {
 		for _, it := range q {
-			if p.scarce[it.Kind] != nil && !slices.Contains(kinds, it.Kind) {
+			if p.scarce[it.Kind] == nil && !p.hasAll(it.Kind) {
+				continue
+			}
+			if waiting[it.Kind]++; waiting[it.Kind] == min(p.s.kind(it.Kind).limits.atOnce, lookLeast) {
 				kinds = append(kinds, it.Kind)
 			}
 		}
@@ -82,15 +94,15 @@ func (p *planner) slotWaits() (kinds []string) {
 	return kinds
 }
 
-// withKept returns what was found, and what is queued of the kinds that were left out.
+// withKept returns what was found, and what is queued of the keys and kinds that were left out.
 func (p *planner) withKept(l *look) []item {
-	if len(l.butKinds) == 0 {
+	if len(l.but) == 0 && len(l.butKinds) == 0 {
 		return l.due
 	}
 	due := slices.Clone(l.due)
 	for _, q := range p.queues {
 		for _, it := range q {
-			if slices.Contains(l.butKinds, it.Kind) {
+			if _, passed := l.passed[it.Key]; passed || slices.Contains(l.butKinds, it.Kind) {
 				due = append(due, it)
 			}
 		}
@@ -151,8 +163,12 @@ func (p *planner) takeSlot(ctx context.Context, o *ownership, tx *transaction, k
 		taken, err = p.s.sendTake(ctx, tx, k, p.name, o.Partition, call)
 		return err
 	})
-	if err == nil && taken {
+	switch {
+	case err != nil:
+	case taken:
 		p.slotted(k.name)
+	default: // perhaps as there are none any more: a standby was promoted that had not heard of them
+		k.slotsMade.Store(false)
 	}
 	return taken, err
 }
@@ -160,17 +176,19 @@ func (p *planner) takeSlot(ctx context.Context, o *ownership, tx *transaction, k
 // freeSlot frees the slot of a call outside of a transaction. It tries until the ownership ends, which frees it too.
 func (p *planner) freeSlot(o *ownership, kind, run string) {
 	ctx := o.Partition.Context()
-	_ = repeat(ctx, 1<<30, func(error) bool { return true }, func() error {
+	_ = p.s.repeat(ctx, 1<<30, func(error) bool { return true }, func() error {
 		return p.s.within(ctx, func(ctx context.Context) error { return p.s.sendFree(ctx, p.s.pool, kind, run) })
 	})
 }
 
-// makeSlots makes the slots of a kind, once in a process.
+// makeSlots makes the slots of a kind, once in a process, and again where none was found.
 func (p *planner) makeSlots(ctx context.Context, k *kind) error {
 	if k == nil || !k.limits.limited || k.slotsMade.Load() {
 		return nil
 	}
-	err := p.s.within(ctx, func(ctx context.Context) error { return p.s.sendMakeSlots(ctx, p.s.pool, k) })
+	err := p.s.within(ctx, func(ctx context.Context) error {
+		return p.s.inTx(ctx, func(tx pgx.Tx) error { return p.s.sendMakeSlots(ctx, tx, k) })
+	})
 	if err == nil {
 		k.slotsMade.Store(true)
 	}

@@ -7,9 +7,10 @@ import (
 
 // Stats tells how a scheduler is doing in this process, for metrics and health checks. What counts up does so from the beginning of the process.
 type Stats struct {
-	Partitions   int                  // owned
-	Running      int                  // handlers under way, at most as many as WithMaxRunning says
-	Waiting      int                  // schedules and jobs that are due, and wait for one of those to end, or for a run under their key; of many, those that were found
+	Partitions int // owned
+	Running    int // handlers under way, at most as many as WithMaxRunning says
+	// schedules and jobs that are due, and wait for one of those to end, or for a run under their key; of many, those that were found
+	Waiting      int
 	Suspects     int                  // schedules and jobs that are due soon, and are suspected of killing processes: see Crashes
 	Looks        int64                // for what is due; about one each second
 	LooksFailed  int64                // of these
@@ -20,7 +21,8 @@ type Stats struct {
 	Kinds        map[string]KindStats // by name, all that are registered. It is the caller's
 }
 
-// KindStats are the numbers of a kind. What this process wrote down is counted, of one tick or one job each. It is not counted where the answer to its commit was lost.
+// KindStats are the numbers of a kind. What this process wrote down is counted, of one tick or one job each. It is not counted where the
+// answer to its commit was lost.
 type KindStats struct {
 	Running  int      // handlers under way
 	Begun    int64    // calls of the handler, also again for the same tick
@@ -34,7 +36,8 @@ type KindStats struct {
 	Lateness Lateness // of the calls
 }
 
-// Lateness tells how long after they were due handlers were called, by the database's clock: a tick is due at its time and its jitter, one that is tried again when it is.
+// Lateness tells how long after they were due handlers were called, by the database's clock: a tick is due at its time and its jitter, one
+// that is tried again when it is.
 type Lateness struct {
 	Count  int64
 	Sum    time.Duration

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,9 +14,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -76,7 +79,8 @@ type record struct {
 	Living      int             `json:"living"`   // of a schedule: how many of its ticks are such jobs
 	At          time.Time       `json:"at"`       // of a job: the time that it was put for
 
-	parsed *Rule // Rule, where that was parsed before
+	parsed *Rule    // Rule, where that was parsed before
+	unused []string // where its kind is not registered here: the kinds that are, and that nothing has called; one of them may be meant
 }
 
 // A jobRow is a job as jobs_status tells it; or only what has become of it.
@@ -170,19 +174,19 @@ type fate struct {
 
 // A subject is a schedule, or a job.
 type subject struct {
-	ID  int64 `json:"id"`
-	Job bool  `json:"job"`
+	ID  int64
+	Job bool
 }
 
 // An item is a schedule or a job that is due now or soon.
 type item struct {
 	subject
-	Priority  int    `json:"priority"`
-	Partition int    `json:"partition"`
-	Key       string `json:"key"`
-	Kind      string `json:"kind"`
-	DueMicro  int64  `json:"due_us"`
-	Crashes   int    `json:"crashes"` // counted
+	Priority  int
+	Partition int
+	Key       string
+	Kind      string
+	DueMicro  int64
+	Crashes   int // counted
 
 	earliest time.Time // by this host: it is not due before, as the database said when its last run began; zero: it said nothing
 	slotless bool      // it found no slot of its kind's
@@ -193,7 +197,7 @@ func (i item) due() time.Time { return time.UnixMicro(i.DueMicro) }
 // Migrate makes the tables of package schedule, or brings them up to date, after those of the engine, see pgleases.Migrate: of which it has
 // the promises, too. The only option is WithSchema; any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
-	o, err := onlySchema("Migrate", opts)
+	o, err := onlyOptions("Migrate", opts, "WithSchema")
 	if err != nil {
 		return err
 	}
@@ -206,19 +210,19 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 // Schema returns the DDL that Migrate runs after that of pgleases.Schema, for goose, tern, Flyway and the like. The only option is WithSchema;
 // any other is an error.
 func Schema(opts ...Option) (string, error) {
-	o, err := onlySchema("Schema", opts)
+	o, err := onlyOptions("Schema", opts, "WithSchema")
 	if err != nil {
 		return "", err
 	}
 	return part.DDL(o.schema), nil
 }
 
-// onlySchema returns the options of a call that takes no other than WithSchema.
-func onlySchema(call string, opts []Option) (options, error) {
+// onlyOptions returns the options of a call that takes no others than these.
+func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 	o, err := newOptions(opts)
 	for _, name := range o.given {
-		if err == nil && name != "WithSchema" {
-			err = fmt.Errorf("schedule: %s means nothing to %s: only WithSchema does", name, call)
+		if err == nil && !slices.Contains(these, name) {
+			err = fmt.Errorf("schedule: %s means nothing to %s: only %s does", name, call, strings.Join(these, ", or "))
 		}
 	}
 	return o, err
@@ -243,13 +247,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, limit, close, closeJob, enqueue, job, jobs, cancel, retry, answer, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free, want string
+	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, cancel, retry, answer, noted, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free, want string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), closeJob: text("closejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), takeBack: text("takeback"), get: text("get"), put: text("put"),
+		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), openJob: text("openjob"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), noted: text("noted"), takeBack: text("takeback"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), disabled: text("disabled"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 		makeSlots: text("makeslots"), take: text("take"), free: text("free"), want: text("want"),
@@ -280,15 +284,31 @@ func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
 	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
 }
 
-// sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that, and how long it took over it.
-func (s *Scheduler) sendLook(ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but, butKinds []string) (clock time.Time, took time.Duration, due []item, err error) {
+// sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that,
+// and how long it took over it.
+func (s *Scheduler) sendLook(
+	ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but, butKinds []string,
+) (clock time.Time, took time.Duration, due []item, err error) {
 	var micro, spent int64
-	var found string
-	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but, butKinds).Scan(&micro, &spent, &found)
-	if err == nil {
-		err = json.Unmarshal([]byte(found), &due)
+	var f struct {
+		id, due                      []int64
+		job                          []bool
+		priority, partition, crashes []int
+		key, kind                    []string
 	}
-	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, err
+	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but, butKinds).
+		Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
+	if err != nil {
+		return clock, 0, nil, err
+	}
+	due = make([]item, len(f.id))
+	for i := range due {
+		due[i] = item{
+			subject: subject{f.id[i], f.job[i]}, Priority: f.priority[i], Partition: f.partition[i], Key: f.key[i], Kind: f.kind[i],
+			DueMicro: f.due[i], Crashes: f.crashes[i],
+		}
+	}
+	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, nil
 }
 
 // queueBegin has died report whether the owner before died while something may have run.
@@ -312,21 +332,77 @@ func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charg
 	batch.Queue(s.statements.end, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
 }
 
-// queueOpen has r be the schedule or the job; nil: there is none.
-func (s *Scheduler) queueOpen(batch *pgx.Batch, r **record, of subject, run string, timeout, idle time.Duration) {
+// queueOpen has r be the schedule or the job, under the guard of the partition; nil: there is none.
+func (s *Scheduler) queueOpen(
+	batch *pgx.Batch, lease *pgleases.Lease, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
+) error {
 	if m := s.memory; m != nil {
 		*r = m.open(of)
-		return
+		return nil
 	}
-	open := batch.Queue(s.statements.open, of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds())
-	open.QueryRow(func(row pgx.Row) error {
-		var found *string
-		err := row.Scan(&found)
-		if err == nil {
-			*r, err = decode[record](found)
-		}
+	statement, read := s.statements.open, readSchedule
+	if of.Job {
+		statement, read = s.statements.openJob, readJob
+	}
+	args := []any{of.ID, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds()}
+	return seam.QueueGuarded(batch, lease, p, statement, args, func(row pgx.Row) (err error) {
+		*r, err = read(row, of.ID)
 		return err
 	})
+}
+
+// readSchedule reads what open.sql returns.
+func readSchedule(row pgx.Row, id int64) (*record, error) {
+	r := &record{ID: id}
+	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Rule, inJSON{&r.Policy}, &r.Declared, inJSON{&r.Trying}, &r.Failures, &r.Revision, &r.Waits, &r.Nonce, &r.Living,
+		micros{&r.Anchor}, micros{&r.Cursor}, microsOrNull{&r.CursorLocal}, microsOrNull{&r.Due}, microsOrNull{&r.Done}, microsOrNull{&r.RanFrom}, microsOrNull{&r.RanUntil}, microsOrNull{&r.PausedAt},
+		microsOrNull{&r.WaitsSince}, micros{&r.Registered}, microsOrNull{&r.DisabledAt}, micros{&r.Clock})
+	return found(r, err)
+}
+
+// found returns a row that was read; nil: there was none.
+func found(r *record, err error) (*record, error) {
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil, nil
+	}
+	return r, err
+}
+
+// readJob reads what openjob.sql returns.
+func readJob(row pgx.Row, id int64) (*record, error) {
+	r := &record{ID: id, Job: true}
+	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Trigger, inJSON{&r.Trying}, &r.Revision, &r.Waits, &r.Nonce, &r.TickOf, &r.Missed, &r.Declared,
+		microsOrNull{&r.Since}, micros{&r.At}, microsOrNull{&r.Due}, microsOrNull{&r.WaitsSince}, micros{&r.Clock})
+	return found(r, err)
+}
+
+// micros scans a time in microseconds, which is the same under all settings of a session.
+type micros struct{ t *time.Time }
+
+func (m micros) ScanInt64(v pgtype.Int8) error {
+	*m.t = time.UnixMicro(v.Int64).UTC()
+	return nil
+}
+
+// microsOrNull scans a time that may be null.
+type microsOrNull struct{ t **time.Time }
+
+func (m microsOrNull) ScanInt64(v pgtype.Int8) error {
+	if v.Valid {
+		t := time.UnixMicro(v.Int64).UTC()
+		*m.t = &t
+	}
+	return nil
+}
+
+// inJSON scans what the database returns as a text in JSON; null changes nothing.
+type inJSON struct{ into any }
+
+func (j inJSON) ScanText(v pgtype.Text) error {
+	if !v.Valid {
+		return nil
+	}
+	return json.Unmarshal([]byte(v.String), j.into)
 }
 
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
@@ -343,17 +419,28 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 	batch := new(pgx.Batch)
 	batch.Queue(s.statements.limit, closing.Milliseconds(), s.lockWait.Milliseconds())
 	var closed, paused bool
-	if r.Job {
+	ended := func(pgconn.CommandTag) error {
+		closed = true
+		return nil
+	}
+	switch {
+	case r.Job && r.TickOf == nil && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
+		f := st.Fates[0]
+		batch.Queue(s.statements.doneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro()).Exec(ended)
+	case r.Job:
 		st.TickOf = r.TickOf
 		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st)).QueryRow(func(row pgx.Row) error {
 			closed = true
 			return row.Scan(&paused)
 		})
-	} else {
-		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(func(pgconn.CommandTag) error {
-			closed = true
-			return nil
-		})
+	case st.onlyDone():
+		f := st.Fates[0]
+		batch.Queue(
+			s.statements.done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
+			f.Attempts, f.Epoch, f.StartedAt,
+		).Exec(ended)
+	default:
+		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
 	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
 	s.logPaused(r, paused && err == nil)
@@ -361,6 +448,17 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 		return locked{err}
 	}
 	return err
+}
+
+// onlyDone reports whether one tick is done, and nothing else is to be written: what done.sql writes.
+func (st *step) onlyDone() bool {
+	return len(st.Fates) == 1 && st.Fates[0].Fate == FateDone && st.Trying == nil && st.Waits == nil && st.PausedAt == nil && st.DisabledAt == nil && len(st.Ticks) == 0 && st.Full == 0
+}
+
+// shownMicro is what clocks show, in microseconds since 1970 as if they were those of UTC.
+func shownMicro(local time.Time) int64 {
+	_, offset := local.Zone()
+	return local.UnixMicro() + int64(offset)*1e6
 }
 
 func (s *Scheduler) logPaused(r *record, paused bool) {
@@ -426,9 +524,10 @@ func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after 
 // sendRetry runs a tick of a schedule once more, or where there is no name a job.
 func (s *Scheduler) sendRetry(ctx context.Context, q querier, name *string, tick *time.Time, job *int64) (id int64, err error) {
 	if m := s.memory; m != nil {
-		return m.retry(ctx, q, name, tick, job)
+		id, err = m.retry(ctx, q, s.group, name, tick, job)
+	} else {
+		err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
 	}
-	err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
 	var told *pgconn.PgError
 	if !errors.As(err, &told) {
 		return id, err
@@ -448,6 +547,24 @@ func (s *Scheduler) sendAnswer(ctx context.Context, q querier, request int64, an
 	return void(ctx, q, s.statements.answer, request, answer)
 }
 
+// note writes down what was changed, with WithReason. A job is that which was put, or cancelled, and of is the one whose name it has, where name is nil.
+func (s *Scheduler) note(ctx context.Context, tx pgx.Tx, verb string, name *string, of, schedule, job int64, args map[string]any) error {
+	if s.options.reason == "" {
+		return nil
+	}
+	none := func(id int64) *int64 {
+		if id == 0 {
+			return nil
+		}
+		return &id
+	}
+	told, err := json.Marshal(args)
+	if err != nil {
+		return err
+	}
+	return void(ctx, tx, s.statements.noted, verb, s.group, name, none(of), none(schedule), none(job), string(told), s.options.actor, s.options.reason)
+}
+
 func (s *Scheduler) sendTakeBack(ctx context.Context, q querier, schedule int64) error {
 	if s.memory != nil {
 		return nil // there are no operators
@@ -459,7 +576,7 @@ func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found 
 	if m := s.memory; m != nil {
 		return m.cancel(ctx, q, id)
 	}
-	err = q.QueryRow(ctx, s.statements.cancel, s.group, id).Scan(&found)
+	err = q.QueryRow(ctx, s.statements.cancel, s.group, id, s.options.actor, s.options.reason).Scan(&found)
 	return found, err
 }
 

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
@@ -124,6 +126,14 @@ func TestManageNeedsNoClient(t *testing.T) {
 	if err := m.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "make it with New") {
 		t.Errorf("Run without a client: %v", err)
 	}
+	for reason, actor := range map[string]string{"": "ann", strings.Repeat("x", 4001): "", "why": strings.Repeat("x", 256)} {
+		if _, err := schedule.Manage(t.Context(), db.Pool, "tests", schedule.WithReason(reason, actor)); err == nil || !strings.Contains(err.Error(), "1 to 4,000 bytes") {
+			t.Errorf("a reason of %d bytes, an actor of %d: %v", len(reason), len(actor), err)
+		}
+	}
+	if _, err := schedule.New(t.Context(), nil, db.Pool, "tests", schedule.WithReason("why", "")); err == nil || !strings.Contains(err.Error(), "it is for Manage") {
+		t.Errorf("New with a reason: %v", err)
+	}
 	if _, err := schedule.Manage(t.Context(), db.Pool, "tests", schedule.WithPartitions(7)); err == nil || !strings.Contains(err.Error(), "WithPartitions means nothing to Manage") {
 		t.Error(err)
 	}
@@ -132,4 +142,29 @@ func TestManageNeedsNoClient(t *testing.T) {
 	}
 	_, err = schedule.Manage(t.Context(), newPool(t, pgtest.EmptyDatabase(t), nil), "tests")
 	wraps(t, "without tables", err, pgleases.ErrSchema)
+}
+
+// What is changed with a reason is written down whatever the role's search_path has.
+func TestNoStrangeCodeRunsWhereAReasonIsWrittenDown(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	db.makeStrange()
+	config, err := pgtest.ParseConfig(db.url)
+	ok(t, err)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	ok(t, err)
+	t.Cleanup(pool.Close)
+	m, err := schedule.Manage(t.Context(), pool, group, schedule.WithReason("why", "ann"))
+	ok(t, err)
+	ok(t, m.Pause(t.Context(), "close"))
+	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	id, err := m.Trigger(t.Context(), "close")
+	ok(t, err)
+	ok(t, m.Cancel(t.Context(), id))
+	_, err = m.Retry(t.Context(), id)
+	ok(t, err)
+	ok(t, m.Delete(t.Context(), "close"))
+	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_requests"), "pause resume trigger cancel retry delete", "what is written down")
 }

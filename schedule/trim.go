@@ -15,8 +15,8 @@ const (
 	trimPage  = 1000 // entries that one statement looks at
 )
 
-// trim deletes the group's old entries until ctx ends, page by page. The owner of one partition does it for all. It goes on where it left off: what is deleted stays in
-// the index for a while, and is not to be passed over again.
+// trim deletes the group's old entries until ctx ends, page by page. The owner of one partition does it for all. It goes on where it left
+// off: what is deleted stays in the index for a while, and is not to be passed over again.
 func (p *planner) trim(ctx context.Context) {
 	var done, failed int64
 	failing := false

@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"testing"
 	"time"
@@ -50,6 +51,47 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	expect(t, kept(db, group), "dead 29-96, done 76-100", "what is kept") // that of hour 28 was done
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND fate = 'done'", group), 20, "entries of done ticks")
 	expect(t, kept(db, "other"), others, "what another group has")
+}
+
+var historyRuns = flag.Int("history-runs", 20_000, "how many runs there are of which the history keeps a tenth")
+
+// However many runs there were, the history is as large as what is kept: one run each ten seconds, of which each tenth failed, and is kept for twice as long. It is vacuumed
+// when a fifth of it is dead, as autovacuum does.
+func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	all, kept := *historyRuns, *historyRuns/10
+	step := kept / 4
+	of := func(runs int) time.Duration { return time.Duration(runs) * 10 * time.Second }
+	w := newSteadyWorker(db, schedule.WithRetention(of(kept), of(2*kept)))
+	w.TrimEvery(50 * time.Millisecond)
+	w.run()
+	var early, most, size int64
+	for n := step; n <= all; n += step {
+		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
+			SELECT n % 200, $1, 'second ' || n % 200, 'books', at - interval '10 seconds', at, 1, CASE n % 10 WHEN 0 THEN 'dead' ELSE 'done' END, 1, 1, at, at
+			FROM generate_series($2::int, $3::int) AS n, LATERAL (SELECT $4::timestamptz + n * interval '10 seconds') AS t (at)`, group, n-step+1, n, midnight)
+		ok(t, err)
+		db.setClock(midnight.Add(of(n)))
+		until(t, fmt.Sprintf("after %d runs what is old is gone", n), func() bool {
+			return one[bool](db, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND fate = 'done' OR ended_at < $2)",
+				midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
+		})
+		db.exec("VACUUM pgleases.history")
+		size = one[int64](db, "SELECT pg_total_relation_size('pgleases.history')")
+		most = max(most, size)
+		if n == 4*kept {
+			early = size
+		}
+	}
+	left := one[int64](db, "SELECT count(*) FROM pgleases.history")
+	t.Logf("%d runs, %d entries are left, %d kB; after %d runs %d kB; at most %d kB", all, left, size/1024, 4*kept, early/1024, most/1024)
+	if wants := int64(kept + kept/10); left < wants || left > wants+2 {
+		t.Errorf("%d entries are left, of %d that are to be kept", left, wants)
+	}
+	if 2*most > 3*early { // without end it would have been 2.5 times that; an open snapshot may keep one VACUUM from its work
+		t.Errorf("the history has %d bytes, and had %d after %d runs, %d at most", size, early, 4*kept, most)
+	}
 }
 
 // A clock that is wrong for a moment shows all entries as old.

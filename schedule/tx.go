@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,9 +16,9 @@ import (
 
 // This file is the transactions of runs. One round trip begins each, and one ends it.
 
-// guarded runs f in a transaction of the pool's under the guard of the partition, and commits it where f has not. What queue queues is sent with the
-// guard, and answered before f.
-func (p *planner) guarded(life context.Context, partition pgleases.Partition, queue func(*pgx.Batch), f func(context.Context, *transaction) error) error {
+// guarded runs f in a transaction of the pool's, and commits it where f has not. What queue queues begins it, and is answered before f: the
+// guard of a partition, and what else there is.
+func (p *planner) guarded(life context.Context, queue queue, f func(context.Context, *transaction) error) error {
 	if m := p.s.memory; m != nil {
 		return m.guarded(life, queue, f)
 	}
@@ -39,10 +40,9 @@ func (p *planner) guarded(life context.Context, partition pgleases.Partition, qu
 	err = p.s.within(life, func(ctx context.Context) error {
 		batch := new(pgx.Batch)
 		batch.BeginTx(readCommitted)
-		if err := seam.QueueGuard(ctx, batch, p.lease, partition); err != nil {
+		if err := queue(ctx, batch); err != nil {
 			return err
 		}
-		queue(batch)
 		answers := conn.SendBatch(ctx, batch)
 		tx.Tx = answers.Tx()
 		return answers.Close()
@@ -59,6 +59,32 @@ func (p *planner) guarded(life context.Context, partition pgleases.Partition, qu
 	return err
 }
 
+// A queue queues what begins a transaction.
+type queue func(context.Context, *pgx.Batch) error
+
+// guard queues the guards of partitions, and then what more queues.
+func (p *planner) guard(partitions []pgleases.Partition, more func(*pgx.Batch)) queue {
+	return func(ctx context.Context, batch *pgx.Batch) error {
+		for _, partition := range partitions {
+			if p.s.memory != nil {
+				break // nothing is fenced there
+			}
+			if err := seam.QueueGuard(ctx, batch, p.lease, partition); err != nil {
+				return err
+			}
+		}
+		more(batch)
+		return nil
+	}
+}
+
+// opening queues what opens a run, which is guarded with it: r is then the schedule or the job; nil: there is none.
+func (p *planner) opening(partition pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration) queue {
+	return func(_ context.Context, batch *pgx.Batch) error {
+		return p.s.queueOpen(batch, p.lease, partition, r, of, run, timeout, idle)
+	}
+}
+
 // nothingMore is for what is queued altogether.
 func nothingMore(context.Context, *transaction) error { return nil }
 
@@ -70,10 +96,19 @@ type transaction struct {
 
 // status is what the server says of it: T, E after a statement that failed, I where it has ended.
 func (t *transaction) status() byte {
+	if of, ok := t.Tx.(*memoryTx); ok && of.fails {
+		return 'E'
+	}
 	if conn := t.Conn(); conn != nil {
 		return conn.PgConn().TxStatus()
 	}
 	return 'T' // without a server
+}
+
+// busy reports whether a statement is under way in it, or its answer was not read to the end.
+func (t *transaction) busy() bool {
+	conn := t.Conn()
+	return conn != nil && conn.PgConn().IsBusy()
 }
 
 // commit commits with what is queued, which is sent before: where a statement of it fails, the server skips the others, and nothing is committed.

@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -36,7 +37,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	}
 	opens := slices.IndexFunc(of[0], func(sent string) bool { return strings.Contains(sent, "schedule_open") })
 	trips := of[0][opens:]
-	for i, texts := range [][]string{{"begin isolation level read committed", ".guard(", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_close(", "commit\x00"}} {
+	for i, texts := range [][]string{{"begin isolation level read committed", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_done_tick(", "commit\x00"}} {
 		for _, text := range texts {
 			if i >= len(trips) || !strings.Contains(trips[i], text) {
 				t.Fatalf("trip %d of a run is without %q: %q", i, text, trips)
@@ -146,5 +147,63 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 				t.Errorf("%s of transaction %d after the run: %v, not %q", use, i, err, pgx.ErrTxClosed)
 			}
 		}
+	}
+}
+
+// Most ticks are done by a statement of their own, which writes what the other would: whatever the schedule's row had, and when it is due next.
+func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 12:00 UTC", "infinity"} { // after now, before it, never
+		for _, had := range []string{"", "revision = revision + 1", "paused_at = '2026-03-01 UTC', revision = revision + 1", "cursor = '2026-03-01 09:00 UTC'"} {
+			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, done = NULL, failures = 2, trying = '{"attempts": 1}', waits = 'for something', waits_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
+			if had != "" {
+				db.exec("UPDATE pgleases.schedules SET " + had)
+			}
+			wrote := func(statement string) string {
+				return one[string](db, `WITH marked AS MATERIALIZED (SELECT set_config('schedule.run', 'mark', true), id, nullif($1, 'infinity')::timestamptz AS due FROM pgleases.schedules)
+					SELECT public.rolled_back(m.id, format($2, m.id, quote_nullable(m.due))) FROM marked AS m`, at, statement)
+			}
+			db.exec(`CREATE OR REPLACE FUNCTION public.rolled_back(id bigint, statement text) RETURNS text LANGUAGE plpgsql AS $$
+				DECLARE wrote text;
+				BEGIN
+					EXECUTE statement;
+					SELECT concat(s, ' ', (SELECT jsonb_agg(to_jsonb(h) - 'id') FROM pgleases.history AS h)) INTO wrote FROM pgleases.schedules AS s WHERE s.id = $1;
+					RAISE EXCEPTION '%', wrote USING ERRCODE = 'UU000';
+				EXCEPTION WHEN SQLSTATE 'UU000' THEN RETURN sqlerrm;
+				WHEN OTHERS THEN RETURN sqlstate;
+				END $$`)
+			short := wrote(`SELECT pgleases.schedule_done_tick(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
+				'2026-03-01 11:00:01 UTC', '2026-03-01 11:00:03.5 UTC', 2, 77, '2026-03-01 11:00:02 UTC')`)
+			long := wrote(`SELECT pgleases.schedule_close(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', jsonb_build_object('cursor', '2026-03-01T11:00:00.000001Z', 'cursor_local', '2026-03-01T12:00:00.000001+01:00', 'due', %2$s,
+				'done', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,
+				'fates', '[{"since": "2026-03-01T10:00:00Z", "until": "2026-03-01T11:00:00.000001Z", "ticks": 1, "fate": "done", "attempts": 2, "epoch": 77, "started_at": "2026-03-01T11:00:02Z"}]'::jsonb))`)
+			expect(t, short, long, fmt.Sprintf("due at %s, %q", at, had))
+			expect(t, strings.Contains(short, `"ticks": 1`), !strings.HasPrefix(had, "cursor"), fmt.Sprintf("that the tick %q has its fate: %s", had, short))
+		}
+	}
+}
+
+// What was due is gone when its run is opened, and its process freezes just then: its transaction has a limit all the same, as it keeps the partition from others.
+func TestATransactionThatOpensNothingMayNotBeIdleForLong(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.run()
+	until(t, "it owns a partition", func() bool {
+		return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.partitions WHERE partition = 0 AND owner IS NOT NULL)")
+	})
+	for _, opens := range []string{"schedule_open_tick", "schedule_open_job"} {
+		tx := db.begin()
+		tag, err := tx.Exec(t.Context(), "SELECT o.* FROM pgleases.partitions AS p, pgleases."+opens+"(p.lease, p.partition, p.epoch, 0, 'run', 2000, 3000, 4000) AS o WHERE p.partition = 0")
+		ok(t, err)
+		expect(t, tag.RowsAffected(), 0, "rows that were opened")
+		var idle string
+		ok(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&idle))
+		expect(t, idle, "3s", opens+": idle limit")
+		ok(t, tx.Rollback(t.Context()))
 	}
 }

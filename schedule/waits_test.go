@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +71,53 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	}
 }
 
+// Who asks why a handler is never called finds the name of its kind beside that of the jobs that wait: one of the two is misspelt. It is logged once for each kind, and not while it may be a deploy.
+func TestAKindThatNobodyRegistersIsToldBesideThoseThatNobodyCalls(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w, log := newLogged(db)
+	ran := make(chan struct{}, 1)
+	used := schedule.InTx(w.Scheduler, "used", func(context.Context, pgx.Tx, schedule.Run[string]) error {
+		ran <- struct{}{}
+		return nil
+	})
+	schedule.InTx(w.Scheduler, "letters", note)
+	schedule.AtLeastOnce(w.Scheduler, "bills", func(context.Context, schedule.Run[string]) error { return nil })
+	w.run()
+	_, err := used.Enqueue(t.Context(), "")
+	ok(t, err)
+	receive(t, "one has run", ran)
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	var ids []int64
+	for range 3 {
+		id, err := schedule.JobsOf[string](enqueuer, "lettres").Enqueue(t.Context(), "")
+		ok(t, err)
+		ids = append(ids, id)
+	}
+	const waits = `kind "lettres" is not registered; registered, and not called yet in this process: "bills", "letters"`
+	for _, id := range ids {
+		until(t, "it waits", func() bool {
+			j, err := w.Job(t.Context(), id)
+			ok(t, err)
+			return j.Waits == waits
+		})
+	}
+	const line = "schedule: waits, as its kind is not registered"
+	expect(t, log.count(line), 0, "lines before a minute is over")
+	db.setClock(midnight.Add(90 * time.Second))
+	until(t, "it is logged", func() bool { return log.count(line) > 0 })
+	expect(t, log.count("kind=lettres "), 1, "lines of the kind")
+	expect(t, log.count(`unused="[bills letters]"`), 1, "lines with the kinds that nobody calls")
+	db.setClock(midnight.Add(3 * time.Hour))
+	for _, id := range ids {
+		until(t, "it was looked at again", func() bool {
+			return one[bool](db, "SELECT due > $2 FROM pgleases.jobs WHERE id = $1", id, midnight.Add(3*time.Hour))
+		})
+	}
+	expect(t, log.count(line), 1, "lines after hours")
+}
+
 // All ticks of the time for which nobody knew the kind are run, where all are to be run, although the grace is short.
 func TestNoTickIsLateForWaiting(t *testing.T) {
 	t.Parallel()
@@ -125,6 +173,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		"option is nil":                           put("x", hourly, nil),
 		`key "" is empty`:                         put("x", hourly, schedule.Key("")),
 		"arguments":                               schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
+		`"a\u0000b":1} has a NUL`:                 schedule.InTx(w.Scheduler, "nul", func(context.Context, pgx.Tx, schedule.Run[any]) error { return nil }).Add("x", map[string]int{"a\x00b": 1}, hourly),
 		"transaction is nil":                      k.PutTx(t.Context(), nil, "x", args{}, hourly),
 		"there is one of this name":               schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
 		`"schedule.request"`:                      schedule.InTx(w.Scheduler, "schedule.request", effect).Put(t.Context(), "x", args{}, hourly),
@@ -187,22 +236,30 @@ type brittle struct{}
 
 func (*brittle) UnmarshalJSON([]byte) error { panic("brit\x00tle") }
 
+// hollow are arguments whose error panics when its text is read.
+type hollow struct{}
+
+func (*hollow) UnmarshalJSON([]byte) error { var err *nilPointer; return err }
+
 // A panic in the application's reading of arguments stops nobody, and whatever its text is, it is shown.
 func TestArgumentsThatPanicWait(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	ok(t, schedule.InTx(w.Scheduler, "brittle", func(context.Context, pgx.Tx, schedule.Run[brittle]) error { return nil }).Put(t.Context(), "brittle", brittle{}, hourly))
+	ok(t, schedule.InTx(w.Scheduler, "hollow", func(context.Context, pgx.Tx, schedule.Run[hollow]) error { return nil }).Put(t.Context(), "hollow", hollow{}, hourly))
 	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	until(t, "it waits", func() bool {
-		s, err := w.Get(t.Context(), "brittle")
-		ok(t, err)
-		return strings.Contains(s.Waits, "panic: brit\uFFFDtle")
-	})
+	for name, says := range map[string]string{"brittle": "panic: brit\uFFFDtle", "hollow": "nil pointer"} {
+		until(t, name+" waits", func() bool {
+			s, err := w.Get(t.Context(), name)
+			ok(t, err)
+			return strings.Contains(s.Waits, says)
+		})
+	}
 }
 
 // The code gives a schedule another rule than one whose zone this host does not know: that schedule waits, and the others run.
@@ -247,6 +304,33 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
 
+// A tick that is suspected of having killed a process is noted before its arguments are read. Where they cannot be read it has not begun: the ticks after it are not skipped for it.
+func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, died) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
+	maker := newWorker(db)
+	ok(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.Grace(90*time.Minute)))
+	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
+	l := newLedger(db, "arguments")
+	older := newWorker(db)
+	schedule.InTx(older.Scheduler, "books", effect)
+	db.setClock(midnight.Add(time.Hour))
+	older.run()
+	until(t, "it waits", func() bool {
+		s, err := older.Get(t.Context(), "arguments")
+		ok(t, err)
+		return strings.Contains(s.Waits, "cannot unmarshal string")
+	})
+	older.close()
+	db.exec(`UPDATE pgleases.schedules SET args = '{"N": 1}'`)
+	db.setClock(midnight.Add(72 * time.Hour))
+	newest := newWorker(db)
+	schedule.InTx(newest.Scheduler, "books", effect)
+	newest.run()
+	l.settled(newest.Scheduler).expectFates(fates{schedule.FateMissed: 71, schedule.FateDone: 1})
+}
+
 // More jobs wait for a kind than one look may touch: it wakes some of them, and what is known runs.
 func TestManyThatWaitStopNobody(t *testing.T) {
 	t.Parallel()
@@ -266,6 +350,38 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 	if n := one[int64](db, "SELECT max(n) FROM public.woken"); n > 1000 {
 		t.Errorf("%d were woken by one statement", n)
 	}
+}
+
+// What waits is looked at again after as long as it has waited: so many jobs of a kind that nobody knows cost little.
+func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
+	ok(t, err)
+	_, err = schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), "x")
+	ok(t, err)
+	newWorker(db).run()
+	now := midnight
+	for _, pause := range []time.Duration{1, 1, 2, 4, 8, 16, 32, 60, 60} {
+		want := now.Add(pause * time.Minute)
+		until(t, fmt.Sprintf("it is due again at %v", want), func() bool {
+			return one[time.Time](db, "SELECT due FROM pgleases.jobs WHERE waits IS NOT NULL UNION ALL SELECT 'epoch' LIMIT 1").Equal(want)
+		})
+		now = want
+		db.setClock(now)
+	}
+}
+
+// A process that knows what the last did not looks at all that waits, however many one look may wake.
+func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, waits, waits_since)
+		SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'mail', '', 'job', '"x"', 1, now, now + interval '1 hour', 'unknown', now FROM public.test_clock, generate_series(1, 2200) AS n`)
+	w := newWorker(db, schedule.WithPartitions(1))
+	schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
+	w.run()
+	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 }
 
 // A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.

@@ -10,8 +10,11 @@ import (
 // PartitionFor returns the partition of a key, of so many. Package pgleases sets it.
 var PartitionFor func(key string, partitions int) int
 
-// Rehearse makes a *schedule.Scheduler without a database, as a process. Tables is what it is to find there, of a process before; nil: nothing. The options are of
-// type []schedule.Option. Package schedule sets it.
+// Handler begins the name of the function that is the first in the goroutine of each handler.
+const Handler = "github.com/pgleases/pgleases/schedule.(*kind).call."
+
+// Rehearse makes a *schedule.Scheduler without a database, as a process. Tables is what it is to find there, of a process before; nil:
+// nothing. The options are of type []schedule.Option. Package schedule sets it.
 var Rehearse func(group string, stage *Stage, tables, options any) (Process, error)
 
 // A Stage is where schedulers without a database run: it has the time, and the transactions.
@@ -27,8 +30,8 @@ type Stage struct {
 	Wait func(context.Context) error
 }
 
-// A Process is one that has a scheduler without a database. Whoever has it says what it does, and when. Of Own, Drain and Die one is called at a time; the others may be
-// called by any goroutine.
+// A Process is one that has a scheduler without a database. Whoever has it says what it does, and when. Of Own, Drain and Die one is called
+// at a time; the others may be called by any goroutine.
 type Process interface {
 	Scheduler() any // a *schedule.Scheduler
 	Enqueuer() any  // a *schedule.Enqueuer
@@ -45,8 +48,11 @@ type Process interface {
 	Due(until time.Time, visit func(Due) bool)
 	// Next is when the first is due after an instant; zero: never.
 	Next(after time.Time) time.Time
-	// Run does what is due of one of them, and returns when that is done. Known: when it is due is known by that; else, where it still is, a process looks at it again a little later, or when another of its kind has ended.
-	Run(Due) (known bool)
+	// Limit is how many of a kind run at once; 0: any number.
+	Limit(kind string) int
+	// Run does what is due of one of them, and returns when that is done. Known: when it is due is known by that; else, where it still is,
+	// a process looks at it again a little later. Slotless: it was not begun, as so many of its kind run as its limit allows.
+	Run(Due) (known, slotless bool)
 	// Tx has what is put in a transaction be there once that is committed.
 	Tx(pgx.Tx) pgx.Tx
 }

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -382,19 +383,33 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 		s.Advance(2 * time.Hour)
 	}()
 	<-done
-	if !strings.Contains(f.said, "snooze for no time") {
-		t.Fatalf("the test was told %q", f.said)
+	if !strings.Contains(f.all(), "snooze for no time") {
+		t.Fatalf("the test was told %q", f.all())
 	}
 }
 
 // failing is a test that fails.
 type failing struct {
 	testing.TB
-	said string
+
+	mu   sync.Mutex // guards what follows
+	said []string
+}
+
+func (f *failing) all() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return strings.Join(f.said, "; ")
+}
+
+func (f *failing) Errorf(format string, args ...any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.said = append(f.said, fmt.Sprintf(format, args...))
 }
 
 func (f *failing) Fatalf(format string, args ...any) {
-	f.said = fmt.Sprintf(format, args...)
+	f.Errorf(format, args...)
 	runtime.Goexit()
 }
 func (f *failing) Fatal(args ...any) { f.Fatalf("%s", fmt.Sprint(args...)) }
@@ -427,4 +442,71 @@ func TestALimitHolds(t *testing.T) {
 	s.Advance(3 * time.Hour)
 	slices.Sort(did)
 	expect(t, "runs after a crash", did, notes{"2.1 at 01:31", "5.1 at 01:31"})
+}
+
+// A run whose schedule is being edited is run again once the edit is committed, with what it says. Until then it is tried once a second, of the test's time.
+func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	for _, fails := range []error{nil, errors.New("it fails")} {
+		s := scheduletest.New(t, midnight)
+		calls := 0
+		in := schedule.InTx(s.Scheduler, "in", func(_ context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+			if calls++; r.Args.N == 1 {
+				return nil
+			}
+			return fails
+		})
+		least := schedule.AtLeastOnce(s.Scheduler, "least", func(context.Context, schedule.Run[args]) error { return nil })
+		for name, k := range map[string]*schedule.Kind[args]{"in": in, "least": least} {
+			ok(t, k.Add(name, args{}, schedule.Every(time.Hour)))
+		}
+		s.Advance(0)
+		tx := s.Tx(nil)
+		ok(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
+		ok(t, least.PutTx(t.Context(), tx, "least", args{1}, schedule.Every(time.Hour)))
+		s.Advance(61 * time.Minute)
+		expect(t, "fates while an edit is under way", fates(s, "in")+fates(s, "least"), "")
+		if calls > 61 {
+			t.Fatalf("within a minute it was called %d times", calls)
+		}
+		ok(t, tx.Commit(t.Context()))
+		s.Advance(time.Minute)
+		expect(t, "fates", fates(s, "in")+", "+fates(s, "least"), "done 1, done 1")
+	}
+	if took := time.Since(began); took > 15*time.Second { // of the host
+		t.Errorf("it took %v", took)
+	}
+}
+
+// What only a handler's own goroutine can do is found out elsewhere, and nothing hangs for it.
+func TestSleepOrCrashOfAnotherGoroutineIsFoundOut(t *testing.T) {
+	t.Parallel()
+	for what, do := range map[string]func(*scheduletest.Scheduler, context.Context) error{
+		"Sleep": func(s *scheduletest.Scheduler, ctx context.Context) error { return s.Sleep(ctx, time.Second) },
+		"Crash": func(s *scheduletest.Scheduler, _ context.Context) error {
+			s.Crash(0)
+			return errors.New("it returned")
+		},
+	} {
+		f := &failing{TB: t}
+		s := scheduletest.New(f, midnight)
+		k := schedule.AtLeastOnce(s.Scheduler, "k", func(ctx context.Context, r schedule.Run[args]) error {
+			errs := make(chan error)
+			for range 3 {
+				go func() { errs <- do(s, ctx) }()
+			}
+			return errors.Join(<-errs, <-errs, <-errs)
+		})
+		ok(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+		s.Advance(time.Hour)
+		expect(t, what+" in goroutines that the handler started", fates(s, "k"), "dead 1")
+		if said := f.all(); !strings.Contains(said, what+" was called") || !strings.Contains(said, "own goroutine") {
+			t.Errorf("the test was told %q", said)
+		}
+	}
+	f := &failing{TB: t}
+	if err := scheduletest.New(f, midnight).Sleep(t.Context(), time.Second); err == nil || !strings.Contains(f.all(), "Advance") {
+		t.Errorf("Sleep outside of handlers returned %v, and the test was told %q", err, f.all())
+	}
 }

@@ -3,9 +3,9 @@ package scheduletest
 import (
 	"context"
 	"errors"
-	"maps"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -24,7 +24,8 @@ const (
 	most      = 1_000_000   // runs at one instant
 )
 
-// A world is what outlives processes: the time, and what they leave. One goroutine at a time goes on in it, either Advance or one handler: they hand over to each other.
+// A world is what outlives processes: the time, and what they leave. One goroutine at a time goes on in it, either Advance or one handler:
+// they hand over to each other.
 type world struct {
 	t     testing.TB
 	begin func(context.Context) (pgx.Tx, error)
@@ -40,9 +41,10 @@ type world struct {
 	down     time.Time // nothing runs until then; zero: a process is there
 	active   *run      // what goes on; nil: Advance does
 	running  []*run
-	held     map[subject]hold
-	begun    map[subject]int // at this instant
-	total    int             // at this instant
+	held     map[subject]time.Time // what is not to be begun before an instant
+	slotless map[subject]bool      // schedules that were told to wait for another of their kind
+	begun    map[subject]int       // at this instant
+	total    int                   // at this instant
 	draining bool
 	dying    bool
 	idle     []chan func()           // of goroutines that wait for something to do
@@ -59,12 +61,6 @@ type subject struct {
 
 func of(d seam.Due) subject { return subject{d.ID, d.Job} }
 
-// A hold is of what is not to be begun before an instant.
-type hold struct {
-	until time.Time
-	kind  string
-}
-
 // A run is one that is under way.
 type run struct {
 	seam.Due
@@ -80,7 +76,7 @@ type timer struct {
 }
 
 func newWorld(t testing.TB, at time.Time) *world {
-	w := &world{t: t, yield: make(chan struct{}), held: make(map[subject]hold), begun: make(map[subject]int)}
+	w := &world{t: t, yield: make(chan struct{}), held: make(map[subject]time.Time), slotless: make(map[subject]bool), begun: make(map[subject]int)}
 	w.now.Store(at.UnixMicro())
 	w.begin = func(context.Context) (pgx.Tx, error) { return nil, errNoTx }
 	w.stage = seam.Stage{
@@ -156,6 +152,7 @@ func (w *world) own() {
 	epoch, p := w.epoch, w.of.process
 	w.end, w.stop, w.down, w.draining = end, stop, time.Time{}, false
 	clear(w.held)
+	clear(w.slotless)
 	w.mu.Unlock()
 	p.Own(life, runs, epoch)
 }
@@ -215,8 +212,8 @@ func (w *world) next() time.Time {
 		sooner(w.down)
 		return next
 	}
-	for _, h := range w.held {
-		sooner(h.until)
+	for _, until := range w.held {
+		sooner(until)
 	}
 	if !w.draining {
 		sooner(w.of.process.Next(w.time()))
@@ -250,10 +247,16 @@ func (w *world) settle() {
 		n, total, p := w.begun[s], w.total, w.of.process
 		w.mu.Unlock()
 		if n > mostOfOne || total > most {
-			w.t.Fatalf("scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for no time, or put itself again?", w.time(), mostOfOne, most)
+			w.t.Fatalf(
+				"scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for no time, or put itself again?",
+				w.time(), mostOfOne, most,
+			)
 		}
 		w.activate(r)
-		w.do(func() { w.ended(r, p.Run(r.Due)) })
+		w.do(func() {
+			known, slotless := p.Run(r.Due)
+			w.ended(r, known, slotless)
+		})
 		<-w.yield
 		w.handedBack()
 	}
@@ -304,7 +307,8 @@ func (w *world) choose() *run {
 		alone := d.Crashes > 0 && len(w.running) > 0 // and nothing else begins before it
 		switch {
 		case first[d.Priority] != nil:
-		case w.held[of(d)].until.After(w.time()), slices.ContainsFunc(w.running, func(r *run) bool { return of(r.Due) == of(d) }):
+		case w.held[of(d)].After(w.time()), slices.ContainsFunc(w.running, func(r *run) bool { return of(r.Due) == of(d) }):
+		case (d.Job || w.slotless[of(d)]) && w.full(d.Kind): // other schedules are begun, and told to wait: or their ticks would be late for it
 		case !alone && slices.ContainsFunc(w.running, func(r *run) bool { return r.Key == d.Key }):
 		default:
 			first[d.Priority] = &d
@@ -323,15 +327,32 @@ func (w *world) choose() *run {
 	return nil
 }
 
+// full reports whether so many of a kind run as its limit allows. mu is held.
+func (w *world) full(kind string) bool {
+	limit, n := w.of.process.Limit(kind), 0
+	if limit == 0 {
+		return false
+	}
+	for _, r := range w.running {
+		if r.Kind == kind {
+			n++
+		}
+	}
+	return n >= limit
+}
+
 // ended notes the end of a run.
-func (w *world) ended(r *run, known bool) {
+func (w *world) ended(r *run, known, slotless bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.running = slices.DeleteFunc(w.running, func(o *run) bool { return o == r })
 	if !known {
-		w.held[of(r.Due)] = hold{w.time().Add(lookEvery), r.Kind}
-	} else { // perhaps its slot is free
-		maps.DeleteFunc(w.held, func(_ subject, h hold) bool { return h.kind == r.Kind })
+		w.held[of(r.Due)] = w.time().Add(lookEvery)
+	}
+	if slotless {
+		w.slotless[of(r.Due)] = true
+	} else {
+		delete(w.slotless, of(r.Due))
 	}
 	r.settled = true
 }
@@ -357,11 +378,25 @@ func (w *world) activate(r *run) {
 	w.active = r
 }
 
-// inside reports whether a handler goes on just now.
-func (w *world) inside() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.active != nil
+// inside returns the run whose handler goes on just now, where that has called, in its own goroutine; else nil. Of others nobody knows
+// whether they go on or wait: the time could not be moved before they do.
+func (w *world) inside() *run {
+	pcs := make([]uintptr, 128)
+	for skip, n := 0, len(pcs); n == len(pcs); skip += n {
+		n = runtime.Callers(skip, pcs)
+		frames := runtime.CallersFrames(pcs[:n])
+		for frame, more := frames.Next(); frame.PC != 0; frame, more = frames.Next() {
+			if strings.HasPrefix(frame.Function, seam.Handler) {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return w.active
+			}
+			if !more {
+				break
+			}
+		}
+	}
+	return nil
 }
 
 // bury ends the handlers of a process that has died.
@@ -393,18 +428,19 @@ func (w *world) wake(r *run) {
 	}
 }
 
+var errNotInside = errors.New("scheduletest: Sleep was called outside of a handler's own goroutine: what a handler starts cannot sleep, and a test calls Advance")
+
 // sleep has the run that goes on sleep.
 func (w *world) sleep(ctx context.Context, d time.Duration) error {
-	w.mu.Lock()
-	r := w.active
+	r := w.inside()
 	switch {
 	case r == nil:
-		w.mu.Unlock()
-		w.t.Fatal("scheduletest: Sleep was called outside of a handler: call Advance")
+		w.t.Errorf("%v", errNotInside)
+		return errNotInside
 	case ctx.Err() != nil:
-		w.mu.Unlock()
 		return context.Cause(ctx)
 	}
+	w.mu.Lock()
 	r.asleep = true
 	w.mu.Unlock()
 	cancel := w.after(d, func() { w.wake(r) })

@@ -6,11 +6,17 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pglea
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots, pgleases.schedule_slot_waits TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_share(pg_catalog.text), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_job_json(pgleases.jobs), pgleases.schedule_join(pg_catalog.text, int),
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_share(pg_catalog.text),
+    pgleases.schedule_json(pgleases.schedules), pgleases.schedule_join(pg_catalog.text, int),
     pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[], pg_catalog.text[]),
     pgleases.schedule_begin(pg_catalog.text, int, bigint, int),
     pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], bigint[], int),
-    pgleases.schedule_open(bigint, boolean, pg_catalog.text, int, int, int),
+    pgleases.schedule_check_interval(), pgleases.schedule_declared(bigint),
+    pgleases.schedule_open_tick(pg_catalog.text, int, bigint, bigint, pg_catalog.text, int, int, int),
+    pgleases.schedule_open_job(pg_catalog.text, int, bigint, bigint, pg_catalog.text, int, int, int),
+    pgleases.schedule_done_job(bigint, pg_catalog.text, bigint, int, bigint, bigint),
+    pgleases.schedule_done_tick(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, bigint,
+    pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, int, bigint, pg_catalog.timestamptz),
     pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb),
     pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb),
     pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb),
@@ -24,6 +30,8 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text),
     pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int),
     pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint), pgleases.schedule_answer(bigint, pg_catalog.text),
+    pgleases.schedule_asked(pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, bigint, pg_catalog.jsonb, pg_catalog.text,
+    pg_catalog.text, boolean), pgleases.schedule_actor(pg_catalog.text),
     pgleases.schedule_take_back(bigint), pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]),
@@ -40,6 +48,7 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
 --   GRANT USAGE ON SCHEMA pgleases TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.delete_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;
 --   GRANT EXECUTE ON FUNCTION pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;

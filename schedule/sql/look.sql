@@ -9,5 +9,8 @@
 -- $7 text[]  keys that are left out
 -- $8 text[]  kinds that are
 --
--- One row: the database's time when it began, microseconds since 1970; how long it took, microseconds; an array of {id, job, priority, partition, key, kind, due_us, crashes} by when they are due.
-SELECT clock_us, took_us, answer FROM pgleases.schedule_look($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[], $8::pg_catalog.text[])
+-- One row: the database's time when it began, microseconds since 1970; how long it took, microseconds; then of what is due, by when it is,
+-- an array of each of id, job, priority, partition, key, kind, due_us, and how many crashes are counted; null: nothing is.
+SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes
+    FROM pgleases.schedule_look($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::int, $7::pg_catalog.text[],
+    $8::pg_catalog.text[])

@@ -1,11 +1,16 @@
--- open.sql: opens a run in the transaction, after guard.sql: sets its limits, marks it, and reads the schedule, or the job.
+-- open.sql: opens the run of a schedule in the transaction: guards its partition, sets its limits, marks it, and reads the schedule.
 --
--- $1 bigint   schedule, or job
--- $2 boolean  whether it is a job
--- $3 text    mark of the run, random; close.sql finds it where the transaction is still the same
--- $4 int     the most that one statement takes, milliseconds; 0: no limit
--- $5 int     the most that the transaction may be idle, milliseconds
--- $6 int     the most that a statement waits for a lock, milliseconds
+-- $1 text    lease
+-- $2 int     partition
+-- $3 bigint  epoch
+-- $4 bigint  schedule
+-- $5 text    mark of the run, random; close.sql finds it where the transaction is still the same
+-- $6 int     the most that one statement takes, milliseconds; 0: no limit
+-- $7 int     the most that the transaction may be idle, milliseconds
+-- $8 int     the most that a statement waits for a lock, milliseconds
 --
--- It with the time, as JSON; null: there is none.
-SELECT pgleases.schedule_open($1::bigint, $2::boolean, $3::pg_catalog.text, $4::int, $5::int, $6::int)
+-- The schedule, how many of its ticks are jobs, and the time; times are microseconds since 1970, that of a zone's clocks as if it were one
+-- of UTC. No row: there is none, and only the mark and the limit of being idle are set.
+--
+-- PL001: the partition is not owned under the epoch.
+SELECT * FROM pgleases.schedule_open_tick($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::pg_catalog.text, $6::int, $7::int, $8::int)

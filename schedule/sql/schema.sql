@@ -265,7 +265,7 @@ CREATE INDEX IF NOT EXISTS schedule_requests_by_schedule ON pgleases.schedule_re
 COMMENT ON TABLE pgleases.schedule_requests IS 'What operators have asked of schedules and jobs, who, and why. Kept as long as failures in the history.';
 COMMENT ON COLUMN pgleases.schedule_requests.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.schedule_requests.at IS 'When it was asked.';
-COMMENT ON COLUMN pgleases.schedule_requests.verb IS 'pause, resume, trigger, backfill, cancel or retry.';
+COMMENT ON COLUMN pgleases.schedule_requests.verb IS 'pause, resume, trigger, backfill, cancel, retry or delete.';
 COMMENT ON COLUMN pgleases.schedule_requests.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_requests.name IS 'Of what: the schedule''s name, or the job''s.';
 COMMENT ON COLUMN pgleases.schedule_requests.schedule IS 'The schedule''s id; null: it is about a job.';
@@ -276,8 +276,8 @@ COMMENT ON COLUMN pgleases.schedule_requests.reason IS 'Why.';
 COMMENT ON COLUMN pgleases.schedule_requests.answered IS 'When it was carried out, or refused; null: it is yet to be.';
 COMMENT ON COLUMN pgleases.schedule_requests.answer IS 'What came of it.';
 
--- A run in a transaction leaves no trace in the tables before its end, as nothing is locked there until then. So it has a lock of its own, which is shared, and which
--- nobody waits for: see schedule_open.
+-- A run in a transaction leaves no trace in the tables before its end, as nothing is locked there until then. So it has a lock of its own,
+-- which is shared, and which nobody waits for: see schedule_open_tick.
 CREATE OR REPLACE VIEW pgleases.schedule_runs AS
 SELECT (l.classid::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::bigint AS run,
        pg_catalog.min(l.pid) AS backend
@@ -301,7 +301,8 @@ SELECT s.group_name,
        CASE e.state
            WHEN 'paused' THEN coalesce(
                (SELECT pg_catalog.concat(q.actor, ': ', q.reason) FROM pgleases.schedule_requests AS q
-                WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.=) s.paused_at AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
+                WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
+                    AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
                     THEN pg_catalog.format('%s ticks in a row are dead', s.failures) END)
            WHEN 'disabled' THEN pg_catalog.format('no process has declared it since %s', s.registered)
@@ -311,7 +312,8 @@ SELECT s.group_name,
        END AS why,
        s.done,
        (SELECT h.fate FROM pgleases.history AS h
-        WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.job IS NULL AND h.schedule OPERATOR(pg_catalog.=) s.id
+        WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.job IS NULL
+            AND h.schedule OPERATOR(pg_catalog.=) s.id
         ORDER BY h.id DESC LIMIT 1) AS last_fate,
        s.ran_from,
        s.ran_until,
@@ -341,7 +343,8 @@ SELECT s.group_name,
        s.id,
        s.disabled_at
 FROM pgleases.schedules AS s
-LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name) AND p.partition OPERATOR(pg_catalog.=) s.partition
+LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name)
+    AND p.partition OPERATOR(pg_catalog.=) s.partition
 LEFT JOIN pgleases.schedule_runs AS r ON r.run OPERATOR(pg_catalog.=) pg_catalog.hashint8extended(s.id, s.tableoid::bigint)
 CROSS JOIN LATERAL (
     SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
@@ -359,7 +362,8 @@ CROSS JOIN LATERAL (
                 WHEN s.waits IS NOT NULL THEN 'waits'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
                 WHEN s.trying IS NOT NULL THEN 'retries'
-                WHEN s.due OPERATOR(pg_catalog.=) 'infinity' AND EXISTS (SELECT FROM pgleases.jobs AS j WHERE j.schedule OPERATOR(pg_catalog.=) s.id) THEN 'runs'
+                WHEN s.due OPERATOR(pg_catalog.=) 'infinity' AND EXISTS (SELECT FROM pgleases.jobs AS j
+                    WHERE j.schedule OPERATOR(pg_catalog.=) s.id) THEN 'runs'
                 WHEN s.due OPERATOR(pg_catalog.=) 'infinity' THEN 'over'
                 ELSE 'planned' END AS state
 ) AS e;
@@ -425,7 +429,8 @@ SELECT j.id,
        j.begins,
        j.args
 FROM pgleases.jobs AS j
-LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) j.group_name) AND p.partition OPERATOR(pg_catalog.=) j.partition
+LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) j.group_name)
+    AND p.partition OPERATOR(pg_catalog.=) j.partition
 LEFT JOIN pgleases.schedule_runs AS r ON r.run OPERATOR(pg_catalog.=) pg_catalog.hashint8extended(j.id, j.tableoid::bigint)
 CROSS JOIN LATERAL (
     SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner

@@ -1,4 +1,5 @@
--- take.sql: takes a slot of a kind that has a limit, in the transaction of a run: until its end, or for a call outside of it until free.sql, or until the epoch has ended.
+-- take.sql: takes a slot of a kind that has a limit, in the transaction of a run: until its end, or for a call outside of it until
+-- free.sql, or until the epoch has ended.
 --
 -- $1 text    group
 -- $2 text    kind

@@ -1,0 +1,43 @@
+package schedule_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// However many schedules a process has that are not due, it looks for what is as often as for one, and no look reads those.
+func TestDormantSchedulesCostALookNowAndThenThatReadsNoneOfThem(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	const dormant, looks, every = 20_000, 10, 200 * time.Millisecond
+	first := newWorker(db)
+	ok(t, schedule.InTx(first.Scheduler, "books", effect).Put(t.Context(), "0", args{}, schedule.Cron("0 0 1 1 *", "UTC")))
+	db.exec(`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+		SELECT group_name, n, n, n % 4, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered
+		FROM pgleases.schedules, generate_series(1, ` + fmt.Sprint(dormant) + `) AS n`)
+	db.exec("VACUUM ANALYZE pgleases.schedules")
+	first.run()
+	db.looked() // the first process of a group sees to it that each is in its partition
+	first.close()
+	first.pool.Close()
+	before := db.read("schedules", dormant)
+
+	w := newWorker(db)
+	schedule.InTx(w.Scheduler, "books", effect)
+	w.LookEvery(every)
+	w.wire.count("schedule_look")
+	began := time.Now()
+	w.run()
+	until(t, "it has looked", func() bool { return w.wire.counted() >= looks })
+	if n, most := w.wire.counted(), 5+int(time.Since(began)/every); n > most {
+		t.Errorf("%d looks, not %d at most", n, most)
+	}
+	w.close()
+	w.pool.Close()
+	if n := db.read("schedules", before) - before; n > dormant/10 {
+		t.Errorf("%d looks read %d schedules of %d that are not due", looks, n, dormant)
+	}
+}

@@ -1,0 +1,54 @@
+package schedule_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A server keeps plans. One that was made while there was no job and no schedule, after a VACUUM, would read all of them for each run once there are many.
+func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	db.looked()
+	db.exec("VACUUM (ANALYZE) pgleases.jobs")
+	db.exec("VACUUM (ANALYZE) pgleases.schedules")
+	compiled := one[string](db, `SELECT coalesce(string_agg(p.proname, ', '), '') FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace
+		AND p.proname LIKE 'schedule%' AND 'enable_seqscan=off' = ANY (p.proconfig) AND NOT 'jit=off' = ANY (p.proconfig)`)
+	expect(t, compiled, "", "functions that the server would compile")
+	tx, err := db.Begin(t.Context())
+	ok(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	owned := fmt.Sprintf("(SELECT s.lease, s.partition, s.epoch FROM pgleases.status AS s WHERE s.lease = 'schedule/%s' AND s.owner IS NOT NULL LIMIT 1) AS s", group)
+	whole := func() (n int64) { // with what the server has not counted yet of transactions before
+		ok(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))
+		return n
+	}
+	before := whole()
+	for _, call := range []string{
+		"pgleases.schedule_look('" + group + "', '{1,2}', '{1}', 0, 2000000, 100, '{}', '{}')",
+		"pgleases.schedule_open_tick(s.lease, s.partition, s.epoch, 1, 'mark', 10000, 10000, 5000) FROM " + owned,
+		"pgleases.schedule_done_tick(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), 1, 1, now())",
+		"pgleases.schedule_close(1, 'mark', 1, now(), '{\"fates\": []}')",
+		"pgleases.schedule_open_job(s.lease, s.partition, s.epoch, 1, 'mark', 10000, 10000, 5000) FROM " + owned,
+		"pgleases.schedule_done_job(1, 'mark', 1, 1, 1, 1)",
+		"pgleases.schedule_close_job(1, 'mark', 1, '{\"fates\": []}')",
+	} {
+		_, err := tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol)
+		ok(t, err)
+		_, err = tx.Exec(t.Context(), "SELECT "+call, pgx.QueryExecModeSimpleProtocol)
+		if code := store.Code(err); err != nil && code != "PS001" { // there is none such
+			t.Errorf("%s: %v", call, err)
+		}
+		_, err = tx.Exec(t.Context(), "ROLLBACK TO before")
+		ok(t, err)
+		expect(t, whole()-before, 0, "how often all was read up to "+call)
+	}
+}

@@ -1,0 +1,9 @@
+-- donejob.sql: closejob.sql for a job that is done, and is no tick of a schedule, as most end so.
+--
+-- $1 bigint  job
+-- $2 text    mark of the run, from openjob.sql
+-- $3 bigint  revision that openjob.sql read
+-- $4 int     how many attempts there were
+-- $5 bigint  epoch
+-- $6 bigint  when the run began, microseconds since 1970
+SELECT pgleases.schedule_done_job($1::bigint, $2::pg_catalog.text, $3::bigint, $4::int, $5::bigint, $6::bigint)::pg_catalog.text

@@ -1,0 +1,15 @@
+-- openjob.sql: opens the run of a job in the transaction, as open.sql does that of a schedule.
+--
+-- $1 text    lease
+-- $2 int     partition
+-- $3 bigint  epoch
+-- $4 bigint  job
+-- $5 text    mark of the run, random; closejob.sql finds it where the transaction is still the same
+-- $6 int     the most that one statement takes, milliseconds; 0: no limit
+-- $7 int     the most that the transaction may be idle, milliseconds
+-- $8 int     the most that a statement waits for a lock, milliseconds
+--
+-- The job, and the time; times are microseconds since 1970. No row: there is none, and only the mark and the limit of being idle are set.
+--
+-- PL001: the partition is not owned under the epoch.
+SELECT * FROM pgleases.schedule_open_job($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::pg_catalog.text, $6::int, $7::int, $8::int)
