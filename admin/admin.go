@@ -102,6 +102,9 @@ func reading(ctx context.Context, on interface {
 	})
 }
 
+// full is what to do where no connection is left.
+const full = "no connection is left: see in pg_stat_activity who has them, as a superuser, for whom some are reserved; end idle ones, or raise the limit"
+
 // failure says what to do about an error.
 func (a *Admin) failure(doing string, err error) error {
 	var misfit *store.SchemaError
@@ -119,8 +122,19 @@ func (a *Admin) failure(doing string, err error) error {
 		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.options.schema)
 	case code == "0A000":
 		remedy = "the server is a standby, which lacks a part of the tables: look at the primary"
+	case code == "25006":
+		remedy = "the server takes no writes, being a standby, or by default_transaction_read_only: give the address of the primary"
+	case store.Full(err):
+		remedy = full
+	case store.LockTimeout(err):
+		remedy = "nothing was done: another transaction has locked what this needs. Try again; where that does not help, pgleases doctor tells which"
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
+	case code == "25P03":
+		remedy = fmt.Sprintf(
+			"nothing was done: this program took longer than %v between what it read and the commit, for which clients wait. Try again where it is less busy, or nearer to the database, or do it without a binding",
+			stopped,
+		)
 	}
 	if remedy == "" {
 		return fmt.Errorf("admin: %s: %w", doing, err)

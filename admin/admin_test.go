@@ -448,6 +448,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.partitions VALUES ('l', 0, 1, 1, 1, 'a', NULL, AT, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.locks VALUES ('x', 1, 1, 1, false, 1, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'odd')`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', AT, now(), 'maria', 'why')`, "AT", "'"+at+"'"))
 		s, err := a.Snapshot(t.Context())
 		if err != nil || len(s.Clients) != 1 || s.Lease("l") == nil || len(s.Lease("l").Members) != 1 {
 			t.Fatalf("%s: %+v, %v", at, s, err)

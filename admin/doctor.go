@@ -40,17 +40,18 @@ type Finding struct {
 }
 
 // Checks are the names of what Doctor looks at, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "timeline", "mark", "ttl", "dead",
+var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "table-locks", "timeline", "mark", "ttl", "dead",
 	"orphans", "wishes", "plans", "hand-overs", "locks", "transactions", "snapshots", "autovacuum", "dead-rows", "hot-updates", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
-	Role string        // whose rights are looked at: that of the clients; empty: the one that looks
-	Long time.Duration // from when on hand-overs, waits, idle transactions and the silence of the dead are told, and ten times that for transactions that work; 0: a minute
+	Role string // whose rights are looked at: that of the clients; empty: the one that looks
+	// from when on hand-overs, waits, idle transactions and the silence of the dead are told, and ten times that for transactions that work; 0: a minute
+	Long time.Duration
 }
 
-// Doctor looks for what is wrong, and returns what each check has found, in the order of Checks. Where one fails, those that cannot be made after it are missing. It
-// takes one of the pool's connections for some moments, some seconds where something is amiss. It writes nothing.
+// Doctor looks for what is wrong, and returns what each check has found, in the order of Checks. Where one fails, those that cannot be made
+// after it are missing. It takes one of the pool's connections for some moments, some seconds where something is amiss. It writes nothing.
 func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if o.Long <= 0 {
 		o.Long = time.Minute
@@ -58,7 +59,11 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	d := &doctor{Admin: a, DoctorOptions: o}
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
-		d.found("connect", Fault, "set --database, DATABASE_URL or the PG* variables to a database that answers", "%v", err)
+		remedy := "set --database, DATABASE_URL or the PG* variables to a database that answers"
+		if store.Full(err) {
+			remedy = full
+		}
+		d.found("connect", Fault, remedy, "%v", err)
 		return d.findings
 	}
 	defer conn.Release()
@@ -98,6 +103,12 @@ type facts struct {
 		Owner, Application string
 		Seconds            float64
 	}
+	Locked []struct { // who reads or writes these tables waits
+		PID                    *int // nil: a prepared transaction, whose name is Application
+		Owner, Application, Of string
+		Hides                  bool     // who reads waits, too
+		Seconds                *float64 // nil: it is not shown to this role
+	}
 	Tables map[string]struct {
 		Live, Dead, Updates, Hot int64
 		Vacuums                  bool
@@ -136,7 +147,9 @@ func (d *doctor) examine(ctx context.Context) {
 	d.rights(&f)
 	d.sessions(&f)
 	d.rows(&f)
-	d.state(ctx, trip)
+	if d.tableLocks(&f) {
+		d.state(ctx, trip)
+	}
 }
 
 // roundTrip returns the shortest of some.
@@ -320,6 +333,31 @@ func (d *doctor) sessions(f *facts) {
 	d.found("connections", OK, "", "%d of %d are left for the server", f.Room[0].Most-f.Room[0].Now, f.Room[0].Most)
 }
 
+// tableLocks looks whether somebody keeps others from the tables, and reports whether they can be read.
+func (d *doctor) tableLocks(f *facts) bool {
+	if len(f.Locked) == 0 {
+		d.found("table-locks", OK, "", "nobody keeps others from the tables")
+		return true
+	}
+	l := f.Locked[0]
+	who, end := fmt.Sprintf("the prepared transaction %q of %q", l.Application, l.Owner), "COMMIT PREPARED or ROLLBACK PREPARED it"
+	if l.PID != nil {
+		who, end = fmt.Sprintf("process %d of %q (%q)", *l.PID, l.Owner, l.Application), fmt.Sprintf(
+			"end its transaction, if need be with SELECT pg_terminate_backend(%d)", *l.PID,
+		)
+	}
+	since := ""
+	if l.Seconds != nil {
+		since = ", whose transaction is open for " + seconds(*l.Seconds)
+	}
+	means := "nobody else can write it, so heartbeats or plans fail"
+	if l.Hides {
+		means = "nobody else can read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
+	}
+	d.found("table-locks", Fault, end, "%s is locked by %s%s: %s", l.Of, who, since, means)
+	return !l.Hides
+}
+
 func remedyOf(level Level, remedy string) string {
 	if level == OK {
 		return ""
@@ -387,6 +425,9 @@ func (d *doctor) state(ctx context.Context, trip time.Duration) {
 	case err != nil && store.Denied(err):
 		d.found("schema", Fault, "as the tables' owner, run what pgleases grants ROLE --for=reader prints", "cannot read it: %v", err)
 		return
+	case err != nil && store.Transient(err): // the tables may be as they should
+		d.found("schema", Fault, "look at table-locks, at the server's load and its log, and run this again", "cannot read it now: %v", err)
+		return
 	case err != nil:
 		d.found("schema", Fault, "run pgleases migrate", "cannot read it: %v", err)
 		return
@@ -394,7 +435,10 @@ func (d *doctor) state(ctx context.Context, trip time.Duration) {
 		d.found("schema", Fault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
 		return
 	case s.minCode > store.Version:
-		d.found("schema", Fault, "run a newer version of this program", "it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.minCode, store.Version)
+		d.found(
+			"schema", Fault, "run a newer version of this program",
+			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.minCode, store.Version,
+		)
 		return
 	}
 	d.found("schema", OK, "", "version %d", s.Version)
@@ -425,7 +469,10 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration) {
 	}
 	switch {
 	case s.Server.Timeline == 0:
-		d.found("timeline", Warning, "have a role that may execute pg_control_system() own the function timeline", "the server does not tell it: failovers and copies are not noticed")
+		d.found(
+			"timeline", Warning, "have a role that may execute pg_control_system() own the function timeline",
+			"the server does not tell it: failovers and copies are not noticed",
+		)
 	case s.Server.Settled != s.Server.Timeline:
 		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start one, if none runs",
 			"the server was promoted, or is a copy, and is not settled: nothing moves")
@@ -516,7 +563,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		}
 		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no living client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
-		d.found("orphans", Note, "start a process, or forget the lease with SELECT drop_lease(NAME)", "nobody works on %s", listed(deserted))
+		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
 	default:
 		d.found("orphans", OK, "", "each partition has an owner")
 	}

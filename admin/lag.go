@@ -42,7 +42,10 @@ func (a *Admin) Lag(ctx context.Context, query string, limit time.Duration) (map
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("admin: lag query: %w\ngive a query of two columns, a partition's number and a count, that reads only and ends within %v", err, limit)
+		return nil, fmt.Errorf(
+			"admin: lag query: %w\ngive a query of two columns, a partition's number and a count, that reads only and ends within %v", err,
+			limit,
+		)
 	}
 	return lag, nil
 }

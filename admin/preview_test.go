@@ -248,7 +248,7 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 	for want, c := range map[string]admin.Change{
 		"it is Preview that tells one":                {Verb: admin.Drain, Subject: "x", Binding: p.Binding},
 		`client "none" is not known`:                  {Verb: admin.Evict, Subject: "none"},
-		`verb "drop" is none of`:                      {Verb: "drop", Subject: "orders"},
+		`verb "lose" is none of`:                      {Verb: "lose", Subject: "orders"},
 		`no pause of "orders"`:                        {Verb: admin.Resume, Subject: "orders"},
 		"admin: it is the last that works on a lease": {Verb: admin.Drain, Subject: "y\n"},
 		"would be over":                               {Verb: admin.Drain, Subject: "x", Until: time.Unix(0, 0)},
@@ -412,10 +412,46 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 		t.Fatal(err)
 	}
 	freeze.Binding = p.Binding
-	if err := operator.Apply(ctx, freeze); err == nil || errors.Is(err, admin.ErrUnknown) {
+	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
 		t.Errorf("it is told %v", err)
 	}
 	if s, err := operator.Snapshot(ctx); err != nil || len(s.Wishes) != 0 {
 		t.Errorf("wishes %+v, %v", s, err)
+	}
+}
+
+// Heartbeats wait for what a preview has locked: so a server that takes long to read it is stopped well below the least TTL, and nothing is done.
+func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool, owner := newPool(t, url), newPool(t, pgtest.OwnerURL(url))
+	joined(t, newClient(t, pool, "x"), "orders", 4)
+	a := newAdmin(t, owner)
+	exec(t, url, "UPDATE pgleases.clients SET ttl = '1 s'")
+	tx, err := owner.Begin(t.Context()) // what the server reads takes for ever
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	cordon := admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}
+	for _, binding := range []string{"", "0123456789abcdef-3:3:"} {
+		cordon.Binding = binding
+		var err error
+		if binding == "" {
+			_, err = a.Preview(t.Context(), cordon)
+		} else {
+			err = a.Apply(t.Context(), cordon)
+		}
+		if !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "a quarter of the least TTL") {
+			t.Errorf("with binding %q: %v", binding, err)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != 0 {
+		t.Errorf("%+v, %v", s, err)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// What package schedule has in its tables, by the views and functions of schedule/sql. A million schedules cost no more than a thousand: counts end at 1,001, and lists
-// come in pages.
+// What package schedule has in its tables, by the views and functions of schedule/sql. A million schedules cost no more than a thousand:
+// counts end at 1,001, and lists come in pages.
 
 // A ScheduleGroup is a group of schedules and jobs. Counts go to 1,001, which means more than 1,000.
 type ScheduleGroup struct {
@@ -146,12 +146,15 @@ const (
 	Due     = "due"     // jobs that are to run now, or run
 )
 
-// Schedules returns schedules of a group whose names begin with prefix and come after that one, by name, at most that many, 1 to 1000. Which: Paused, Failing, Late,
-// Waiting, or empty for all. Of those that are late or wait no more than 1,000 are found.
+// Schedules returns schedules of a group whose names begin with prefix and come after that one, by name, at most that many, 1 to 1000.
+// Which: Paused, Failing, Late, Waiting, or empty for all. Of those that are late or wait no more than 1,000 are found.
 func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after string, most int) ([]Schedule, error) {
 	doing := fmt.Sprintf("list the schedules of group %q", group)
 	if most < 1 || most > mostPage || !slices.Contains([]string{"", Paused, Failing, Late, Waiting}, which) {
-		return nil, fmt.Errorf("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s, %s, %s or any", doing, most, which, mostPage, Paused, Failing, Late, Waiting)
+		return nil, refusef(
+			"admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s, %s, %s or any", doing, most, which, mostPage, Paused,
+			Failing, Late, Waiting,
+		)
 	}
 	var page []Schedule
 	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
@@ -169,18 +172,21 @@ func scanSchedule(row pgx.CollectableRow) (s Schedule, err error) {
 	var owner, why, fate, failure *string
 	var done, from, until, due, paused *time.Time
 	var late *float64
-	err = row.Scan(&s.ID, &s.Name, &s.Kind, &s.Key, &s.Partition, &owner, &s.Rule, &s.State, &why, &done, &fate, &from, &until, &due, &late, &s.Failures, &s.Attempts, &s.Crashes, &failure, &paused)
+	err = row.Scan(
+		&s.ID, &s.Name, &s.Kind, &s.Key, &s.Partition, &owner, &s.Rule, &s.State, &why, &done, &fate, &from, &until, &due, &late,
+		&s.Failures, &s.Attempts, &s.Crashes, &failure, &paused,
+	)
 	s.Owner, s.Why, s.LastFate, s.Error = value(owner), value(why), value(fate), value(failure)
 	s.Done, s.RanFrom, s.RanUntil, s.Due, s.PausedAt, s.Late = value(done), value(from), value(until), value(due), value(paused), duration(late)
 	return s, err
 }
 
-// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Waiting, Due, or empty for any. No more than 1,000 are
-// found.
+// Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Waiting,
+// Due, or empty for any. No more than 1,000 are found.
 func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most int) ([]Job, error) {
 	doing := fmt.Sprintf("list the jobs of group %q", group)
 	if most < 1 || most > mostPage || !slices.Contains([]string{"", Waiting, Due}, which) {
-		return nil, fmt.Errorf("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Waiting, Due)
+		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Waiting, Due)
 	}
 	var page []Job
 	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
@@ -189,7 +195,10 @@ func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most
 			var owner, why, failure *string
 			var at, due *time.Time
 			var late *float64
-			err = row.Scan(&j.ID, &j.Kind, &j.Name, &j.Trigger, &j.Key, &j.Partition, &owner, &j.Priority, &j.State, &why, &at, &due, &late, &j.Attempts, &j.Crashes, &failure)
+			err = row.Scan(
+				&j.ID, &j.Kind, &j.Name, &j.Trigger, &j.Key, &j.Partition, &owner, &j.Priority, &j.State, &why, &at, &due, &late,
+				&j.Attempts, &j.Crashes, &failure,
+			)
 			j.Owner, j.Why, j.Error, j.At, j.Due, j.Late = value(owner), value(why), value(failure), value(at), value(due), duration(late)
 			return j, err
 		})
@@ -198,7 +207,8 @@ func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most
 	return page, a.scheduleFailure(doing, err)
 }
 
-// ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest first, at most that many, 1 to 1000, with a lower ID than before; 0: from the latest on.
+// ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest first, at most that many, 1 to 1000, with
+// a lower ID than before; 0: from the latest on.
 func (a *Admin) ScheduleHistory(ctx context.Context, group, schedule string, before int64, most int) ([]Ended, error) {
 	return a.history(ctx, group, &schedule, before, most)
 }
@@ -210,7 +220,7 @@ func (a *Admin) DeadJobs(ctx context.Context, group string, before int64, most i
 
 func (a *Admin) history(ctx context.Context, group string, schedule *string, before int64, most int) ([]Ended, error) {
 	if most < 1 || most > mostPage {
-		return nil, fmt.Errorf("admin: %d entries of the history is out of range: 1 to %d", most, mostPage)
+		return nil, refusef("admin: %d entries of the history is out of range: 1 to %d", most, mostPage)
 	}
 	if before <= 0 {
 		before = math.MaxInt64
@@ -236,21 +246,32 @@ func duration(s *float64) time.Duration { return time.Duration(value(s) * float6
 
 // readSchedules has f read, with the texts of the files in admin/sql.
 func (a *Admin) readSchedules(ctx context.Context, f func(tx pgx.Tx, text func(string) string) error) error {
-	return reading(ctx, a.pool, func(tx pgx.Tx) error { return f(tx, store.Texts(sql.Files, a.options.schema)) })
+	return reading(ctx, a.pool, func(tx pgx.Tx) error {
+		// Few are read of however many: where the server takes all of a table for what it looks for, it would read all of it.
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
+			return err
+		}
+		return f(tx, store.Texts(sql.Files, a.options.schema))
+	})
 }
 
 // scheduleFailure says what to do about an error.
 func (a *Admin) scheduleFailure(doing string, err error) error {
 	if code := store.Code(err); code == "42P01" || code == "42883" || code == "42703" {
-		return fmt.Errorf("%w: %s: %w\nrun pgleases migrate --schedules, where processes use package schedule", ErrNoSchedules, doing, err)
+		return fmt.Errorf(
+			"%w: %s: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules",
+			ErrNoSchedules, doing, err, a.options.schema,
+		)
 	}
 	return a.failure(doing, err)
 }
 
-// The verbs on schedules and jobs. They are done at once, but that the ticks of ResumeSchedule, and the jobs of BackfillSchedule, are seen to by a process of the group, within about a second.
+// The verbs on schedules and jobs. They are done at once, but that DeleteSchedule, the ticks of ResumeSchedule, and the jobs of
+// BackfillSchedule are seen to by a process of the group, within about a second.
 const (
 	PauseSchedule    Verb = "pause_schedule"
 	ResumeSchedule   Verb = "resume_schedule"   // from its next tick on
+	DeleteSchedule   Verb = "delete_schedule"   // its history stays; one that the code declares comes back with the next process that starts
 	TriggerSchedule  Verb = "trigger_schedule"  // run it now, besides its ticks
 	BackfillSchedule Verb = "backfill_schedule" // run it once more for ticks that have passed
 	RetryTick        Verb = "retry_tick"        // run a tick once more that is dead or lost
@@ -266,12 +287,15 @@ type Request struct {
 	Tick            time.Time // of RetryTick: the tick, as Ended.Until
 	After, Until    time.Time // of BackfillSchedule: ticks after the one, up to the other
 	CatchUp         bool      // of ResumeSchedule: the ticks that passed are late ones, and are not cancelled
-	Reason          string    // why: written beside it; not empty
-	Actor           string    // who asks, besides the role that connects
+	// of DeleteSchedule: that of the schedule, as Schedule.ID; 0: whichever has the name. Where another has it by now, nothing is done: ErrChanged
+	ID     int64
+	Reason string // why: written beside it; not empty
+	Actor  string // who asks, besides the role that connects
 }
 
-// Request has a request carried out. It returns the job that comes of it; 0: none does. It needs the rights that Grants gives for steering schedules. The errors: a request that is none, the
-// database's, as where the name is not known, and ErrUnknown where it does not answer.
+// Request has a request carried out. It returns the job that comes of it; 0: none does. It needs the rights that Grants gives for steering
+// schedules. The errors: ErrRefused for a request that is none, or that cannot be, as where the name is not known; ErrChanged where the
+// name is another schedule's by now; ErrNoSchedules; ErrUnknown where the database does not answer.
 func (a *Admin) Request(ctx context.Context, r Request) (job int64, err error) {
 	statement, args, err := a.request(r)
 	if err != nil {
@@ -283,7 +307,13 @@ func (a *Admin) Request(ctx context.Context, r Request) (job int64, err error) {
 		sent = true
 		return conn.QueryRow(ctx, statement, args...).Scan(&answer)
 	})
-	return value(answer), a.refusal(Change{Verb: r.Verb, Subject: r.of()}, doubted(sent, err))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, fmt.Errorf("%w: schedule %q of group %q is not the one that was seen: it was deleted, and perhaps made anew", ErrChanged, r.Schedule, r.Group)
+	}
+	if store.Code(err) == "42883" {
+		return 0, a.scheduleFailure(fmt.Sprintf("%s %q", r.Verb, r.of()), err)
+	}
+	return value(answer), a.refusal(Change{Verb: r.Verb, Subject: r.of()}, ForSteeringSchedules, doubted(sent, err))
 }
 
 // of is what a request is about.
@@ -298,14 +328,22 @@ func (r Request) of() string {
 func (a *Admin) request(r Request) (call string, args []any, err error) {
 	ofJob := r.Verb == CancelJob || r.Verb == RetryJob
 	switch {
-	case !ofJob && !slices.Contains([]Verb{PauseSchedule, ResumeSchedule, TriggerSchedule, BackfillSchedule, RetryTick}, r.Verb):
-		return "", nil, fmt.Errorf("admin: %q is no verb on schedules or jobs", r.Verb)
+	case !ofJob && !slices.Contains([]Verb{PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule, BackfillSchedule, RetryTick}, r.Verb):
+		return "", nil, refusef("admin: %q is no verb on schedules or jobs", r.Verb)
 	case ofJob != (r.Job != 0), ofJob != (r.Group+r.Schedule == ""):
-		return "", nil, fmt.Errorf("admin: %s of schedule %q of group %q, job %d: name a schedule with its group, or a job, as the verb is about", r.Verb, r.Schedule, r.Group, r.Job)
+		return "", nil, refusef(
+			"admin: %s of schedule %q of group %q, job %d: name a schedule with its group, or a job, as the verb is about", r.Verb,
+			r.Schedule, r.Group, r.Job,
+		)
 	case r.Reason == "":
-		return "", nil, fmt.Errorf("admin: %s of %s: give a reason", r.Verb, r.of())
+		return "", nil, refusef("admin: %s of %s: give a reason", r.Verb, r.of())
+	case r.ID != 0 && r.Verb != DeleteSchedule:
+		return "", nil, refusef("admin: %s of %s: ID is of %s", r.Verb, r.of(), DeleteSchedule)
 	case (r.Verb == RetryTick) == r.Tick.IsZero(), (r.Verb == BackfillSchedule) == r.After.IsZero(), (r.Verb == BackfillSchedule) == r.Until.IsZero(), r.CatchUp && r.Verb != ResumeSchedule:
-		return "", nil, fmt.Errorf("admin: %s takes no such option, or lacks one: Tick is of %s, After and Until of %s, CatchUp of %s", r.Verb, RetryTick, BackfillSchedule, ResumeSchedule)
+		return "", nil, refusef(
+			"admin: %s takes no such option, or lacks one: Tick is of %s, After and Until of %s, CatchUp of %s", r.Verb, RetryTick,
+			BackfillSchedule, ResumeSchedule,
+		)
 	}
 	var words []string
 	add := func(kind string, arg any) {
@@ -335,5 +373,13 @@ func (a *Admin) request(r Request) (call string, args []any, err error) {
 	case PauseSchedule, ResumeSchedule, CancelJob:
 		return "SELECT NULL::pg_catalog.int8 FROM " + function, args, nil
 	}
-	return "SELECT " + function, args, nil
+	call = "SELECT " + function
+	if r.ID != 0 {
+		args = append(args, r.ID)
+		call += fmt.Sprintf(
+			" FROM %s AS s WHERE s.group_name = $1 AND s.name = $2 AND s.id = $%d",
+			pgx.Identifier{a.options.schema, "schedules"}.Sanitize(), len(args),
+		)
+	}
+	return call, args, nil
 }

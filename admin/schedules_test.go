@@ -2,13 +2,18 @@ package admin_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -113,6 +118,44 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	}
 }
 
+// What is late, or due, is found where there are 65,536 partitions, too, and not by a look at each.
+func TestWhatIsLateIsFoundInManyPartitions(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	a := newAdmin(t, pool)
+	manySchedules(t, url)
+	exec(t, url, "UPDATE pgleases.schedule_groups SET partitions = 65536 WHERE name = 'billing'", "VACUUM ANALYZE pgleases.schedules, pgleases.jobs")
+	groups, err := a.ScheduleGroups(t.Context())
+	if err != nil || len(groups) != 2 || groups[0].Late != 30 || groups[0].Schedules != 1001 {
+		t.Errorf("%+v, %v", groups, err)
+	}
+	if late, err := a.Schedules(t.Context(), "billing", admin.Late, "s00", "", 1000); err != nil || len(late) != 1 || late[0].Name != "s0004" {
+		t.Errorf("late are %+v, %v", late, err)
+	}
+	if due, err := a.Jobs(t.Context(), "billing", admin.Due, 0, 1000); err != nil || len(due) != 50 {
+		t.Errorf("%d jobs are due, %v", len(due), err)
+	}
+	for name, args := range map[string][]any{"groups.sql": {100}, "schedules.sql": {"billing", "late", "", "", 50}, "jobs.sql": {"billing", "due", int64(0), 50}} {
+		text, err := sql.Files.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var plans []struct {
+			Plan struct {
+				Hit  int `json:"Shared Hit Blocks"`
+				Read int `json:"Shared Read Blocks"`
+			}
+		}
+		if err := pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+string(text), args...).Scan(&plans); err != nil {
+			t.Fatal(err)
+		}
+		if blocks := plans[0].Plan.Hit + plans[0].Plan.Read; blocks == 0 || blocks > 5000 {
+			t.Errorf("%s reads %d blocks", name, blocks)
+		}
+	}
+}
+
 func TestSchedulesAndJobsAreSteered(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -148,7 +191,8 @@ func TestSchedulesAndJobsAreSteered(t *testing.T) {
 	manual := ask(admin.Request{Verb: admin.TriggerSchedule, Group: "billing", Schedule: "s0001"})
 	retried := ask(admin.Request{Verb: admin.RetryJob, Job: 99999})
 	backfill := ask(admin.Request{Verb: admin.BackfillSchedule, Group: "billing", Schedule: "s0000", After: time.Now().Add(-9 * time.Hour), Until: time.Now().Add(-8 * time.Hour)})
-	for job, trigger := range map[int64]string{manual: "manual", retried: "retry", backfill: "request"} {
+	deleted := ask(admin.Request{Verb: admin.DeleteSchedule, Group: "billing", Schedule: "s0002"})
+	for job, trigger := range map[int64]string{manual: "manual", retried: "retry", backfill: "request", deleted: "request"} {
 		page, err := a.Jobs(t.Context(), "billing", admin.Due, job-1, 1)
 		if err != nil || len(page) != 1 || page[0].ID != job || page[0].Trigger != trigger {
 			t.Errorf("job %d, %s: %+v, %v", job, trigger, page, err)
@@ -179,6 +223,41 @@ func TestSchedulesAndJobsAreSteered(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), "out of range") {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Who may not steer is told which rights are lacking: those of schedules are others than those of leases.
+func TestWhoMayNotSteerSchedulesIsToldWhichRightsThatNeeds(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	owner := pgtest.OwnerURL(url)
+	manySchedules(t, url)
+	role := "pgleases_test_" + strings.ToLower(rand.Text())
+	exec(t, owner, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role), "GRANT USAGE ON SCHEMA pgleases TO "+role)
+	dropping := newPool(t, owner)
+	t.Cleanup(func() { // before the database goes
+		if _, err := dropping.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
+	a := newAdmin(t, newPool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, role }))
+	_, err := a.Request(t.Context(), admin.Request{Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000", Reason: "why"})
+	if err == nil || !strings.Contains(err.Error(), "pgleases grants ROLE --for=steering-schedules ") {
+		t.Errorf("a request without rights: %v", err)
+	}
+	grants, err := admin.Grants(role, "pgleases", admin.ForSteeringSchedules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec(t, owner, grants)
+	for _, r := range []admin.Request{
+		{Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000", Reason: "why"},
+		{Verb: admin.DeleteSchedule, Group: "billing", Schedule: "s0000", Reason: "why"},
+	} {
+		if _, err := a.Request(t.Context(), r); err != nil {
+			t.Errorf("%s with what it named: %v", r.Verb, err)
 		}
 	}
 }

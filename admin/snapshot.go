@@ -83,14 +83,15 @@ type Lease struct {
 
 // Member is a client's part in a lease.
 type Member struct {
-	Session int64     `json:"session,string"`
-	Client  string    `json:"client"`
-	Weight  int       `json:"weight"`
-	Share   float64   `json:"share"` // what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
-	Owned   int       `json:"owned"`
-	Coming  int       `json:"coming"` // on their way to it
-	Going   int       `json:"going"`  // that it owns, and was asked to hand over
-	Joined  time.Time `json:"joined"`
+	Session int64  `json:"session,string"`
+	Client  string `json:"client"`
+	Weight  int    `json:"weight"`
+	// what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
+	Share  float64   `json:"share"`
+	Owned  int       `json:"owned"`
+	Coming int       `json:"coming"` // on their way to it
+	Going  int       `json:"going"`  // that it owns, and was asked to hand over
+	Joined time.Time `json:"joined"`
 }
 
 // Holding is the partitions of a lease that have the same owner and the same target.

@@ -33,6 +33,7 @@ const (
 	Unpin    Verb = "unpin"
 	Move     Verb = "move"  // a partition goes to a client once, in a swap
 	Evict    Verb = "evict" // a client's sessions are revoked
+	Drop     Verb = "drop"  // a lease on which nobody works is forgotten
 )
 
 var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
@@ -40,35 +41,54 @@ var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrai
 // ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
+// ErrRefused is what errors of Preview, Apply and Request are, too, where the change is none, or the database refuses it as things are, and
+// errors of lists of schedules and jobs where what is asked for is none: the text says what would be right. Nothing was done.
+var ErrRefused = errors.New("admin: refused")
+
+// A refused error is ErrRefused, too.
+type refused struct{ error }
+
+func (r refused) Unwrap() error        { return r.error }
+func (r refused) Is(target error) bool { return target == ErrRefused }
+
+func refusef(format string, args ...any) error { return refused{fmt.Errorf(format, args...)} }
+
 // ErrUnknown is returned by Apply where the database did not answer any more: it has made the change, or has not. The wishes and the events tell.
 var ErrUnknown = errors.New("admin: it is not known whether that was done")
 
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
 	Verb      Verb
-	Subject   string    // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Move the lease's name
-	Partition int       // of Pin, Unpin and Move: which of the lease
-	Client    string    // of Pin and Move: the ID of the client with which it shall be; a pin to another is replaced
-	Reason    string    // why: written beside the event; not empty
-	Actor     string    // who wants it, besides the role that connects, which is written in any case; empty: that role alone
-	Until     time.Time // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
-	Force     bool      // of Drain: also where the client is the last that works on a lease
+	Subject   string        // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Move and Drop the lease's name
+	Partition int           // of Pin, Unpin and Move: which of the lease
+	Client    string        // of Pin and Move: the ID of the client with which it shall be; a pin to another is replaced
+	Reason    string        // why: written beside the event; 1 to 4,000 bytes
+	Actor     string        // who wants it, besides the role that connects, which is written in any case; up to 255 bytes, empty: that role alone
+	Until     time.Time     // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
+	Lasts     time.Duration // instead of Until: for how long it stands, by the database's clock
+	Force     bool          // of Drain: also where the client is the last that works on a lease
 
 	// Binding is what a Preview of this change told: Apply then does what was previewed, or fails with ErrChanged. Empty: it does it in any case.
 	Binding string
 }
 
-// Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move as they always do: the work on
-// them ends first. Evict revokes the client's sessions. It needs the rights that Grants gives for steering. The errors: a change that is none, and the database's, as where the
-// name is not known; ErrUnknown where it does not answer.
+// Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
+// as they always do: the work on them ends first. Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that
+// Grants gives for steering. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
+// ErrUnknown where the database does not answer.
 //
-// With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked from there on. Where all that the plan depends on is
-// as Preview read it, it commits; else it rolls back, and returns an error that is ErrChanged and tells what changed. So the next plan is the one that was previewed, unless something comes
-// between that transaction and the plan, as a member that joins then, or between what it read and its commit, of a lease that it does not concern but that shares a member with one.
+// With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked
+// from there on. Where all that the plan depends on is as Preview read it, it commits; else it rolls back, and returns an error that is
+// ErrChanged and tells what changed. So the next plan is the one that was previewed, unless something comes between that transaction and
+// the plan, as a member that joins then, or between what it read and its commit, of a lease that it does not concern but that shares a
+// member with one.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if c.Binding != "" {
 		if !bindings.MatchString(c.Binding) {
-			return fmt.Errorf("admin: %s of %q: binding %q is none: give the one that Preview tells, as 0123456789abcdef-500:501:500", c.Verb, c.Subject, c.Binding)
+			return refusef(
+				"admin: %s of %q: binding %q is none: give the one that Preview tells, as 0123456789abcdef-500:501:500", c.Verb, c.Subject,
+				c.Binding,
+			)
 		}
 		_, err := a.try(ctx, c)
 		return err
@@ -83,16 +103,17 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 		_, err := conn.Exec(ctx, statement, args...)
 		return err
 	})
-	return a.refusal(c, doubted(sent, err))
+	return a.refusal(c, ForSteering, doubted(sent, err))
 }
 
 // doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has failed.
 func doubted(sent bool, err error) error {
-	var refused *pgconn.PgError
+	var told *pgconn.PgError
 	switch {
 	case !sent, err == nil, errors.Is(err, pgx.ErrTxCommitRollback):
 		return err
-	case errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || refused.Code == "25P03"): // and not a connection that ends otherwise, as that of a pooler
+	// and not a connection that ends otherwise, as that of a pooler
+	case errors.As(err, &told) && (told.SeverityUnlocalized == "ERROR" || told.Code == "25P03"):
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -105,18 +126,25 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	switch {
 	case c.Verb == Evict:
 		function = "evict_client"
+	case c.Verb == Drop:
+		function = "drop_lease"
 	case !wish && !slices.Contains(takenBack, c.Verb) && c.Verb != Move:
-		return "", nil, fmt.Errorf("admin: verb %q is none of %v, %v, %v, %v", c.Verb, wishes, takenBack, Move, Evict)
+		return "", nil, refusef("admin: verb %q is none of %v, %v, %v, %v, %v", c.Verb, wishes, takenBack, Move, Evict, Drop)
 	}
 	switch {
 	case c.Subject == "" || c.Reason == "":
-		return "", nil, fmt.Errorf("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
+		return "", nil, refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case toClient != (c.Client != ""):
-		return "", nil, fmt.Errorf("admin: %s of %q with client %q: Pin and Move take a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.Force && c.Verb != Drain || !c.Until.IsZero() && !wish || c.Partition != 0 && !ofPartition:
-		return "", nil, fmt.Errorf("admin: %s takes no such option: Until is of %v, Force of %v, Partition of %v, %v and %v", c.Verb, wishes, Drain, Pin, Unpin, Move)
+		return "", nil, refusef("admin: %s of %q with client %q: Pin and Move take a client, and no other verb does", c.Verb, c.Subject, c.Client)
+	case c.Force && c.Verb != Drain || (!c.Until.IsZero() || c.Lasts != 0) && !wish || c.Partition != 0 && !ofPartition:
+		return "", nil, refusef(
+			"admin: %s takes no such option: Until and Lasts are of %v, Force of %v, Partition of %v, %v and %v", c.Verb, wishes, Drain,
+			Pin, Unpin, Move,
+		)
+	case c.Lasts < 0 || c.Lasts > 0 && !c.Until.IsZero():
+		return "", nil, refusef("admin: %s for %v and until %v: give one of them, to come", c.Verb, c.Lasts, c.Until)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
-		return "", nil, fmt.Errorf("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
+		return "", nil, refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
 	var words []string
 	add := func(word string, arg any) {
@@ -132,12 +160,13 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	}
 	add("$%d::pg_catalog.text", c.Reason)
 	add("$%d::pg_catalog.text", c.Actor)
-	if wish {
-		until := &c.Until
-		if c.Until.IsZero() {
-			until = nil
-		}
-		add("coalesce($%d::pg_catalog.timestamptz, 'infinity')", until)
+	switch {
+	case c.Lasts > 0:
+		add("pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8)", c.Lasts.Seconds())
+	case !c.Until.IsZero():
+		add("$%d::pg_catalog.timestamptz", c.Until)
+	case wish:
+		words = append(words, "'infinity'")
 	}
 	if c.Verb == Drain {
 		add("$%d::pg_catalog.bool", c.Force)
@@ -145,20 +174,29 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), function, strings.Join(words, ", ")), args, nil
 }
 
-// refusal says what to do about an error of a verb.
-func (a *Admin) refusal(c Change, err error) error {
+// refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad input, something else comes first, a lease
+// with members, an unknown name, a job that is there; and of a program that was too slow to commit.
+var refusals = []string{"22023", "55000", "55006", "42704", "23505", "25P03"}
+
+// refusal says what to do about an error of a verb, whose rights are those for a purpose.
+func (a *Admin) refusal(c Change, purpose Purpose, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
 	if c.Verb == Pin || c.Verb == Unpin || c.Verb == Move {
 		doing = fmt.Sprintf("%s %q", c.Verb, fmt.Sprintf("%s/%d", c.Subject, c.Partition))
 	}
-	var refused *pgconn.PgError
+	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=steering prints for schema %q", doing, err, a.options.schema)
-	case errors.As(err, &refused) && refused.Code == "55006":
-		return fmt.Errorf("admin: %s: %w: %w", doing, ErrLast, err)
-	case errors.As(err, &refused) && refused.Hint != "":
-		return fmt.Errorf("admin: %s: %w\n%s", doing, err, refused.Hint)
+		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, purpose, a.options.schema)
+	case errors.As(err, &told) && told.Code == "55006" && c.Verb == Drain:
+		return refusef("admin: %s: %w: %w", doing, ErrLast, err)
+	case errors.As(err, &told) && told.Hint != "":
+		err = fmt.Errorf("admin: %s: %w\n%s", doing, err, told.Hint)
+	default:
+		err = a.failure(doing, err)
 	}
-	return a.failure(doing, err)
+	if told != nil && slices.Contains(refusals, told.Code) {
+		return refused{err}
+	}
+	return err
 }

@@ -114,10 +114,11 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		`client "none" is not known`:       {Verb: admin.Drain, Subject: "none", Reason: "why"},
 		`"none" does not exist`:            {Verb: admin.Freeze, Subject: "none", Reason: "why"},
 		"give a name and a reason":         {Verb: admin.Cordon, Subject: "x"},
-		`verb "drop" is none of`:           {Verb: "drop", Subject: "x", Reason: "why"},
+		`verb "lose" is none of`:           {Verb: "lose", Subject: "x", Reason: "why"},
 		"no freeze of":                     {Verb: admin.Unfreeze, Subject: "orders", Reason: "why"},
 		"Force of drain":                   {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
 		"has no partition 4":               {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
+		"It has those from 0 to 3":         {Verb: admin.Move, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
 		"numbered from 0":                  {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
 		"Pin and Move take a client":       {Verb: admin.Pin, Subject: "orders", Reason: "why"},
 		"no other verb does":               {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
@@ -125,11 +126,14 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		`no pin of "orders/3"`:             {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
 		"Move take a client":               {Verb: admin.Move, Subject: "orders", Reason: "why"},
 		"it is no member of":               {Verb: admin.Move, Subject: "orders", Client: "none", Reason: "why"},
+		"for -2h0m0s and until":            {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
+		"give one of them":                 {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: time.Hour, Until: time.Now().Add(time.Hour)},
+		"Until and Lasts are of":           {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
 		"takes no such option":             {Verb: admin.Move, Subject: "orders", Client: "y", Reason: "why", Until: time.Now().Add(time.Hour)},
 		"would be over":                    {Verb: admin.Cordon, Subject: "x", Reason: "why", Until: time.Unix(0, 0)},
 	} {
-		if err := operator.Apply(t.Context(), c); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%+v: %v, want %q", c, err, name)
+		if err := operator.Apply(t.Context(), c); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%+v: %v, want a refusal with %q", c, err, name)
 		}
 	}
 	apply(admin.Change{Verb: admin.Drain, Subject: "x", Reason: "away"})
@@ -138,6 +142,95 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 	}
 	apply(admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away", Force: true})
 	awaitSnapshot(t, a, "nobody works", owns(0, 0))
+}
+
+// A lease on which somebody works is not dropped, nor one that is another than was previewed. What is made again under its name has higher epochs.
+func TestALeaseOnWhichNobodyWorksIsDropped(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	x := newClient(t, pool, "x")
+	worked := func(partitions int) (epoch int64) { // by a member that has left again, also by the tables
+		t.Helper()
+		l := joined(t, x, "orders", partitions)
+		awaitSnapshot(t, a, "all is owned", func(s *admin.Snapshot) bool {
+			return s.Lease("orders") != nil && s.Lease("orders").Members[0].Owned == partitions
+		})
+		for _, c := range []admin.Change{{Verb: admin.Drop, Subject: "orders"}, {Verb: admin.Drop, Subject: "none"}} {
+			if p, err := operator.Preview(t.Context(), c); !errors.Is(err, admin.ErrRefused) || p != nil {
+				t.Errorf("preview of a drop of %q: %+v, %v", c.Subject, p, err)
+			}
+		}
+		if err := operator.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "orders", Reason: "r"}); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrLast) ||
+			!strings.Contains(err.Error(), "has living members: x") || !strings.Contains(err.Error(), "Close them") {
+			t.Errorf("a lease at work: %v", err)
+		}
+		e, err := a.Explain(t.Context(), "orders", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return e.Epoch
+	}
+	first := worked(4)
+	drop := admin.Change{Verb: admin.Drop, Subject: "orders", Reason: "other numbers", Actor: "maria"}
+	p, err := operator.Preview(t.Context(), drop)
+	if err != nil || p.Forgets != 4 || len(p.Moves) != 0 || len(p.Leases) != 1 || p.Leases[0] != "orders" {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	worked(4)
+	drop.Binding = p.Binding
+	if err := operator.Apply(t.Context(), drop); !errors.Is(err, admin.ErrChanged) {
+		t.Errorf("somebody has worked on it since: %v", err)
+	}
+	for { // a plan that began before the member left may come in between
+		if p, err = operator.Preview(t.Context(), admin.Change{Verb: admin.Drop, Subject: "orders"}); err != nil {
+			t.Fatal(err)
+		}
+		drop.Binding = p.Binding
+		if err = operator.Apply(t.Context(), drop); err == nil {
+			break
+		}
+		if !errors.Is(err, admin.ErrChanged) {
+			t.Fatal(err)
+		}
+	}
+	if s, err := a.Snapshot(t.Context()); err != nil || s.Lease("orders") != nil {
+		t.Errorf("it is there still, or %v", err)
+	}
+	if events, err := a.Events(t.Context(), "orders", 1); err != nil || len(events) != 1 || events[0].Cause != "dropped" || !strings.HasPrefix(events[0].Actor, "maria (") || events[0].Reason != drop.Reason {
+		t.Errorf("%+v, %v", events, err)
+	}
+	if again := worked(7); again <= first {
+		t.Errorf("epoch %d, and %d before it was dropped", again, first)
+	}
+}
+
+// The clock of whoever steers may be wrong.
+func TestHowLongAWishStandsIsToldByTheDatabasesClock(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, "INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now())")
+	var last time.Time // when the pool gave a connection, for a change that was given before
+	pool := newPool(t, pgtest.OwnerURL(url), func(c *pgxpool.Config) {
+		c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+			return true, conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&last)
+		}
+	})
+	if err := newAdmin(t, pool).Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "l", Reason: "why", Lasts: time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	began := last
+	var until time.Time
+	if err := pool.QueryRow(t.Context(), "SELECT until FROM pgleases.wishes").Scan(&until); err != nil {
+		t.Fatal(err)
+	}
+	if stands := until.Sub(began); stands < time.Hour || stands > time.Hour+patience {
+		t.Errorf("it stands for %v", stands)
+	}
 }
 
 // Events that are there already, and those that come, each once and in order, also those that a long transaction keeps back.

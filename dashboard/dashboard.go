@@ -51,7 +51,8 @@ type Options struct {
 	// Title stands at the top of the page, to tell one environment from another; default "Leases".
 	Title string
 
-	// MaxViewers is how many pages can be open at once; default 200. A page that is in the background is not counted. One more gets 503, and tries again.
+	// MaxViewers is how many pages can be open at once; default 200. A page that is in the background is not counted, and
+	// those of one browser count once. One more gets 503, and tries again.
 	MaxViewers int
 }
 
@@ -73,8 +74,9 @@ var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", 
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
-// Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with http.StripPrefix; all its URLs are relative, so that a proxy in front may
-// add to the path or take from it. It needs a server whose ResponseWriters can flush and have deadlines, as those of net/http: what wraps them needs a method Unwrap.
+// Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with http.StripPrefix; all its URLs are
+// relative, so that a proxy in front may add to the path or take from it. It needs a server whose ResponseWriters can flush and have
+// deadlines, as those of net/http: what wraps them needs a method Unwrap.
 //
 // It asks the database only while somebody looks. An error is that of a bad option.
 func Handler(a *admin.Admin, o Options) (http.Handler, error) {
@@ -94,7 +96,10 @@ func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
 	}
 	// What changes something is refused by where it comes from before it is looked at.
-	return http.NewCrossOriginProtection().Handler(newHandler(a, o, defaultTimes)), nil
+	h := newHandler(a, o, defaultTimes)
+	origins := http.NewCrossOriginProtection()
+	origins.SetDenyHandler(http.HandlerFunc(h.foreign))
+	return origins.Handler(h), nil
 }
 
 type handler struct {
@@ -106,10 +111,15 @@ type handler struct {
 
 	mu    sync.Mutex      // guards what follows
 	pages map[string]page // by query: what was answered a moment ago
+
+	outcomes []outcome // of the latest changes
 }
 
 func newHandler(a *admin.Admin, o Options, t times) *handler {
-	return &handler{options: o, hub: newHub(a, o.MaxViewers), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1), pages: make(map[string]page)}
+	return &handler{
+		options: o, hub: newHub(a, o.MaxViewers), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1),
+		pages: make(map[string]page),
+	}
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {

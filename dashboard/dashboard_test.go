@@ -106,7 +106,10 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 			t.Errorf("%s: %d %s, want %d %s", name, w.Code, w.Header().Get("Content-Type"), test.status, test.kind)
 		}
 		policy := w.Header().Get("Content-Security-Policy")
-		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'"} {
+		for _, want := range []string{
+			"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'",
+			"frame-ancestors 'none'",
+		} {
 			if !strings.Contains(policy, want) {
 				t.Errorf("%s: policy %q lacks %s", name, policy, want)
 			}
@@ -140,7 +143,9 @@ func TestFilesAreSentAgainOnlyWhereTheyChanged(t *testing.T) {
 	h := newHandler(t, idle(t), dashboard.Options{})
 	first := do(t, h, "GET", "/dashboard.js")
 	tag := first.Header().Get("ETag")
-	if again := do(t, h, "GET", "/dashboard.js", "If-None-Match", tag); tag == "" || again.Code != http.StatusNotModified || first.Header().Get("Cache-Control") != "private, no-cache" {
+	if again := do(
+		t, h, "GET", "/dashboard.js", "If-None-Match", tag,
+	); tag == "" || again.Code != http.StatusNotModified || first.Header().Get("Cache-Control") != "private, no-cache" {
 		t.Errorf("tag %q: %d", tag, again.Code)
 	}
 	if other := do(t, h, "GET", "/dashboard.css").Header().Get("ETag"); other == tag {
@@ -357,7 +362,9 @@ func TestTheStreamTellsWhatIsThere(t *testing.T) {
 	shares, even, told := owned(`"owned":4,"coming":0,"going":0`), false, false
 	v.until("two owns four, and the events say so", func(e event) bool { // each is sent once, in any order
 		even = even || shares(e)
-		told = told || e.topic == "events" && strings.Contains(string(e.data), `"cause":"joined"`) && strings.Contains(string(e.data), `"cause":"handed over"`) && strings.Contains(string(e.data), `"to":"two"`)
+		told = told || e.topic == "events" && strings.Contains(string(e.data), `"cause":"joined"`) && strings.Contains(
+			string(e.data), `"cause":"handed over"`,
+		) && strings.Contains(string(e.data), `"to":"two"`)
 		return even && told
 	})
 	late, _ := connect(t, server.URL)
@@ -523,7 +530,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			c.hang.Store(text)
 			h := dashboard.HandlerWith(newAdmin(t, newPool(t, u.String(), c), admin.WithInterval(100*time.Millisecond)), dashboard.Options{MaxViewers: 1,
 				Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.ReadOnly, "" }}, time.Minute, time.Minute)
-			dashboard.SetAnswers(h, 500*time.Millisecond)
+			dashboard.SetAnswers(h, 3*time.Second) // an examination of a busy machine has to come as far as to listen
 			v, _ := connect(t, serve(t, h).URL)
 			v.until("it hangs", func(event) bool { return c.hangs.Load() })
 			c.hang.Store("")

@@ -11,11 +11,11 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// What is shown of package schedule: the groups to all, from time to time; lists to who looks at them, a page at a time, which those share who look at the same one. So
-// neither the number of schedules nor that of viewers is that of what the database does.
+// What is shown of package schedule: the groups to all, from time to time; lists to who looks at them, a page at a time, which those share
+// who look at the same one. So neither the number of schedules nor that of viewers is that of what the database does.
 
 const (
-	counted  = 5 * time.Second // between two looks at the groups
+	counted  = 5 * time.Second // between two looks at the groups, or more: see rest
 	kept     = 2 * time.Second // for how long a page is the same for all who ask
 	perPage  = 50
 	mostKept = 64 // pages
@@ -30,6 +30,7 @@ type shownGroups struct {
 // count sees to the groups.
 func (h *hub) count(ctx context.Context) {
 	for {
+		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, h.answers)
 		groups, err := h.admin.ScheduleGroups(limited)
 		cancel()
@@ -44,12 +45,16 @@ func (h *hub) count(ctx context.Context) {
 		h.publish(ctx, schedules, told)
 		h.mu.Unlock()
 		select {
-		case <-time.After(counted):
+		case <-time.After(rest(time.Since(began))):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
+
+// rest is how long nobody looks at the groups after a look that took so long: where there are very many schedules, or the server is slow,
+// that is no more than a twentieth of the time.
+func rest(took time.Duration) time.Duration { return max(counted, 20*took) }
 
 // A page is what several may look at.
 type page struct {
@@ -70,7 +75,7 @@ func (h *handler) shared(r *http.Request, ask func(ctx context.Context) (any, er
 	defer cancel()
 	content, err := ask(ctx)
 	if err != nil {
-		return nil, err
+		return nil, told(err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -148,15 +153,17 @@ type asked struct {
 	Verb     admin.Verb `json:"verb"`
 	Group    string     `json:"group"`
 	Schedule string     `json:"schedule"`
+	ID       int64      `json:"id,string"` // of the schedule that is to be deleted, as it was shown
 	Job      int64      `json:"job,string"`
 	Tick     time.Time  `json:"tick"`
 	After    time.Time  `json:"after"`
 	Until    time.Time  `json:"until"`
 	CatchUp  bool       `json:"catch_up"`
 	Reason   string     `json:"reason"`
+	Token    string     `json:"token"`
 }
 
-// ask has a verb on a schedule or a job carried out. As apply does, it goes on where the browser has gone.
+// ask has a verb on a schedule or a job carried out.
 func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	var a asked
 	if err := read(r, &a); err != nil {
@@ -166,14 +173,17 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	if reason == "" {
 		return nil, bad("Say why, for whoever wonders later.")
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.hub.answers)
-	defer cancel()
-	job, err := h.hub.admin.Request(ctx, admin.Request{Verb: a.Verb, Group: a.Group, Schedule: a.Schedule, Job: a.Job, Tick: a.Tick, After: a.After, Until: a.Until, CatchUp: a.CatchUp,
-		Reason: reason, Actor: actor})
-	h.mu.Lock()
-	clear(h.pages) // who asked looks at once
-	h.mu.Unlock()
-	return struct {
-		Job int64 `json:"job,string"` // 0: none comes of it
-	}{job}, told(err)
+	if a.Verb == admin.DeleteSchedule && a.ID == 0 {
+		return nil, bad("Say which one: what is deleted is what was shown.")
+	}
+	return h.once(r, actor, a.Token, func(ctx context.Context) (any, error) {
+		job, err := h.hub.admin.Request(ctx, admin.Request{Verb: a.Verb, Group: a.Group, Schedule: a.Schedule, Job: a.Job, Tick: a.Tick, After: a.After, Until: a.Until, CatchUp: a.CatchUp, ID: a.ID,
+			Reason: reason, Actor: actor})
+		h.mu.Lock()
+		clear(h.pages) // who asked looks at once
+		h.mu.Unlock()
+		return struct {
+			Job int64 `json:"job,string"` // 0: none comes of it
+		}{job}, err
+	})
 }

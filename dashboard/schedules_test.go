@@ -59,11 +59,14 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		t.Errorf("after a verb: %+v", page)
 	}
 	for body, want := range map[string]string{
-		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":" "}`: "Say why",
-		`{"verb":"pause_schedule","group":"billing","schedule":"none","reason":"why"}`:  `has no schedule "none"`,
-		`{"verb":"cancel_job","job":"x","reason":"why"}`:                                "not what this page sends",
-		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:        `"drain" is no verb`,
-		fmt.Sprintf(`{"verb":"cancel_job","reason":%q}`, strings.Repeat("x", 17_000)):   "longer than",
+		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":" "}`:             "Say why",
+		`{"verb":"pause_schedule","group":"billing","schedule":"none","reason":"why"}`:              `has no schedule "none"`,
+		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","reason":"why"}`:          "what is deleted is what was shown",
+		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","id":"1","reason":"why"}`: "is not the one that was seen",
+		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","id":"1","reason":"why"}`:  "ID is of delete_schedule",
+		`{"verb":"cancel_job","job":"x","reason":"why"}`:                                            "not what this page sends",
+		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:                    `"drain" is no verb`,
+		fmt.Sprintf(`{"verb":"cancel_job","reason":%q}`, strings.Repeat("x", 17_000)):               "longer than",
 	} {
 		if got := post(t, h, "/ask", body); got.status < 400 || got.status > 502 || !strings.Contains(got.Text, want) || got.Kind == "unknown" {
 			t.Errorf("%.60s: %+v, want %q", body, got, want)
@@ -75,6 +78,37 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	for _, path := range []string{"/jobs?group=billing&after=x", "/history?group=billing&name=s000007&after=x"} {
 		if w := do(t, h, "GET", path); w.Code != http.StatusBadRequest {
 			t.Errorf("%s: %d", path, w.Code)
+		}
+	}
+}
+
+// A browser sends a POST again where its connection ends before the answer. That is the same press, of the same person; another press is another.
+func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, pgtest.OwnerURL(url), nil)
+	if err := schedule.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+			VALUES ('billing', 'close', 'close', 0, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now())`)
+	var actor string
+	h := newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Steering, actor }})
+	for i, press := range []struct {
+		actor, token string
+		jobs         int
+	}{{"ann", "1", 1}, {"ann", "1", 1}, {"ann", "2", 2}, {"bob", "2", 3}, {"ann", "1", 3}, {"ann", "", 4}, {"ann", "", 5}} {
+		actor = press.actor
+		if got := post(
+			t, h, "/ask",
+			fmt.Sprintf(`{"verb":"trigger_schedule","group":"billing","schedule":"close","reason":"why","token":%q}`, press.token),
+		); got.status != 200 {
+			t.Fatalf("%+v", got)
+		}
+		var jobs int
+		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.jobs_status").Scan(&jobs); err != nil || jobs != press.jobs {
+			t.Errorf("press %d: %d jobs, %v; want %d", i, jobs, err, press.jobs)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"io"
 	"mime"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -26,7 +27,10 @@ type question func(h *handler, r *http.Request, actor string) (any, error)
 
 // looks are questions by GET, steers those by POST, of who may steer.
 var (
-	looks  = map[string]question{"explain": (*handler).explain, "events": (*handler).events, "schedules": (*handler).schedules, "jobs": (*handler).jobs, "history": (*handler).history}
+	looks = map[string]question{
+		"explain": (*handler).explain, "events": (*handler).events, "schedules": (*handler).schedules, "jobs": (*handler).jobs,
+		"history": (*handler).history,
+	}
 	steers = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply, "ask": (*handler).ask}
 )
 
@@ -40,12 +44,13 @@ type wanted struct {
 	Lasts     string     `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
 	Force     bool       `json:"force"`
 	Binding   string     `json:"binding"`
+	Token     string     `json:"token"`
 }
 
 // A refusal is an answer that is none.
 type refusal struct {
 	status int
-	Kind   string `json:"kind"` // what the page goes on with: denied, bad, changed, last, unknown, failed
+	Kind   string `json:"kind"` // what the page goes on with: denied, bad, refused, changed, last, unknown, failed
 	Text   string `json:"text"`
 }
 
@@ -75,8 +80,21 @@ func (h *handler) steer(w http.ResponseWriter, r *http.Request, access Access, a
 	}
 }
 
-// receive reads the body of a POST before its turn comes: who sends slowly keeps nobody from steering. The time for that ends with it, as the server takes its end for
-// that of the request.
+// foreign refuses what comes from another origin. It may be our own page behind a proxy that asks for another host: the page of a browser
+// that sends no Sec-Fetch-Site, as over plain HTTP, is told from others by the host alone.
+func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
+	text := "This was asked for by a page of another site."
+	if origin := r.Header.Get("Origin"); r.Header.Get("Sec-Fetch-Site") == "" {
+		text = fmt.Sprintf(
+			"Nothing was done: the page is of %q, and the dashboard was asked for as %q. Where a proxy is in front, have it pass the Host on that the browser asked for, or serve it over HTTPS.",
+			origin, r.Host,
+		)
+	}
+	h.reply(w, nil, &refusal{http.StatusForbidden, "bad", text})
+}
+
+// receive reads the body of a POST before its turn comes: who sends slowly keeps nobody from steering. The time for that ends with it, as
+// the server takes its end for that of the request.
 func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(h.times.write)) // where there is none the server's own holds
@@ -93,7 +111,8 @@ func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// answer answers a question when those before it are. The turn has room for one, and is over before the answer is sent: who does not read it keeps nobody from asking.
+// answer answers a question when those before it are. The turn has room for one, and is over before the answer is sent: who does not read
+// it keeps nobody from asking.
 func (h *handler) answer(w http.ResponseWriter, r *http.Request, actor string, ask question, turn chan struct{}) {
 	select {
 	case turn <- struct{}{}:
@@ -140,26 +159,27 @@ func read(r *http.Request, into any) error {
 	return bad("The request is not what this page sends: %v.", err)
 }
 
-// change is what a request wants.
-func change(r *http.Request, actor string) (c admin.Change, err error) {
+// change is what a request wants, and the token of the press by which it was asked for.
+func change(r *http.Request, actor string) (c admin.Change, token string, err error) {
 	var w wanted
 	if err := read(r, &w); err != nil {
-		return c, err
+		return c, "", err
 	}
-	c = admin.Change{Verb: w.Verb, Subject: w.Subject, Partition: w.Partition, Client: w.Client, Reason: strings.TrimSpace(w.Reason), Actor: actor, Force: w.Force, Binding: w.Binding}
+	c = admin.Change{
+		Verb: w.Verb, Subject: w.Subject, Partition: w.Partition, Client: w.Client, Reason: strings.TrimSpace(w.Reason), Actor: actor,
+		Force: w.Force, Binding: w.Binding,
+	}
 	if w.Lasts != "" {
-		lasts, err := time.ParseDuration(w.Lasts)
-		if err != nil || lasts <= 0 {
-			return c, bad("It cannot stand for %q: give a duration, as 2h.", w.Lasts)
+		if c.Lasts, err = time.ParseDuration(w.Lasts); err != nil || c.Lasts <= 0 {
+			return c, "", bad("It cannot stand for %q: give a duration, as 2h.", w.Lasts)
 		}
-		c.Until = time.Now().Add(lasts)
 	}
-	return c, nil
+	return c, w.Token, nil
 }
 
 // preview tells what would move.
 func (h *handler) preview(r *http.Request, actor string) (any, error) {
-	c, err := change(r, actor)
+	c, _, err := change(r, actor)
 	if err != nil {
 		return nil, err
 	}
@@ -169,9 +189,9 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	return p, told(err)
 }
 
-// apply does what was previewed. It goes on where the browser has gone: else nobody would know what came of it.
+// apply does what was previewed.
 func (h *handler) apply(r *http.Request, actor string) (any, error) {
-	c, err := change(r, actor)
+	c, token, err := change(r, actor)
 	switch {
 	case err != nil:
 		return nil, err
@@ -180,9 +200,38 @@ func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	case c.Binding == "":
 		return nil, bad("Preview it first: what is done is what was previewed.")
 	}
+	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
+}
+
+// mostOutcomes is how many changes are remembered, the latest: a request that is sent again comes soon.
+const mostOutcomes = 64
+
+// An outcome is what came of a change.
+type outcome struct {
+	actor, token string
+	content      any
+	err          error
+}
+
+// once does what a press of a button asks for, and goes on where the browser has gone: else nobody would know what came of it. A browser
+// sends a POST again by itself where the connection ends before the answer, with the token that it had: that is answered with what came of
+// the first, which is over, as one change is made at a time. It knows those of this process alone.
+func (h *handler) once(r *http.Request, actor, token string, do func(context.Context) (any, error)) (any, error) {
+	h.mu.Lock()
+	i := slices.IndexFunc(h.outcomes, func(o outcome) bool { return token != "" && o.token == token && o.actor == actor })
+	if i >= 0 {
+		defer h.mu.Unlock()
+		return h.outcomes[i].content, h.outcomes[i].err
+	}
+	h.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.hub.answers)
 	defer cancel()
-	return struct{}{}, told(h.hub.admin.Apply(ctx, c))
+	content, err := do(ctx)
+	err = told(err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.outcomes = append(slices.Clone(h.outcomes[max(0, len(h.outcomes)-mostOutcomes+1):]), outcome{actor, token, content, err})
+	return content, err
 }
 
 // told has the page know which error it is.
@@ -194,6 +243,10 @@ func told(err error) error {
 		return &refusal{http.StatusConflict, "last", err.Error()}
 	case errors.Is(err, admin.ErrUnknown):
 		return &refusal{http.StatusBadGateway, "unknown", err.Error()}
+	case errors.Is(err, admin.ErrNoSuchPartition), errors.Is(err, admin.ErrNoSchedules):
+		return &refusal{http.StatusNotFound, "bad", err.Error()}
+	case errors.Is(err, admin.ErrRefused):
+		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
 	}
 	return err
 }
@@ -208,11 +261,8 @@ func (h *handler) explain(r *http.Request, _ string) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
 	defer cancel()
 	e, err := h.hub.admin.Explain(ctx, query.Get("lease"), partition)
-	if errors.Is(err, admin.ErrNoSuchPartition) {
-		return nil, &refusal{http.StatusNotFound, "bad", err.Error()}
-	}
 	if err != nil {
-		return nil, err
+		return nil, told(err)
 	}
 	return struct {
 		Reasons []string `json:"reasons"`

@@ -13,9 +13,9 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// What all viewers see is made once, by one goroutine that runs while there is a viewer: the hub's topics, each a JSON text with a version. A viewer sends those that
-// are newer than what it has sent: who is slow skips versions, and nothing queues. Partitions come as ranges, and again only when they changed; what changes with
-// each look, the ages of heartbeats, is a topic of its own.
+// What all viewers see is made once, by one goroutine that runs while there is a viewer: the hub's topics, each a JSON text with a version.
+// A viewer sends those that are newer than what it has sent: who is slow skips versions, and nothing queues. Partitions come as ranges, and
+// again only when they changed; what changes with each look, the ages of heartbeats, is a topic of its own.
 
 // A topic is an event's name in the stream.
 type topic int
@@ -193,7 +193,8 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	h.tell(ctx)
 }
 
-// assignSlots gives each ID among clients a number that no other of them has, the lowest that is free. An ID that comes back has its own again, if nobody took it.
+// assignSlots gives each ID among clients a number that no other of them has, the lowest that is free. An ID that comes back has its own
+// again, if nobody took it.
 func assignSlots(slots map[string]int, clients []admin.Client) {
 	taken := make(map[int]bool)
 	living := make(map[string]bool)
@@ -327,7 +328,10 @@ func (h *hub) tell(ctx context.Context) {
 func (h *handler) stream(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	if err := out.SetWriteDeadline(time.Now().Add(h.times.write)); err != nil {
-		http.Error(w, fmt.Sprintf("The dashboard cannot bound a write: %v. What wraps the ResponseWriter needs a method Unwrap.", err), http.StatusInternalServerError)
+		http.Error(
+			w, fmt.Sprintf("The dashboard cannot bound a write: %v. What wraps the ResponseWriter needs a method Unwrap.", err),
+			http.StatusInternalServerError,
+		)
 		return
 	}
 	look := r.Method == http.MethodGet // or it is only to be known whether one may

@@ -2,9 +2,12 @@ package dashboard
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgleases/pgleases/admin"
 )
@@ -84,4 +87,39 @@ func TestASlowViewerSkipsToTheLatest(t *testing.T) {
 	default:
 	}
 	expect("")
+}
+
+// A look that failed makes what is shown stale at once, and so does one that hangs, after a while. The next look ends it.
+func TestAFailedLookAndOneThatHangsAreStale(t *testing.T) {
+	t.Parallel()
+	h := newHub(nil, 1)
+	expect := func(step string, want bool, failure string) {
+		t.Helper()
+		var s shownStatus
+		if err := json.Unmarshal(h.texts[status].json, &s); err != nil {
+			t.Fatal(err)
+		}
+		if !s.Seen || s.Stale != want || s.Failure != failure {
+			t.Errorf("%s: %+v, want stale %t, failure %q", step, s, want, failure)
+		}
+	}
+	later := time.Now().Add(time.Hour) // so that nothing is old, however slow this test is
+	h.saw(t.Context(), &admin.Snapshot{}, later)
+	expect("a look", false, "")
+	h.failed(t.Context(), errors.New("the cable is cut"))
+	expect("one that failed", true, "the cable is cut")
+	h.saw(t.Context(), &admin.Snapshot{}, later)
+	expect("the next", false, "")
+	h.saw(t.Context(), &admin.Snapshot{}, time.Now().Add(-old-time.Second))
+	expect("one that was long ago", true, "")
+}
+
+// However long the server takes for it, it counts for a twentieth of the time at most.
+func TestALongCountIsFollowedByALongRest(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{0: counted, 250 * time.Millisecond: counted, time.Second: 20 * time.Second} {
+		if got := rest(took); got != want {
+			t.Errorf("after %v it rests for %v, want %v", took, got, want)
+		}
+	}
 }

@@ -1,12 +1,13 @@
--- jobs.sql: a page of a group's jobs that have not ended, by id, of 1,000 that are looked at, and no more. The search_path is to be pg_catalog alone.
+-- jobs.sql: a page of a group's jobs that have not ended, by id, of 1,000 that are looked at, and no more. The search_path is to be pg_catalog alone,
+-- and enable_seqscan off. With many partitions the index is passed over, as in groups.sql.
 --
 -- $1 text    group
 -- $2 text    which ones: waits; due, those that are to run now, or run; empty: any
 -- $3 bigint  ids behind this one
 -- $4 int     the most
 --
--- Of each: id; kind, name, trigger, key, partition, owner, priority, state, why; the time that it was put for; when it is looked at next; how late it is in seconds;
--- attempts, crashes, error. What there is none of is null.
+-- Of each: id; kind, name, trigger, key, partition, owner, priority, state, why; the time that it was put for; when it is looked at next;
+-- how late it is in seconds; attempts, crashes, error. What there is none of is null.
 WITH chosen AS (
     (SELECT j.id FROM pgleases.jobs AS j WHERE $2::text = '' AND j.group_name = $1::text LIMIT 1000)
     UNION ALL
@@ -15,7 +16,11 @@ WITH chosen AS (
     (SELECT l.id FROM pgleases.schedule_groups AS g CROSS JOIN generate_series(0, g.partitions - 1) AS p CROSS JOIN generate_series(0, 3) AS priority CROSS JOIN LATERAL
          (SELECT j.id FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.partition = p AND j.priority = priority.priority AND j.due <= pgleases.schedule_clock()
           ORDER BY j.due LIMIT 1000) AS l
-     WHERE $2::text = 'due' AND g.name = $1::text LIMIT 1000)
+     WHERE $2::text = 'due' AND g.name = $1::text AND g.partitions <= 250 LIMIT 1000)
+    UNION ALL
+    (SELECT j.id FROM pgleases.jobs AS j
+     WHERE $2::text = 'due' AND j.group_name = $1::text AND j.due <= pgleases.schedule_clock()
+       AND (SELECT g.partitions > 250 FROM pgleases.schedule_groups AS g WHERE g.name = $1::text) LIMIT 1000)
 )
 SELECT v.id, v.kind, v.name, v.trigger, v.key, v.partition, v.owner, v.priority, v.state, v.why,
        least(nullif(v.at, 'infinity'), '9999-12-30'), least(nullif(v.due, 'infinity'), '9999-12-30'), extract(epoch FROM v.lateness)::float8, v.attempts, v.crashes, v.error

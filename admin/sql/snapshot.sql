@@ -4,7 +4,8 @@
 -- One text, JSON. Times are microseconds, points in time since 1970. Partitions with the same owner, target, last owner and home are one
 -- holding; their numbers are a multirange.
 --
--- Clients may write any times, also infinite ones and such as a bigint does not hold: whoever looks is told less extreme ones. greatest and least pass over null.
+-- Clients may write any times, also infinite ones and such as a bigint does not hold: whoever looks is told less extreme ones. greatest and
+-- least pass over null.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT json_build_object(
     'at', (extract(epoch FROM t.now) * 1000000)::bigint,
@@ -17,7 +18,7 @@ SELECT json_build_object(
     'wishes', (
         SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'partition', w.partition, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
                    'since', (extract(epoch FROM w.since) * 1000000)::bigint,
-                   'until', CASE WHEN isfinite(w.until) THEN (extract(epoch FROM w.until) * 1000000)::bigint END) ORDER BY w.since), '[]')
+                   'until', CASE WHEN isfinite(w.until) THEN least(extract(epoch FROM w.until) * 1000000, 9e18)::bigint END) ORDER BY w.since), '[]')
         FROM pgleases.wishes AS w),
     'clients', (
         SELECT coalesce(json_agg(json_build_object(

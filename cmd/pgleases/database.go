@@ -26,8 +26,11 @@ func databaseURL(flag string) string {
 	return os.Getenv("DATABASE_URL")
 }
 
-// unreachable adds what to do where there is no database.
+// unreachable adds what to do where there is no database. One that is full is there.
 func unreachable(err error, url string) error {
+	if store.Full(err) {
+		return err
+	}
 	var refused *pgconn.ConnectError
 	if errors.As(err, &refused) || err != nil && url == "" {
 		return fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)

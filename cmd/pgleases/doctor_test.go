@@ -108,11 +108,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			database := pgtest.MigratedDatabase(t)
 			execute(t, database, sound)
 			if strings.Contains(test.want, "dead-rows") { // else whoever reads the table removes them
-				conn, err := pgx.Connect(t.Context(), database)
-				if err != nil {
-					t.Fatal(err)
-				}
-				defer conn.Close(context.Background())
+				conn := newConn(t, database)
 				if _, err := conn.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class"); err != nil {
 					t.Fatal(err)
 				}
@@ -141,7 +137,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var found []admin.Finding
 	var code int
 	late := time.Now()
-	if slices.ContainsFunc([]string{"dead-rows", "hot-updates", "transactions", "snapshots"}, func(check string) bool { return strings.Contains(want, check) }) {
+	if slices.ContainsFunc([]string{"dead-rows", "hot-updates", "transactions", "snapshots", "table-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
 		late = late.Add(patience)
 	}
 	for {
@@ -163,11 +159,7 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
-	conn, err := pgx.Connect(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.Background())
+	conn := newConn(t, database)
 	begin := func(statements ...string) {
 		t.Helper()
 		for _, statement := range statements {
@@ -188,6 +180,39 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	expectIll(t, database, "warning snapshots", "1 in use for more than 10ms", "--long", "1ms")
 	cancel()
 	<-ended
+}
+
+// Who has locked a table is named, at once and with the way out, also where it cannot be read: nobody is sent elsewhere.
+func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ mode, means string }{
+		{"SHARE", "nobody else can write it"},
+		{"ACCESS EXCLUSIVE", "nobody else can read or write it"},
+	} {
+		t.Run(test.mode, func(t *testing.T) {
+			t.Parallel()
+			database := pgtest.MigratedDatabase(t)
+			execute(t, database, sound)
+			conn := newConn(t, database)
+			if _, err := conn.Exec(t.Context(), "BEGIN; SET LOCAL application_name = 'report'; LOCK TABLE pgleases.clients IN "+test.mode+" MODE"); err != nil {
+				t.Fatal(err)
+			}
+			expectIll(t, database, "fault table-locks", fmt.Sprintf("clients is locked by process %d of ", conn.PgConn().PID()))
+			found, _ := examined(t, database)
+			i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Check == "table-locks" })
+			if f := found[i]; !strings.Contains(f.Text, `("report")`) || !strings.Contains(f.Text, test.means) || !strings.Contains(f.Remedy, fmt.Sprintf("pg_terminate_backend(%d)", conn.PgConn().PID())) {
+				t.Errorf("found %+v, want that %s, and how its transaction is ended", f, test.means)
+			}
+			if test.mode == "ACCESS EXCLUSIVE" { // who meets the lock is led to the doctor
+				c := run(t, append(databaseEnv(database), "PGOPTIONS=-c lock_timeout=100ms"), "list")
+				if code := c.wait(); code == 0 || !strings.Contains(c.output.String(), "pgleases doctor tells which") {
+					t.Errorf("list ended with %d: %s, want that doctor tells who has locked the table", code, c.output.String())
+				}
+			}
+			execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", conn.PgConn().PID()))
+			expectIll(t, database, "", "")
+		})
+	}
 }
 
 func TestDoctorFindsWhatARoleLacks(t *testing.T) {
@@ -244,6 +269,29 @@ func TestDoctorTellsAReaderWhatItCannotSee(t *testing.T) {
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
 	expectIll(t, as(t, database, role), "note rights, note transactions, note snapshots", "cannot run clients")
+}
+
+func TestWhereNoConnectionIsLeftNobodyIsSentToAnotherDatabase(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	role := newRole(t, database)
+	execute(t, database, "ALTER ROLE "+role+" CONNECTION LIMIT 0")
+	for _, verb := range []string{"list", "doctor"} {
+		c := run(t, databaseEnv(as(t, database, role)), verb)
+		if code := c.wait(); code == 0 || !strings.Contains(strings.ToLower(c.output.String()), "no connection is left: see in pg_stat_activity") || strings.Contains(c.output.String(), "--database") {
+			t.Errorf("%s: exit code %d, output %q", verb, code, c.output.String())
+		}
+	}
+}
+
+func TestWhoLacksRightsOnSchedulesIsToldWhichToGet(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	role := newRole(t, database)
+	c := run(t, databaseEnv(as(t, database, role)), "schedules", "pause", "books", "close", "--reason", "why")
+	if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), "pgleases grants ROLE --for=schedules") {
+		t.Errorf("exit code %d, output %q, want %d and the grants", code, c.output.String(), exitFailed)
+	}
 }
 
 // newFilter returns the URL of a way to a database on which a filter changes, or keeps back, what the server sends.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -25,22 +26,29 @@ func newJobs() *cobra.Command {
 		Long: `List the jobs of package schedule, show what became of one, cancel one, and run one once more. ID is what Enqueue returned, or pgleases schedules trigger or backfill printed. GROUP is the name
 that the processes gave to schedule.New.`,
 	}
-	cancel := &cobra.Command{Use: "cancel GROUP ID", Short: "Cancel a job", Long: "Cancel a job that has not ended. A run that is under way is refused its commit. What it has done outside of the database is done.", Args: exactly("GROUP", "ID")}
-	cancel.RunE = func(cmd *cobra.Command, args []string) error {
+	cmd.RunE = onlyVerbs
+	cancel := &cobra.Command{
+		Use: "cancel GROUP ID", Short: "Cancel a job",
+		Long: "Cancel a job that has not ended. A run that is under way is refused its commit. What it has done outside of the database is done.",
+		Args: exactly("GROUP", "ID"),
+	}
+	withCancel := editing(cancel)
+	cancel.RunE = func(_ *cobra.Command, args []string) error {
 		id, err := jobID(args[1])
 		if err != nil {
 			return err
 		}
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error { return jobFailure(s.Cancel(ctx, id)) })
+		return withCancel(args[0], func(ctx context.Context, s *schedule.Scheduler) error { return jobFailure(s.Cancel(ctx, id)) })
 	}
 	retry := &cobra.Command{Use: "retry GROUP ID", Short: "Run a job that failed once more",
 		Long: "Run a job that is dead, lost or cancelled once more: as a new job, with what it had, whose number is printed. Once: that one can be retried in its turn.", Args: exactly("GROUP", "ID")}
-	retry.RunE = func(cmd *cobra.Command, args []string) error {
+	withRetry := editing(retry)
+	retry.RunE = func(_ *cobra.Command, args []string) error {
 		id, err := jobID(args[1])
 		if err != nil {
 			return err
 		}
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+		return withRetry(args[0], func(ctx context.Context, s *schedule.Scheduler) error {
 			again, err := s.Retry(ctx, id)
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), again)
@@ -63,7 +71,10 @@ is how many attempts have failed. A job that waits is not known, as it is, to th
 	out := outputFlag(cmd)
 	var filter schedule.JobFilter
 	cmd.Flags().StringVar(&filter.Kind, "kind", "", "only jobs of this kind")
-	states := []string{string(schedule.StatePlanned), string(schedule.StateDue), string(schedule.StateRuns), string(schedule.StateRetries), string(schedule.StateWaits)}
+	states := []string{
+		string(schedule.StatePlanned), string(schedule.StateDue), string(schedule.StateRuns), string(schedule.StateRetries),
+		string(schedule.StateWaits),
+	}
 	cmd.Flags().StringVar((*string)(&filter.State), "state", "", "only jobs in this state: "+strings.Join(states, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
 	most := cmd.Flags().IntP("number", "n", 100, "how many jobs, 1 or more")
@@ -85,10 +96,18 @@ is how many attempts have failed. A job that waits is not known, as it is, to th
 					break
 				}
 			}
+			if len(all) == 0 {
+				if err := withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error { return checkGroup(ctx, a, args[0]) }); err != nil {
+					return err
+				}
+			}
 			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
 				t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "NEXT", "ERROR"}}
 				for _, j := range all {
-					t.add(strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), j.state(), strconv.Itoa(j.Attempts), instant(j.Due), orNothing(j.Error))
+					t.add(
+						strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), j.state(),
+						strconv.Itoa(j.Attempts), instant(j.Due), orNothing(j.Error),
+					)
 				}
 				t.write(w)
 			})
@@ -172,7 +191,10 @@ NAME is its unique key, or the schedule of which it was made.`,
 			value := showJob(j)
 			return out.print(cmd.OutOrStdout(), value, func(w io.Writer) {
 				t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "STARTED", "ENDED", "ERROR"}}
-				t.add(strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), value.state(), strconv.Itoa(j.Attempts), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error))
+				t.add(
+					strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), value.state(),
+					strconv.Itoa(j.Attempts), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error),
+				)
 				t.write(w)
 			})
 		})
@@ -188,8 +210,9 @@ func newTrigger() *cobra.Command {
 tells nothing of it.`,
 		Args: groupAndName,
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+	with := editing(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		return with(args[0], func(ctx context.Context, s *schedule.Scheduler) error {
 			id, err := s.Trigger(ctx, args[1])
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), id)
@@ -206,15 +229,16 @@ func newTickRetry() *cobra.Command {
 		Short: "Run a schedule once more for a tick that failed",
 		Long: `Run a schedule once more for a tick that is dead or lost: as a job, whose number is printed. TICK is its instant, as pgleases schedules history -o json prints it in until. The tick keeps its fate. Once:
 the job can be retried in its turn, with pgleases jobs retry.`,
-		Example: `  pgleases schedules retry books close-day 2026-03-02T00:00:00Z`,
+		Example: `  pgleases schedules retry books close-day 2026-03-02T00:00:00Z --reason 'there is paper'`,
 		Args:    exactly("GROUP", "SCHEDULE", "TICK"),
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	with := editing(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		tick, err := parsedTime(args[2])
 		if err != nil {
 			return err
 		}
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+		return with(args[0], func(ctx context.Context, s *schedule.Scheduler) error {
 			id, err := s.RetryTick(ctx, args[1], tick)
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), id)
@@ -239,10 +263,11 @@ func newBackfill() *cobra.Command {
 		Short: "Run a schedule once more for ticks that have passed",
 		Long: `Run a schedule once more for its ticks after FROM, up to TO, 1,000 at most: each as a job of the lowest priority, in order. It prints their numbers, without ticks of which
 such a job has not ended yet. The schedule's history stays as it is. To run one tick again, give a time just before it, and the tick.`,
-		Example: `  pgleases schedules backfill books close-day 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z`,
+		Example: `  pgleases schedules backfill books close-day 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z --reason 'the numbers were wrong'`,
 		Args:    exactly("GROUP", "SCHEDULE", "FROM", "TO"),
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	with := editing(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		var between [2]time.Time
 		for i, text := range args[2:] {
 			at, err := parsedTime(text)
@@ -251,7 +276,7 @@ such a job has not ended yet. The schedule's history stays as it is. To run one 
 			}
 			between[i] = at
 		}
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+		return with(args[0], func(ctx context.Context, s *schedule.Scheduler) error {
 			ids, err := s.Backfill(ctx, args[1], between[0], between[1])
 			for _, id := range ids {
 				fmt.Fprintln(cmd.OutOrStdout(), id)

@@ -98,7 +98,7 @@ func newDescribe() *cobra.Command {
 A share is what a member is due by its weight, in partitions. COMING are those on their way to it; GOING those that it was asked to hand over, which it
 does when its work on them has ended.`,
 		Args:              exactly("LEASE"),
-		ValidArgsFunction: completeLease,
+		ValidArgsFunction: complete("LEASE"),
 	}
 	out, lag := outputFlag(cmd), lagFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -221,7 +221,10 @@ func writeClients(w io.Writer, s *admin.Snapshot) {
 		if c.FastFailover {
 			fast = "yes"
 		}
-		t.add(shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL.String(), strconv.Itoa(leases[c.Session]), strconv.Itoa(owned[c.Session]), shown(c.Host), strconv.Itoa(c.PID), ago(s.At, c.Started), fast)
+		t.add(
+			shown(c.ID), state(c), period(c.HeartbeatAge), c.TTL.String(), strconv.Itoa(leases[c.Session]), strconv.Itoa(owned[c.Session]),
+			shown(c.Host), strconv.Itoa(c.PID), ago(s.At, c.Started), fast,
+		)
 	}
 	t.write(w)
 }
@@ -234,7 +237,7 @@ func newWatch() *cobra.Command {
 
 When the database does not answer, what was seen last stays, with its age.`,
 		Args:              atMostOne("name", "[LEASE]"),
-		ValidArgsFunction: completeLease,
+		ValidArgsFunction: complete("LEASE"),
 	}
 	out, lag := outputFlag(cmd), lagFlags(cmd)
 	interval := cmd.Flags().Duration("interval", time.Second, "time between two looks, 100ms or more")
@@ -288,7 +291,7 @@ type screen struct {
 }
 
 func newScreen(out io.Writer) *screen {
-	f, ok := out.(*os.File)
+	f, ok := out.(interface{ Stat() (os.FileInfo, error) })
 	if !ok {
 		return &screen{out: out}
 	}
@@ -349,8 +352,9 @@ waits for.
 
 The plan gives each member its share by weight, to within one partition; it moves as few as possible, and first those that can go home, where they were
 before their owner went away.`,
-		Example: `  pgleases explain orders/17`,
-		Args:    exactly("LEASE/PARTITION"),
+		Example:           `  pgleases explain orders/17`,
+		Args:              exactly("LEASE/PARTITION"),
+		ValidArgsFunction: complete("LEASE/PARTITION"),
 	}
 	out, lag := outputFlag(cmd), lagFlags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -388,7 +392,10 @@ before their owner went away.`,
 				fmt.Fprintln(w)
 				t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING"}}
 				for _, m := range e.Members {
-					t.add(shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned), strconv.Itoa(m.Coming), strconv.Itoa(m.Going))
+					t.add(
+						shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned),
+						strconv.Itoa(m.Coming), strconv.Itoa(m.Going),
+					)
 				}
 				t.write(w)
 			})
@@ -432,7 +439,10 @@ with pgleases evict CLIENT. A holder that is - was taken out: an open transactio
 					}
 					for _, h := range l.Holders {
 						// By this machine's clock: that of the database is not far from it, or the table says so.
-						row := []string{shown(l.Name), mode, orNothing(h.Client), period(time.Since(h.Since)), period(h.HeartbeatAge), period(h.TimeLeft), orNothing(h.Host), strconv.Itoa(h.PID), strconv.FormatInt(h.Token, 10), waiting}
+						row := []string{
+							shown(l.Name), mode, orNothing(h.Client), period(time.Since(h.Since)), period(h.HeartbeatAge),
+							period(h.TimeLeft), orNothing(h.Host), strconv.Itoa(h.PID), strconv.FormatInt(h.Token, 10), waiting,
+						}
 						if h.Client == "" {
 							copy(row[4:8], slices.Repeat([]string{nothing}, 4))
 						}
@@ -479,27 +489,45 @@ func atMostOne(what, shown string) cobra.PositionalArgs {
 	}
 }
 
-// completeLease has a shell complete the name of a lease.
-func completeLease(cmd *cobra.Command, args []string, begun string) (names []cobra.Completion, _ cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	err := withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-		soon, cancel := context.WithTimeout(ctx, 2*time.Second)
-		defer cancel()
-		s, err := a.Snapshot(soon)
-		if err != nil {
-			return err
+// complete returns what has a shell complete the names of leases and clients, where the arguments are as in a verb's Use: LEASE, LEASE/PARTITION, CLIENT.
+func complete(arguments string) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) (names []cobra.Completion, then cobra.ShellCompDirective) {
+		wanted := strings.Fields(arguments)
+		if len(args) >= len(wanted) {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		for _, l := range s.Leases {
-			if strings.HasPrefix(l.Name, begun) && shown(l.Name) == l.Name {
-				names = append(names, l.Name)
+		then = cobra.ShellCompDirectiveNoFileComp
+		err := withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+			defer cancel()
+			s, err := a.Snapshot(soon)
+			if err != nil {
+				return err
 			}
+			switch wanted[len(args)] {
+			case "CLIENT":
+				for _, c := range s.Clients {
+					names = append(names, c.ID)
+				}
+				for _, w := range s.Wishes { // to be taken back, also where the client is away
+					names = append(names, w.Client)
+				}
+			case "LEASE/PARTITION":
+				then |= cobra.ShellCompDirectiveNoSpace
+				for _, l := range s.Leases {
+					names = append(names, l.Name+"/")
+				}
+			default:
+				for _, l := range s.Leases {
+					names = append(names, l.Name)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
 		}
-		return nil
-	})
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
+		slices.Sort(names)
+		return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return !strings.HasPrefix(name, begun) || shown(name) != name }), then
 	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"os"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -46,22 +48,38 @@ func decoded[T any](t *testing.T, databaseURL string, args ...string) (value T) 
 	return value
 }
 
+func newConn(t *testing.T, databaseURL string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+func newPool(t *testing.T, databaseURL string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(context.Background(), databaseURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
 // newRole makes a role that goes with the test.
 func newRole(t *testing.T, databaseURL string) string {
 	t.Helper()
 	role := "pgleases_test_" + strings.ToLower(rand.Text()[:10])
 	execute(t, databaseURL, "CREATE ROLE "+role+" LOGIN PASSWORD '"+role+"'")
-	conn, err := pgxpool.New(context.Background(), databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	pool := newPool(t, databaseURL)
 	t.Cleanup(func() { // before the database goes
 		for _, statement := range []string{"DROP OWNED BY " + role, "DROP ROLE " + role} {
-			if _, err := conn.Exec(context.Background(), statement); err != nil {
+			if _, err := pool.Exec(context.Background(), statement); err != nil {
 				t.Error(err)
 			}
 		}
-		conn.Close()
 	})
 	return role
 }
@@ -159,9 +177,11 @@ func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 	if strings.Count(one, "\n") != 1 || !strings.Contains(one, `"lag":{"0":100,`) {
 		t.Errorf("watch of one lease: %s", one)
 	}
-	complete := output1(t, database, "__complete", "describe", "fl")
-	if !strings.HasPrefix(complete, "fleet\n") {
-		t.Errorf("completion: %s", complete)
+	for line, want := range map[string]string{"describe fl": "fleet\n:4\n", "events fl": "fleet\n:4\n", "drop fl": "fleet\n:4\n", "explain fl": "fleet/\n:6\n", "drain o": "one\n:4\n",
+		"pin fleet/1 t": "two\n:4\n", "drain one ": ":4\n"} {
+		if got := output1(t, database, append([]string{"__complete"}, strings.Split(line, " ")...)...); !strings.HasPrefix(got, want) {
+			t.Errorf("of %q a shell completes %q, want %q", line, got, want)
+		}
 	}
 	for what, text := range map[string]string{"list": list, "clients": clients, "describe": describe, "explain": explain, "watch": watch, "watch -o json": one,
 		"clients -o json": output1(t, database, "clients", "-o", "json")} {
@@ -173,11 +193,7 @@ func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool, err := pgxpool.New(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
+	pool := newPool(t, database)
 	// Left by one that died, and kept from the sweep, as by a guarded transaction under it.
 	execute(t, database, "INSERT INTO pgleases.locks VALUES ('left', 1, 999, 1, true, 7, now())")
 	guarded, err := pool.Begin(t.Context())
@@ -232,6 +248,24 @@ func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
 	c.signal(syscall.SIGINT)
 	if code := c.wait(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)
+	}
+}
+
+func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
+	t.Parallel()
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	env := append(os.Environ(), databaseEnv(pgtest.MigratedDatabase(t))...)
+	for _, args := range []string{"version", "list", "clients -o json", "events", "schema", "watch --count 1", "help"} {
+		c := exec.Command(built, strings.Fields(args)...)
+		var told strings.Builder
+		c.Env, c.Stdout, c.Stderr = env, full, &told
+		if _ = c.Run(); c.ProcessState.ExitCode() != 125 || !strings.Contains(told.String(), "no space left") {
+			t.Errorf("%s: exit code %d, want 125; told %q", args, c.ProcessState.ExitCode(), told.String())
+		}
 	}
 }
 
@@ -309,7 +343,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		}
 	}
 	for purpose, want := range map[string]int{"schedules": exitFailed, "guard": exitFailed} {
-		code, text := in(purpose, "schedules", "pause", "books", "none")
+		code, text := in(purpose, "schedules", "pause", "books", "none", "--reason", "why")
 		if code != want || strings.Contains(text, "not found") != (purpose == "schedules") {
 			t.Errorf("pause as %s: exit code %d, %s", purpose, code, text)
 		}
@@ -327,44 +361,29 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
 	}
 	for purpose, want := range map[string]bool{"reader": false, "clients": false, "guard": false, "operator": true} {
-		for _, statement := range []string{`SELECT "it's".drop_lease('reports')`} {
-			conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))
-			if err != nil {
-				t.Fatal(err)
-			}
-			tx, err := conn.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Exec(t.Context(), statement); (err == nil) != want {
-				t.Errorf("%s as %s: %v", statement, purpose, err)
-			}
-			_ = tx.Rollback(t.Context())
-			conn.Close()
-		}
-	}
-	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, false}, "steering": {true, false}, "steering-schedules": {true, true}, "guard": {false, false}} {
-		conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))
+		tx, err := newPool(t, as(t, database, roles[purpose])).Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
+		if _, err := tx.Exec(t.Context(), `SELECT "it's".drop_lease('reports')`); (err == nil) != want {
+			t.Errorf("drop_lease as %s: %v", purpose, err)
+		}
+		_ = tx.Rollback(t.Context())
+	}
+	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, false}, "steering": {true, false}, "steering-schedules": {true, true}, "guard": {false, false}} {
+		pool := newPool(t, as(t, database, roles[purpose]))
 		for i, statement := range []string{`SELECT FROM "it's".schedules_status, "it's".jobs_status`, `SELECT "it's".pause_schedule('books', 'none', 'why')`} {
-			if _, err := conn.Exec(t.Context(), statement); (err == nil || strings.Contains(err.Error(), "has no schedule")) != may[i] {
+			if _, err := pool.Exec(t.Context(), statement); (err == nil || strings.Contains(err.Error(), "has no schedule")) != may[i] {
 				t.Errorf("%s as %s: %v", statement, purpose, err)
 			}
 		}
-		conn.Close()
 	}
 	guard := `SELECT "it's".guard('reports', 0, 99)`
 	for purpose, want := range map[string]string{"guard": "PL001", "reader": "42501"} {
-		conn, err := pgxpool.New(t.Context(), as(t, database, roles[purpose]))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Exec(t.Context(), guard); err == nil || !strings.Contains(err.Error(), want) {
+		pool := newPool(t, as(t, database, roles[purpose]))
+		if _, err := pool.Exec(t.Context(), guard); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s as %s: %v, want %s", guard, purpose, err, want)
 		}
-		conn.Close()
 	}
 }
 
@@ -374,11 +393,7 @@ type job struct{ N int }
 func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool, err := pgxpool.New(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
+	pool := newPool(t, database)
 	client, err := pgleases.NewClient(t.Context(), pool)
 	if err != nil {
 		t.Fatal(err)
@@ -414,6 +429,10 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		Until    time.Time
 	}
 	history := func(name string) []row { return decoded[[]row](t, database, "schedules", "history", "books", name) }
+	await(t, "they are declared", func() bool {
+		one := run(t, databaseEnv(database), "schedules", "list", "books")
+		return one.wait() == 0 && strings.Count(one.output.String(), "\n") == 4
+	})
 	await(t, "each has run", func() bool { return len(history("good")) > 0 && len(history("bad")) > 0 })
 	if first := history("good"); first[len(first)-1].Fate != "done" || history("bad")[0].Fate != "dead" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
 		t.Errorf("history %+v, %+v", first, history("bad"))
@@ -421,10 +440,14 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if text := output1(t, database, "schedules", "history", "books", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed\n\x1b[2J"`) {
 		t.Errorf("history: %s", text)
 	}
-	output1(t, database, "schedules", "pause", "books", "good")
+	changed := func(args ...string) string {
+		t.Helper()
+		return output1(t, database, append(args, "--reason", "why", "--actor", "ann")...)
+	}
+	changed("schedules", "pause", "books", "good")
 	list := output1(t, database, "schedules", "list", "books")
 	unprintable(t, "schedules list", list)
-	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*`, `bad +close .* runs`, regexp.QuoteMeta(shown(odd)) + ` +close .* runs`} {
+	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*: ann \(.+\): why`, `bad +close .* (runs|due|planned|retries).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (runs|due|planned|retries).*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
 			t.Errorf("schedules list lacks %s: %s", pattern, list)
 		}
@@ -432,8 +455,29 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if one := decoded[[]row](t, database, "schedules", "list", "books", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
 		t.Errorf("schedules list with a prefix: %+v", one)
 	}
+	if text := output1(t, database, "schedules", "list", "books", "-n", "1"); !strings.HasPrefix(text, "SCHEDULE ") || !strings.Contains(text, "\nbad ") || !strings.Contains(text, "There may be more") {
+		t.Errorf("one schedule: %s", text)
+	}
+	if page := decoded[[]row](t, database, "schedules", "list", "books", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
+		t.Errorf("those that are paused behind bad: %+v", page)
+	}
+	if text := output1(t, database, "schedules", "groups"); !regexp.MustCompile(`(?m)^books +3 +\d+ +0 +1 +\d +\d+ +0$`).MatchString(text) {
+		t.Errorf("groups: %s", text)
+	}
+	for args, want := range map[string]string{
+		"jobs cancle books 7":              `there is no verb "cancle": pgleases jobs --help`,
+		"schedules list boks":              `there is no group "boks": pgleases schedules groups`,
+		"jobs list boks":                   `there is no group "boks"`,
+		"schedules history books goood":    "pgleases schedules list GROUP shows",
+		"schedules list books -n 0":        "give 1 to 1000",
+		"schedules list books --only dead": "give one of late, failing",
+	} {
+		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
+			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)
+		}
+	}
 	before := len(history("good"))
-	output1(t, database, "schedules", "resume", "books", "good")
+	changed("schedules", "resume", "books", "good")
 	await(t, "it runs again", func() bool { return len(history("good")) > before+1 })
 	number := func(text string) string {
 		t.Helper()
@@ -446,7 +490,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		ID, Name, Fate, Error, Kind, State, Trigger string
 		Attempts                                    int
 	}
-	failed := number(output1(t, database, "schedules", "trigger", "books", "bad"))
+	failed := number(changed("schedules", "trigger", "books", "bad"))
 	await(t, "what was triggered has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", failed).Fate != "" })
 	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID != failed || j.Name != "bad" || j.Fate != "dead" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
@@ -456,9 +500,9 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* dead .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
-	retried := number(output1(t, database, "jobs", "retry", "books", failed))
-	await(t, "what was retried has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", retried).Fate == "dead" })
-	retried = number(output1(t, database, "schedules", "retry", "books", "bad", history("bad")[0].Until.Format(time.RFC3339Nano)))
+	retriedJob := number(changed("jobs", "retry", "books", failed))
+	await(t, "what was retried has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", retriedJob).Fate == "dead" })
+	retried := number(changed("schedules", "retry", "books", "bad", history("bad")[0].Until.Format(time.RFC3339Nano)))
 	await(t, "the tick that was retried has failed", func() bool { return decoded[known](t, database, "jobs", "show", "books", retried).Fate == "dead" })
 	var done time.Time // of a tick
 	for _, r := range history("good") {
@@ -467,7 +511,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 			break
 		}
 	}
-	again := number(output1(t, database, "schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano)))
+	again := number(changed("schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano)))
 	await(t, "the tick has run once more", func() bool { return decoded[known](t, database, "jobs", "show", "books", again).Fate == "done" })
 	later, err := kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour))
 	if err != nil {
@@ -493,33 +537,44 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^\d+ +` + regexp.QuoteMeta(shown(odd)) + ` +close +\S.* planned +0 +\S.* -$`).MatchString(list) {
 		t.Errorf("jobs list: %s", list)
 	}
-	output1(t, database, "jobs", "cancel", "books", waiting)
+	changed("jobs", "cancel", "books", waiting)
 	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Fate != "cancelled" {
 		t.Errorf("job %+v", j)
 	}
-	output1(t, database, "schedules", "delete", "books", "good")
+	changed("schedules", "delete", "books", "good")
+	var asked string
+	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
+		FROM pgleases.schedule_requests WHERE reason = 'why' AND actor = concat('ann (', session_user, ')') AND answer = 'done'`).Scan(&asked); err != nil {
+		t.Fatal(err)
+	}
+	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %s, delete good", failed, retriedJob, retried, again, waiting); asked != want {
+		t.Errorf("written down is %q, want %q", asked, want)
+	}
 	for args, want := range map[string]string{
-		"schedules pause books good":                                             "pgleases schedules list GROUP shows",
-		"schedules pause books":                                                  "give the group and the schedule",
-		"schedules trigger books good":                                           "pgleases schedules list GROUP shows",
-		"schedules backfill books bad x y":                                       `"x" is no time`,
-		"schedules backfill books bad 2030-01-01T00:00:00Z":                      "TO is missing",
-		"schedules backfill books bad 2020-01-01T00:00:00Z 2100-01-01T00:00:00Z": "are not all past",
-		"jobs show books x":                                                      `"x" is no job`,
-		"jobs show books 99999":                                                  "has no such job",
-		"jobs cancel books " + waiting:                                           "or it has ended",
-		"jobs retry books " + failed:                                             "was retried, as job",
-		"jobs retry books 99999":                                                 "has no such job",
-		"jobs list":                                                              "give a group, and a prefix",
-		"jobs list books -n 0":                                                   "give 1 or more",
-		"jobs list books --state asleep":                                         "planned, due, runs, retries, waits",
-		"schedules retry books bad 2020-01-01T00:00:00Z":                         "is not in the history",
-		"schedules retry books bad x":                                            `"x" is no time`,
-		"schedules retry books bad":                                              "TICK is missing",
-		"jobs cancel books":                                                      "ID is missing",
-		"schedules list":                                                         "give a group",
-		"schedules history a b -n 0":                                             "give 1 or more",
-		"schedules list books --schema none":                                     "missing in this database",
+		"schedules pause books good --reason why":                                             "pgleases schedules list GROUP shows",
+		"schedules pause books bad":                                                           "--reason is missing",
+		"jobs cancel books " + failed:                                                         "--reason is missing",
+		"schedules pause books bad --reason why --actor " + strings.Repeat("x", 256):          "the actor 256",
+		"schedules pause books":                                                               "give the group and the schedule",
+		"schedules trigger books good --reason why":                                           "pgleases schedules list GROUP shows",
+		"schedules backfill books bad x y":                                                    `"x" is no time`,
+		"schedules backfill books bad 2030-01-01T00:00:00Z":                                   "TO is missing",
+		"schedules backfill books bad 2020-01-01T00:00:00Z 2100-01-01T00:00:00Z --reason why": "are not all past",
+		"jobs show books x":                                                                   `"x" is no job`,
+		"jobs show books 99999":                                                               "has no such job",
+		"jobs cancel books " + waiting + " --reason why":                                      "or it has ended",
+		"jobs retry books " + failed + " --reason why":                                        "was retried, as job",
+		"jobs retry books 99999 --reason why":                                                 "has no such job",
+		"jobs list":                                                                           "give a group, and a prefix",
+		"jobs list books -n 0":                                                                "give 1 or more",
+		"jobs list books --state asleep":                                                      "planned, due, runs, retries, waits",
+		"schedules retry books bad 2020-01-01T00:00:00Z --reason why":                         "is not in the history",
+		"schedules retry books bad x":                                                         `"x" is no time`,
+		"schedules retry books bad":                                                           "TICK is missing",
+		"jobs cancel books":                                                                   "ID is missing",
+		"schedules list":                                                                      "give a group",
+		"schedules history a b -n 0":                                                          "give 1 or more",
+		"schedules list books --schema none":                                                  "missing in this database",
 	} {
 		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
 			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)

@@ -1,7 +1,7 @@
 // Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md, which is made from its help.
 //
-// look.go has the verbs that look, steer.go those that steer and tell what happened, schedules.go and jobs.go those on schedules and jobs, setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the
-// dashboard.
+// look.go has the verbs that look, steer.go those that steer and tell what happened, schedules.go and jobs.go those on schedules and jobs,
+// setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the dashboard.
 //
 // In the order of a run: run.go opens a client and has Lease.Run call for each partition; child.go starts a keeper for the
 // partition, and tells it for how long the ownership can be trusted; keep.go is the keeper, a process that starts the program, and
@@ -9,6 +9,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -37,7 +38,9 @@ func (e exit) Error() string { return fmt.Sprint(e.err) }
 func (e exit) Unwrap() error { return e.err }
 
 func main() {
-	err := newRoot().Execute()
+	out, root := &written{to: os.Stdout}, newRoot()
+	root.SetOut(out)
+	err := cmp.Or(root.Execute(), out.err)
 	if err == nil {
 		return
 	}
@@ -47,6 +50,20 @@ func main() {
 		fmt.Fprintln(os.Stderr, "pgleases:", lines(told(e.err)))
 	}
 	os.Exit(e.code)
+}
+
+// written is stdout, and the first error of writing to it, as of a disk that is full: what was not written is no success, whatever printed it.
+type written struct {
+	to  *os.File
+	err error
+}
+
+func (w *written) Stat() (os.FileInfo, error) { return w.to.Stat() }
+
+func (w *written) Write(text []byte) (n int, err error) {
+	n, err = w.to.Write(text)
+	w.err = cmp.Or(w.err, err)
+	return n, err
 }
 
 // told is what people are told of an error.
@@ -69,7 +86,10 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 		SilenceErrors: true, // main tells them
 		SilenceUsage:  true,
 	}
-	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)")
+	root.PersistentFlags().String(
+		"database", "",
+		"connection string, a URL or keywords and values, which others may read in the list of processes\n(default: the variable DATABASE_URL, then PG*)",
+	)
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
 	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(), newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), &cobra.Command{

@@ -166,7 +166,7 @@ func (r *runner) validate(given func(flag string) bool) error {
 	}
 	path, err := exec.LookPath(r.program[0])
 	switch {
-	case errors.Is(err, os.ErrPermission):
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EISDIR):
 		return exit{exitCannotRun, fmt.Errorf("program %q: %w: is it executable?", r.program[0], err)}
 	case err != nil:
 		return exit{exitNotFound, fmt.Errorf("program %q: %w: give a program in PATH, or a path with a slash", r.program[0], err)}

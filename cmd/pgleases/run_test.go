@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -19,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -73,6 +71,7 @@ func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
 		{"run counted -n 2 -- true", 125, "Give that number with -n"},
 		{"run one -- /no/such/program", 127, "give a program in PATH"},
 		{"run one -- " + plain, 126, "is it executable?"},
+		{"run one -- " + filepath.Dir(plain), 126, "is a directory: is it executable?"},
 		{"run one --database postgres://127.0.0.1:1/none -- true", 125, "Set --database, DATABASE_URL or the PG* variables"},
 		{"nonsense", 125, `unknown command "nonsense"`},
 	} {
@@ -113,11 +112,7 @@ func TestTryTakesOverWhatADeadOneHas(t *testing.T) {
 	dead := runProgram(t, dir, "", databaseEnv(database), "nightly", "--ttl", "1s")
 	awaitRecord(t, dir, 0, "begins", nil)
 	dead.signal(syscall.SIGKILL)
-	conn, err := pgx.Connect(t.Context(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close(context.Background())
+	conn := newConn(t, database)
 	await(t, "the dead one has expired", func() (expired bool) {
 		if err := conn.QueryRow(t.Context(), "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients").Scan(&expired); err != nil {
 			t.Fatal(err)

@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -26,13 +28,8 @@ func newSchedules() *cobra.Command {
 
 GROUP is the name that the processes gave to schedule.New. Its lease is schedule/GROUP: describe shows who runs what.`,
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { // else cobra prints the help for a verb that is none, and all is well
-		if len(args) == 0 {
-			return cmd.Help()
-		}
-		return fmt.Errorf("there is no verb %q: pgleases schedules --help shows those that there are", args[0])
-	}
-	cmd.AddCommand(newScheduleList(), newScheduleHistory(), newTrigger(), newBackfill(), newTickRetry(),
+	cmd.RunE = onlyVerbs
+	cmd.AddCommand(newScheduleGroups(), newScheduleList(), newScheduleHistory(), newTrigger(), newBackfill(), newTickRetry(),
 		newScheduleEdit("pause", "Have a schedule not run until it is resumed",
 			"Have a schedule not run until it is resumed. A run that is under way goes on.",
 			func(*cobra.Command) func(context.Context, *schedule.Scheduler, string) error {
@@ -57,75 +54,146 @@ GROUP is the name that the processes gave to schedule.New. Its lease is schedule
 	return cmd
 }
 
+// onlyVerbs is what a command with verbs does without one. Else cobra prints the help for a verb that is none, and all is well.
+func onlyVerbs(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	return fmt.Errorf("there is no verb %q: %s --help shows those that there are", args[0], cmd.CommandPath())
+}
+
 // withScheduler has a verb use the schedules of a group.
-func withScheduler(cmd *cobra.Command, group string, use func(ctx context.Context, s *schedule.Scheduler) error) error {
+func withScheduler(cmd *cobra.Command, group string, use func(ctx context.Context, s *schedule.Scheduler) error, opts ...schedule.Option) error {
 	return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-		s, err := schedule.Manage(ctx, pool, group, schedule.WithSchema(schema))
+		s, err := schedule.Manage(ctx, pool, group, append(opts, schedule.WithSchema(schema))...)
 		if err == nil {
 			err = use(ctx, s)
 		}
-		if errors.Is(err, schedule.ErrNotFound) {
-			err = fmt.Errorf("%w\npgleases schedules list GROUP shows those that there are", err)
+		remedy := ""
+		switch {
+		case errors.Is(err, schedule.ErrNotFound):
+			remedy = "pgleases schedules list GROUP shows those that there are"
+		case store.ReadOnly(err) || store.Code(err) == "0A000":
+			remedy = "the server is a standby: give the address of the primary"
+		case store.Denied(err):
+			remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=schedules prints for schema %q", schema)
+		}
+		if remedy != "" {
+			err = fmt.Errorf("%w\n%s", err, remedy)
 		}
 		return err
 	})
 }
 
-// A scheduled is a schedule as JSON.
-type scheduled struct {
-	Name     string          `json:"name"`
-	Kind     string          `json:"kind"`
-	Key      string          `json:"key"`
-	Args     json.RawMessage `json:"args"`
-	Rule     string          `json:"rule"`
-	Declared bool            `json:"declared"`
-	Cursor   time.Time       `json:"cursor"`
-	Due      time.Time       `json:"due,omitzero"`
-	Done     time.Time       `json:"done,omitzero"`
-	PausedAt time.Time       `json:"paused_at,omitzero"`
-	Failures int             `json:"failures"`
-	Attempts int             `json:"attempts"`
-	Error    string          `json:"error,omitempty"`
-	Waits    string          `json:"waits,omitempty"`
+const editHelp = `
+
+It is written down with the reason, with the role that connects, and with --actor, in the table schedule_requests. It needs the rights that pgleases grants ROLE --for=schedules prints.`
+
+// editing has a verb that changes schedules or jobs take a reason and an actor, and returns withScheduler with them.
+func editing(cmd *cobra.Command) func(group string, use func(ctx context.Context, s *schedule.Scheduler) error) error {
+	cmd.Long += editHelp
+	var reason, actor string
+	reasonFlags(cmd, &reason, &actor, "why; it has to be given")
+	return func(group string, use func(ctx context.Context, s *schedule.Scheduler) error) error {
+		if reason == "" {
+			return errNoReason
+		}
+		return withScheduler(cmd, group, use, schedule.WithReason(reason, actor))
+	}
+}
+
+// checkGroup is the error where nothing is found as there is no such group.
+func checkGroup(ctx context.Context, a *admin.Admin, group string) error {
+	groups, err := a.ScheduleGroups(ctx)
+	if err != nil || slices.ContainsFunc(groups, func(g admin.ScheduleGroup) bool { return g.Name == group }) {
+		return err
+	}
+	return fmt.Errorf("there is no group %q: pgleases schedules groups shows those that there are", group)
+}
+
+func newScheduleGroups() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "groups",
+		Short: "List the groups, with how many schedules and jobs they have",
+		Long: `List the groups, with how many schedules and jobs they have; beyond 1,000 they are not counted. LATE are those that were due more than 10 s ago, FAILING those whose last tick is dead. What
+waits is not known, as it is, to the process that owns it: schedules in WAITING, jobs in STUCK.`,
+		Args: cobra.NoArgs,
+	}
+	out := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			groups, err := a.ScheduleGroups(ctx)
+			if err != nil {
+				return err
+			}
+			return out.print(cmd.OutOrStdout(), groups, func(w io.Writer) {
+				t := table{{"GROUP", "SCHEDULES", "LATE", "WAITING", "PAUSED", "FAILING", "JOBS", "STUCK"}}
+				for _, g := range groups {
+					row := []string{shown(g.Name)}
+					for _, n := range []int{g.Schedules, g.Late, g.Waiting, g.Paused, g.Failing, g.Jobs, g.Stuck} {
+						if n > 1000 {
+							row = append(row, "1000+")
+							continue
+						}
+						row = append(row, strconv.Itoa(n))
+					}
+					t.add(row...)
+				}
+				t.write(w)
+			})
+		})
+	}
+	return cmd
 }
 
 func newScheduleList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list GROUP [PREFIX]",
 		Short: "List the schedules of a group",
-		Long: `List the schedules of a group, whose names begin with PREFIX. NEXT is when the process that owns it looks at it next, as a rule at its next tick; DONE is the
-last tick that was done. One that waits is not known, as it is, to the process that owns it; STATE says why.`,
+		Long: `List the schedules of a group, whose names begin with PREFIX, by name. NEXT is when the process that owns it looks at it next, as a rule at its next tick; DONE is the
+last tick that was done. One that waits is not known, as it is, to the process that owns it; STATE says why. Of those that are late or wait no more than 1,000 are found.`,
 		Args: groupAndPrefix,
 	}
 	out := outputFlag(cmd)
+	kinds := []string{admin.Late, admin.Failing, admin.Waiting, admin.Paused}
+	only := cmd.Flags().String("only", "", "only those that are so: "+strings.Join(kinds, ", "))
+	_ = cmd.RegisterFlagCompletionFunc("only", cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoFileComp))
+	most := cmd.Flags().IntP("number", "n", 100, "how many schedules, 1 to 1000")
+	after := cmd.Flags().String("after", "", "only names behind this one, to go on from the last of a list")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
-			all := []scheduled{}
-			for one, err := range s.List(ctx, strings.Join(args[1:], "")) {
-				if err != nil {
-					return err
-				}
-				all = append(all, scheduled{Name: one.Name, Kind: one.Kind, Key: one.Key, Args: one.Args, Rule: one.Rule, Declared: one.Declared, Cursor: one.Cursor,
-					Due: one.Due, Done: one.Done, PausedAt: one.PausedAt, Failures: one.Failures, Attempts: one.Attempts, Error: one.Error, Waits: one.Waits})
+		switch {
+		case *most < 1 || *most > 1000:
+			return fmt.Errorf("-n %d: give 1 to 1000", *most)
+		case *only != "" && !slices.Contains(kinds, *only):
+			return fmt.Errorf("--only %q: give one of %s", *only, strings.Join(kinds, ", "))
+		}
+		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+			all, err := a.Schedules(ctx, args[0], *only, strings.Join(args[1:], ""), *after, *most)
+			if err == nil && len(all) == 0 {
+				err = checkGroup(ctx, a, args[0])
+			}
+			if err != nil {
+				return err
 			}
 			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
-				t := table{{"SCHEDULE", "KIND", "RULE", "NEXT", "DONE", "STATE"}}
+				t := table{{"SCHEDULE", "KIND", "RULE", "OWNER", "NEXT", "DONE", "STATE"}}
 				for _, one := range all {
-					state, next := "runs", instant(one.Due)
-					switch {
-					case !one.PausedAt.IsZero(): // its owner may still have to look at what that means, but nothing comes of it
+					state, next := one.State, instant(one.Due)
+					if !one.PausedAt.IsZero() { // its owner may still have to look at what that means, but nothing comes of it
 						next = nothing
-						state = "paused " + instant(one.PausedAt)
-					case one.Waits != "":
-						state = "waits: " + printable(one.Waits)
-					case one.Attempts > 0:
-						state = fmt.Sprintf("is tried again, failed %d times: %s", one.Attempts, shown(one.Error))
-					case one.Due.IsZero():
-						state = "has no further tick"
+						state += " " + instant(one.PausedAt)
 					}
-					t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), next, instant(one.Done), state)
+					for _, text := range []string{one.Why, one.Error} {
+						if text != "" {
+							state += ": " + printable(text)
+						}
+					}
+					t.add(shown(one.Name), shown(one.Kind), shown(one.Rule), orNothing(one.Owner), next, instant(one.Done), state)
 				}
 				t.write(w)
+				if len(all) == *most {
+					fmt.Fprintln(w, "\nThere may be more: go on with --after and the last name.")
+				}
 			})
 		})
 	}
@@ -169,6 +237,11 @@ to run it; skipped, the run before was under way; cancelled, an edit, a resumpti
 					break
 				}
 			}
+			if len(all) == 0 {
+				if _, err := s.Get(ctx, args[1]); err != nil {
+					return err
+				}
+			}
 			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
 				t := table{{"TICK", "TICKS", "FATE", "STARTED", "TOOK", "ERROR"}}
 				for _, e := range all {
@@ -188,9 +261,9 @@ to run it; skipped, the run before was under way; cancelled, an edit, a resumpti
 // newScheduleEdit returns a verb that changes a schedule.
 func newScheduleEdit(verb, short, long string, edit func(*cobra.Command) func(context.Context, *schedule.Scheduler, string) error) *cobra.Command {
 	cmd := &cobra.Command{Use: verb + " GROUP SCHEDULE", Short: short, Long: long, Args: groupAndName}
-	do := edit(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error { return do(ctx, s, args[1]) })
+	do, with := edit(cmd), editing(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		return with(args[0], func(ctx context.Context, s *schedule.Scheduler) error { return do(ctx, s, args[1]) })
 	}
 	return cmd
 }

@@ -52,7 +52,10 @@ It ends where the database does not answer at the start. Later the page says sin
 		defer listener.Close()
 		isLocal := listener.Addr().(*net.TCPAddr).IP.IsLoopback()
 		if *steers && !isLocal {
-			return fmt.Errorf("--steer with --listen=%q: other machines reach that, and the secret would go over the network as it is\nListen on this machine alone, as 127.0.0.1:8080", *listen)
+			return fmt.Errorf(
+				"--steer with --listen=%q: other machines reach that, and the secret would go over the network as it is\nListen on this machine alone, as 127.0.0.1:8080",
+				*listen,
+			)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if _, err := a.Snapshot(ctx); err != nil {

@@ -28,46 +28,72 @@ const steerHelp = `
 
 It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=steering prints.
 
-With --preview it changes nothing, and prints which partitions the clients would move at once, and a binding. With that as --binding it does what was previewed, or
-fails and says what has changed since. Hand-overs that are under way are not in a preview.`
+With --preview it changes nothing, and prints `
+
+const bindingHelp = `, and a binding. With that as --binding it does what was previewed, or
+fails and says what has changed since.`
 
 func newSteering() []*cobra.Command {
 	return []*cobra.Command{
-		newSteer(admin.Drain, "CLIENT", "Have a client own nothing", "Have a client own nothing: its work ends, and others get its partitions. It stays a member, and gets its own back with undrain. It is\nrefused for the last that works on a lease, unless with --force."),
+		newSteer(
+			admin.Drain, "CLIENT", "Have a client own nothing",
+			"Have a client own nothing: its work ends, and others get its partitions. It stays a member, and gets its own back with undrain. It is\nrefused for the last that works on a lease, unless with --force.",
+		),
 		newSteer(admin.Undrain, "CLIENT", "Take a drain back", "Take a drain back: the client gets its share again."),
-		newSteer(admin.Cordon, "CLIENT", "Have a client get nothing new", "Have a client get nothing new. It keeps what it has, as long as it does not restart. Where all members are cordoned, they get what has no owner."),
+		newSteer(
+			admin.Cordon, "CLIENT", "Have a client get nothing new",
+			"Have a client get nothing new. It keeps what it has, as long as it does not restart. Where all members are cordoned, they get what has no owner.",
+		),
 		newSteer(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
-		newSteer(admin.Pause, "LEASE", "Have nobody own a lease", "Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume."),
+		newSteer(
+			admin.Pause, "LEASE", "Have nobody own a lease",
+			"Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume.",
+		),
 		newSteer(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
 		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained; what else is\non its way, and not handed over yet, stays. A member that joins gets nothing else."),
 		newSteer(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
-		newSteer(admin.Pin, "LEASE/PARTITION CLIENT", "Have a partition be with a client", "Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced."),
+		newSteer(
+			admin.Pin, "LEASE/PARTITION CLIENT", "Have a partition be with a client",
+			"Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced.",
+		),
 		newSteer(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
 		newSteer(admin.Move, "LEASE/PARTITION CLIENT", "Have a partition go to a client once", "Have a partition go to a client once. Another one of the lease that this client has comes back for it, so nobody's share changes; --preview says which. Where it has none, as of\na lease with one partition, the two exchange their shares; where leases are shared evenly together, a partition of another lease comes back.\nIt is refused where the clients would not do it, or undo it: the client is no member that works, or is cordoned; the partition is pinned, or the lease paused or frozen."),
 		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrSuperseded; one that starts later is let in. It cannot be taken back."),
+		newSteer(
+			admin.Drop, "LEASE", "Forget a lease on which nobody works",
+			"Forget a lease, so that it can be made again with another number of partitions. Its next epochs are higher than all before. It is refused while it has members:\nclose them first. One that crashed goes when another client, of whatever lease, has run for its TTL: clients take out the dead, and nobody else. Where\nnone runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. What operators want of the lease stays, and holds for the one that is made again.\nIt cannot be taken back.",
+		),
 	}
 }
 
 func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
-	if verb != admin.Evict {
+	wish := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
+	if verb != admin.Evict && verb != admin.Drop {
 		long += planHelp
 	}
-	if slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb) {
+	if wish {
 		long += wishHelp
 	}
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long + steerHelp, Args: exactly(strings.Fields(subject)...)}
+	long += steerHelp
+	if verb == admin.Drop {
+		long += "how many partitions would be forgotten" + bindingHelp
+	} else {
+		long += "which partitions the clients would move at once" + bindingHelp + " Hand-overs that are under way are not in a preview."
+	}
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: exactly(strings.Fields(subject)...)}
 	change := admin.Change{Verb: verb}
 	var until string
 	var wait, preview bool
 	flags := cmd.Flags()
-	flags.StringVar(&change.Reason, "reason", "", "why; it has to be given, but for a preview")
-	flags.StringVar(&change.Actor, "actor", "", "who wants it, besides the role that connects")
+	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a preview")
 	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
 	flags.StringVar(&change.Binding, "binding", "", "what a preview printed: do what was previewed, or nothing")
 	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
-	switch verb {
-	case admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin:
-		flags.StringVar(&until, "until", "", "when it ends by itself: a duration from now, as 2h, or a time, as 2026-03-02T08:00:00Z (default: never)")
+	if wish {
+		flags.StringVar(
+			&until, "until", "",
+			"when it ends by itself, by the database's clock: a duration from now, as 2h, or a time, as 2026-03-02T08:00:00Z (default: never)",
+		)
 	}
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")
@@ -77,9 +103,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 		cmd.MarkFlagsMutuallyExclusive("preview", "wait")
 	}
 	out := outputFlag(cmd)
-	if subject == "LEASE" {
-		cmd.ValidArgsFunction = completeLease
-	}
+	cmd.ValidArgsFunction = complete(subject)
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		change.Subject = args[0]
 		if strings.HasPrefix(subject, "LEASE/PARTITION") {
@@ -91,9 +115,9 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 			change.Client = args[1]
 		}
 		if change.Reason == "" && !preview {
-			return errors.New("--reason is missing: say why, for whoever wonders later")
+			return errNoReason
 		}
-		if change.Until, err = pointInTime(until, time.Now()); err != nil {
+		if change.Until, change.Lasts, err = end(until); err != nil {
 			return err
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
@@ -120,10 +144,21 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	return cmd
 }
 
+var errNoReason = errors.New("--reason is missing: say why, for whoever wonders later")
+
+// reasonFlags adds what each verb takes that changes something: why, and who.
+func reasonFlags(cmd *cobra.Command, reason, actor *string, help string) {
+	cmd.Flags().StringVar(reason, "reason", "", help)
+	cmd.Flags().StringVar(actor, "actor", "", "who wants it, besides the role that connects")
+}
+
 func writePreview(w io.Writer, p *admin.Preview) {
-	if len(p.Moves) == 0 {
+	switch {
+	case p.Forgets > 0:
+		fmt.Fprintf(w, "The lease has %d partitions, and nobody works on it: they would be forgotten.\n", p.Forgets)
+	case len(p.Moves) == 0:
 		fmt.Fprintln(w, "No partition would move.")
-	} else {
+	default:
 		t := table{{"LEASE", "PARTITIONS", "FROM", "TO", "HOW"}}
 		n := 0
 		for _, m := range p.Moves {
@@ -136,23 +171,27 @@ func writePreview(w io.Writer, p *admin.Preview) {
 	fmt.Fprintf(w, "To have this done, and nothing else: --binding %s\n", p.Binding)
 }
 
-// pointInTime reads a duration from now, or a time; zero for an empty text.
-func pointInTime(text string, now time.Time) (time.Time, error) {
+// end reads when a wish ends: a duration, or a time; neither for an empty text.
+func end(text string) (at time.Time, lasts time.Duration, err error) {
 	if text == "" {
-		return time.Time{}, nil
+		return at, 0, nil
 	}
-	if d, err := time.ParseDuration(text); err == nil && d > 0 {
-		return now.Add(d), nil
+	if lasts, err = time.ParseDuration(text); err == nil && lasts > 0 {
+		return at, lasts, nil
 	}
-	at, err := time.Parse(time.RFC3339, text)
-	if err != nil || !at.After(now) {
-		return at, fmt.Errorf("--until %q is no time to come: give a duration, as 2h, or a time, as %s", text, now.Add(2*time.Hour).UTC().Format(time.RFC3339))
+	if at, err = time.Parse(time.RFC3339, text); err != nil {
+		err = fmt.Errorf(
+			"--until %q is no time to come: give a duration, as 2h, or a time, as %s", text,
+			time.Now().Add(2*time.Hour).UTC().Format(time.RFC3339),
+		)
 	}
-	return at, nil
+	return at, 0, err
 }
 
 // doneHelp says when a verb is done that can be waited for.
-var doneHelp = map[admin.Verb]string{admin.Drain: "nothing is owned any more", admin.Pause: "nothing is owned any more", admin.Move: "the client owns the partition"}
+var doneHelp = map[admin.Verb]string{
+	admin.Drain: "nothing is owned any more", admin.Pause: "nothing is owned any more", admin.Move: "the client owns the partition",
+}
 
 // awaitDone returns when the client, or the lease, that was drained or paused is, or when the partition is where it was moved.
 func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
@@ -236,9 +275,10 @@ func newEvents() *cobra.Command {
 docs/operations.md explains each cause. An event without an actor is the clients' own doing.
 
 With --follow it goes on with those that come. An event is then shown when all transactions have ended that were open when it was written, anywhere on the
-server: so none is missed.`,
+server: so none is missed. Where the database goes away, as in a restart or while another takes its place, stderr says so once, and it goes on from the last event when it
+answers again. A password that is refused, or a database that is no more, ends it.`,
 		Args:              atMostOne("name", "[LEASE]"),
-		ValidArgsFunction: completeLease,
+		ValidArgsFunction: complete("LEASE"),
 	}
 	out := outputFlag(cmd)
 	most := cmd.Flags().IntP("number", "n", 50, "how many of the last, 1 to 1000")
@@ -261,6 +301,10 @@ server: so none is missed.`,
 				return out.print(w, events, func(w io.Writer) { writeEvents(w, events, true) })
 			}
 			for e, err := range a.Follow(ctx, lease, *most) {
+				if errors.Is(err, admin.ErrAway) {
+					fmt.Fprintf(cmd.ErrOrStderr(), "pgleases: %s\nIt is tried again, and goes on from the last event.\n", lines(told(err)))
+					continue
+				}
 				if err != nil {
 					return err
 				}
@@ -288,7 +332,10 @@ func writeEvents(w io.Writer, events []admin.Event, heading bool) {
 		t.add("AT", "CAUSE", "LEASE", "FROM", "TO", "PARTITIONS", "BY", "REASON")
 	}
 	for _, e := range events {
-		t.add(e.At.Local().Format("2006-01-02 15:04:05.000"), shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To), short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason))
+		t.add(
+			e.At.Local().Format("2006-01-02 15:04:05.000"), shown(e.Cause), orNothing(e.Lease), orNothing(e.From), orNothing(e.To),
+			short(e.Partitions), orNothing(e.Actor), orNothing(e.Reason),
+		)
 	}
 	t.write(w)
 }

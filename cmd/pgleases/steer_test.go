@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"regexp"
 	"strings"
 	"syscall"
@@ -55,11 +56,7 @@ func asPreviewed(t *testing.T, database, verb, subject string) {
 func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool, err := pgxpool.New(context.Background(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	pool := newPool(t, database)
 	newMember(t, pool, "one")
 	newMember(t, pool, odd)
 	owned := func() (owned [2]int) { // by "one", and by the other
@@ -169,9 +166,14 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drain one --preview --wait", "[preview wait]"},
 		{database, "drain one --reason x --binding x", `binding "x" is none: give the one that Preview tells`},
 		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=steering"},
-		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "no time to come"},
+		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "Give a time to come"},
 		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
 		{database, "freeze none --reason x", "does not exist"},
+		{database, "drop orders", "--reason is missing"},
+		{database, "drop none --preview", `lease "none" does not exist`},
+		{database, "drop orders --reason x", `lease "orders" has living members: `},
+		{database, "drop orders --reason x --until 2h", "unknown flag: --until"},
+		{as(t, database, role), "drop orders --preview", "pgleases grants ROLE --for=steering"},
 		{database, "resume orders --reason x", "no pause of"},
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},
@@ -192,6 +194,12 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 	execute(t, database, output1(t, database, "grants", role, "--for=steering"))
 	asPreviewed(t, as(t, database, role), "cordon", "one")
+	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on")
+	for _, args := range []string{"uncordon one --reason x", "uncordon one --preview", "evict one --reason x"} {
+		if c := run(t, databaseEnv(as(t, database, role)), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), "give the address of the primary") {
+			t.Errorf("%s, where nothing is written: told %q", args, c.output.String())
+		}
+	}
 	execute(t, database, "UPDATE pgleases.wishes SET since = now() - interval '2 days'")
 	findings, _ := examined(t, database, "--skip", "autovacuum")
 	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note wishes") {
@@ -199,15 +207,67 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 }
 
+// As the role that steers: a lease that was left is dropped, as it was previewed, and made again with another number.
+func TestALeaseThatWasLeftIsDropped(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool := newPool(t, database)
+	lease := newMember(t, pool, "one")
+	if err := lease.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := lease.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role, "--for=steering"))
+	operator := as(t, database, role)
+	found := regexp.MustCompile(`^The lease has 4 partitions, and nobody works on it: they would be forgotten\.\nTo have this done, and nothing else: --binding (\S+)\n$`).
+		FindStringSubmatch(output1(t, operator, "drop", "orders", "--preview"))
+	if found == nil {
+		t.Fatalf("preview: %s", output1(t, operator, "drop", "orders", "--preview"))
+	}
+	output1(t, operator, "drop", "orders", "--reason", "one will do", "--actor", "maria", "--binding", found[1])
+	if leases := decoded[[]admin.Lease](t, database, "list"); len(leases) != 0 {
+		t.Errorf("%+v", leases)
+	}
+	if events := output1(t, database, "events", "orders", "-n", "1"); !regexp.MustCompile(` dropped +orders +- +- +- +maria \(` + role + `\) +one will do\n$`).MatchString(events) {
+		t.Errorf("events: %s", events)
+	}
+	output1(t, database, "run", "orders", "--once", "--", "true")
+	if l := decoded[admin.Lease](t, database, "describe", "orders"); l.Partitions != 1 {
+		t.Errorf("%+v", l)
+	}
+}
+
+// Where a whole fleet was killed, what the refusal says to do has the lease dropped.
+func TestALeaseOfAFleetThatWasKilledIsDropped(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	fleet := run(t, databaseEnv(database), "run", "orders", "--ttl", "2s", "--", "sleep", "600")
+	await(t, "it works", func() bool {
+		leases := decoded[[]admin.Lease](t, database, "list")
+		return len(leases) == 1 && len(leases[0].Holdings) == 1 && leases[0].Holdings[0].OwnerSession != 0
+	})
+	fleet.signal(syscall.SIGKILL)
+	fleet.wait()
+	drop := func() (int, string) {
+		c := run(t, databaseEnv(pgtest.OwnerURL(database)), "drop", "orders", "--reason", "nobody comes again")
+		return c.wait(), c.output.String()
+	}
+	advice := "pgleases run tidy --once -- sleep 60"
+	if code, text := drop(); code != exitFailed || !strings.Contains(text, advice) {
+		t.Fatalf("exit code %d: %s", code, text)
+	}
+	run(t, databaseEnv(database), strings.Fields(strings.TrimPrefix(advice, "pgleases "))...)
+	await(t, "it is dropped", func() bool { code, _ := drop(); return code == 0 })
+}
+
 // A wait ends where what is waited for can no longer come.
 func TestAWaitEndsWithTheWish(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	pool, err := pgxpool.New(context.Background(), database)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
+	pool := newPool(t, database)
 	lease := newMember(t, pool, "one")
 	for len(lease.Values()) == 0 {
 		if err := lease.Wait(t.Context()); err != nil {
@@ -236,5 +296,76 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 				t.Errorf("%s of %s: exit code %d: %s", verb, database, code, c.output.String())
 			}
 		}
+	}
+}
+
+// Where the database goes away it says so once, and goes on without a gap or a double; what somebody has to mend ends it.
+func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, end := range []struct {
+		of, want string
+		do       func(t *testing.T, database, role string, drop func() error)
+	}{
+		{"a role that is refused", "is not permitted to log in", func(t *testing.T, database, role string, _ func() error) {
+			execute(t, database, "ALTER ROLE "+role+" NOLOGIN")
+		}},
+		{"a database that is dropped", "does not exist", func(t *testing.T, _, _ string, drop func() error) {
+			if err := drop(); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	} {
+		t.Run(end.of, func(t *testing.T) {
+			t.Parallel()
+			role := newRole(t, pgtest.MigratedDatabase(t)) // it goes after the other database
+			database, drop, err := pgtest.NewDatabase(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := drop(); err != nil {
+					t.Error(err)
+				}
+			})
+			output1(t, database, "migrate")
+			execute(t, database, "GRANT USAGE ON SCHEMA pgleases TO "+role+"; GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO "+role)
+			happens := func(what string) {
+				execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
+			}
+			way := newProxy(t, as(t, database, role))
+			happens("first")
+			follower := run(t, databaseEnv(way.url), "events", "-f", "-o", "json")
+			const lost = "the connection was lost"
+			told := func(what string, n int) func() bool {
+				return func() bool { return strings.Count(follower.output.String(), what) == n }
+			}
+			await(t, "it is told of what was there", told(`"first"`, 1))
+			for i, frozen := range []bool{false, true} {
+				way.set(!frozen, frozen)
+				happens(fmt.Sprintf("meanwhile%d", i))
+				await(t, "it says that the connection was lost", told(lost, i+1))
+				way.set(false, false)
+				await(t, "it goes on", told(fmt.Sprintf(`"meanwhile%d"`, i), 1))
+				happens(fmt.Sprintf("after%d", i))
+				await(t, "it goes on further", told(fmt.Sprintf(`"after%d"`, i), 1))
+			}
+			way.set(true, false)
+			end.do(t, database, role, drop)
+			way.set(false, false)
+			if code := follower.wait(); code != exitFailed || !strings.Contains(follower.output.String(), end.want) {
+				t.Errorf("exit code %d", code)
+			}
+			for _, what := range []string{"first", "meanwhile0", "after0", "meanwhile1", "after1"} {
+				if !told(`"`+what+`"`, 1)() {
+					t.Errorf("%s is not told once", what)
+				}
+			}
+			if n := strings.Count(follower.output.String(), lost); n != 2 && n != 3 { // the last outage may be too short to be seen
+				t.Errorf("it says %d times that the connection was lost", n)
+			}
+			if t.Failed() {
+				t.Log(follower.output.String())
+			}
+		})
 	}
 }

@@ -40,8 +40,8 @@ func (t table) write(w io.Writer) {
 // nothing stands for none.
 const nothing = "-"
 
-// shown is a name as a table shows it: quoted where it is not all printable characters, or could be taken for something else. What moves the cursor, ends the line or
-// turns the direction of writing around is no printable character.
+// shown is a name as a table shows it: quoted where it is not all printable characters, or could be taken for something else. What moves
+// the cursor, ends the line or turns the direction of writing around is no printable character.
 func shown(name string) string {
 	plain := name != "" && name != nothing && name[0] != '"' && name == strings.TrimSpace(name) && utf8.ValidString(name)
 	for _, r := range name {

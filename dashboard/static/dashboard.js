@@ -459,14 +459,14 @@ const draws = {
 
   // How fresh all that is.
   state() {
-    const silence = Date.now() - state.heardAt, link = state.link === "open" && silence > 8000 ? "lost" : state.link;
+    const silence = Date.now() - state.heardAt, link = state.link === "open" && silence > silent ? "lost" : state.link;
     const stale = link !== "open" || !!state.status?.stale;
     const since = state.seenAt > 0 ? clock(state.seenAt) : "";
     const kind = stale && (state.seenAt > 0 || link !== "connecting" || state.status?.failure) ? "stale" : state.seenAt > 0 ? "live" : "connecting";
     const quiet = kind === "stale" && link === "connecting"; // it was away for a moment, or comes back
     $("state").dataset.kind = quiet ? "connecting" : kind;
     setText($("state-text"), quiet || kind === "connecting" ? "Connecting" : kind === "live" ? "Live" : since ? "Stale since " + since : "No data");
-    const why = link === "denied" ? "You may not look any more. Sign in again, and reload this page." :
+    const why = link === "denied" ? "You may not look any more. " + signIn :
       link === "full" ? "Too many pages are open. This one tries again by itself." :
       link === "lost" ? "The dashboard does not answer. This page tries again by itself." : "The database does not answer as it should. The dashboard tries again each second.";
     const show = kind === "stale" && !quiet;
@@ -733,12 +733,17 @@ async function explain(e) {
   if (e.explained === p) e.reasons.replaceChildren(...(answer.reasons || [answer.text]).map(text => make("li", "", plain(text))));
 }
 
+// Whether an answer that is not what was asked for says that one has to sign in: our own 403, or what a login in front has in its place, a redirect, a 401, or a page of its own. Any
+// other answer of a proxy, as the 404 or 421 of an ingress that has nothing behind it, tells nothing about who one is.
+const denies = answer => answer.type === "opaqueredirect" || answer.ok || [401, 403, 407].includes(answer.status);
+const signIn = "Sign in again, in another tab. This page goes on then, and keeps what you have typed.";
+
 // get returns the content of an answer, or why there is none as text.
 async function get(path, query) {
   try {
     const answer = await fetch(path + "?" + new URLSearchParams(query), { redirect: "manual", cache: "no-store" });
     if ((answer.headers.get("Content-Type") || "").startsWith("application/json")) return await answer.json();
-    return { text: answer.status === 403 ? "You may not look any more. Sign in again, and reload this page." : "The dashboard does not answer." };
+    return { text: denies(answer) ? "You may not look any more. " + signIn : "The dashboard does not answer." };
   } catch {
     return { text: "The dashboard does not answer." };
   }
@@ -756,23 +761,65 @@ function sentence(e, p) {
   return words;
 }
 
-// ---- The stream. While the page is in the background it has none: a browser has but six connections to a server.
+// ---- The stream. A browser has but six connections to a server over HTTP/1.1, and a stream keeps one. So a page in the background has none, and of the others one, which holds the
+// lock, tells its siblings what it hears. Over plain HTTP from another machine a browser gives no locks: there each page has a stream of its own.
 
-let source = null, retry = 0, retries = 0;
+let source = null, turn = null, retry = 0, retries = 0, openedAt = 0;
 
-function connect() {
+const silent = 8000; // ms without a word of a stream, which says something each second: the way to it is cut, and nobody tells the browser
+
+const shared = "pgleases " + location.pathname;
+const siblings = new BroadcastChannel(shared);
+const latest = new Map(); // by topic: the text, for siblings that come later
+
+siblings.addEventListener("message", ({ data }) => {
+  if (data === "hello") {
+    if (source) for (const told of latest) siblings.postMessage(told);
+  } else if (turn && !source) hear(...data);
+});
+
+function hear(topic, text) {
+  state.heardAt = Date.now();
+  if (state.link !== "open") {
+    state.link = "open";
+    retries = 0;
+    later("state");
+  }
+  topics[topic]?.(JSON.parse(text)); // a sibling may be of another version
+}
+
+// connect waits for its turn to have the stream, and hears meanwhile what the one tells that has it; with steal it takes the turn from one that says nothing.
+function connect(steal) {
   clearTimeout(retry);
-  if (source || document.hidden) return;
+  if (turn || document.hidden) return;
+  openedAt = Date.now();
+  const mine = turn = { waits: new AbortController() };
+  if (!navigator.locks) {
+    open();
+    return;
+  }
+  const over = new Promise(end => { mine.end = end; });
+  navigator.locks.request(shared, steal ? { steal } : { signal: mine.waits.signal }, () => {
+    if (turn !== mine) return;
+    open();
+    return over;
+  }).catch(() => {
+    if (turn !== mine) return; // it was given up
+    disconnect(); // it was stolen
+    connect();
+  });
+  siblings.postMessage("hello");
+}
+
+function open() {
+  openedAt = Date.now();
+  latest.clear();
   source = new EventSource("stream");
   for (const topic of Object.keys(topics)) {
     source.addEventListener(topic, event => {
-      state.heardAt = Date.now();
-      if (state.link !== "open") {
-        state.link = "open";
-        retries = 0;
-        later("state");
-      }
-      topics[topic](JSON.parse(event.data));
+      latest.set(topic, event.data);
+      hear(topic, event.data);
+      siblings.postMessage([topic, event.data]);
     });
   }
   source.addEventListener("error", () => {
@@ -783,7 +830,9 @@ function connect() {
 
 function disconnect() {
   source?.close();
-  source = null;
+  turn?.waits.abort();
+  turn?.end?.();
+  source = turn = null;
   clearTimeout(retry);
 }
 
@@ -791,21 +840,21 @@ function disconnect() {
 async function ask() {
   let link = "lost";
   try {
-    const answer = await fetch("stream", { method: "HEAD", redirect: "manual", cache: "no-store" });
+    const answer = await fetch("stream", { method: "HEAD", redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(silent) });
     const streams = (answer.headers.get("Content-Type") || "").startsWith("text/event-stream");
-    link = answer.status === 503 ? "full" : answer.ok && streams ? "connecting" : answer.status >= 500 ? "lost" : "denied";
+    // A proxy in front has a 503 of its own, while there is nothing behind it.
+    link = answer.status === 503 && answer.headers.has("Content-Security-Policy") ? "full" : answer.ok && streams ? "connecting" : denies(answer) ? "denied" : "lost";
   } catch { /* the network, or the server, is away */ }
   state.link = link;
   later("state");
-  if (link === "denied") return;
-  retry = setTimeout(connect, link === "full" ? 15000 : Math.min(10000, 500 * 2 ** retries++));
+  retry = setTimeout(connect, link === "full" || link === "denied" ? 15000 : Math.min(10000, 500 * 2 ** retries++));
 }
 
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
     disconnect();
-  } else if (state.link !== "denied") {
-    state.link = "connecting";
+  } else {
+    if (state.link !== "denied") state.link = "connecting";
     connect();
     later("state");
   }
@@ -819,8 +868,14 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => late
 let sharpFor = window.devicePixelRatio;
 setInterval(() => {
   later("state");
+  if (turn && Date.now() - Math.max(openedAt, state.heardAt) > silent) {
+    const waited = !source;
+    disconnect();
+    if (waited) connect(true);
+    else ask();
+  }
   if (sharpFor === window.devicePixelRatio) return;
   sharpFor = window.devicePixelRatio; // the window has come to another screen, or was zoomed
   later("leases");
 }, 1000);
-document.addEventListener("DOMContentLoaded", connect); // when the other files are there, too
+document.addEventListener("DOMContentLoaded", () => connect()); // when the other files are there, too

@@ -8,7 +8,7 @@ draws.groups = () => {
   const told = state.schedules, shown = told.groups.length > 0 || told.failure !== "";
   const was = $("schedules").hidden;
   $("schedules").hidden = $("schedules-link").hidden = !shown;
-  setText($("groups-note"), told.failure ? "The schedules cannot be read: " + plain(told.failure) : "");
+  setText($("groups-note"), told.failure ? "The schedules cannot be read: " + plain(told.failure) : told.groups.length === 100 ? "No more than the first 100 groups by name are shown." : "");
   keyed($("group-rows"), told.groups, g => g.name, g => {
     const head = make("th", "", name(g.name));
     head.scope = "row";
@@ -59,7 +59,7 @@ async function look(l) {
   const body = l.root.querySelector("tbody"), rows = answer.rows || [];
   if (answer.rows) keyed(body, rows, r => JSON.stringify([query, l.keyOf(r)]), () => make("tr"), l.row);
   setText(l.root.querySelector(".note"), answer.text ? "This cannot be read: " + plain(answer.text) : rows.length === 0 ? "There is none." :
-    "Page " + count(l.pages.length) + (answer.more ? ", and there are more." : "."));
+    "Page " + count(l.pages.length) + (answer.more ? ", and there are more." : l.pages.length === 20 && rows.length === 50 ? ". No more than 1,000 are found." : "."));
   const turns = [];
   if (l.pages.length > 1) turns.push(["First page", () => first(l)]);
   if (answer.more) turns.push(["Next page", () => { l.pages.push(l.next(rows.at(-1))); look(l); }]);
@@ -97,7 +97,7 @@ const scheduleList = newList($("schedule-list"), () => ({
 }), s => s.id, s => s.name, (row, s) => {
   const group = $("schedule-list").querySelector(".of").value;
   const acts = [button("History", event => showHistory(group, s.name, event.target), "History of " + plain(s.name))];
-  if (steering) acts.push(" ", steerButton({ kind: "schedule", subject: s.name, group, paused: s.state === "paused" || !!s.paused_at }));
+  if (steering) acts.push(" ", steerButton({ kind: "schedule", subject: s.name, group, is: s, paused: s.state === "paused" || !!s.paused_at }));
   cells(row, JSON.stringify(s), cell("", name(s.name), make("div", "sub", name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "")),
     cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " dead") : "", note(s.why), note(s.error)),
     cell("nowrap", s.due ? clock(s.due) : ""), cell("nowrap", s.done ? clock(s.done) : "", s.last_fate && s.last_fate !== "done" ? make("div", "", mark(s.last_fate)) : ""),

@@ -2,13 +2,13 @@
 "use strict";
 
 // The verbs: what each is about, what it means, and which one takes it back. Those without lasts do not stand, so they cannot end by themselves. Those with asks move
-// nothing, so there is nothing to preview.
+// nothing, so there is nothing to preview; shows is what one of them is about.
 const verbs = {
   drain: { of: "client", label: "Drain", back: "undrain", lasts: true, means: "It shall own nothing: its work ends, and others get its partitions. It stays a member. The wish names the client's ID, and outlives restarts." },
   undrain: { of: "client", label: "Undrain", means: "It gets its share again." },
   cordon: { of: "client", label: "Cordon", back: "uncordon", lasts: true, means: "It gets nothing new, and keeps what it has as long as it does not restart." },
   uncordon: { of: "client", label: "Uncordon", means: "It gets new partitions again." },
-  evict: { of: "client", label: "Evict", means: "Its sessions are revoked, also where it hangs. No heartbeat renews them, guards refuse them at once, and others take over within its TTL. Its process ends; one that starts later is let in. This cannot be taken back." },
+  evict: { of: "client", label: "Evict", danger: true, means: "Its sessions are revoked, also where it hangs. No heartbeat renews them, guards refuse them at once, and others take over within its TTL. Its process ends; one that starts later is let in. This cannot be taken back." },
   pause: { of: "lease", label: "Pause", back: "resume", lasts: true, means: "Nobody shall own it: the work on its partitions ends, and then they have no owner." },
   resume: { of: "lease", label: "Resume", means: "Its partitions get owners again." },
   freeze: { of: "lease", label: "Freeze", back: "unfreeze", lasts: true, means: "Its partitions stay where they are, but for those whose owner dies, leaves or is drained. Who joins gets nothing else." },
@@ -16,10 +16,12 @@ const verbs = {
   pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
   move: { of: "lease", label: "Move", fields: ["partition", "client"], means: "A partition goes to a client once, in a swap: another one comes back for it, so that nobody's share changes." },
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
+  drop: { of: "lease", label: "Drop", danger: true, when: of => state.leases.find(l => l.name === of.subject)?.members.length === 0, means: "It is forgotten, so that it can be made again with another number of partitions. This cannot be taken back." },
   pause_schedule: { of: "schedule", label: "Pause", asks: true, when: of => !of.paused, means: "It does not run until it is resumed. A run that is under way goes on." },
   resume_schedule: { of: "schedule", label: "Resume", asks: true, when: of => of.paused, fields: ["catch_up"], means: "It runs again, with its next tick. The ticks that passed are cancelled, or treated as late ones." },
   trigger_schedule: { of: "schedule", label: "Trigger", asks: true, means: "It runs now, besides its ticks, also where it is paused: as a job." },
   backfill_schedule: { of: "schedule", label: "Backfill", asks: true, fields: ["after", "until"], means: "It runs once more for ticks that have passed, 1,000 at most: each as a job of the lowest priority." },
+  delete_schedule: { of: "schedule", label: "Delete", asks: true, danger: true, shows: of => ["Deleted is ", name(of.subject), " of group ", name(of.group), ", of kind ", name(of.is.kind), ", by the rule ", name(of.is.rule), of.is.due ? ", due next at " + clock(of.is.due) : "", "."], means: "A process of the group deletes it within about a second: ticks that passed until then are cancelled. Its history stays. One that the code declares comes back with the next process that starts. Once done, this cannot be taken back." },
   retry_tick: { of: "tick", label: "Retry", asks: true, means: "The schedule runs once more for this tick, as a job. The tick keeps its fate." },
   cancel_job: { of: "job", label: "Cancel", asks: true, means: "It does not run any more. A run that is under way is refused its commit; what it has done outside of the database is done." },
   retry_job: { of: "dead", label: "Retry", asks: true, means: "It runs once more, as a new job." },
@@ -76,7 +78,8 @@ async function post(path, content, signal) {
     const isJSON = (answer.headers.get("Content-Type") || "").startsWith("application/json"), told = isJSON ? await answer.json() : null;
     if (answer.ok && isJSON) return { kind: "ok", told };
     if (isJSON) return { kind: told.kind, text: told.text };
-    return answer.status >= 500 ? { kind: "unknown", text: "The dashboard does not answer." } : { kind: "denied", text: "You may not do this any more. Sign in again, and reload this page." };
+    if (denies(answer)) return { kind: "denied", text: "You may not do this any more. " + signIn };
+    return { kind: answer.status >= 500 ? "unknown" : "failed", text: "The dashboard does not answer." };
   } catch (error) {
     return error.name === "AbortError" ? { kind: "stopped" } : { kind: "unknown", text: "The dashboard does not answer." };
   }
@@ -118,7 +121,7 @@ function choose() {
   $("steer-force").checked = false;
   $("steer-last").hidden = true;
   setText($("steer-go"), v ? v.label : "Confirm");
-  $("steer-go").classList.toggle("danger", verb === "evict");
+  $("steer-go").classList.toggle("danger", !!v?.danger);
   previewNow();
 }
 
@@ -128,6 +131,7 @@ const failed = text => setText($("steer-failure"), text);
 function wantedNow() {
   const verb = chosenVerb(), of = steer.of, change = !verbs[verb].asks ? { verb, subject: of.subject, force: $("steer-force").checked } :
     of.kind === "schedule" || of.kind === "tick" ? { verb, group: of.group, schedule: of.subject, tick: of.tick } : { verb, job: of.subject };
+  if (verb === "delete_schedule") change.id = of.is.id;
   for (const [field, value] of Object.entries(steer.values)) change[field] = value();
   if (verbs[verb].lasts) change.lasts = $("steer-lasts").value;
   return change;
@@ -149,7 +153,7 @@ async function previewNow() {
   }
   const busy = steer.busy = new AbortController(), change = wantedNow();
   if (verbs[change.verb].asks) {
-    $("steer-preview").replaceChildren();
+    $("steer-preview").replaceChildren(...(verbs[change.verb].shows ? [make("p", "", ...verbs[change.verb].shows(steer.of))] : []));
     ready(change);
     return;
   }
@@ -161,7 +165,7 @@ async function previewNow() {
     ready({ ...change, binding: answer.told.binding });
     return;
   }
-  $("steer-preview").replaceChildren();
+  $("steer-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));
   $("steer-last").hidden = answer.kind !== "last";
   failed((answer.kind === "last" ? "It is the last that works on a lease: the partitions would have no owner. " : "This cannot be previewed. ") + plain(answer.text));
 }
@@ -171,7 +175,7 @@ const mostMoves = 50;
 function showPreview(told) {
   const total = told.moves.reduce((n, m) => n + sizeOf(m.partitions), 0), lost = told.moves.filter(m => m.to === "").reduce((n, m) => n + sizeOf(m.partitions), 0);
   const askedOf = new Set(told.moves.filter(m => m.how === "asked").map(m => m.from));
-  const words = [total === 0 ? "No partition would move." : many(total, "partition") + " would move."];
+  const words = [told.forgets > 0 ? many(told.forgets, "partition") + " would be forgotten. Nobody works on the lease." : total === 0 ? "No partition would move." : many(total, "partition") + " would move."];
   if (askedOf.size > 0) words.push(many(askedOf.size, "owner is", "owners are") + " asked to hand over, which they do when their work has ended.");
   const lines = told.moves.slice(0, mostMoves).map(m => make("li", "", name(m.lease), " ", many(sizeOf(m.partitions), "partition"), " ", make("span", "sub", rangesText(m.partitions)),
     m.from ? " from " : " from nobody", m.from ? who(m.from) : "", " to ", m.to ? who(m.to) : make("span", "warn-text", "nobody"), ", ", m.how));
@@ -185,23 +189,24 @@ function tellAll(text, kind) {
   $("told").dataset.kind = kind;
 }
 
+// execute has done what the dialog says. The token tells the server one press from another: a browser sends a POST again by itself where a connection ends.
 async function execute() {
   if (!steer.previewed || steer.doing) return;
-  const turn = steer.turn, v = verbs[steer.previewed.verb], what = v.label + " of " + plain(steer.of.label ?? steer.of.subject);
+  const turn = steer.turn, verb = steer.previewed.verb, v = verbs[verb], what = v.label + " of " + plain(steer.of.label ?? steer.of.subject);
   steer.doing = true;
   $("steer-go").disabled = true;
   failed("");
-  const answer = await post(v.asks ? "ask" : "apply", { ...steer.previewed, reason: $("steer-reason").value });
+  const answer = await post(v.asks ? "ask" : "apply", { ...steer.previewed, reason: $("steer-reason").value, token: [...crypto.getRandomValues(new Uint8Array(16))].join() });
   const open = steer.turn === turn && $("steer").open;
   if (open) steer.doing = false;
   if (answer.kind === "ok") {
     if (open) $("steer").close(); // what is behind it is not heard
-    tellAll(what + " is written down. " + (!v.asks ? "The clients do it within a heartbeat, and when the work on what moves has ended." : answer.told.job !== "0" ? "It is job " + answer.told.job + "." : ""), "good");
+    tellAll(what + " is written down. " + (verb === "drop" ? "" : !v.asks ? "The clients do it within a heartbeat, and when the work on what moves has ended." : answer.told.job !== "0" ? "It is job " + answer.told.job + "." : ""), "good");
     if (v.asks) for (const l of [scheduleList, jobList, historyList]) look(l);
     return;
   }
   const text = answer.kind === "changed" ? "Nothing was done: since the preview something has changed. " + plain(answer.text) :
-    answer.kind === "unknown" ? "It is not known whether this was done: see what operators want, and the events. " + plain(answer.text) :
+    answer.kind === "unknown" ? "It is not known whether this was done: " + (v.asks ? "see the jobs and the history before you open this again. " : "see what operators want, and the events. ") + plain(answer.text) :
     "Nothing was done. " + plain(answer.text);
   if (!open) {
     tellAll(what + ": " + text, "bad");
@@ -210,19 +215,20 @@ async function execute() {
   // What was previewed is over in any case.
   failed(text);
   ready(null);
-  if (answer.kind === "denied") return;
   if (v.asks) {
-    ready(wantedNow());
+    if (answer.kind !== "unknown") ready(wantedNow()); // else a second press may do it twice
     return;
   }
-  const again = make("button", "act", "Preview again");
-  again.type = "button";
-  again.addEventListener("click", () => {
+  const again = againButton();
+  $("steer-preview").replaceChildren(again);
+  again.focus();
+}
+
+function againButton() {
+  return button("Preview again", () => {
     previewNow();
     $("steer-verbs").querySelector("input:checked").focus();
   });
-  $("steer-preview").replaceChildren(again);
-  again.focus();
 }
 
 function steerButton(of, verb) {
@@ -243,6 +249,7 @@ $("steer-form").addEventListener("submit", event => {
   execute();
 });
 $("steer").addEventListener("close", () => {
+  if ($("steer").open) return; // it was opened again before this came
   steer.busy?.abort();
   const back = steer.opener?.isConnected ? steer.opener : $("leases");
   back.focus();

@@ -286,14 +286,26 @@ func endBrowser() {
 // A tab of the browser, in a profile of its own. What its page says is wrong fails the test.
 type tab struct {
 	*testing.T
-	ctx context.Context
+	ctx     context.Context
+	profile cdp.BrowserContextID
 }
 
 func newTab(t *testing.T, width, height int64) tab {
 	t.Helper()
 	started.Store(true)
 	parent, _ := browser()
-	id, err := newWindow(parent)
+	profile, err := newProfile(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newTabOf(t, profile, width, height)
+}
+
+// newTabOf returns a tab of a profile, which other tabs may have too.
+func newTabOf(t *testing.T, profile cdp.BrowserContextID, width, height int64) tab {
+	t.Helper()
+	parent, _ := browser()
+	id, err := newWindow(parent, profile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,19 +325,19 @@ func newTab(t *testing.T, width, height int64) tab {
 			}
 		}
 	})
-	x := tab{t, ctx}
+	x := tab{t, ctx, profile}
 	x.run(log.Enable(), chromedp.EmulateViewport(width, height))
 	return x
 }
 
-// newWindow opens a window with cookies of its own. A tab behind another one would be hidden, and its page look at nothing.
-func newWindow(ctx context.Context) (target.ID, error) {
-	ctx = cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser)
-	profile, err := target.CreateBrowserContext().WithDisposeOnDetach(true).Do(ctx)
-	if err != nil {
-		return "", err
-	}
-	return target.CreateTarget("about:blank").WithBrowserContextID(profile).WithNewWindow(true).Do(ctx)
+// newProfile makes a profile with cookies of its own.
+func newProfile(ctx context.Context) (cdp.BrowserContextID, error) {
+	return target.CreateBrowserContext().WithDisposeOnDetach(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
+}
+
+// newWindow opens a window. A tab behind another one would be hidden, and its page look at nothing.
+func newWindow(ctx context.Context, profile cdp.BrowserContextID) (target.ID, error) {
+	return target.CreateTarget("about:blank").WithBrowserContextID(profile).WithNewWindow(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
 }
 
 func (x tab) run(actions ...chromedp.Action) {

@@ -1,16 +1,21 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/debugger"
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -241,7 +246,8 @@ func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
 	x.signIn(server.URL)
 	gate.shut.Store(true)
 	server.CloseClientConnections()
-	x.until(`document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.") && !document.querySelector("#banner").hidden`)
+	x.until(`/^The dashboard does not answer\. .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
+	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent) && document.querySelector("#main").classList.contains("stale")`)
 	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
 	gate.shut.Store(false)
 	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
@@ -250,6 +256,223 @@ func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
 	login.mu.Unlock()
 	server.CloseClientConnections()
 	x.until(`document.querySelector("#banner-text").textContent.startsWith("You may not look any more.") && !document.querySelector("#banner").hidden`)
+}
+
+// A hushed answer says nothing more once its line is cut, and does not end: as where a firewall forgets a connection, or a machine wakes up elsewhere.
+type hushed struct {
+	http.ResponseWriter
+	cut *atomic.Bool
+}
+
+func (h hushed) Write(b []byte) (int, error) {
+	if h.cut.Load() {
+		return len(b), nil
+	}
+	return h.ResponseWriter.Write(b)
+}
+
+func (h hushed) Unwrap() http.ResponseWriter { return h.ResponseWriter }
+
+func TestThePageComesBackFromAStreamThatIsCutAndDoesNotEnd(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	client := openClient(t, pool, "one")
+	join(t, client, "orders", 8)
+	handler := must(pages(pool, newLogin("secret", "look")))
+	var line atomic.Pointer[atomic.Bool]
+	line.Store(new(atomic.Bool))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(hushed{w, line.Load()}, r)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	x.until(`document.querySelectorAll(".lease").length === 1 && document.querySelector("#state-text").textContent === "Live"`)
+	line.Swap(new(atomic.Bool)).Store(true)
+	join(t, client, "more", 8)
+	x.until(`document.querySelectorAll(".lease").length === 2 && document.querySelector("#state-text").textContent === "Live"`)
+}
+
+// A proxy answers 503 where nothing is behind it, as in a deployment: that is no full house.
+func TestAProxyWithNothingBehindItIsNotTakenForAFullDashboard(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	handler := must(pages(pool, newLogin("secret", "look")))
+	var away atomic.Bool
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if away.Load() {
+			http.Error(w, "Service Temporarily Unavailable", http.StatusServiceUnavailable)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	x.until(`document.querySelector("#state-text").textContent === "Live"`)
+	away.Store(true)
+	server.CloseClientConnections()
+	x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.")`)
+	away.Store(false)
+	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+}
+
+// A proxy in front has answers of its own where nothing is behind it: they say nothing about who one is.
+func TestAnIngressWithoutARouteIsNotTakenForADenial(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	server, front := fronted(t, must(pages(pool, newLogin("secret", "look"))))
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	for _, status := range []int{http.StatusNotFound, http.StatusMisdirectedRequest} {
+		front.Store(answering(status, ""))
+		server.CloseClientConnections()
+		x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.")`)
+		front.Store(nil)
+		x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+	}
+}
+
+// fronted serves a handler behind a proxy that may answer in its place.
+func fronted(t *testing.T, handler http.Handler) (*httptest.Server, *atomic.Pointer[http.HandlerFunc]) {
+	t.Helper()
+	front := new(atomic.Pointer[http.HandlerFunc])
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if f := front.Load(); f != nil {
+			(*f)(w, r)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	return server, front
+}
+
+// answering is a proxy that answers all with a status, and has one go to a location.
+func answering(status int, location string) *http.HandlerFunc {
+	f := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if location != "" {
+			w.Header().Set("Location", location)
+		}
+		w.WriteHeader(status)
+	})
+	return &f
+}
+
+// A login in front has an end: the page says so, keeps what was typed, and goes on when somebody has signed in elsewhere.
+func TestALoginInFrontThatExpiresLosesNothingThatWasTyped(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	for _, id := range []string{"one", "two"} {
+		join(t, openClient(t, pool, id), "orders", 8)
+	}
+	server, front := fronted(t, must(pages(operators(t, databaseURL), newLogin("secret", "look"))))
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	x.until(owns("one", "=== 4"))
+	for i, expired := range []*http.HandlerFunc{answering(http.StatusFound, "/login"), answering(http.StatusUnauthorized, "")} {
+		x.open([]string{"Steer one", "Undrain one"}[i], []string{"drain", ""}[i])
+		x.until(previewed)
+		x.run(chromedp.SendKeys("#steer-reason", "typed before", chromedp.ByQuery))
+		front.Store(expired)
+		server.CloseClientConnections()
+		x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("You may not look any more. Sign in again, in another tab")`)
+		eval[bool](x, `document.querySelector("#steer-go").click() || true`)
+		x.until(failure + `.includes("You may not do this any more. Sign in again, in another tab")`)
+		eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
+		x.until(failure + `.startsWith("This cannot be previewed. You may not do this any more.") && document.querySelector("#steer-preview button") !== null`)
+		if got := eval[string](x, `document.querySelector("#steer-reason").value`); got != "typed before" {
+			t.Errorf("what was typed is %q", got)
+		}
+		front.Store(nil)
+		x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+		eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
+		x.confirm("typed before")
+	}
+}
+
+// A browser has six connections to a host over HTTP/1.1: pages of one browser share a stream, so that there is one left for what one does.
+func TestManyPagesOfOneBrowserLeaveAConnectionForWhatOneDoes(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	for _, id := range []string{"one", "two"} {
+		join(t, openClient(t, pool, id), "orders", 8)
+	}
+	url := serve(t, operators(t, databaseURL))
+	first := newTab(t, 1280, 900)
+	first.signIn(url)
+	profile := first.profile
+	tabs := []tab{first}
+	for range 6 {
+		x := newTabOf(t, profile, 1280, 900)
+		x.run(chromedp.Navigate(url + "/ops/leases/"))
+		tabs = append(tabs, x)
+	}
+	for _, x := range tabs {
+		x.until(`document.querySelector("#state-text").textContent === "Live" && ` + owns("one", "=== 4"))
+	}
+	last := tabs[len(tabs)-1]
+	last.open("Steer one", "drain")
+	last.confirm("a disk")
+	for _, x := range tabs {
+		x.until(owns("one", "=== 0"))
+	}
+	// Who has the stream goes, or stands still, and another takes its place.
+	first.run(chromedp.Navigate("about:blank"))
+	last.open("Undrain one", "")
+	last.confirm("it stays")
+	for _, x := range tabs[1:] {
+		x.until(`document.querySelector("#state-text").textContent === "Live" && ` + owns("one", "> 0"))
+	}
+	var still int
+	for i := 1; i < len(tabs); i++ {
+		if eval[bool](tabs[i], `source !== null`) {
+			if still != 0 {
+				t.Errorf("pages %d and %d have a stream each", still, i)
+			}
+			still = i
+		}
+	}
+	tabs[still].run(chromedp.ActionFunc(func(ctx context.Context) error {
+		_, err := debugger.Enable().Do(ctx)
+		return errors.Join(err, debugger.Pause().Do(ctx))
+	}))
+	join(t, openClient(t, pool, "three"), "orders", 8)
+	for i, x := range tabs[1:] {
+		if i+1 != still {
+			x.until(`document.querySelector("#state-text").textContent === "Live" && ` + owns("three", "> 0"))
+		}
+	}
+}
+
+// Over plain HTTP from another machine a browser gives a page no locks.
+func TestAPageWithoutLocksHasAStreamOfItsOwn(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	x := newTab(t, 1280, 900)
+	x.run(chromedp.ActionFunc(func(ctx context.Context) error {
+		_, err := page.AddScriptToEvaluateOnNewDocument(`Object.defineProperty(navigator, "locks", { value: undefined })`).Do(ctx)
+		return err
+	}))
+	url := serve(t, pool)
+	x.signIn(url)
+	y := newTabOf(t, x.profile, 1280, 900)
+	y.run(chromedp.Navigate(url + "/ops/leases/"))
+	for _, z := range []tab{x, y} {
+		z.until(owns("one", "=== 8") + ` && source !== null`)
+	}
 }
 
 // contrasts is an expression for the texts that stand out too little from what is behind them.

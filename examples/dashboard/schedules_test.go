@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,6 +79,29 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	eval[bool](x, `document.querySelector("[aria-label='History of close-07']").click() || true`)
 	x.until(`document.activeElement.id === "history" && [...document.querySelectorAll("#history tbody tr")].some(e => e.textContent.includes("job ") && e.textContent.includes("done"))`)
 
+	// One is deleted, and it is the one that was shown.
+	eval[bool](x, `(() => { const e = document.querySelector("#schedule-list .prefix"); e.value = "spare"; return e.dispatchEvent(new Event("input")); })()`)
+	spare := func() {
+		if err := books.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spare()
+	x.until(row("#schedule-list", "spare") + ` !== undefined`)
+	x.open("Steer spare", "delete_schedule")
+	x.until(`/^Deleted is spare of group billing, of kind books, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#steer-preview").textContent)`)
+	if err := s.Delete(t.Context(), "spare"); err != nil {
+		t.Fatal(err)
+	}
+	spare()
+	x.run(chromedp.SendKeys("#steer-reason", "not needed\r", chromedp.ByQuery))
+	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("is not the one that was seen")`)
+	eval[bool](x, `document.querySelector("#steer").close() || true`)
+	x.until(`(() => { const before = window.spare ?? (window.spare = document.querySelector("#schedule-list tbody tr")); return !before.isConnected; })()`)
+	x.open("Steer spare", "delete_schedule")
+	x.confirm("not needed")
+	x.until(row("#schedule-list", "spare") + ` === undefined`)
+
 	// What fails is found, and run once more.
 	if _, err := s.Trigger(t.Context(), "broken"); err != nil {
 		t.Fatal(err)
@@ -111,5 +137,87 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	y.run(chromedp.Evaluate(`fetch("ask", {method: "POST", headers: {"Content-Type": "application/json"}, body: "{}"}).then(a => a.status)`, &status, chromedp.EvalAsValue, awaited))
 	if status != 403 {
 		t.Errorf("a viewer's request: %d", status)
+	}
+}
+
+// What is cut is told.
+func TestListsSayWhereTheyEnd(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool))
+	eval[bool](x, `(() => {
+		const groups = Array.from({ length: 100 }, (_, i) => ({ name: "g" + i, schedules: 0, late: 0, waiting: 0, paused: 0, failing: 0, jobs: 0, stuck: 0, fates: [] }));
+		state.schedules = { groups, failure: "" };
+		draws.groups();
+		return true;
+	})()`)
+	if got := eval[string](x, `document.querySelector("#groups-note").textContent`); got != "No more than the first 100 groups by name are shown." {
+		t.Errorf("of 100 groups it says %q", got)
+	}
+	for more, want := range map[bool]string{true: "Page 20, and there are more.", false: "Page 20. No more than 1,000 are found."} {
+		var got string
+		x.run(chromedp.Evaluate(fmt.Sprintf(`(async () => {
+			get = async () => ({ rows: Array.from({ length: 50 }, (_, i) => ({ id: String(i), kind: "k", name: "", state: "due", due: new Date() })), more: %t });
+			jobList.pages = new Array(20).fill("");
+			document.querySelector("#schedules").hidden = false;
+			await look(jobList);
+			return document.querySelector("#job-list .note").textContent;
+		})()`, more), &got, chromedp.EvalAsValue, awaited))
+		if got != want {
+			t.Errorf("it says %q, want %q", got, want)
+		}
+	}
+}
+
+// An answer may be lost after a verb was carried out. The browser then sends it again by itself, some times: nothing is done twice, also by a second press, and the page says that nobody knows.
+func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
+	t.Parallel()
+	databaseURL, _ := database(t)
+	owner := newPool(t, pgtest.OwnerURL(databaseURL), nil)
+	client := openClient(t, owner, "runner")
+	join(t, client, "orders", 8)
+	s, err := schedule.New(t.Context(), client, owner, "billing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type none struct{}
+	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
+	if err := books.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"); err != nil { // as Run does
+		t.Fatal(err)
+	}
+	handler := must(pages(owner, newLogin("secret", "look")))
+	server, front := fronted(t, handler)
+	loses := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/ask") || strings.HasSuffix(r.URL.Path, "/apply") {
+			handler.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler)
+		}
+		handler.ServeHTTP(w, r)
+	})
+	front.Store(&loses)
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL)
+	for _, verb := range []struct{ label, verb, want string }{
+		{"Steer close", "trigger_schedule", "It is not known whether this was done: see the jobs and the history"},
+		{"Steer orders", "freeze", "It is not known whether this was done: see what operators want"},
+	} {
+		if verb.verb == "trigger_schedule" {
+			x.until(`!document.querySelector("#schedules").hidden`)
+			eval[bool](x, `document.querySelector("#schedule-list").scrollIntoView() === 0 || true`)
+		}
+		x.open(verb.label, verb.verb)
+		x.until(previewed)
+		x.run(chromedp.SendKeys("#steer-reason", "why\r", chromedp.ByQuery))
+		x.until(failure + fmt.Sprintf(`.startsWith(%q) && document.querySelector("#steer-go").disabled`, verb.want))
+		x.run(chromedp.SendKeys("#steer-reason", "\r", chromedp.ByQuery)) // again
+		eval[bool](x, `document.querySelector("#steer").close() || true`)
+	}
+	var jobs int
+	if err := owner.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.jobs_status WHERE name = 'close'").Scan(&jobs); err != nil || jobs != 1 {
+		t.Errorf("%d jobs, %v", jobs, err)
 	}
 }

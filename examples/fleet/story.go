@@ -38,7 +38,10 @@ var errNoTime = errors.New("no more time")
 // machinery, while what goes wrong with the partitions is in the events.
 func (f *fleet) story(ctx context.Context, deadline time.Time) error {
 	if err := f.steps(ctx, deadline); errors.Is(err, errNoTime) {
-		f.happened(event{name: "end", what: "the time was over", failure: "not everything came to its end in time: if the machine is busy, run it again when it has less to do"})
+		f.happened(event{
+			name: "end", what: "the time was over",
+			failure: "not everything came to its end in time: if the machine is busy, run it again when it has less to do",
+		})
 	} else if err != nil {
 		return err
 	}

@@ -141,7 +141,10 @@ func (s *story) freezeOne(ctx context.Context) error {
 	if err := w.Thaw(); err != nil {
 		return fmt.Errorf("thaw %s: %w", w.ID, err)
 	}
-	e = event{name: "thaw", what: fmt.Sprintf("%s went on after %.1f s (SIGCONT)", w.ID, time.Since(stopped).Seconds()), until: "until it had run what it owned again"}
+	e = event{
+		name: "thaw", what: fmt.Sprintf("%s went on after %.1f s (SIGCONT)", w.ID, time.Since(stopped).Seconds()),
+		until: "until it had run what it owned again",
+	}
 	if err := s.happens(ctx, &e, began, ranHere, w, 0); err != nil {
 		return err
 	}
