@@ -156,7 +156,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 			t.Errorf("%s tells %q, not %q", heading, got, want)
 		}
 	}
-	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions", "Who holds which lock", "Locks awaited for long"}
+	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions", "Locked tables", "Who holds which lock", "Locks awaited for long"}
 	for _, heading := range calm {
 		tells(heading)
 	}
@@ -235,6 +235,10 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
 	tells("Dead clients", "dead")
+	if _, err := idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	tells("Locked tables", value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
 	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, value[string](t, pool, "SELECT session_user::text")))
 
 	tellsOf := func(pid uint32) bool {
@@ -262,6 +266,9 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Forcing a client out", "1")
 	receive(t, "the third ends", three.Done())
 	wraps(t, "it ended with", three.Err(), pgleases.ErrSuperseded)
+	if text := three.Err().Error(); !strings.Contains(text, "an operator has evicted this one") {
+		t.Errorf("it says %q", text)
+	}
 	expire(t, pool, "worker-3") // others do not wait for its TTL
 	untilValue(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
 	for _, l := range []*pgleases.Lease{a, b} {

@@ -19,7 +19,7 @@ import (
 func TestPagesShowCompiledCode(t *testing.T) {
 	t.Parallel()
 	compiled := "\n"
-	for _, source := range []string{"example_test.go", "docs_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/example_test.go", "proof/migrations/migrations_test.go", "examples/otel/metrics.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
+	for _, source := range []string{"example_test.go", "docs_test.go", "lock/example_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go", "proof/migrations/migrations_test.go", "examples/otel/metrics.go", "examples/kubernetes/main.go", "examples/dashboard/main.go"} {
 		compiled += strings.Join(trimmedLines(readFile(t, source)), "\n") + "\n"
 	}
 	found := 0
@@ -60,6 +60,32 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 	}
 	if found < 3 {
 		t.Errorf("only %d blocks of SQL found", found)
+	}
+}
+
+// A page that names a test, or the beginning of its name, names one that there is.
+func TestTestsThatPagesNameAreThere(t *testing.T) {
+	t.Parallel()
+	tests := ""
+	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			tests += readFile(t, file)
+		}
+	}
+	named := 0
+	for _, page := range append(pages(t), "CONTRIBUTING.md") {
+		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(readFile(t, page), -1) {
+			if named++; name != "TestName" && !strings.Contains(tests, "\nfunc "+name) {
+				t.Errorf("%s: there is no test %s", page, name)
+			}
+		}
+	}
+	if named < 40 {
+		t.Errorf("only %d tests are named", named)
 	}
 }
 

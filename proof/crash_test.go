@@ -363,6 +363,9 @@ func (c *crash) alone() {
 func (c *crash) balanced() {
 	hasJoined(c.t, c.victim)
 	c.waitFor("both own half", c.bothOwn)
+	if c.config.Locks > 0 {
+		c.waitFor("the victim asks for locks", func() bool { return c.wire.Seen("lockacquire") > 0 }) // else its close finds none to give back
+	}
 }
 
 func (c *crash) waitFor(what string, holds func() bool) {

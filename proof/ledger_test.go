@@ -36,6 +36,9 @@ type scheduleLedger struct {
 	zombies  int // calls that began when another owned their key: their process had stood still
 }
 
+// underWay is in the place of a fate where a tick that may run beside others has none yet.
+const underWay schedule.Fate = "under way"
+
 // A scheduleOrder is what a job was put for.
 type scheduleOrder struct {
 	Name, Kind string
@@ -86,14 +89,22 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 		}
 	}
 	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, fate, coalesce(error, ''), attempts, epoch, started_at, ended_at
-		FROM pgleases.history ORDER BY id`) {
+		FROM pgleases.history WHERE kind <> 'schedule.request' ORDER BY id`) {
 		if e.Job != nil {
 			l.jobs[*e.Job] = append(l.jobs[*e.Job], e)
 		} else {
 			l.history[e.Name] = append(l.history[e.Name], e)
 		}
 	}
-	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs") // CollectRows returns its error
+	for name, s := range l.schedules { // those that may overlap end in any order
+		if s.AtOnce == 0 {
+			continue
+		}
+		l.history[name] = append(l.history[name], structs[scheduleEntry](t, pool, `SELECT j.name, NULL::bigint, j.tick_since, j.at, 1::bigint, $1, '', 0, NULL::bigint, NULL::timestamptz, j.at
+			FROM pgleases.jobs AS j JOIN pgleases.schedules AS s ON s.id = j.schedule WHERE s.name = $2`, underWay, name)...)
+		slices.SortStableFunc(l.history[name], func(a, b scheduleEntry) int { return a.Until.Compare(b.Until) })
+	}
+	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs WHERE kind <> 'schedule.request'") // CollectRows returns its error
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		t.Fatal(err)
@@ -110,9 +121,9 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 	return l
 }
 
-func structs[T any](t testing.TB, pool *pgxpool.Pool, query string) []T {
+func structs[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) []T {
 	t.Helper()
-	rows, _ := pool.Query(t.Context(), query) // CollectRows returns its error
+	rows, _ := pool.Query(t.Context(), query, args...) // CollectRows returns its error
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[T])
 	if err != nil {
 		t.Fatal(err)
@@ -127,6 +138,7 @@ func (l *scheduleLedger) report(t testing.TB) {
 	l.checkEffects()
 	l.checkJobs()
 	l.checkCalls()
+	atOnce := l.checkTogether()
 	slices.Sort(l.problems)
 	for _, problem := range l.problems {
 		t.Error(problem)
@@ -149,8 +161,8 @@ func (l *scheduleLedger) report(t testing.TB) {
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		again += len(of) - 1
 	}
-	t.Logf("%d schedules, %d effects, fates of ticks: %v, dead of: %v; %d orders, fates of jobs: %v; %d calls outside, %d of them again, %d late",
-		len(l.schedules), len(l.effects), fates, dead, len(l.names), ofJobs, len(l.calls), again, l.zombies)
+	t.Logf("%d schedules, %d effects, fates of ticks: %v, dead of: %v; %d orders, fates of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
+		len(l.schedules), len(l.effects), fates, dead, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
 }
 
 func (l *scheduleLedger) wrong(format string, args ...any) {
@@ -240,6 +252,71 @@ func (l *scheduleLedger) checkEffects() {
 			l.wrong("effects: there is none of %s at %v, which is done", k.name, time.UnixMicro(k.at).UTC())
 		}
 	}
+}
+
+// A scheduleSpan is when something ran, on one clock.
+type scheduleSpan struct{ from, to int64 }
+
+// most is how many there were at once.
+func most(spans []scheduleSpan) (n int) {
+	type turn struct {
+		at   int64
+		more int
+	}
+	var turns []turn
+	for _, s := range spans {
+		if s.from < s.to {
+			turns = append(turns, turn{s.from, 1}, turn{s.to, -1})
+		}
+	}
+	slices.SortFunc(turns, func(a, b turn) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.more, b.more)) })
+	now := 0
+	for _, turn := range turns {
+		now += turn.more
+		n = max(n, now)
+	}
+	return n
+}
+
+// checkTogether checks that no more runs of a kind with a limit were under way at once than that, and no more ticks of a schedule than it allows: up to when they were committed,
+// or where they are calls, as long as their process could trust itself. It returns how many there were, where there were two.
+func (l *scheduleLedger) checkTogether() map[string]int {
+	kinds, names := make(map[string][]scheduleSpan), make(map[string][]scheduleSpan)
+	add := func(kind, name string, job int64, s scheduleSpan) {
+		kinds[kind] = append(kinds[kind], s)
+		if job == 0 {
+			names[name] = append(names[name], s)
+		}
+	}
+	if !l.stepped {
+		for _, e := range l.effects {
+			add(l.schedules[e.Name].Kind, e.Name, e.Job, scheduleSpan{e.Began.UnixMicro(), e.Committed.UnixMicro()})
+		}
+	}
+	if !l.promoted { // a standby that was knows nothing of slots that it has missed
+		for _, c := range l.calls {
+			add(c.Kind, c.Name, c.Job, scheduleSpan{int64(c.Began), int64(c.Trusted - together)})
+		}
+	}
+	atOnce := make(map[string]int)
+	check := func(what string, spans []scheduleSpan, limit int) {
+		n := most(spans)
+		if n > 1 {
+			atOnce[what] = n
+		}
+		if n > limit {
+			l.wrong("together: %d runs of %s at once, not %d at most", n, what, limit)
+		}
+	}
+	for kind, limit := range faults.Limits {
+		check(kind, kinds[kind], limit)
+	}
+	for name, s := range l.schedules {
+		if s.AtOnce > 0 {
+			check(name, names[name], s.AtOnce)
+		}
+	}
+	return atOnce
 }
 
 // checkJobs compares what became of jobs with what they were put for, and with what they wrote.
@@ -372,6 +449,11 @@ func (l *scheduleLedger) checkCalls() {
 // died is in the error of what is dead for its crashes.
 const died = "processes died"
 
+// runs reports whether a tick that may run beside others has no fate yet.
+func (l *scheduleLedger) runs(tick scheduleTick) bool {
+	return slices.ContainsFunc(l.history[tick.name], func(e scheduleEntry) bool { return e.Fate == underWay && e.Until.UnixMicro() == tick.at })
+}
+
 // checkCalled compares calls with the fates of what they were for.
 func (l *scheduleLedger) checkCalled() {
 	type thing struct {
@@ -399,7 +481,7 @@ func (l *scheduleLedger) checkCalled() {
 		}
 	}
 	for k, of := range calls {
-		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
+		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && !l.runs(k.scheduleTick) && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
 			l.wrong("calls: called, and it has no fate: %+v", of)
 		}
 	}

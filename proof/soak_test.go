@@ -113,6 +113,8 @@ func report(log string) (string, error) {
 		all.Reads += e.Reads
 		all.Overlaps += e.Overlaps
 		all.Writes += e.Writes
+		all.Locks += e.Locks
+		all.LockWrites += e.LockWrites
 		for _, v := range e.Violations { // without the folder of the logs
 			all.Violations = append(all.Violations, fmt.Sprintf("seed %d: %s", e.Seed, logged.ReplaceAllString(strings.TrimSpace(v), "$1")))
 		}
@@ -129,7 +131,7 @@ func report(log string) (string, error) {
 	all.Violations = slices.Compact(all.Violations) // Run and Settled tell the same
 	var b strings.Builder
 	fmt.Fprintf(&b, soakHead, all.Seconds/60, len(seeds), slices.Min(seeds), slices.Max(seeds), pooled, alone, runtime.NumCPU(),
-		sum(all.Faults), all.Clients, all.Intervals, all.Reads, all.Overlaps, all.Writes, len(all.Violations))
+		sum(all.Faults), all.Clients, all.Intervals, all.Reads, all.Overlaps, all.Writes, all.Locks, all.LockWrites, len(all.Violations))
 	for _, v := range all.Violations {
 		fmt.Fprintf(&b, "- %s\n", v)
 	}
@@ -158,11 +160,11 @@ Written by the test that it reports on:
     cd proof && go test -run TestSoak -timeout 3h -soak 1h -soak-log soak.jsonl -soak-report ../docs/soak.md .
 
 It goes on where it left off with -soak-seed. Each episode has a PostgreSQL of its own and four to fifteen worker processes, each
-behind a proxy, sharing 16 partitions with a TTL of one second. Faults befall them, drawn from the seed: in two episodes of three
+behind a proxy, sharing 16 partitions with a TTL of one second, and taking 6 named locks, alone and shared. Faults befall them, drawn from the seed: in two episodes of three
 about three per second, several at a time, in the third one after the other. Every process reads Values all the time and writes down, on the machine's monotonic clock, when it first
 and last saw each partition; others write under Guard, or as zombies, with epochs that are over. In the end all is compared: the
-intervals of different processes, the epochs, the order of the writes (for linearizability), and how long each partition had no
-owner.
+intervals of different processes, the epochs and tokens, the order of the writes (for linearizability), and how long each partition had no
+owner. Processes that run schedules, and fleets that are steered, are attacked by tests of their own: see [proof.md](proof.md).
 
 | | |
 |---|---|
@@ -177,6 +179,8 @@ owner.
 | reads of Values | %d |
 | overlaps | **%d** |
 | writes under Guard, linearizable | %d |
+| intervals in which a lock was held | %d |
+| writes under locks, linearizable | %d |
 | violations of any promise | **%d** |
 
 `

@@ -84,6 +84,7 @@ type crowd struct {
 	mostMoves    int
 	arrival      usage // until balanced
 	steady       usage
+	bare         usage         // of bare updates in the place of heartbeats
 	deaths       usage         // until the survivors share
 	covered      time.Duration // from the last expiry of a victim until all is owned
 	balancedLast time.Duration // and shared evenly again
@@ -204,6 +205,28 @@ func (c *crowd) live(ctx context.Context) error {
 		return err
 	}
 	c.deaths, err = deaths(ctx)
+	if err != nil {
+		return err
+	}
+	return c.updateBare(ctx)
+}
+
+// updateBare has as many connections do nothing but update a row each, at the pace of heartbeats.
+func (c *crowd) updateBare(ctx context.Context) error {
+	c.news.kill(c.alive[0])
+	c.alive = nil
+	if err := makeBare(ctx, c.pool, c.size.clients); err != nil {
+		return err
+	}
+	w, err := c.news.start(job{URL: c.url, Prefix: "bare", Clients: c.size.clients, TTL: c.ttl, Bare: true})
+	if err != nil {
+		return err
+	}
+	c.alive = []*worker{w}
+	if _, err := c.news.until(ctx, "all update", func(t tiding) bool { return t.Joined == c.size.clients }); err != nil {
+		return err
+	}
+	c.bare, err = c.during(ctx, c.size.steady)
 	return err
 }
 
@@ -214,16 +237,8 @@ func (c *crowd) rest(ctx context.Context, leases ...string) error {
 			return err
 		}
 	}
-	steady, err := c.meter(ctx)
-	if err != nil {
-		return err
-	}
-	select {
-	case <-time.After(c.size.steady):
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	c.steady, err = steady(ctx)
+	var err error
+	c.steady, err = c.during(ctx, c.size.steady)
 	return err
 }
 
@@ -291,6 +306,20 @@ func (g *gauge) meter(ctx context.Context) (func(context.Context) (usage, error)
 	}, err
 }
 
+// during measures what is used in so long.
+func (g *gauge) during(ctx context.Context, d time.Duration) (usage, error) {
+	until, err := g.meter(ctx)
+	if err != nil {
+		return usage{}, err
+	}
+	select {
+	case <-time.After(d):
+		return until(ctx)
+	case <-ctx.Done():
+		return usage{}, context.Cause(ctx)
+	}
+}
+
 // used is what was used until now; 0 for what is not known.
 func (g *gauge) used(ctx context.Context) (u usage, err error) {
 	u.server, _ = serverTime(g.postmaster)
@@ -330,7 +359,10 @@ func (c *crowd) tell(out *part, goals bool) {
 		figure: fmt.Sprintf("%s (%s after the last join)", duration(c.joined+c.balanced), duration(c.balanced)),
 		floors: []floor{
 			{"processor time of the server until then", duration(c.arrival.server), percent(share(c.arrival.server, c.arrival.span)) + " of a core"},
-			{"statements until then", grouped(calls(c.arrival.statements)), significant(float64(calls(c.arrival.statements))/float64(c.size.clients)) + " a client"},
+			{
+				"statements until then", grouped(calls(c.arrival.statements)),
+				significant(float64(calls(c.arrival.statements))/float64(c.size.clients)) + " a client",
+			},
 		},
 		goal: "<= 5 s", met: judge(c.joined+c.balanced <= 5*time.Second),
 	})
@@ -365,17 +397,26 @@ func (c *crowd) tellCalm(add func(reached bool, r row)) {
 	add(calm, row{
 		what:   "processor time of the server meanwhile",
 		figure: fmt.Sprintf("%s, %s for each client and heartbeat", duration(c.steady.server), duration(c.steady.server/time.Duration(beats))),
-		floors: []floor{
+		floors: append([]floor{
 			{"one core", duration(c.steady.span), percent(share(c.steady.server, c.steady.span))},
 			{"PgBouncer", duration(c.steady.bouncer), percent(share(c.steady.bouncer, c.steady.span)) + " of a core"},
-		},
+		}, c.bareFloor(duration(c.bare.server/time.Duration(beats)), share(c.steady.server, c.bare.server))...),
 		goal: "<= 200 µs", met: judge(c.steady.server/time.Duration(beats) <= 200*time.Microsecond),
 	})
 	add(calm, row{
 		what:   "WAL meanwhile",
 		figure: fmt.Sprintf("%s bytes for each client and heartbeat, full-page images included", significant(c.steady.logged/float64(beats))),
-		floors: []floor{{"kB a second", significant(c.steady.logged / 1000 / c.steady.span.Seconds()), ""}},
+		floors: append([]floor{{"kB a second", significant(c.steady.logged / 1000 / c.steady.span.Seconds()), ""}},
+			c.bareFloor(significant(c.bare.logged/float64(beats))+" bytes", c.steady.logged/c.bare.logged)...),
 	})
+}
+
+// bareFloor is the floor of what calm costs, where it was measured.
+func (c *crowd) bareFloor(figure string, ratio float64) []floor {
+	if c.bare.span == 0 {
+		return nil
+	}
+	return []floor{{"bare `UPDATE`s at the same pace, one row for each client", figure, times(ratio)}}
 }
 
 // list notes the statements of each phase.

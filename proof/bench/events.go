@@ -170,7 +170,10 @@ func (s *eventsSide) send(statement string, args ...any) func() error {
 // register begins a session.
 func (s *eventsSide) register() error {
 	s.session++
-	return s.send(`INSERT INTO pgleases.clients VALUES ($1, 'client-' || $1::bigint, 1, now() + interval '1 hour', interval '1 hour', 'host', 1, now())`, s.session)()
+	return s.send(
+		`INSERT INTO pgleases.clients VALUES ($1, 'client-' || $1::bigint, 1, now() + interval '1 hour', interval '1 hour', 'host', 1, now())`,
+		s.session,
+	)()
 }
 
 // joins is a join of a new session.

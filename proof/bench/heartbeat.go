@@ -111,6 +111,7 @@ func measureRate(ctx context.Context, l *lab, server *pgserver.Server, out *part
 	loads := []load{
 		{"heartbeat", h.beat},
 		{"bare `UPDATE`, asynchronous, as one message that a pooler cannot break", bare.simple},
+		{"the same in a function that returns one value", bare.function},
 		{"the same, prepared", bare.asynchronous},
 	}
 	if server == l.durable {
@@ -180,11 +181,24 @@ type bareUpdates struct {
 	off, on []*pgx.Conn // by synchronous_commit
 }
 
-func newBareUpdates(ctx context.Context, pool *pgxpool.Pool, url string) (*bareUpdates, error) {
-	_, err := pool.Exec(ctx, `CREATE TABLE bare (id int PRIMARY KEY, at timestamptz NOT NULL) WITH (fillfactor = 50)`)
+// makeBare makes a table of so many rows, which bare updates change, and a function that changes one.
+func makeBare(ctx context.Context, pool *pgxpool.Pool, rows int) error {
+	_, err := pool.Exec(ctx, `CREATE TABLE bare (id int PRIMARY KEY, at timestamptz NOT NULL) WITH (fillfactor = 50);
+CREATE FUNCTION bare_update(id int) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    told text := set_config('synchronous_commit', 'off', true);
+BEGIN
+    UPDATE bare AS b SET at = clock_timestamp() WHERE b.id = $1 RETURNING b.at INTO told;
+    RETURN told;
+END $$`)
 	if err == nil {
-		_, err = pool.Exec(ctx, `INSERT INTO bare SELECT n, clock_timestamp() FROM generate_series(0, $1::int - 1) AS n`, beatConnections)
+		_, err = pool.Exec(ctx, `INSERT INTO bare SELECT n, clock_timestamp() FROM generate_series(0, $1::int - 1) AS n`, rows)
 	}
+	return err
+}
+
+func newBareUpdates(ctx context.Context, pool *pgxpool.Pool, url string) (*bareUpdates, error) {
+	err := makeBare(ctx, pool, beatConnections)
 	b := &bareUpdates{}
 	for range beatConnections {
 		for _, to := range []struct {
@@ -228,9 +242,19 @@ func (b *bareUpdates) synchronous(ctx context.Context, connection, _ int) error 
 
 // simple is asynchronous by what its own statement says, on a connection where nothing is prepared or set.
 func (b *bareUpdates) simple(ctx context.Context, connection, _ int) error {
-	_, err := b.on[connection].Exec(ctx, `WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS ok)
-UPDATE bare SET at = clock_timestamp() FROM settings WHERE settings.ok = 'off' AND id = $1`, pgx.QueryExecModeSimpleProtocol, connection)
+	return updateBare(ctx, b.on[connection], connection)
+}
+
+func updateBare(ctx context.Context, conn *pgx.Conn, id int) error {
+	_, err := conn.Exec(ctx, `WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) AS ok)
+UPDATE bare SET at = clock_timestamp() FROM settings WHERE settings.ok = 'off' AND id = $1`, pgx.QueryExecModeSimpleProtocol, id)
 	return err
+}
+
+// function is the least that a heartbeat does which tells something: its plan is kept, and it returns a value.
+func (b *bareUpdates) function(ctx context.Context, connection, _ int) error {
+	var told string
+	return b.on[connection].QueryRow(ctx, "SELECT bare_update($1)", pgx.QueryExecModeSimpleProtocol, connection).Scan(&told)
 }
 
 func (b *bareUpdates) nothing(ctx context.Context, connection, _ int) error {

@@ -324,7 +324,94 @@ func measureJobs(ctx context.Context, l *lab, out *part) (err error) {
 	})
 	out.note("Jobs are worked by one process, %d at once, and as many by one client of River (FetchCooldown %v, instead of the default, which would have it wait) and by the bare transactions, which nobody "+
 		"finds, retries or fails: two round trips each. Each %s, medians of %d rounds, in turns in one database; handlers write nothing.", jobWorkers, riverCooldown, grouped(n), len(paces[0]))
-	return s.besideSnapshot(ctx, l, out, ours, median(paces[0]))
+	if err := s.besideSnapshot(ctx, l, out, ours, median(paces[0])); err != nil {
+		return err
+	}
+	return measurePuts(ctx, l, out)
+}
+
+// measurePuts has jobs put one by one, each in a durable transaction, by a process that runs none: so of those that are due now the
+// processes that run them are told. Beside those of which nobody is told, as they are due tomorrow.
+func measurePuts(ctx context.Context, l *lab, out *part) error {
+	s, err := newScheduling(ctx, l, l.durable, 0)
+	if err != nil {
+		return err
+	}
+	defer s.end()
+	pool, err := sized(ctx, s.url, jobWorkers)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if _, err := pool.Exec(ctx, "CREATE TABLE public.bare_jobs (LIKE pgleases.jobs INCLUDING ALL)"); err != nil {
+		return err
+	}
+	enqueuer, err := schedule.NewEnqueuer(pool, scheduleGroup)
+	if err != nil {
+		return err
+	}
+	kind := schedule.JobsOf[struct{}](enqueuer, "nothing")
+	put := func(opts ...schedule.JobOption) func() error {
+		return func() error {
+			_, err := kind.Enqueue(ctx, struct{}{}, opts...)
+			return err
+		}
+	}
+	bare := func(statement string) func() error {
+		return func() error {
+			_, err := pool.Exec(ctx, statement)
+			return err
+		}
+	}
+	const insert = `INSERT INTO public.bare_jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+VALUES ('bench', gen_random_uuid(), 1, 'nothing', '', 'job', '{}', 1, now(), now())`
+	const notifying = "WITH made AS (" + insert + " RETURNING id) SELECT pg_notify('bare_jobs', '') FROM made"
+	n := l.pick(100, 10_000)
+	ways := []func() error{put(), put(schedule.In(24 * time.Hour)), bare(insert), bare(notifying)}
+	paces := make([][]float64, len(ways))
+	for range l.pick(1, 3) {
+		for i, way := range ways {
+			pace, err := atOnce(n, jobWorkers, way)
+			if err != nil {
+				return err
+			}
+			paces[i] = append(paces[i], pace)
+		}
+	}
+	beside := func(what string, other int) floor {
+		return floor{what, significant(median(paces[other])) + "/s", times(median(ratios(paces[0], paces[other])))}
+	}
+	out.add(row{
+		what: fmt.Sprintf(
+			"jobs put one by one by %d at once, each in a durable transaction, while processes are told of them five times a second",
+			jobWorkers,
+		),
+		figure: significant(median(paces[0])) + "/s",
+		floors: []floor{
+			beside("for tomorrow, so that nobody is told", 1), beside("one bare `INSERT`", 2),
+			beside("one bare `INSERT`, each with a `NOTIFY`", 3),
+		},
+	})
+	return nil
+}
+
+// atOnce has something done so often, by so many at once, and returns how often in a second.
+func atOnce(n, workers int, do func() error) (pace float64, err error) {
+	turns := make(chan struct{}, n)
+	for range n {
+		turns <- struct{}{}
+	}
+	close(turns)
+	began := time.Now()
+	err = together(workers, func(int) error {
+		for range turns {
+			if err := do(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return float64(n) / time.Since(began).Seconds(), err
 }
 
 // besideSnapshot has jobs worked while a transaction holds an old snapshot, behind which ended jobs lie dead.
@@ -351,9 +438,10 @@ SELECT 'bench', 'dead', n % 128, 'nothing', '', 'job', '{}', 1, t, t FROM genera
 		_, err := tx.Exec(ctx, "DELETE FROM pgleases.jobs WHERE key = 'dead'")
 		return err
 	})
-	if err == nil && l.counts {
-		_, err = s.pool.Exec(ctx, "SELECT pg_stat_statements_reset()")
+	if err != nil {
+		return err
 	}
+	without, err := s.looks(ctx, l)
 	if err != nil {
 		return err
 	}
@@ -366,21 +454,74 @@ SELECT 'bench', 'dead', n % 128, 'nothing', '', 'job', '{}', 1, t, t FROM genera
 		}
 		paces = append(paces, pace)
 	}
-	type looks struct{ Mean, Most float64 } // milliseconds
-	var took looks
-	figure := significant(median(paces)) + "/s"
-	if l.counts {
-		took, err = ask[looks](ctx, s.pool, "SELECT mean_exec_time, max_exec_time FROM pg_stat_statements WHERE query LIKE '%.schedule_look(%' AND query NOT LIKE '%pg_stat_statements%' ORDER BY calls DESC LIMIT 1")
-		if err != nil {
-			return err
-		}
-		figure += fmt.Sprintf("; a look takes the server %s ms, at most %s ms", significant(took.Mean), significant(took.Most))
+	with, err := s.looks(ctx, l)
+	if err != nil {
+		return err
 	}
 	out.add(row{
 		what:   fmt.Sprintf("the same for %v beside an old snapshot, behind which %s ended jobs of the last hour lie dead at first", span, grouped(dead)),
-		figure: figure,
-		floors: []floor{{"without it", significant(before) + "/s", percent(median(paces) / before)}},
-		goal:   ">= half, a look <= 10 ms", met: judge(2*median(paces) >= before && took.Mean <= 10),
+		figure: significant(median(paces)) + "/s" + with.String(),
+		floors: []floor{{"without it", significant(before) + "/s" + without.String(), percent(median(paces) / before)}},
+		goal:   ">= half, a look <= 10 ms", met: judge(2*median(paces) >= before && with.Mean <= 10),
+	})
+	half, err := s.paced(ctx, ours, before/2, span)
+	if err != nil {
+		return err
+	}
+	if with, err = s.looks(ctx, l); err != nil {
+		return err
+	}
+	out.add(row{
+		what:   "beside it, jobs that come at half the pace without it, ten times a second",
+		figure: significant(half) + "/s" + with.String(),
+		floors: []floor{{"without it, as fast as they can be worked", significant(before) + "/s" + without.String(), percent(half / before)}},
+		goal:   "a look <= 10 ms", met: judge(with.Mean <= 10),
 	})
 	return nil
+}
+
+// paced has so many jobs a second put, for so long, and returns how many a second were worked.
+func (s *scheduling) paced(ctx context.Context, ours *ourJobs, pace float64, span time.Duration) (worked float64, err error) {
+	before, began, put := ours.done(), time.Now(), 0
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for time.Since(began) < span {
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return 0, context.Cause(ctx)
+		}
+		n := int(pace*time.Since(began).Seconds()) - put
+		if err := ours.put(ctx, n); err != nil {
+			return 0, err
+		}
+		put += n
+	}
+	err = untilTrue(ctx, s.pool, "no job is left", "SELECT "+ours.idle())
+	return float64(ours.done()-before) / time.Since(began).Seconds(), err
+}
+
+// A looking is how long looks took the server, in milliseconds, while all else that it works at wants its processors too; zero: not known.
+type looking struct{ Mean, Most float64 }
+
+func (l looking) String() string {
+	if l.Most == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; a look takes the server %s ms, at most %s ms", significant(l.Mean), significant(l.Most))
+}
+
+// looks tells of the looks since it was last asked.
+func (s *scheduling) looks(ctx context.Context, l *lab) (took looking, err error) {
+	if !l.counts {
+		return took, nil
+	}
+	took, err = ask[looking](
+		ctx, s.pool,
+		"SELECT mean_exec_time, max_exec_time FROM pg_stat_statements WHERE query LIKE '%.schedule_look(%' AND query NOT LIKE '%pg_stat_statements%' ORDER BY calls DESC LIMIT 1",
+	)
+	if err == nil {
+		_, err = s.pool.Exec(ctx, "SELECT pg_stat_statements_reset()")
+	}
+	return took, err
 }

@@ -28,10 +28,11 @@ type latencies struct {
 	// others take; together by those who wait for a killed client's session to expire.
 	stage sync.RWMutex
 
-	mu                            sync.Mutex // guards the rest
-	opened, joined, closed, taken []sample
-	trips                         []time.Duration // of SELECT 1
-	commits                       []time.Duration // of one row, directly; a join takes one of each owner, one after the other
+	mu                                   sync.Mutex // guards the rest
+	opened, joined, closed, fresh, taken []sample
+	trips                                []time.Duration // of SELECT 1
+	commits                              []time.Duration // of one row, directly
+	queued                               []time.Duration // of one from each member, of the same row; a join takes one of each owner
 }
 
 func (s *latencies) add(l *lab, to *[]sample, from, until, begin time.Time) {
@@ -63,7 +64,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, more time.Duration
 	}
 	all.tell(out, more)
 	out.note("%d clients share %d partitions, TTL %v, heartbeat %v, nothing in work; %d such groups side by side, of which the others rest while a join and a Close are timed. "+
-		"A join is timed when no other was planned within a second before: joins that come in quick succession are planned together, 100 ms after the last of them, or a second after the plan before.",
+		"A join is timed when no other was planned within a second before, and a Close a second after the join, or at once: joins that come in quick succession are planned together, 100 ms after the last of them, or a second after the plan before.",
 		all.members, latencyPartitions, latencyTTL, duration(latencyTTL/3), crews)
 	return nil
 }
@@ -77,7 +78,17 @@ func (s *latencies) take(ctx context.Context, l *lab, rounds int, reach func(url
 	defer c.disband()
 	news := newNewsroom(patience)
 	for round := range rounds {
-		if err := s.comeAndGo(ctx, l, c, fmt.Sprintf("newcomer-%d", round)); err != nil {
+		if err := s.come(ctx, l, c, fmt.Sprintf("newcomer-%d", round)); err != nil {
+			return err
+		}
+		of := &s.fresh
+		if round%2 == 0 { // by then the server has made its plans for the connection
+			of = &s.closed
+			if err := untilPlannedLongAgo(ctx, c.pool, crewLease); err != nil {
+				return err
+			}
+		}
+		if err := s.goAgain(ctx, l, c, of); err != nil {
 			return err
 		}
 		if err := s.die(ctx, l, c, news, fmt.Sprintf("victim-%d", round)); err != nil {
@@ -91,8 +102,12 @@ func (s *latencies) take(ctx context.Context, l *lab, rounds int, reach func(url
 		if err != nil {
 			return err
 		}
+		queued, err := queuedCommits(ctx, c.direct, s.members)
+		if err != nil {
+			return err
+		}
 		s.mu.Lock()
-		s.trips, s.commits = append(s.trips, trips...), append(s.commits, commits...)
+		s.trips, s.commits, s.queued = append(s.trips, trips...), append(s.commits, commits...), append(s.queued, queued)
 		s.mu.Unlock()
 	}
 	return nil
@@ -108,7 +123,7 @@ func newLatencyCrew(ctx context.Context, l *lab, members int, reach func(url str
 		c.url, err = reach(url)
 	}
 	if err == nil {
-		_, err = c.pool.Exec(ctx, "CREATE TABLE public.commits (n int)")
+		_, err = c.pool.Exec(ctx, "CREATE TABLE public.commits (n int); CREATE TABLE public.queue AS SELECT 0 AS n")
 	}
 	if err == nil {
 		err = c.enlist(ctx, members)
@@ -120,8 +135,8 @@ func newLatencyCrew(ctx context.Context, l *lab, members int, reach func(url str
 	return c, nil
 }
 
-// comeAndGo times a client that joins, and closes again.
-func (s *latencies) comeAndGo(ctx context.Context, l *lab, c *crew, id string) error {
+// come times a client that joins.
+func (s *latencies) come(ctx context.Context, l *lab, c *crew, id string) error {
 	if err := untilPlannedLongAgo(ctx, c.pool, crewLease); err != nil {
 		return err
 	}
@@ -145,21 +160,24 @@ func (s *latencies) comeAndGo(ctx context.Context, l *lab, c *crew, id string) e
 	}
 	s.add(l, &s.opened, began, at, began)
 	s.add(l, &s.joined, opened, at, opened)
-	if err := atRest(ctx, c.pool, crewLease); err != nil {
-		return err
-	}
+	return atRest(ctx, c.pool, crewLease)
+}
 
-	began = time.Now()
+// goAgain times the Close of the last that came.
+func (s *latencies) goAgain(ctx context.Context, l *lab, c *crew, to *[]sample) error {
+	s.stage.Lock()
+	defer s.stage.Unlock()
+	began := time.Now()
 	left := make(chan struct{})
 	go func() { c.dismiss(len(c.members) - 1); close(left) }()
-	at, err = c.census.until(ctx, "the others own all", func(owned []int) bool {
+	at, err := c.census.until(ctx, "the others own all", func(owned []int) bool {
 		return len(owned) == s.members && total(owned) == c.partitions
 	})
 	<-left
 	if err != nil {
 		return err
 	}
-	s.add(l, &s.closed, began, at, began)
+	s.add(l, to, began, at, began)
 	return c.settle(ctx)
 }
 
@@ -210,12 +228,33 @@ func roundTrips(ctx context.Context, url string, n int, statement string) ([]tim
 	return took, nil
 }
 
+// queuedCommits times a commit on each of so many connections, all begun at once, that update one row: each waits for the one before.
+func queuedCommits(ctx context.Context, url string, n int) (took time.Duration, err error) {
+	conns := make([]*pgx.Conn, n)
+	for i := range conns {
+		if conns[i], err = pgx.Connect(ctx, url); err != nil {
+			return 0, err
+		}
+		defer conns[i].Close(context.Background())
+		if _, err = conns[i].Exec(ctx, "SELECT FROM public.queue", pgx.QueryExecModeSimpleProtocol); err != nil { // the catalogues are read
+			return 0, err
+		}
+	}
+	began := time.Now()
+	err = together(n, func(i int) error {
+		_, err := conns[i].Exec(ctx, "UPDATE public.queue SET n = n + 1", pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
+	return time.Since(began), err
+}
+
 func (s *latencies) tell(out *part, more time.Duration) {
-	trip, commit := median(s.trips), median(s.commits)
+	trip, commit, queue := median(s.trips), median(s.commits), median(s.queued)
 	byTrips := func(middle time.Duration) []floor {
 		return []floor{
 			{"`SELECT 1`", duration(trip), times(share(middle, trip))},
 			{"a bare commit", duration(commit), times(share(middle, commit))},
+			{fmt.Sprintf("%d bare commits of one row, begun at once", s.members), duration(queue), times(share(middle, queue))},
 		}
 	}
 	byTTL := func(middle time.Duration) []floor {
@@ -236,8 +275,12 @@ func (s *latencies) tell(out *part, more time.Duration) {
 		{"`Client.Lease` to even shares", s.joined, byTrips, "median <= 30 ms", 0.5, 30 * time.Millisecond},
 		{"`Open`, then `Client.Lease`, to even shares", s.opened, byTrips, "", 0, 0},
 		{"`Close` to all owned again", s.closed, byTrips, "median <= 10 ms", 0.5, 10 * time.Millisecond},
+		{"the same, of a client that joined a moment ago", s.fresh, byTrips, "median <= 10 ms", 0.5, 10 * time.Millisecond},
 		{"kill -9: from the session's expiry to all owned again", s.taken, byTTL, "p95 <= 200 ms", 0.95, 200 * time.Millisecond},
 	} {
+		if len(r.samples) == 0 { // in a hurry there is one round
+			continue
+		}
 		took := tookOf(r.samples, func(sample) bool { return true })
 		told := row{what: r.what, figure: spreadOf(r.samples), floors: r.floors(median(took))}
 		if r.goal != "" {

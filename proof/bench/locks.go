@@ -473,10 +473,16 @@ func measureUsedOnce(ctx context.Context, l *lab, out *part, names int) error {
 		return err
 	}
 	k.pool.Reset() // then they tell the rest of their statistics
-	if err := untilTrue(ctx, k.pool, "statistics of all releases", "SELECT n_tup_del >= $1 FROM pg_stat_user_tables WHERE relid = 'pgleases.locks'::regclass", names); err != nil {
+	if err := untilTrue(
+		ctx, k.pool, "statistics of all releases",
+		"SELECT n_tup_del >= $1 FROM pg_stat_user_tables WHERE relid = 'pgleases.locks'::regclass", names,
+	); err != nil {
 		return err
 	}
-	state, err := one[string](ctx, k.pool, "SELECT format('%s dead rows, %s autovacuums', n_dead_tup, autovacuum_count) FROM pg_stat_user_tables WHERE relid = 'pgleases.locks'::regclass")
+	state, err := one[string](
+		ctx, k.pool,
+		"SELECT format('%s dead rows, %s autovacuums', n_dead_tup, autovacuum_count) FROM pg_stat_user_tables WHERE relid = 'pgleases.locks'::regclass",
+	)
 	if err != nil {
 		return err
 	}

@@ -7,9 +7,9 @@
 // also writes a page with the table, the machine and the versions, and plots beside it. A figure says what was measured, also
 // where it missed its goal; the exit status tells only whether it could be measured.
 //
-// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, events.go, plan.go, large.go,
-// latency.go, crowd.go, locks.go, viewers.go, schedules.go and jobs.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names them: they
-// take minutes.
+// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, events.go, plan.go, large.go, latency.go, crowd.go,
+// locks.go, viewers.go, jobs.go, schedules.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names
+// them: they take minutes.
 package main
 
 import (
@@ -48,6 +48,7 @@ var parts = []struct {
 	{"crowd", "A crowd of clients", measureCrowd, false},
 	{"locks", "Named locks", measureLocks, false},
 	{"viewers", "Looking at the dashboard", measureViewers, false},
+	{"jobs", "Jobs", measureJobs, false},
 	{"schedules", "Schedules", measureSchedules, false},
 	{"multitude", "Ten thousand clients", measureMultitude, true},
 	{"names", "A million names of locks", measureNames, true},

@@ -60,7 +60,10 @@ func measureMultitude(ctx context.Context, l *lab, out *part) error {
 	add(true, row{
 		what:   "all have joined",
 		figure: fmt.Sprintf("%s, %d attempts repeated; even shares %s later", duration(c.joined), c.repeated, duration(c.balanced)),
-		floors: []floor{{"processor time of the server until then", duration(c.arrival.server), percent(share(c.arrival.server, c.arrival.span)) + " of a core"}},
+		floors: []floor{{
+			"processor time of the server until then", duration(c.arrival.server),
+			percent(share(c.arrival.server, c.arrival.span)) + " of a core",
+		}},
 	})
 	c.tellCalm(add)
 	add(true, row{

@@ -53,7 +53,11 @@ func plot(lines [][]panel) string {
 	}
 	var b strings.Builder
 	width, height := columns*panelWidth, len(lines)*panelHeight
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="10">`+"\n", width, height, width, height)
+	fmt.Fprintf(
+		&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="10">`+"\n",
+		width, height, width, height,
+	)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/>`+"\n", width, height)
 	for row, line := range lines {
 		for column, p := range line {
@@ -94,7 +98,10 @@ func (p panel) draw(b *strings.Builder) {
 	for i, x := range p.x {
 		path = append(path, fmt.Sprintf("%.1f,%.1f", atX(x), atY(p.y[i])))
 		fmt.Fprintf(b, `<text x="%.1f" y="%d" text-anchor="middle">%s</text>`, atX(x), panelHeight-foot+16, significant(x))
-		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3" fill="#1f6f8b"><title>%s: %s</title></circle>`+"\n", atX(x), atY(p.y[i]), significant(x), significant(p.y[i]))
+		fmt.Fprintf(
+			b, `<circle cx="%.1f" cy="%.1f" r="3" fill="#1f6f8b"><title>%s: %s</title></circle>`+"\n", atX(x), atY(p.y[i]), significant(x),
+			significant(p.y[i]),
+		)
 	}
 	fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="#1f6f8b" stroke-width="1.5"/>`+"\n", strings.Join(path, " "))
 	fmt.Fprintf(b, `<text x="%d" y="%d" text-anchor="middle" fill="#555">%s</text>`+"\n", (left+panelWidth-right)/2, panelHeight-10, html.EscapeString(p.axis))

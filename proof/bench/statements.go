@@ -17,7 +17,9 @@ var marks = []struct{ name, text string }{
 	{"heartbeat", `.heartbeat(`}, {"register", `identity AS (`}, {"join", `created_generation`}, {"read", `.read(`},
 	{"claim", `AS locked`}, {"plan", `.plan(`}, {"apply", `.apply(`}, {"release", `.release(`}, {"announce", `.announce(`}, {"evict", `.evict(`},
 	{"acquire", `.lock_acquire(`}, {"release a lock", `.lock_release(`}, {"release locks", `.lock_releases(`}, {"look at locks", `.lock_look(`},
-	{"look at schedules", `.schedule_look(`}, {"open a run", `.schedule_open(`}, {"close a run", `.schedule_close(`}, {"close a job", `.schedule_close_job(`}, {"guard", `.guard(`}, {"enqueue", `.schedule_enqueue(`},
+	{"look at schedules", `.schedule_look(`}, {"open a run", `.schedule_open_tick(`}, {"open a job", `.schedule_open_job(`}, {
+		"close a run", `.schedule_done_tick(`,
+	}, {"close a job", `.schedule_done_job(`}, {"guard", `.guard(`}, {"enqueue", `.schedule_enqueue(`},
 	{"sweep locks", `.lock_sweep(`}, {"mark", `server_mark (mark)`}, {"connect", `pg_is_in_recovery`}, {"check the schema", `min_code`},
 }
 

@@ -63,7 +63,10 @@ func measureViewers(ctx context.Context, l *lab, out *part) error {
 		}
 		if i > 0 {
 			more := float64(calls(now.statements)) / now.span.Seconds() / (float64(calls(before.statements)) / before.span.Seconds())
-			r.floors = append(r.floors, floor{"one who looks", persecond(before) + "/s, " + percent(share(before.server, before.span)) + " of a core", times(more)})
+			r.floors = append(
+				r.floors,
+				floor{"one who looks", persecond(before) + "/s, " + percent(share(before.server, before.span)) + " of a core", times(more)},
+			)
 			r.goal, r.met = "as one", judge(!g.counts || more < 1.2)
 		}
 		out.add(r)

@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // envWork makes a process that calls workIfAsked a worker; it holds the job as JSON.
@@ -28,6 +31,7 @@ type job struct {
 	Partitions int      // of each lease
 	TTL        time.Duration
 	Schedules  bool // run schedules instead, as a client with the prefix for its ID
+	Bare       bool // instead, on as many connections, update a row of its own at the pace of heartbeats
 }
 
 // A tiding is what a worker tells at every change.
@@ -53,10 +57,13 @@ func workIfAsked() {
 			_, _ = io.Copy(io.Discard, os.Stdin) // ends with the parent
 			os.Exit(0)
 		}()
-		if j.Schedules {
-			err = j.runSchedules(context.Background())
-		} else {
-			err = j.work(context.Background(), json.NewEncoder(os.Stdout))
+		switch ctx, out := context.Background(), json.NewEncoder(os.Stdout); {
+		case j.Schedules:
+			err = j.runSchedules(ctx)
+		case j.Bare:
+			err = j.updateBare(ctx, out)
+		default:
+			err = j.work(ctx, out)
 		}
 	}
 	fmt.Fprintln(os.Stderr, "bench:", err)
@@ -109,6 +116,37 @@ func (j job) work(ctx context.Context, out *json.Encoder) error {
 	}
 }
 
+// updateBare does what heartbeats cannot do with less, at times of its own for each connection. It tells when all have begun.
+func (j job) updateBare(ctx context.Context, out *json.Encoder) error {
+	pace := j.TTL / 3
+	begun, failed := make(chan struct{}), make(chan error)
+	for id := range j.Clients {
+		go func() {
+			time.Sleep(rand.N(pace))
+			conn, err := pgx.Connect(ctx, j.URL)
+			for turn := 0; err == nil; turn++ {
+				if err = updateBare(ctx, conn, id); turn == 0 {
+					begun <- struct{}{}
+				}
+				time.Sleep(pace)
+			}
+			failed <- err
+		}()
+	}
+	for n := 0; ; {
+		select {
+		case <-begun:
+			if n++; n == j.Clients {
+				if err := out.Encode(tiding{At: time.Now(), Joined: n}); err != nil {
+					return err
+				}
+			}
+		case err := <-failed:
+			return err
+		}
+	}
+}
+
 // A newsroom has the last tidings of some workers. All methods are safe for concurrent use.
 type newsroom struct {
 	// mu guards the rest.
@@ -118,6 +156,7 @@ type newsroom struct {
 	changed chan struct{} // closed at the next change
 
 	patience time.Duration // of until
+	program  string        // of its workers; empty: this one
 }
 
 func newNewsroom(patience time.Duration) *newsroom {
@@ -134,18 +173,20 @@ type worker struct {
 	done   chan struct{} // closed when it is gone
 }
 
-// start starts a worker: this program anew.
-func (n *newsroom) start(j job) (*worker, error) {
-	program, err := os.Executable()
-	if err != nil {
-		return nil, err
+// start starts a worker: this program anew, where no other is named, which has the job's URL alone.
+func (n *newsroom) start(j job) (_ *worker, err error) {
+	program := n.program
+	if program == "" {
+		if program, err = os.Executable(); err != nil {
+			return nil, err
+		}
 	}
 	text, err := json.Marshal(j)
 	if err != nil {
 		return nil, err
 	}
 	w := &worker{job: j, cmd: exec.Command(program), done: make(chan struct{})}
-	w.cmd.Env = append(os.Environ(), envWork+"="+string(text))
+	w.cmd.Env = append(os.Environ(), envWork+"="+string(text), "DATABASE_URL="+j.URL)
 	w.cmd.Stderr = &w.stderr
 	if w.input, err = w.cmd.StdinPipe(); err != nil {
 		return nil, err

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pooler"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/oracle"
 )
@@ -96,7 +96,7 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	taking.MaxConns = lockersConns
 	taking.ConnConfig.DefaultQueryExecMode = pooled
 	if config.Pooled {
-		taking.BeforeConnect = withoutCancels
+		taking.BeforeConnect = pooler.WithoutCancels
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, taking)
 	if err != nil {
@@ -123,19 +123,6 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 		pool.Close()
 		return errors.Join(errs...)
 	}, nil
-}
-
-// withoutCancels has a connection send no request to cancel: at one that is cut short, PgBouncer 1.18 and 1.19 end. pgx dials anew for each.
-func withoutCancels(_ context.Context, config *pgx.ConnConfig) error {
-	dial, dialed := config.DialFunc, false
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		if dialed {
-			return nil, errors.New("nothing is cancelled through a pooler")
-		}
-		dialed = true
-		return dial(ctx, network, address)
-	}
-	return nil
 }
 
 // haunt writes under a token before its lock is released, meanwhile, or after, with the guard in SQL, which does not know what the client knows.

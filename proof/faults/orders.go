@@ -44,6 +44,7 @@ var errTaken = errors.New("faults: rolled back")
 // An application puts jobs, and does to jobs and schedules what operators do.
 type application struct {
 	scheduler *schedule.Scheduler
+	schedules []Schedule
 	kinds     map[string]*schedule.Kind[string]
 	pool      *pgxpool.Pool
 	last      int64 // the last job that it put
@@ -53,8 +54,7 @@ type application struct {
 func (a *application) work(ctx context.Context) {
 	for pause(ctx, 500*time.Millisecond+rand.N(2*time.Second)) {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)
-		all := Schedules()
-		name := all[rand.N(len(all))].Name
+		name := a.schedules[rand.N(len(a.schedules))].Name
 		switch rand.N(12) {
 		case 0:
 			_, _ = a.scheduler.Trigger(limited, name)
@@ -104,7 +104,11 @@ func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, k
 	if err != nil && !errors.Is(err, schedule.ErrExists) {
 		return 0, err
 	}
-	_, err = tx.Exec(ctx, "INSERT INTO orders (name, kind, job) VALUES ($1, $2, (SELECT j.id FROM pgleases.jobs AS j WHERE j.id = $3 AND j.args = to_jsonb($1::text)))", name, kind, id)
+	_, err = tx.Exec(
+		ctx,
+		"INSERT INTO orders (name, kind, job) VALUES ($1, $2, (SELECT j.id FROM pgleases.jobs AS j WHERE j.id = $3 AND j.args = to_jsonb($1::text)))",
+		name, kind, id,
+	)
 	return id, err
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pooler"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -27,6 +28,7 @@ type Schedule struct {
 	Every      time.Duration                    // between two ticks
 	First      func(anchor time.Time) time.Time // the first tick of one that was made at the anchor, told without package schedule
 	Never      []schedule.Fate                  // what no tick of it may become
+	AtOnce     int                              // how many of its ticks may run at once; 0: one after the other
 }
 
 // The kinds of handlers.
@@ -37,6 +39,9 @@ const (
 	ordered = "ordered" // writes, and does what its order says
 	mailed  = "mailed"  // is called at least once
 	paid    = "paid"    // is called at most once, and fails where FailsAt says
+	beside  = "beside"  // is slow, and its first attempt fails where FailsAt says
+	scarce  = "scarce"  // is slow, and has a limit
+	phoned  = "phoned"  // is called at least once, and has a limit
 )
 
 // group is that of the workers.
@@ -44,8 +49,11 @@ const group = "proof"
 
 // Outside reports whether the effects of a kind are outside of the database: see Calls. AtMostOnce tells how often it is called.
 func Outside(kind string) (outside, atMostOnce bool) {
-	return kind == mailed || kind == paid, kind == paid
+	return kind == mailed || kind == phoned || kind == paid, kind == paid
 }
+
+// Limits are how many runs of a kind there may be at once, over all processes; kinds that are not in it have no limit.
+var Limits = map[string]int{scarce: 2, phoned: 2}
 
 // FailsAt reports whether a run of kind fails fails.
 func FailsAt(tick time.Time) bool { return tick.Unix()%5 == 0 }
@@ -54,12 +62,25 @@ func FailsAt(tick time.Time) bool { return tick.Unix()%5 == 0 }
 const SchedulesTable = `CREATE TABLE ticks (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, key text NOT NULL, at timestamptz NOT NULL, worker text NOT NULL,
     partition int NOT NULL, epoch bigint NOT NULL, job bigint NOT NULL, made_for text NOT NULL, began timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)`
 
-// Schedules are the schedules: of each choice some.
-func Schedules() (all []Schedule) {
+// Schedules are the schedules of some kinds, or where none is given of all: of each choice some.
+func Schedules(kinds ...string) []Schedule {
+	return slices.DeleteFunc(allSchedules(), func(s Schedule) bool { return len(kinds) > 0 && !slices.Contains(kinds, s.Kind) })
+}
+
+func allSchedules() (all []Schedule) {
 	second := func(anchor time.Time) time.Time { return anchor.Add(time.Second) }
 	add := func(name, kind string, never []schedule.Fate, opts ...schedule.ScheduleOption) {
 		for n := range 3 {
-			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never})
+			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never, 0})
+		}
+	}
+	overlapping := func(name, kind string, atOnce int) {
+		add(
+			name, kind, []schedule.Fate{schedule.FateCancelled, schedule.FateLost, schedule.FateMissed, schedule.FateSkipped},
+			schedule.MissedAll, schedule.OverlapAllow(atOnce),
+		)
+		for i := range all[len(all)-3:] {
+			all[len(all)-1-i].AtOnce = atOnce
 		}
 	}
 	const missed, skipped, cancelled, lost = schedule.FateMissed, schedule.FateSkipped, schedule.FateCancelled, schedule.FateLost
@@ -72,8 +93,11 @@ func Schedules() (all []Schedule) {
 	add("failing", fails, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
 	add("mail", mailed, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
 	add("pay", paid, []schedule.Fate{cancelled, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
+	add("scarce", scarce, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
+	overlapping("beside", beside, 3)
+	overlapping("phone", phoned, 2)
 	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.MissedAll}, time.Minute,
-		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}})
+		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}, 0})
 }
 
 // runSchedules runs schedules with a client until what it returns is called, which waits for the end of that.
@@ -85,10 +109,10 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 	if err != nil {
 		return nil, err
 	}
-	running.MaxConns = 6
+	running.MaxConns = atOnce + 2
 	running.ConnConfig.DefaultQueryExecMode = pooled
 	if config.Pooled {
-		running.BeforeConnect = withoutCancels
+		running.BeforeConnect = pooler.WithoutCancels
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), running)
 	if err != nil {
@@ -116,22 +140,32 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 	return func() error { cancel(); wait.Wait(); pool.Close(); return errors.Join(broken, notes.file.Close()) }, nil
 }
 
+// atOnce is how many runs one worker has at once.
+const atOnce = 6
+
 // errMisused is an error that no fault explains.
 var errMisused = errors.New("faults: schedules are used in a wrong way")
 
 func runScheduler(ctx context.Context, config Config, client *pgleases.Client, pool *pgxpool.Pool, notes *calls, log *slog.Logger) error {
-	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(4), schedule.WithDrain(config.TTL),
+	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(atOnce), schedule.WithDrain(config.TTL),
 		schedule.WithLogger(log), schedule.WithoutMigration())
 	if err != nil {
 		return err
 	}
 	kinds := make(map[string]*schedule.Kind[string])
-	limits := []schedule.KindOption{schedule.Timeout(5 * config.TTL), schedule.Idle(3 * config.TTL)} // what is frozen in a run is there when the next owner has begun
+	// what is frozen in a run is there when the next owner has begun
+	limits := []schedule.KindOption{schedule.Timeout(5 * config.TTL), schedule.Idle(3 * config.TTL)}
 	retry := append(slices.Clip(limits), schedule.Retry(MaxAttempts, schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)))
-	for kind, limits := range map[string][]schedule.KindOption{quick: limits, slow: limits, fails: limits, ordered: retry} {
+	limited := func(kind string, opts []schedule.KindOption) []schedule.KindOption {
+		if n, ok := Limits[kind]; ok {
+			return append(slices.Clip(opts), schedule.Limit(n))
+		}
+		return opts
+	}
+	for kind, opts := range map[string][]schedule.KindOption{quick: limits, slow: limits, fails: limits, ordered: retry, beside: retry, scarce: limits} {
 		kinds[kind] = schedule.InTx(s, kind, func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 			return handle(ctx, config, kinds, kind, tx, r)
-		}, limits...)
+		}, limited(kind, opts)...)
 	}
 	call := func(kind string, most time.Duration) func(context.Context, schedule.Run[string]) error {
 		return func(ctx context.Context, r schedule.Run[string]) error {
@@ -142,13 +176,14 @@ func runScheduler(ctx context.Context, config Config, client *pgleases.Client, p
 		}
 	}
 	kinds[mailed] = schedule.AtLeastOnce(s, mailed, call(mailed, config.TTL/4), retry...)
+	kinds[phoned] = schedule.AtLeastOnce(s, phoned, call(phoned, config.TTL/2), limited(phoned, retry)...)
 	kinds[paid] = schedule.AtMostOnce(s, paid, call(paid, config.TTL), limits...)
-	for _, all := range Schedules() {
+	for _, all := range Schedules(config.Kinds...) {
 		if err := kinds[all.Kind].Add(all.Name, "", all.Rule, all.Options...); err != nil {
 			return fmt.Errorf("%w: %w", errMisused, err)
 		}
 	}
-	app := application{scheduler: s, kinds: kinds, pool: pool}
+	app := application{scheduler: s, schedules: Schedules(config.Kinds...), kinds: kinds, pool: pool}
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
 	if config.Orders {
@@ -170,13 +205,19 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 	if err != nil {
 		return err
 	}
-	if (kind == slow || What(r.Args) == Long) && !pause(ctx, rand.N(config.TTL/2)) {
+	long := map[string]time.Duration{slow: config.TTL / 2, scarce: config.TTL / 2, beside: config.TTL}[kind]
+	if What(r.Args) == Long {
+		long = config.TTL / 2
+	}
+	if long > 0 && !pause(ctx, rand.N(long)) {
 		return context.Cause(ctx)
 	}
 	if err := outcome(kind, r, began); err != nil {
 		return err
 	}
-	if _, err = tx.Exec(ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n); err != nil || kind != quick || !config.Orders || r.Job != 0 || r.At.Unix()%15 != 0 {
+	if _, err = tx.Exec(
+		ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n,
+	); err != nil || kind != quick || !config.Orders || r.Job != 0 || r.At.Unix()%15 != 0 {
 		return err
 	}
 	_, err = putOrder(ctx, tx, &kinds[ordered].Jobs, fmt.Sprintf("%s-%s-%d", Plain, r.Name, r.At.UnixMicro()), ordered)
@@ -186,7 +227,7 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 // outcome is what becomes of a run, which has begun at that time of the database's.
 func outcome(kind string, r schedule.Run[string], began time.Time) error {
 	switch what := What(r.Args); {
-	case what == Flaky && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):
+	case (what == Flaky || kind == beside && FailsAt(r.At)) && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):
 		return errors.New("it fails")
 	case what == Wrong:
 		return schedule.Discard(errors.New("it is wrong"))

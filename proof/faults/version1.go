@@ -10,7 +10,8 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
-// What a worker cannot do that is built with version 1 of the library. With the tag version1 this stands in for locks.go, schedules.go and present.go.
+// What a worker cannot do that is built with version 1 of the library. With the tag version1 this stands in for locks.go, schedules.go and
+// present.go, and there is no wire.go, which no worker needs.
 
 func takeLocks(_ context.Context, config Config, _ *pgleases.Client) (func() error, error) {
 	if config.Locks > 0 {

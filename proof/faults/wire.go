@@ -1,4 +1,4 @@
-//go:build unix
+//go:build unix && !version1
 
 package faults
 
@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/schedule/sql"
 )
 
 // A Breach is what a Wire does at a statement.
@@ -69,8 +70,24 @@ type breach struct {
 	done      chan time.Time
 }
 
+const (
+	// OfSchedules is what the names of the statements that package schedule sends begin with.
+	OfSchedules = "schedule/"
+	commitRun   = OfSchedules + "commit a run"
+)
+
+// besides are those that have no file.
+var besides = map[string]string{
+	OfSchedules + "begin a run":  "begin isolation level read committed",
+	commitRun:                    "commit",
+	OfSchedules + "flush a call": "SET LOCAL synchronous_commit = on",
+	OfSchedules + "write":        "INSERT INTO ticks (",
+	OfSchedules + "listen":       "LISTEN pgleases_schedule_",
+}
+
 // NewWire returns a wire on a free port of 127.0.0.1, in front of the server that a connection string leads to. It knows the
-// statements for the schema.
+// statements for the schema: those of the engine by their files' names, of package schedule by these after OfSchedules, and some of
+// that without a file.
 func NewWire(connString, schema string) (*Wire, error) {
 	config, err := pgx.ParseConfig(connString)
 	if err != nil {
@@ -82,6 +99,19 @@ func NewWire(connString, schema string) (*Wire, error) {
 	for i := range statements.NumField() {
 		// A field is named as its file.
 		w.texts[strings.ToLower(statements.Type().Field(i).Name)] = parameter.Split(statements.Field(i).String(), -1)
+	}
+	text := store.Texts(sql.Files, schema)
+	files, err := sql.Files.ReadDir(".")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		if name := strings.TrimSuffix(file.Name(), ".sql"); !slices.Contains([]string{"schema", "functions", "grants"}, name) {
+			w.texts[OfSchedules+name] = parameter.Split(text(name), -1)
+		}
+	}
+	for name, text := range besides {
+		w.texts[name] = []string{text}
 	}
 	if w.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		return nil, err
@@ -110,6 +140,13 @@ func (w *Wire) Arm(statement string, n int, kind Breach, kill func()) <-chan tim
 	}
 	w.armed = b
 	return b.done
+}
+
+// Disarm takes back what was armed and not done.
+func (w *Wire) Disarm() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.armed = nil
 }
 
 // Seen returns how many statements of a name came.
@@ -375,8 +412,14 @@ func (w *Wire) misunderstood(err error) {
 // recognise returns the name of the statement whose text it is: with parameters or, as the simple protocol has it, with
 // values in their places; the schema stands in the middle of a message. Empty: it is none of the protocol.
 func (w *Wire) recognise(text string) string {
+	if text == besides[commitRun] {
+		return commitRun
+	}
 	var names []string
 	for name, pieces := range w.texts {
+		if name == commitRun { // a word of others, too
+			continue
+		}
 		rest, found := text, true
 		for _, piece := range pieces {
 			_, rest, found = strings.Cut(rest, piece)

@@ -46,6 +46,7 @@ type Config struct {
 	Locks      int           // take so many locks too, of the first client; Log is not empty then
 	Effects    bool          // write under Guard
 	Schedules  bool          // run Schedules too, with the first client
+	Kinds      []string      // only those of these kinds; empty: all
 	Orders     bool          // put jobs, and do what operators do to schedules
 	DirectURL  string        // for the writes of Effects; empty: URL
 	Env        []string      // added to the worker's environment

@@ -145,6 +145,7 @@ func hold(t *testing.T, model string, configurations []configuration) {
 	need(t)
 	for _, c := range configurations {
 		t.Run(c.name, func(t *testing.T) {
+			beside(t)
 			if !c.short && *visit == "few" || c.long && *visit != "all" {
 				t.Skip("a larger configuration")
 			}
@@ -162,6 +163,7 @@ func catch(t *testing.T, model string, mutants []mutant) {
 	need(t)
 	for _, m := range mutants {
 		t.Run(m.name, func(t *testing.T) {
+			beside(t)
 			if !m.short && *visit == "few" {
 				t.Skip("a larger configuration")
 			}
@@ -173,6 +175,13 @@ func catch(t *testing.T, model string, mutants []mutant) {
 				t.Errorf("it breaks another promise than %s: %s", m.breaks, r.violation)
 			}
 		})
+	}
+}
+
+// beside has the small ones run beside each other. A large one may take 8 GB.
+func beside(t *testing.T) {
+	if *visit == "few" {
+		t.Parallel()
 	}
 }
 

@@ -4,39 +4,47 @@ package pgserver
 
 import (
 	"context"
-	"errors"
+	_ "embed"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
-	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
+	"unsafe"
 )
+
+//go:embed clock/clock.c
+var clockSource string
 
 // Clock is the wall clock of a server, which can be set while that runs, apart from the machine's. All methods are
 // safe for concurrent use.
 type Clock struct {
-	file string
-
-	mu     sync.Mutex // guards the rest
-	offset time.Duration
+	micros *atomic.Int64 // in the file that the server reads; mapped until this process ends
 }
 
 // Clock takes the server down and up again with a clock of its own, which tells the machine's time at first. What the
-// server measures with the monotonic clock is left alone. The error wraps ErrNotInstalled when there is no libfaketime.
-// ctx covers the restart. Nothing else may be done to the server meanwhile; its standbys have the same clock.
+// server measures with the monotonic clock is left alone. The error wraps ErrNotInstalled when there is no C compiler, or
+// not Linux. ctx covers the restart. Nothing else may be done to the server meanwhile; its standbys have the same clock.
 func (s *Server) Clock(ctx context.Context) (*Clock, error) {
-	library, err := findFaketime(faketimeLibraries)
+	compiler, err := findCompiler(runtime.GOOS, os.Getenv("CC"))
 	if err != nil {
 		return nil, fmt.Errorf("pgserver: %w", err)
 	}
 	var c *Clock
 	err = s.locked("set the clock of", func() error {
-		c = &Clock{file: s.folder.file("clock")}
-		if err := c.Set(0); err != nil {
+		file := s.folder.file("clock")
+		if c, err = newClock(file); err != nil {
 			return err
 		}
-		bin, err := s.wrapped(library, c.file)
+		library, err := s.compiled(ctx, compiler)
+		if err != nil {
+			return err
+		}
+		bin, err := s.wrapped(library, file)
 		if err != nil {
 			return err
 		}
@@ -51,6 +59,33 @@ func (s *Server) Clock(ctx context.Context) (*Clock, error) {
 	return c, err
 }
 
+func newClock(path string) (*Clock, error) {
+	if err := os.WriteFile(path, make([]byte, 8), 0o644); err != nil {
+		return nil, err
+	}
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	page, err := syscall.Mmap(int(file.Fd()), 0, 8, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	return &Clock{micros: (*atomic.Int64)(unsafe.Pointer(&page[0]))}, os.Chmod(path, 0o644) // whatever the umask
+}
+
+// compiled makes the library that gives a program the clock.
+func (s *Server) compiled(ctx context.Context, compiler string) (string, error) {
+	library := s.folder.file("clock.so")
+	cc := exec.CommandContext(ctx, compiler, "-shared", "-fPIC", "-O2", "-x", "c", "-", "-o", library)
+	cc.Stdin = strings.NewReader(clockSource)
+	if said, err := cc.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("compile the clock: %w\n%s", err, said)
+	}
+	return library, os.Chmod(library, 0o755)
+}
+
 // wrapped makes a folder with a program postgres that starts the server's own with the library.
 func (s *Server) wrapped(library, file string) (string, error) {
 	bin := s.folder.file("bin")
@@ -58,10 +93,8 @@ func (s *Server) wrapped(library, file string) (string, error) {
 		return "", err
 	}
 	quote := func(text string) string { return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'" }
-	// Read anew at every look at the clock.
 	script := "#!/bin/sh\n" +
-		"export LD_PRELOAD=" + quote(library) + " FAKETIME_TIMESTAMP_FILE=" + quote(file) + "\n" +
-		"export FAKETIME_NO_CACHE=1 FAKETIME_DONT_FAKE_MONOTONIC=1\n" +
+		"export LD_PRELOAD=" + quote(library) + " PGSERVER_CLOCK=" + quote(file) + "\n" +
 		"exec " + quote(s.program("postgres")) + ` "$@"` + "\n"
 	path := filepath.Join(bin, "postgres")
 	if err := os.WriteFile(path, []byte(script), 0o755); err != nil {
@@ -70,41 +103,24 @@ func (s *Server) wrapped(library, file string) (string, error) {
 	return bin, os.Chmod(path, 0o755) // whatever the umask
 }
 
-// Set sets the clock: the machine's, plus the offset.
-func (c *Clock) Set(offset time.Duration) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	// By a rename: the server would read half a file as another time.
-	next := c.file + ".next"
-	err := os.WriteFile(next, fmt.Appendf(nil, "%+.6f\n", offset.Seconds()), 0o644)
-	if err := errors.Join(err, os.Chmod(next, 0o644), os.Rename(next, c.file)); err != nil {
-		return fmt.Errorf("pgserver: set the clock: %w", err)
-	}
-	c.offset = offset
-	return nil
-}
+// Set sets the clock: the machine's, plus the offset, of which it takes whole microseconds.
+func (c *Clock) Set(offset time.Duration) { c.micros.Store(offset.Microseconds()) }
 
 // Offset returns what the clock was set to.
-func (c *Clock) Offset() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.offset
-}
+func (c *Clock) Offset() time.Duration { return time.Duration(c.micros.Load()) * time.Microsecond }
 
 // Slew has the clock run at that rate, 1.1 for a tenth too fast, without a step, until ctx ends. Then it goes on from there at
 // the machine's rate.
-func (c *Clock) Slew(ctx context.Context, rate float64) error {
+func (c *Clock) Slew(ctx context.Context, rate float64) {
 	began, from := time.Now(), c.Offset()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
+			c.Set(from + time.Duration((rate-1)*float64(time.Since(began))))
 		case <-ctx.Done():
-			return nil
-		}
-		if err := c.Set(from + time.Duration((rate-1)*float64(time.Since(began)))); err != nil {
-			return err
+			return
 		}
 	}
 }

@@ -12,7 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,12 +31,6 @@ var (
 		"/usr/local/opt/postgresql@*/bin",
 	}
 	bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"}
-	// faketimeLibraries has the processor's architecture first: with Debian's multiarch there may be several.
-	faketimeLibraries = []string{
-		"/usr/lib/" + map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH] + "-linux-gnu*/faketime/libfaketime.so.1",
-		"/usr/lib64/faketime/libfaketime.so.1",
-		"/usr/lib/faketime/libfaketime.so.1",
-	}
 )
 
 // findPostgres returns the directory that holds postgres and initdb. forced, if not empty, is the only one it tries;
@@ -78,15 +71,17 @@ func findBouncer(path string, dirs []string) (string, error) {
 		"looked in PATH and %s", ErrNotInstalled, strings.Join(dirs, ", "))
 }
 
-// findFaketime returns the path of libfaketime, which globs match.
-func findFaketime(globs []string) (string, error) {
-	for _, glob := range globs {
-		if found, _ := filepath.Glob(glob); len(found) > 0 {
-			return found[0], nil
-		}
+// findCompiler returns the C compiler: cc, or forced, if not empty.
+func findCompiler(system, forced string) (string, error) {
+	if system != "linux" {
+		return "", fmt.Errorf("a clock of its own for a server %w: it needs Linux", ErrNotInstalled)
 	}
-	return "", fmt.Errorf("libfaketime %w: install it (Debian, Ubuntu: apt-get install faketime); looked for %s",
-		ErrNotInstalled, strings.Join(globs, ", "))
+	name := cmp.Or(forced, "cc")
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("the C compiler %s %w: install it (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to it", name, ErrNotInstalled)
+	}
+	return path, nil
 }
 
 func isProgram(path string) bool {

@@ -1,0 +1,69 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// A server plans a statement of a function five times, and then keeps a plan, but only where that costs no more than those five did. Where the first five were
+// planned under other settings, as a guard is in a transaction of the application's and in a run, it would plan that statement each time: for a third of what a run costs.
+func TestStatementsThatAreSentOftenAreNotPlannedEachTime(t *testing.T) {
+	t.Parallel()
+	const jobs, often = 1000, 400
+	server := pgserver.Private(t)
+	pool := newPool(t, server.URL(), size(4))
+	if !value[bool](t, pool, "SELECT EXISTS (SELECT FROM pg_available_extensions WHERE name = 'pg_stat_statements')") {
+		t.Skip("pg_stat_statements is not installed (Debian, Ubuntu: apt-get install postgresql-contrib)")
+	}
+	execute(t, pool, "ALTER SYSTEM SET shared_preload_libraries = 'pg_stat_statements'")
+	started(t, server.Restart(t.Context(), pgserver.Fast))
+	pool.Reset()
+	execute(t, pool, `CREATE EXTENSION pg_stat_statements;
+		ALTER DATABASE postgres SET pg_stat_statements.track = 'all';
+		ALTER DATABASE postgres SET pg_stat_statements.track_planning = on;
+		ALTER DATABASE postgres SET compute_query_id = on`)
+	pool.Reset()
+	started(t, schedule.Migrate(t.Context(), pool))
+
+	pool = newPool(t, server.URL(), size(4), func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			for range 5 {
+				_, _ = conn.Exec(ctx, "SELECT pgleases.guard('no lease', 0, 0)") // which raises that nobody owns it
+			}
+			_, _ = conn.Exec(ctx, "SELECT pgleases.schedule_open_job('no lease', 0, 0, 0, '', 0, 0, 0)")
+			return nil
+		}
+	})
+	client, err := pgleases.NewClient(t.Context(), pool)
+	started(t, err)
+	defer client.Close(context.WithoutCancel(t.Context()))
+	scheduler, err := schedule.New(t.Context(), client, pool, "planned", schedule.WithMaxRunning(3))
+	started(t, err)
+	kind := schedule.InTx(scheduler, "nothing", func(context.Context, pgx.Tx, schedule.Run[int]) error { return nil })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- scheduler.Run(ctx) }()
+	_, err = kind.EnqueueMany(t.Context(), make([]int, jobs))
+	started(t, err)
+	waitFor(t, patience, "no job is left", func() bool { return value[int](t, pool, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	cancel()
+	<-ended
+
+	const of = "FROM pg_stat_statements WHERE query LIKE '%pgleases%' AND NOT toplevel"
+	if n := value[int](t, pool, "SELECT count(*) "+of+" AND calls >= $1", often); n < 3 {
+		t.Errorf("%d statements were seen that runs send in functions", n)
+	}
+	planned := "SELECT coalesce(string_agg(format('%s plans of %s: %s', plans, calls, query), chr(10)), '') " + of + " AND calls >= $1 AND plans > calls / 2"
+	if told := value[string](t, pool, planned, often); told != "" {
+		t.Error(told)
+	}
+}

@@ -1,0 +1,344 @@
+//go:build unix
+
+package proof_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/punctual"
+)
+
+var everyCrash = flag.Bool("every-crash", false, "kill processes that run schedules before and after each statement, for each kind of their handlers; else at each statement once")
+
+// The kinds whose processes are killed.
+var (
+	inTransaction = []string{"quick", "beside", "scarce"}
+	outside       = []string{"mailed", "phoned", "paid"}
+	withLimit     = []string{"scarce", "phoned"}
+	withJobs      = []string{"beside", "phoned", "ordered"}
+	crashedSoon   = []string{"scarce", "phoned", "paid", "ordered"} // which are of each handler, with limits, ticks that overlap, and jobs
+	allCrashed    = slices.Concat(inTransaction, outside, []string{"ordered"})
+)
+
+// A scheduleCrash is a statement at which a process is killed.
+type scheduleCrash struct {
+	statement string
+	of        []string               // the kinds for which it is sent; nil: all
+	provoke   func(*scheduleVictims) // again and again, until it is sent; nil: it comes by itself
+}
+
+// scheduleCrashes has an entry for each statement of package schedule, in the order in which a process first sends them.
+var scheduleCrashes = []scheduleCrash{
+	{"put", nil, nil}, // while the schedules are not there yet
+	{"join", nil, nil},
+	{"zones", nil, nil},
+	{"get", nil, nil},
+	{"share", nil, nil},
+	{"listen", nil, nil},
+	{"look", nil, nil},
+	{"begin a run", nil, nil},
+	{"begin", nil, nil},
+	{"open", nil, nil},
+	{"write", inTransaction, nil},
+	{"flush a call", []string{"paid"}, nil},
+	{"limit", nil, nil},
+	{"close", []string{"beside", "mailed", "phoned", "paid"}, nil}, // a tick becomes a job, or it is noted that a call outside begins
+	{"done", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
+	{"commit a run", nil, nil},
+	{"openjob", withJobs, nil},
+	{"closejob", []string{"beside", "phoned"}, nil},
+	{"donejob", []string{"ordered"}, nil},
+	{"makeslots", withLimit, nil},
+	{"take", withLimit, nil},
+	{"free", []string{"phoned"}, nil},
+	{"want", withLimit, (*scheduleVictims).takeSlots},
+	{"enqueue", []string{"ordered"}, nil},
+	{"answer", []string{"quick", "paid"}, (*scheduleVictims).ask},
+	{"end", nil, (*scheduleVictims).close},
+	{"trim", nil, (*scheduleVictims).close},
+}
+
+// notScheduleCrashed has the files that are no statements of it, or are not sent while anything runs, and why.
+var notScheduleCrashed = map[string]string{
+	"schema": "sent by Migrate", "functions": "sent by Migrate", "grants": "an administrator's script",
+	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads", "disabled": "it only reads, each hour",
+	"declare": "sent each hour, for schedules that nobody has declared for a day",
+	"cancel":  "a caller's, in one statement, as enqueue.sql", "retry": "a caller's, as enqueue.sql", "delete": "a caller's, in a transaction as put.sql", "takeback": "a caller's, in a transaction as put.sql", "noted": "an operator's, in a transaction as put.sql",
+	"zoned": "sent where zone data has changed", "follow": "sent where zone data has changed",
+}
+
+// A process is killed before and after each statement, for each kind of handler: every tick and job has one fate and its effect once all the same.
+func TestACrashAtAnyStatementOfARunLosesAndRepeatsNothing(t *testing.T) {
+	t.Parallel()
+	files, err := filepath.Glob("../schedule/sql/*.sql")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no statements: %v", err)
+	}
+	for _, path := range files {
+		name := strings.TrimSuffix(filepath.Base(path), ".sql")
+		listed := slices.ContainsFunc(scheduleCrashes, func(c scheduleCrash) bool { return c.statement == name })
+		if _, not := notScheduleCrashed[name]; listed == not {
+			t.Errorf("%s needs an entry in one of scheduleCrashes and notScheduleCrashed", path)
+		}
+	}
+	if testing.Short() {
+		t.Skip("has a server of its own")
+	}
+	server := pgserver.Private(t, committing)
+	for kind, crashes := range plannedCrashes() {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			punctual.Run(t, func(t *punctual.Try) {
+				v := newScheduleVictims(t, server, kind)
+				for n, crash := range crashes {
+					if *everyCrash || n%2 == 0 {
+						v.crash(crash, faults.KillBefore)
+					}
+					if *everyCrash || n%2 == 1 {
+						v.crash(crash, faults.KillAfter)
+					}
+				}
+				v.finish()
+			})
+		})
+	}
+}
+
+// plannedCrashes are those of each kind: all, or so that each statement is there once.
+func plannedCrashes() map[string][]scheduleCrash {
+	planned := make(map[string][]scheduleCrash)
+	for _, crash := range scheduleCrashes {
+		of := crash.of
+		if of == nil {
+			of = allCrashed
+		}
+		if !*everyCrash {
+			of = slices.DeleteFunc(slices.Clone(of), func(kind string) bool { return !slices.Contains(crashedSoon, kind) })
+			of = []string{slices.MinFunc(of, func(a, b string) int { return len(planned[a]) - len(planned[b]) })}
+		}
+		for _, kind := range of {
+			planned[kind] = append(planned[kind], crash)
+		}
+	}
+	return planned
+}
+
+// scheduleVictims are two processes that run the schedules of one kind. One is killed after the other, and another takes its place.
+type scheduleVictims struct {
+	t       testing.TB
+	pool    *pgxpool.Pool
+	config  faults.Config
+	dir     string
+	arm     func(*scheduleVictim) // nil: nothing is to befall them
+	living  []*scheduleVictim
+	killed  chan scheduleKill
+	made    int
+	crashes int
+	asked   time.Time // when one was last asked to close
+	slots   pgx.Tx    // that holds the slots of all limits; nil: none does
+}
+
+// A scheduleVictim is one of them, behind a wire of its own.
+type scheduleVictim struct {
+	*faults.Process
+	wire    *faults.Wire
+	started chan struct{} // closed when Process is set
+	closes  bool          // it was asked to
+}
+
+// A scheduleKill tells that one was killed, and at which crash.
+type scheduleKill struct {
+	victim *scheduleVictim
+	crash  int // counted from 1
+}
+
+func newScheduleVictims(t testing.TB, server *pgserver.Server, kind string) *scheduleVictims {
+	t.Helper()
+	url, drop, err := pgserver.CreateDatabase(t.Context(), server.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := drop(); err != nil {
+			t.Error(err)
+		}
+	})
+	v := &scheduleVictims{t: t, config: withSchedules(t, url, url, false), dir: t.TempDir(), killed: make(chan scheduleKill, 100)}
+	v.pool = newPool(t, url, size(3))
+	v.config.Lease, v.config.Kinds, v.config.Orders = "", []string{kind}, kind == "ordered"
+	if v.config.Orders {
+		v.config.Kinds = []string{"quick"}
+	}
+	return v
+}
+
+// start starts another.
+func (v *scheduleVictims) start() {
+	v.t.Helper()
+	wire, err := faults.NewWire(v.config.URL, "pgleases")
+	if err != nil {
+		v.t.Fatal(err)
+	}
+	v.t.Cleanup(func() {
+		if err := wire.Close(); err != nil {
+			v.t.Error(err)
+		}
+	})
+	v.made++
+	config := v.config
+	config.URL, config.ID = wire.URL(), fmt.Sprintf("victim-%d", v.made)
+	config.Log = filepath.Join(v.dir, config.ID+".log")
+	victim := &scheduleVictim{wire: wire, started: make(chan struct{})}
+	if v.arm != nil {
+		v.arm(victim)
+	}
+	victim.Process = startWorker(v.t, config)
+	close(victim.started)
+	v.living = append(v.living, victim)
+}
+
+// crash kills who sends a statement first.
+func (v *scheduleVictims) crash(crash scheduleCrash, breach faults.Breach) {
+	v.t.Helper()
+	v.crashes++
+	n := v.crashes
+	v.arm = func(victim *scheduleVictim) {
+		victim.wire.Arm(faults.OfSchedules+crash.statement, 1, breach, func() {
+			<-victim.started // it may be quicker than start
+			victim.Kill()
+			v.killed <- scheduleKill{victim, n}
+		})
+	}
+	for _, victim := range v.living {
+		v.arm(victim)
+	}
+	began := time.Now()
+	for hit := false; !hit; {
+		for len(v.living) < 2 {
+			v.start()
+		}
+		if crash.provoke != nil {
+			crash.provoke(v)
+		}
+		hit = v.bury() == n
+		if time.Since(began) > patience {
+			missed(v.t, began, patience, "nobody has sent %s, or it failed", crash.statement)
+		}
+	}
+	v.disarm()
+	v.t.Logf("%v %s, after %v", breach, crash.statement, time.Since(began).Round(time.Millisecond))
+}
+
+// bury waits a little for one that is killed, and returns at which crash it was; 0: none was. Who was asked to close, and has, is no more either.
+func (v *scheduleVictims) bury() (crash int) {
+	v.t.Helper()
+	select {
+	case k := <-v.killed:
+		return v.forget(k)
+	case <-time.After(crashTTL / 4):
+	}
+	for _, victim := range slices.Clone(v.living) {
+		select {
+		case <-victim.Done():
+		default:
+			continue
+		}
+		select {
+		case k := <-v.killed: // that is told a moment later
+			return v.forget(k)
+		case <-time.After(crashTTL):
+		}
+		if ended, err := victim.Ended(v.t.Context()); err != nil || !victim.closes {
+			v.t.Fatalf("%s ended by itself: %+v, %v", victim.Config.ID, ended, err)
+		}
+		v.forget(scheduleKill{victim, 0})
+	}
+	return 0
+}
+
+func (v *scheduleVictims) forget(k scheduleKill) (crash int) {
+	v.living = slices.DeleteFunc(v.living, func(l *scheduleVictim) bool { return l == k.victim })
+	return k.crash
+}
+
+// disarm lets all go on.
+func (v *scheduleVictims) disarm() {
+	v.arm = nil
+	for _, victim := range v.living {
+		victim.wire.Disarm()
+	}
+	if v.slots != nil {
+		_ = v.slots.Rollback(context.Background()) // it has written nothing
+		v.slots = nil
+	}
+}
+
+// takeSlots takes all slots, so that runs find none.
+func (v *scheduleVictims) takeSlots() {
+	v.t.Helper()
+	if v.slots != nil {
+		return
+	}
+	tx, err := v.pool.Begin(v.t.Context())
+	if err == nil {
+		_, err = tx.Exec(v.t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE")
+		v.slots = tx
+	}
+	if err != nil {
+		v.t.Fatal(err)
+	}
+}
+
+// ask asks for ticks to be run once more, as operators do.
+func (v *scheduleVictims) ask() {
+	v.t.Helper()
+	execute(v.t, v.pool, `SELECT pgleases.backfill_schedule(group_name, name, cursor - interval '2 seconds', cursor, 'a test') FROM (
+			SELECT * FROM pgleases.schedules WHERE NOT EXISTS (SELECT FROM pgleases.jobs WHERE kind = 'schedule.request') LIMIT 1) AS s`)
+}
+
+// close asks one of the two to close, if none is about to, and the other has had time to go on with its partitions.
+func (v *scheduleVictims) close() {
+	if slices.ContainsFunc(v.living, func(l *scheduleVictim) bool { return l.closes }) || time.Since(v.asked) < 3*crashTTL {
+		return
+	}
+	v.asked = time.Now()
+	victim := v.living[0]
+	victim.closes = true
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	go func() {
+		defer cancel()
+		_, _ = victim.Close(ctx) // Ended tells the same
+	}()
+}
+
+// finish has one more go on until everything has its fate, and checks that. Of the others, one may be about to be killed.
+func (v *scheduleVictims) finish() {
+	v.t.Helper()
+	v.start()
+	waitFor(v.t, patience, "something is done", func() bool {
+		return value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE fate = 'done')")
+	})
+	told(v.t, v.pool, v.config.Kinds...)
+	ctx, cancel := context.WithTimeout(v.t.Context(), patience)
+	defer cancel()
+	last := len(v.living) - 1
+	for _, victim := range v.living[:last] {
+		victim.Kill()
+	}
+	if _, err := v.living[last].Close(ctx); err != nil {
+		v.t.Error(err)
+	}
+	readLedger(v.t, v.pool, v.dir).report(v.t)
+}
