@@ -355,7 +355,7 @@ func TestTheStreamTellsWhatIsThere(t *testing.T) {
 	owned := func(want string) func(event) bool {
 		return func(e event) bool { return e.topic == "leases" && strings.Contains(string(e.data), want) }
 	}
-	v.until("it owns all", owned(`"partitions":[[0,7]]`))
+	v.until("it owns all", owned(`"owned":8,"coming":0,"going":0`)) // else nothing would be handed over to the next
 	v.untilStatus("it is live", func(s status) bool { return s.Seen && !s.Stale && s.Failure == "" })
 	two := newClient(t, pool, "two")
 	join(t, two, "orders", 8)
