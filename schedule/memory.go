@@ -528,7 +528,7 @@ func (t *memoryTx) close(have *line, r *record, st step) error {
 		n.PausedAt, n.DisabledAt = cmp.Or(have.PausedAt, st.PausedAt), cmp.Or(have.DisabledAt, st.DisabledAt)
 		n.Due = st.Due
 		if have.Revision != r.Revision {
-			n.Due = cmp.Or(st.RanUntil, &now)
+			n.Due = &now
 		}
 		switch {
 		case st.Waits != nil:

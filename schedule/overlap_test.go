@@ -75,6 +75,34 @@ func (h *holding) quiet(db *database) {
 	}
 }
 
+// What is put for a tick, and the tick that waited for its end, are put off by neither clock: the server's may be wrong for a moment, and be set right
+// before anybody looks.
+func TestAClockThatIsWrongWhileARunEndsPutsNothingOff(t *testing.T) {
+	t.Parallel()
+	for _, wrong := range []string{"8 h", "-8 h"} {
+		t.Run(wrong, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(fmt.Sprintf(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+				SELECT now + (statement_timestamp() - '%s') + CASE WHEN current_query() LIKE '%%schedule_close%%' THEN interval '%s' ELSE interval '0' END
+				FROM public.test_clock $$`, time.Now().Format(time.RFC3339Nano), wrong)) // it goes on, as that of the process does
+			h := newHolding(t)
+			w := newSteadyWorker(db)
+			w.Scheduler.SweepEvery(100 * time.Millisecond) // which finds what is due long before now
+			ok(t, schedule.InTx(w.Scheduler, "books", h.run).Add("close", args{}, hourly, schedule.OverlapAllow(1), schedule.MissedAll))
+			w.run().has("close")
+			for hour := range 3 {
+				db.setClock(midnight.Add(time.Duration(hour+1) * time.Hour))
+				if hour > 0 {
+					h.quiet(db)
+					h.of(hour) <- nil
+				}
+				h.begins(hour + 1)
+			}
+		})
+	}
+}
+
 // Up to n ticks of a schedule run at once, in all processes; then the next waits, and is late.
 func TestTicksOverlap(t *testing.T) {
 	t.Parallel()

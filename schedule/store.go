@@ -102,6 +102,7 @@ type jobRow struct {
 
 // A step is what close.sql writes.
 type step struct {
+	Now         time.Time  `json:"now"`
 	Cursor      time.Time  `json:"cursor"`
 	CursorLocal *time.Time `json:"cursor_local,omitempty"`
 	Due         *time.Time `json:"due,omitempty"`
@@ -406,13 +407,14 @@ func (j inJSON) ScanText(v pgtype.Text) error {
 }
 
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
-func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
+func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
+	s := p.s
 	if m := s.memory; m != nil {
 		paused, err := m.close(ctx, tx, r, st)
 		s.logPaused(r, paused && err == nil)
 		return err
 	}
-	st.Fates = listed(st.Fates)
+	st.Now, st.Fates = p.now(), listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
 	}

@@ -157,7 +157,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	ok(t, k.Put(t.Context(), "close", args{}, hourly))
-	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 12:00 UTC", "infinity"} { // after now, before it, never
+	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 11:00:02 UTC", "infinity"} { // after the run ended, before it, never
 		for _, had := range []string{"", "revision = revision + 1", "paused_at = '2026-03-01 UTC', revision = revision + 1", "cursor = '2026-03-01 09:00 UTC'"} {
 			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, done = NULL, failures = 2, trying = '{"attempts": 1}', waits = 'for something', waits_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
 			if had != "" {
@@ -179,7 +179,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 			short := wrote(`SELECT pgleases.schedule_done_tick(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
 				'2026-03-01 11:00:01 UTC', '2026-03-01 11:00:03.5 UTC', 2, 77, '2026-03-01 11:00:02 UTC')`)
 			long := wrote(`SELECT pgleases.schedule_close(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', jsonb_build_object('cursor', '2026-03-01T11:00:00.000001Z', 'cursor_local', '2026-03-01T12:00:00.000001+01:00', 'due', %2$s,
-				'done', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,
+				'done', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0, 'now', '2026-03-01T11:00:03.5Z',
 				'fates', '[{"since": "2026-03-01T10:00:00Z", "until": "2026-03-01T11:00:00.000001Z", "ticks": 1, "fate": "done", "attempts": 2, "epoch": 77, "started_at": "2026-03-01T11:00:02Z"}]'::jsonb))`)
 			expect(t, short, long, fmt.Sprintf("due at %s, %q", at, had))
 			expect(t, strings.Contains(short, `"ticks": 1`), !strings.HasPrefix(had, "cursor"), fmt.Sprintf("that the tick %q has its fate: %s", had, short))

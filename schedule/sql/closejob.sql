@@ -3,7 +3,7 @@
 -- $1 bigint  job
 -- $2 text    mark of the run, from open.sql
 -- $3 bigint  revision that open.sql read; where it was replaced since, that one stays, to be run
--- $4 jsonb   the step: due; trying; waits; fates, as in close.sql, one or none; tick_of, the schedule of which it is a tick, null: of none
+-- $4 jsonb   the step: now, as in close.sql; due; trying; waits; fates, as in close.sql, one or none; tick_of, the schedule of which it is a tick, null: of none
 --
 -- Whether its end has paused that schedule.
 --

@@ -259,7 +259,7 @@ DECLARE
     t     pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $5);
     fates CONSTANT jsonb := $5 -> 'fates';
     total bigint;
-    now   CONSTANT timestamptz := pgleases.schedule_clock();
+    now   CONSTANT timestamptz := least(pgleases.schedule_clock(), ($5 ->> 'now')::timestamptz);
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -269,7 +269,7 @@ BEGIN
         ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
         trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
         disabled_at = coalesce(r.disabled_at, t.disabled_at),
-        due = CASE WHEN r.revision <> $3 THEN coalesce(t.ran_until, now) ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
+        due = CASE WHEN r.revision <> $3 THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
         waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
     WHERE r.id = $1 AND r.cursor = $4 RETURNING r.* INTO s;
     IF FOUND THEN
@@ -318,7 +318,7 @@ BEGIN
     WITH stepped AS (
         UPDATE pgleases.schedules AS r
         SET cursor = $5, cursor_local = 'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), due = coalesce($7, 'infinity'), done = $5, ran_from = $8, ran_until = $9, trying = NULL, failures = 0,
-            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN r.waits_since END
+            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) least(pgleases.schedule_clock(), $9) THEN r.waits_since END
         WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND r.cursor OPERATOR(pg_catalog.=) $4
             AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
         RETURNING r.id, r.group_name, r.name, r.kind
@@ -330,7 +330,7 @@ BEGIN
         PERFORM pgleases.schedule_close($1, $2, $3, $4, pg_catalog.jsonb_build_object(
             'cursor', $5, 'cursor_local',
             'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', $7, 'done',
-            $5, 'ran_from', $8, 'ran_until', $9, 'failures', 0,
+            $5, 'ran_from', $8, 'ran_until', $9, 'failures', 0, 'now', $9,
             'fates', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('since', $4, 'until', $5, 'ticks', 1, 'fate',
             'done', 'attempts', $10, 'epoch', $11, 'started_at', $12))));
     END IF;
@@ -352,7 +352,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
 
 -- The schedule's row is locked, before the job's: so whoever counts its ticks there sees this one either gone, or to be told of here.
-CREATE OR REPLACE FUNCTION pgleases.schedule_tick_ended(j pgleases.jobs, fate pg_catalog.text) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.schedule_tick_ended(j pgleases.jobs, fate pg_catalog.text, now pg_catalog.timestamptz) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     s       pgleases.schedules;
@@ -365,8 +365,8 @@ BEGIN
     waiting := s.paused_at IS NULL AND NOT coalesce(paused, false) AND s.due = 'infinity';
     UPDATE pgleases.schedules AS r
     SET failures = s.failures, done = CASE WHEN $2 = 'done' THEN greatest(r.done, j.at) ELSE r.done END,
-        paused_at = CASE WHEN paused THEN pgleases.schedule_clock() ELSE r.paused_at END,
-        due = CASE WHEN paused THEN 'infinity' WHEN waiting THEN pgleases.schedule_clock() ELSE r.due END
+        paused_at = CASE WHEN paused THEN $3 ELSE r.paused_at END,
+        due = CASE WHEN paused THEN 'infinity' WHEN waiting THEN $3 ELSE r.due END
     WHERE r.id = j.schedule;
     IF waiting THEN
         PERFORM pgleases.schedule_tell(j.group_name);
@@ -374,7 +374,7 @@ BEGIN
     RETURN coalesce(paused, false);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text) IS 'Tells a schedule whose ticks may overlap that one has ended. Whether that has paused it.';
+COMMENT ON FUNCTION pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text, pg_catalog.timestamptz) IS 'Tells a schedule whose ticks may overlap that one has ended. Whether that has paused it.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -382,6 +382,7 @@ DECLARE
     j     pgleases.jobs;
     t     pgleases.jobs;
     fates CONSTANT jsonb := $4 -> 'fates';
+    now   CONSTANT timestamptz := least(pgleases.schedule_clock(), ($4 ->> 'now')::timestamptz);
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -396,11 +397,11 @@ BEGIN
     ELSIF j.revision = $3 THEN
         t := jsonb_populate_record(NULL::pgleases.jobs, $4);
         UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, waits = t.waits,
-            waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, pgleases.schedule_clock()) END
+            waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) END
         WHERE r.id = $1;
     END IF; -- else it was replaced: what ran was the one before, and this one is to run
     PERFORM pgleases.schedule_job_fates(j, fates);
-    RETURN j.schedule IS NOT NULL AND jsonb_array_length(fates) > 0 AND pgleases.schedule_tick_ended(j, fates -> 0 ->> 'fate');
+    RETURN j.schedule IS NOT NULL AND jsonb_array_length(fates) > 0 AND pgleases.schedule_tick_ended(j, fates -> 0 ->> 'fate', now);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
@@ -510,7 +511,7 @@ BEGIN
     UPDATE pgleases.schedule_requests AS q SET answered = pgleases.schedule_clock(), answer = 'taken back'
     WHERE j.trigger = 'request' AND q.id = (j.args ->> 'request')::bigint;
     IF j.schedule IS NOT NULL THEN
-        PERFORM pgleases.schedule_tick_ended(j, 'cancelled');
+        PERFORM pgleases.schedule_tick_ended(j, 'cancelled', pgleases.schedule_clock());
     END IF;
     RETURN true;
 END

@@ -24,7 +24,7 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, int, bigint, pg_catalog.text),
     pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.schedule_want(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb),
-    pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text),
+    pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text, pg_catalog.timestamptz),
     pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb),
     pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text),
     pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text),
