@@ -128,11 +128,12 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 		took := time.Since(began)
 		settled += took
 		if errors.Is(err, context.DeadlineExceeded) {
+			t.Log(waiting(t, direct))
 			now := oracle.Now()
 			fleet.Overdue = append(fleet.Overdue, faults.Overdue{From: now - oracle.Instant(took), To: now, Within: patience, Text: err.Error()})
-		} else {
-			violate(err)
+			break // no time is left for the others: what they missed, nobody could tell a late machine from
 		}
+		violate(err)
 	}
 	report, err := fleet.Report()
 	if err != nil {
@@ -184,6 +185,19 @@ func attack(t *punctual.Try, seed uint64, duration time.Duration, url string, da
 		e.Writes, e.Faults, e.Worst)
 	t.Logf("locks: %v; %d guarded writes", lockReport, e.LockWrites)
 	return e
+}
+
+// waiting tells what each backend waits for: what keeps others waiting is seen there only.
+func waiting(t *punctual.Try, url string) (told string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
+	defer cancel()
+	err := newPool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format('%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
+			wait_event_type, wait_event, pg_blocking_pids(pid), clock_timestamp() - coalesce(xact_start, query_start), left(query, 200)), E'\n' ORDER BY xact_start), '')
+		FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid()`).Scan(&told)
+	if err != nil {
+		return fmt.Sprintf("the server does not tell what it does: %v", err)
+	}
+	return "the server does this:\n" + told
 }
 
 // locksOfNobody waits until no row of a lock is left whose session is gone.

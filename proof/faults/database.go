@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
@@ -104,15 +105,23 @@ func database(name string, do func(*Fleet, context.Context) error) Fault {
 		}
 		wait, calm := f.span(3*f.Config.TTL/2), f.span(2*f.Config.TTL)
 		f.waits.Go(func() {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			const most = time.Minute
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), most)
 			defer cancel()
+			began := oracle.Now()
 			err := do(f, context.WithValue(ctx, lengthKey{}, wait))
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.note(nil, Incident{Fault: name, Over: true})
 			f.disturbed, f.mended, f.calm = false, time.Now(), time.Now().Add(calm) // sometimes long enough for an eviction
-			if err != nil {
-				f.errs = append(f.errs, fmt.Errorf("faults: %s: %w", name, err))
+			if err == nil {
+				return
+			}
+			err = fmt.Errorf("faults: %s: %w", name, err)
+			if errors.Is(err, context.DeadlineExceeded) {
+				f.Overdue = append(f.Overdue, Overdue{began, oracle.Now(), most, err.Error()})
+			} else {
+				f.errs = append(f.errs, err)
 			}
 		})
 		return true, nil
