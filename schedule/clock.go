@@ -11,6 +11,7 @@ type serverClock struct {
 	known bool
 	ahead time.Duration // of the database's clock before the host's, whose date is that of processStart
 	doubt time.Time     // since when it tells another time; zero: it does not
+	other time.Duration // ahead by that
 }
 
 // processStart has a monotonic reading, by which times of this host are compared.
@@ -22,8 +23,8 @@ func (c *serverClock) heard(told, sent, answered time.Time, doubted time.Duratio
 	ahead := told.Sub(undated(middle))
 	switch step := (ahead - c.ahead).Abs(); {
 	case !c.known || step <= time.Minute:
-	case c.doubt.IsZero() && doubted > 0:
-		c.doubt = answered
+	case (c.doubt.IsZero() || (ahead-c.other).Abs() > time.Minute) && doubted > 0:
+		c.doubt, c.other = answered, ahead
 		return false
 	case answered.Sub(c.doubt) < doubted:
 		return false

@@ -58,8 +58,10 @@
 //     its process died; [AtLeastOnce], with the same [Run.IdempotencyKey] each time; or [AtMostOnce], where a tick may be lost, and has that fate.
 //   - An edit that gives a schedule another [Key] while a handler is called outside of a transaction has another owner take the schedule over at once: [AtLeastOnce] may be called
 //     beside the call that goes on, and with [AtMostOnce] that tick may be lost. Pause the schedule before, and resume it when the call has ended.
-//   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does an edit: a new schedule, or a new
-//     rule, begins at the time that it shows then, what it cancels stays cancelled, and a job that is put is due by it.
+//   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does what is called then: a new
+//     schedule, or a new rule, begins at the time that it shows, what an edit cancels stays cancelled, and a job that is put, also for an instant that has
+//     not come, begins no earlier than it shows. [Scheduler.Resume] begins then, or not at once; the cancelling of a tick that runs beside others may put
+//     off the next until then. An edit that keeps rule and key, and a start, put nothing off.
 //   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks

@@ -9,6 +9,15 @@ func ServerTime(told, then, now time.Time) time.Time {
 	return c.at(now)
 }
 
+// BelievesLast reports whether the last of some readings is believed: each so long after the first, and so far off.
+func BelievesLast(readings ...[2]time.Duration) (believed bool) {
+	var c serverClock
+	for _, r := range readings {
+		believed = c.heard(processStart.Add(r[0]+r[1]), processStart.Add(r[0]), processStart.Add(r[0]), doubted)
+	}
+	return believed
+}
+
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
 func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 10*time.Millisecond, 0 }
 

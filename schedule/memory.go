@@ -916,6 +916,26 @@ func (m *memory) get(ctx context.Context, q querier, name string, edit bool) (cl
 	return clock, r, err
 }
 
+// dueAgain is when to look at a schedule that is written, and has been due: as in schedule_put.
+func (n *line) dueAgain(have *line, now time.Time) *time.Time {
+	switch {
+	case n.ID == 0 || have == nil:
+		return &now
+	case have.Due == nil && have.Revision == n.Revision && cmp.Or(have.PausedAt, have.DisabledAt, n.PausedAt, n.DisabledAt) == nil:
+		return nil
+	case have.Due == nil || have.Partition != n.Partition:
+		return &now
+	}
+	due := *n.Due
+	if have.Due.After(due) {
+		due = *have.Due
+	}
+	if due.After(now) {
+		due = now
+	}
+	return &due
+}
+
 // put stands in for schedule_put.
 func (m *memory) put(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
 	err = m.in(ctx, q, func(t *memoryTx) error {
@@ -931,10 +951,11 @@ func (m *memory) put(ctx context.Context, q querier, r *record, fates []fate) (w
 			return err
 		}
 		n.Partition = m.partitionOf(r.Key)
-		if now := m.now(); n.Due != nil && n.Due.Before(now) {
-			n.Due = &now
+		have, now := t.named(r.Name), m.now()
+		if n.Due != nil && n.Due.Before(now) {
+			n.Due = n.dueAgain(have, now)
 		}
-		if have := t.named(r.Name); r.ID == 0 {
+		if r.ID == 0 {
 			if have != nil {
 				return nil
 			}

@@ -412,7 +412,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/outside.go", `group, r.Nonce, r.Revision)`, `group, fmt.Sprint(r.ID), r.Revision)`, 0},
 	}},
 	{"a clock that is believed at once", "schedule clocks", `both doubt it|that are to come`, []edit{
-		{"schedule/clock.go", `case c.doubt.IsZero() && doubted > 0:`, `case false:`, 0},
+		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > time.Minute) && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
 		{"schedule/edit.go", `case have.Rule == r.Rule && have.DisabledAt == nil:`, `case have.Rule == r.Rule && have.DisabledAt == nil && !r.Declared:`, 0},

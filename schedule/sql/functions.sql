@@ -249,6 +249,15 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb) IS 'Writes down what became of ticks.';
 
+-- Of a process that runs something: it has doubted a clock that steps. The server's own, where they agree: so all agree.
+CREATE OR REPLACE FUNCTION pgleases.schedule_now(believed pg_catalog.timestamptz) RETURNS pg_catalog.timestamptz
+LANGUAGE sql STABLE AS $pgleases_body$
+    SELECT CASE WHEN $1 OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '1 minute')
+                  OR $1 OPERATOR(pg_catalog.>) (pgleases.schedule_clock() OPERATOR(pg_catalog.+) interval '1 minute')
+                THEN $1 ELSE pgleases.schedule_clock() END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_now(pg_catalog.timestamptz) IS 'The server''s time, or, where that is off by more than a minute, what a process believes it to be.';
+
 -- The row is locked here at the end of the run and not at its beginning: else an edit would wait for as long as the handler runs, and
 -- handlers that put schedules would wait for each other.
 CREATE OR REPLACE FUNCTION pgleases.schedule_close(schedule bigint, run pg_catalog.text, revision bigint,
@@ -259,7 +268,8 @@ DECLARE
     t     pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $5);
     fates CONSTANT jsonb := $5 -> 'fates';
     total bigint;
-    now   CONSTANT timestamptz := least(pgleases.schedule_clock(), ($5 ->> 'now')::timestamptz);
+    now   CONSTANT timestamptz := pgleases.schedule_now(($5 ->> 'now')::timestamptz);
+    soon  CONSTANT timestamptz := least(now, pgleases.schedule_clock()); -- where one of both is wrong, a sweep finds it within a minute
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -269,21 +279,21 @@ BEGIN
         ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
         trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
         disabled_at = coalesce(r.disabled_at, t.disabled_at),
-        due = CASE WHEN r.revision <> $3 THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
+        due = CASE WHEN r.revision <> $3 THEN soon ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
         waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
     WHERE r.id = $1 AND r.cursor = $4 RETURNING r.* INTO s;
     IF FOUND THEN
         IF jsonb_array_length($5 -> 'ticks') > 0 THEN
             INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, schedule, nonce, tick_since, begins, missed, args, priority, at, due)
             SELECT s.group_name, w.key, pgleases.partition_for(w.key, g.partitions), s.kind, s.name, 'tick', s.id, s.nonce,
-                w.since, w.begins, w.missed, s.args, 1, w.at, now
+                w.since, w.begins, w.missed, s.args, 1, w.at, soon
             FROM jsonb_to_recordset($5 -> 'ticks') AS w (key text, since timestamptz, begins timestamptz, missed bigint,
                 at timestamptz), pgleases.schedule_groups AS g
             WHERE g.name = s.group_name;
             PERFORM pgleases.schedule_tell(s.group_name);
         END IF;
         IF s.revision = $3 AND $5 ->> 'full' IS NOT NULL THEN
-            UPDATE pgleases.schedules AS r SET due = now
+            UPDATE pgleases.schedules AS r SET due = soon
             WHERE r.id = $1 AND ($5 ->> 'full')::int > (SELECT count(*) FROM pgleases.jobs AS j WHERE j.schedule = $1); -- one has ended since it was counted
         END IF;
     ELSE -- where an edit passed over these ticks while they ran, they have run all the same
@@ -318,7 +328,7 @@ BEGIN
     WITH stepped AS (
         UPDATE pgleases.schedules AS r
         SET cursor = $5, cursor_local = 'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), due = coalesce($7, 'infinity'), done = $5, ran_from = $8, ran_until = $9, trying = NULL, failures = 0,
-            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) least(pgleases.schedule_clock(), $9) THEN r.waits_since END
+            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) pgleases.schedule_now($9) THEN r.waits_since END
         WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND r.cursor OPERATOR(pg_catalog.=) $4
             AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
         RETURNING r.id, r.group_name, r.name, r.kind
@@ -382,7 +392,7 @@ DECLARE
     j     pgleases.jobs;
     t     pgleases.jobs;
     fates CONSTANT jsonb := $4 -> 'fates';
-    now   CONSTANT timestamptz := least(pgleases.schedule_clock(), ($4 ->> 'now')::timestamptz);
+    now   CONSTANT timestamptz := pgleases.schedule_now(($4 ->> 'now')::timestamptz);
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -401,7 +411,8 @@ BEGIN
         WHERE r.id = $1;
     END IF; -- else it was replaced: what ran was the one before, and this one is to run
     PERFORM pgleases.schedule_job_fates(j, fates);
-    RETURN j.schedule IS NOT NULL AND jsonb_array_length(fates) > 0 AND pgleases.schedule_tick_ended(j, fates -> 0 ->> 'fate', now);
+    RETURN j.schedule IS NOT NULL AND jsonb_array_length(fates) > 0 AND pgleases.schedule_tick_ended(j, fates -> 0 ->> 'fate',
+        least(now, pgleases.schedule_clock()));
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
@@ -611,6 +622,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     s       pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
     now     CONSTANT timestamptz := pgleases.schedule_clock();
+    soon    timestamptz;
     written boolean;
 BEGIN
     IF s.due < now + interval '1 second' THEN
@@ -618,16 +630,24 @@ BEGIN
     END IF;
     s.group_name := $1;
     s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2));
-    s.due := greatest(coalesce(s.due, 'infinity'), now); -- what has been due for long is not looked for each time
+    s.due := coalesce(s.due, 'infinity');
+    soon := greatest(s.due, now); -- what has been due for long is not looked for each time
     s.args := coalesce(s.args, 'null'); -- that of JSON comes as that of SQL
     IF s.id = 0 THEN
         INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
+        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, soon, 1, s.registered)
         ON CONFLICT DO NOTHING; -- a schedule of this name was made meanwhile
     ELSE
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
-            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures,
+            cursor = s.cursor, cursor_local = s.cursor_local,
+            due = CASE
+                -- Where nothing is edited, and all are taken up of so many ticks that may run at once, the end of one has it looked at.
+                WHEN t.revision = s.revision AND t.due = 'infinity' AND s.due < now
+                    AND coalesce(t.paused_at, t.disabled_at, s.paused_at, s.disabled_at) IS NULL THEN t.due
+                WHEN t.partition = s.partition THEN least(soon, greatest(s.due, t.due)) -- the clock may be ahead for a moment, and the owner knows what was due
+                ELSE soon END,
+            trying = s.trying, failures = s.failures,
             revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered,
             disabled_at = s.disabled_at, replaced = s.replaced
         WHERE t.id = s.id;
@@ -778,7 +798,7 @@ BEGIN
         RETURN false;
     END IF;
     IF EXISTS (SELECT FROM pgleases.schedule_slot_waits AS w
-               WHERE w.group_name = $1 AND w.kind = $2 AND w.process <> $4 AND w.most > taken AND w.seen > now - interval '3 seconds'
+               WHERE w.group_name = $1 AND w.kind = $2 AND w.process <> $4 AND w.most > taken AND w.seen BETWEEN now - interval '3 seconds' AND now + interval '3 seconds'
                  AND w.since < least(now - interval '5 seconds', (SELECT m.since FROM pgleases.schedule_slot_waits AS m
                      WHERE m.group_name = $1 AND m.kind = $2 AND m.process = $4))) THEN
         PERFORM pgleases.schedule_tell($1);
@@ -806,7 +826,7 @@ DECLARE
     now CONSTANT timestamptz := clock_timestamp();
 BEGIN
     DELETE FROM pgleases.schedule_slot_waits AS w
-    WHERE w.group_name = $1 AND (w.process = $2 AND NOT $3 ? w.kind OR w.seen < now - interval '1 minute');
+    WHERE w.group_name = $1 AND (w.process = $2 AND NOT $3 ? w.kind OR w.seen NOT BETWEEN now - interval '1 minute' AND now + interval '1 minute');
     INSERT INTO pgleases.schedule_slot_waits AS w (group_name, kind, process, most, since, seen)
     SELECT $1, k.key, $2, k.value::int, now, now FROM jsonb_each_text($3) AS k
     ON CONFLICT ON CONSTRAINT schedule_slot_waits_pkey DO UPDATE SET most = EXCLUDED.most, seen = now;

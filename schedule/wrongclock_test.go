@@ -1,0 +1,311 @@
+package schedule_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// The server's clock is wrong for some statements, by hours, as if it were set right at once. Nothing is put off for that long, lost or run twice.
+
+// wrongAt has the server's clock be wrong for statements with one of these texts, and for no other.
+func (db *database) wrongAt(by string, texts ...string) {
+	db.t.Helper()
+	wrong := "false"
+	for _, text := range texts {
+		wrong += fmt.Sprintf(" OR current_query() LIKE '%%%s%%'", text)
+	}
+	db.exec(fmt.Sprintf(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$
+		SELECT now + CASE WHEN %s THEN interval '%s' ELSE interval '0' END FROM public.test_clock $$`, wrong, by))
+}
+
+func (db *database) rightAgain() { db.t.Helper(); db.wrongAt("0") }
+
+func (db *database) doneTicks(name string) int64 {
+	return one[int64](db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND fate = 'done'", name)
+}
+
+// A time is believed after a minute in which no other was told.
+func TestTwoWrongTimesAreNotBelieved(t *testing.T) {
+	t.Parallel()
+	wrong := [][2]time.Duration{{0, 0}, {time.Second, 8 * time.Hour}}
+	expect(t, schedule.BelievesLast(append(wrong, [2]time.Duration{62 * time.Second, 8 * time.Hour})...), true, "that one is believed that is told for a minute")
+	expect(t, schedule.BelievesLast(append(wrong, [2]time.Duration{62 * time.Second, -8 * time.Hour})...), false, "that another is believed at once")
+}
+
+// A process that starts writes what it declares, which is as it was.
+func TestAStartAtAWrongTimePutsNothingOff(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"8 h", "-8 h"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			start := func() *worker {
+				w := newSteadyWorker(db)
+				w.SweepEvery(100 * time.Millisecond)
+				ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+				return w.run()
+			}
+			start().has("close")
+			db.looked()
+			db.setClock(midnight.Add(30 * time.Minute))
+			db.wrongAt(by, "schedule_get(", "schedule_put(")
+			start()
+			until(t, "it has put what it declares", func() bool {
+				return one[bool](db, "SELECT registered <> $1 AND registered <> $2 FROM pgleases.schedules", midnight, midnight.Add(30*time.Minute))
+			})
+			db.rightAgain()
+			db.setClock(midnight.Add(time.Hour))
+			until(t, "the tick of 1:00 runs", func() bool { return db.doneTicks("close") == 1 })
+		})
+	}
+}
+
+// The same, where as many of its ticks run as may: the end of one has it looked at.
+func TestAStartAtAWrongTimeKeepsWhatWaitsForTheEndOfATick(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	h := newHolding(t)
+	start := func() *worker {
+		w := newSteadyWorker(db)
+		w.SweepEvery(100 * time.Millisecond)
+		ok(t, schedule.InTx(w.Scheduler, "books", h.run).Add("close", args{}, hourly, schedule.OverlapAllow(1), schedule.MissedAll))
+		return w.run()
+	}
+	start().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	h.begins(1)
+	db.setClock(midnight.Add(2 * time.Hour))
+	h.quiet(db)
+	db.wrongAt("8 h", "schedule_get(", "schedule_put(")
+	start()
+	until(t, "it has put what it declares", func() bool {
+		return one[bool](db, "SELECT registered <> $1 FROM pgleases.schedules", midnight)
+	})
+	db.rightAgain()
+	h.of(1) <- nil
+	until(t, "the tick of 2:00 begins", func() bool { return len(h.began) == 1 })
+	h.of(2) <- nil
+}
+
+// The arguments are edited, and not the rule.
+func TestAnEditAtAWrongTimePutsNoTickOff(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"8 h", "-8 h"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newSteadyWorker(db)
+			w.SweepEvery(100 * time.Millisecond)
+			k := schedule.InTx(w.Scheduler, "books", effect)
+			ok(t, k.Put(t.Context(), "close", args{1}, hourly))
+			w.run()
+			db.looked()
+			db.setClock(midnight.Add(30 * time.Minute))
+			db.wrongAt(by, "schedule_get(", "schedule_put(")
+			ok(t, k.Put(t.Context(), "close", args{2}, hourly))
+			db.rightAgain()
+			db.setClock(midnight.Add(time.Hour))
+			until(t, "the tick of 1:00 runs", func() bool { return db.doneTicks("close") == 1 })
+		})
+	}
+}
+
+// A schedule catches up after it waited for its kind, and its first tick ends: the others are not late by the wait.
+func TestCatchingUpAtAWrongTimeLosesNoTick(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"-8 h", "8 h"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			maker := newWorker(db)
+			ok(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+			l := newLedger(db, "close")
+			older := newWorker(db).run()
+			db.setClock(midnight.Add(time.Hour))
+			until(t, "it waits", func() bool {
+				s, err := older.Get(t.Context(), "close")
+				ok(t, err)
+				return s.Waits != ""
+			})
+			db.setClock(midnight.Add(6 * time.Hour))
+			older.close()
+			db.wrongAt(by, "schedule_done_tick(")
+			newer := newWorker(db)
+			newer.SweepEvery(100 * time.Millisecond)
+			schedule.InTx(newer.Scheduler, "new", effect)
+			newer.run()
+			l.settled(newer.Scheduler).expectFates(fates{schedule.FateDone: 6})
+		})
+	}
+}
+
+// The same, where it waited for a slot.
+func TestCatchingUpAtAWrongTimeAfterAWaitForASlotLosesNoTick(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newSteadyWorker(db)
+	w.SweepEvery(100 * time.Millisecond)
+	h := newHolding(t)
+	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
+	ok(t, books.Put(t.Context(), "a", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	ok(t, books.Put(t.Context(), "b", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	ledgers := map[string]*ledger{"a": newLedger(db, "a"), "b": newLedger(db, "b")}
+	w.run()
+	db.setClock(midnight.Add(time.Hour))
+	other := map[string]string{"a": "b", "b": "a"}[h.begins(1)[0].Name]
+	l := ledgers[other]
+	until(t, "the other waits", func() bool {
+		s, err := w.Get(t.Context(), other)
+		ok(t, err)
+		return s.Waits != ""
+	})
+	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
+	h.quiet(db)
+	db.wrongAt("-8 h", "schedule_done_tick(")
+	for hour := range 4 {
+		close(h.of(hour))
+	}
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
+}
+
+// wrongWant calls schedule_want while clock_timestamp() is wrong.
+func (db *database) wrongWant(by, process string) {
+	db.t.Helper()
+	right := one[string](db, "SELECT pg_get_functiondef('pgleases.schedule_want'::regproc)")
+	wrong := strings.Replace(right, ":= clock_timestamp()", ":= clock_timestamp() + interval '"+by+"'", 1)
+	if wrong == right {
+		db.t.Fatal("no clock in it")
+	}
+	db.exec(wrong)
+	db.exec("SELECT pgleases.schedule_want('" + group + "', '" + process + `', '{"mail": 1}')`)
+	db.exec(right)
+}
+
+// takes reports whether a process gets a slot of the kind mail.
+func (db *database) takes(process string) bool {
+	db.t.Helper()
+	return one[bool](db, "SELECT pgleases.schedule_take($1, 'mail', 1, $2, 0, 1, NULL)", group, process)
+}
+
+// A process that began to wait by a wrong clock does not let all others go first.
+func TestAProcessThatWaitsByAWrongClockGetsASlot(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note, schedule.Limit(1))
+	w.run()
+	id, err := mail.Enqueue(t.Context(), "first")
+	ok(t, err)
+	w.fate(id)
+	db.wrongWant("8 h", "long")
+	db.exec("UPDATE pgleases.schedule_slot_waits SET since = since - interval '1 h', seen = seen - interval '1 h'") // an hour later
+	for _, process := range []string{"long", "short"} {
+		db.exec("SELECT pgleases.schedule_want('" + group + "', '" + process + `', '{"mail": 1}')`)
+	}
+	db.exec("UPDATE pgleases.schedule_slot_waits SET since = since - interval '10 s'") // ten seconds later
+	expect(t, db.takes("long"), true, "that it gets one")
+}
+
+// It begins to wait after an outage: the ticks of the outage are late by the grace all the same.
+func TestAWaitThatBeginsAtAWrongTimeMakesNoLateTickTimely(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"0 h", "8 h", "-8 h"} {
+		t.Run(by, func(t *testing.T) { t.Parallel(); waitsAtAWrongTime(t, by) })
+	}
+}
+
+func waitsAtAWrongTime(t *testing.T, by string) {
+	db := newDatabase(t)
+	maker := newWorker(db)
+	ok(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Hour)))
+	l := newLedger(db, "close")
+	db.setClock(midnight.Add(6*time.Hour + 30*time.Minute)) // nobody ran
+	db.wrongAt(by, "schedule_close(")
+	older := newWorker(db).run()
+	until(t, "it waits", func() bool {
+		s, err := older.Get(t.Context(), "close")
+		ok(t, err)
+		return s.Waits != ""
+	})
+	db.rightAgain()
+	older.close()
+	newer := newWorker(db)
+	newer.SweepEvery(100 * time.Millisecond)
+	schedule.InTx(newer.Scheduler, "new", effect)
+	newer.run()
+	l.settled(newer.Scheduler).expectFates(fates{schedule.FateMissed: 5, schedule.FateDone: 1})
+}
+
+// Each statement of a run in turn, with handlers of each kind: nothing runs twice or early, and nothing is lost.
+func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
+	t.Parallel()
+	for _, by := range []string{"8 h", "-8 h"} {
+		t.Run(by, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newSteadyWorker(db)
+			w.SweepEvery(100 * time.Millisecond)
+			w.Doubt(50 * time.Millisecond)
+			out := func(ctx context.Context, r schedule.Run[args]) error {
+				return r.Guarded(ctx, func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, "INSERT INTO public.effects (name, at) VALUES ($1, $2)", r.Name, r.At)
+					return err
+				})
+			}
+			fails := func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+				if r.Attempt == 1 {
+					return errors.New("no")
+				}
+				return effect(ctx, tx, r)
+			}
+			in := schedule.InTx(w.Scheduler, "in", effect)
+			limited := schedule.InTx(w.Scheduler, "limited", effect, schedule.Limit(1))
+			least := schedule.AtLeastOnce(w.Scheduler, "least", out)
+			most := schedule.AtMostOnce(w.Scheduler, "most", out)
+			again := schedule.InTx(w.Scheduler, "again", fails, schedule.Retry(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
+			opts := []schedule.ScheduleOption{schedule.MissedAll, schedule.OverlapBuffer}
+			ok(t, in.Put(t.Context(), "in", args{}, hourly, opts...))
+			ok(t, limited.Put(t.Context(), "limited", args{}, hourly, opts...))
+			ok(t, limited.Put(t.Context(), "limited too", args{}, hourly, opts...))
+			ok(t, least.Put(t.Context(), "least", args{}, hourly, opts...))
+			ok(t, most.Put(t.Context(), "most", args{}, hourly, opts...))
+			ok(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
+			ok(t, in.Put(t.Context(), "beside", args{}, hourly, schedule.MissedAll, schedule.OverlapAllow(2)))
+			names := []string{"in", "limited", "limited too", "least", "most", "again", "beside"}
+			w.run()
+			db.looked()
+			now := midnight
+			for _, text := range []string{"schedule_open_tick(", "schedule_open_job(", "schedule_close(", "schedule_close_job(", "schedule_done_tick(", "schedule_done_job(", "schedule_take(", "schedule_begin("} {
+				now = now.Add(time.Hour)
+				db.wrongAt(by, text)
+				db.setClock(now)
+				for range 3 {
+					db.looked()
+				}
+				db.rightAgain()
+				db.setClock(now.Add(5 * time.Second)) // pauses of a millisecond are over
+				right := time.Now()
+				for _, name := range names {
+					until(t, text+" was at a wrong time, and "+name+" is done", func() bool {
+						db.setClock(now.Add(5*time.Second + time.Since(right)))
+						return db.doneTicks(name) == int64(now.Sub(midnight)/time.Hour)
+					})
+				}
+			}
+			if n := one[int64](db, "SELECT count(*) FROM (SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS d"); n > 0 {
+				t.Errorf("%d ticks have their effects twice", n)
+			}
+			if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE at > $1", now); n > 0 {
+				t.Errorf("%d ticks ran early", n)
+			}
+		})
+	}
+}
