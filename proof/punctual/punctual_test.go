@@ -62,7 +62,7 @@ func TestADeadlineIsJudgedByTriesInWhichTheMachineKeptTime(t *testing.T) {
 		{"met", []time.Duration{0}, func(*Try) {}, 1, ""},
 		{"met by a machine that was late", []time.Duration{time.Hour}, func(*Try) {}, 1, ""},
 		{"missed on time", []time.Duration{0}, miss, 1, "too slow"},
-		{"missed, and late by a tenth of what was allowed", []time.Duration{100 * ms}, miss, 1, "too slow"},
+		{"missed, and late by a twentieth of what was allowed", []time.Duration{50 * ms}, miss, 1, "too slow"},
 		{"missed on time after being late", []time.Duration{200 * ms, 200 * ms, 0}, miss, 3, "too slow"},
 		{"always late", []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}, miss, 5, "late in each of 5 tries"},
 		{"safety, on a machine that was late", []time.Duration{time.Hour}, func(try *Try) { try.Fatalf("overlap") }, 1, "overlap"},

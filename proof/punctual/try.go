@@ -114,7 +114,7 @@ func (t *Try) TempDir() string {
 
 // Missed says that what was allowed to take so long, from that moment on, was not so by now: a deadline that has passed, a figure
 // above its limit, trust that was lost with no such silence. It does not return. Where the machine was late by
-// more than a tenth of what was allowed since, this ends the try, else the test.
+// more than a twentieth of what was allowed since, this ends the try, else the test.
 func (t *Try) Missed(since time.Time, within time.Duration, format string, args ...any) {
 	t.Helper()
 	now := oracle.Now()
@@ -144,5 +144,5 @@ func (t *Try) Excused(from, to oracle.Instant, within time.Duration) bool {
 
 func (t *Try) excused(from, to oracle.Instant, within time.Duration) (bool, string) {
 	by, told := t.late(from, to)
-	return by > within/10, told
+	return by > within/20, told
 }
