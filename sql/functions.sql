@@ -52,7 +52,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, and how many milliseconds the statement waits for a lock. Always true.';
 
--- Sets the column changed of leases. A trigger does, so that what clients of version 1 and operators change counts too.
+-- Sets the column changed of leases. A trigger does, so that what operators change counts too.
 CREATE OR REPLACE FUNCTION pgleases.lease_changed() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
@@ -61,12 +61,7 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.lease_changed() IS 'Notes in a lease which transaction has changed it.';
-DO $pgleases_body$
-BEGIN
-    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true); -- see schema.sql, also where each statement is a transaction
-    CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
-END
-$pgleases_body$;
+CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR EACH ROW EXECUTE FUNCTION pgleases.lease_changed();
 
 -- A function, because the server keeps a function's plans for each connection; as plain SQL, planned every time, a heartbeat
 -- costs four times as much. It updates the session's own row and waits for no flush: a crash that loses the update also
@@ -104,8 +99,8 @@ BEGIN
       AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked
     RETURNING
         pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
-            (SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions) FROM pgleases.server AS s),
-            (SELECT extract(epoch FROM k.unwatched) FROM pgleases.server_check AS k),
+            (SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions, extract(epoch FROM s.unwatched))
+             FROM pgleases.server AS s),
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
         pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
@@ -152,49 +147,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a heartbeat with the run of the server and the leases in it, after what is told each time; null: the session is gone, or a copy has renewed it.';
-
-CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int,
-    OUT alive boolean, OUT clock bigint, OUT timeline bigint, OUT started bigint, OUT mark bigint, OUT settled bigint,
-    OUT incarnation bigint, OUT check_due_in bigint, OUT sessions bigint, OUT names pg_catalog.text[], OUT generations bigint[],
-    OUT due_in bigint[], OUT weights int[])
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    answer CONSTANT text := pgleases.heartbeat($1, $2, double precision 'infinity', 0, 0, 0, '0');
-    n CONSTANT numeric[] := string_to_array(regexp_replace(split_part(answer, ' {', 1), '^[a-z]+ ', ''), ' ')::numeric[];
-BEGIN
-    alive := answer !~ '^[a-z]';
-    IF NOT alive THEN
-        clock := n[1] * 1000000;
-        settled := n[2];
-        timeline := n[4];
-        started := n[5] * 1000000;
-        mark := n[6];
-        incarnation := 0;
-        check_due_in := 0;
-        sessions := 0;
-        names := '{}';
-        generations := '{}';
-        due_in := '{}';
-        weights := '{}';
-        RETURN;
-    END IF;
-    clock := (n[1] - n[2]) * 1000000;
-    settled := n[3];
-    check_due_in := CASE WHEN n[5] > n[1] + 1 THEN 0 -- the clock stepped back: due now
-                         ELSE least(greatest(n[5] - n[1] + n[2], 0), CASE WHEN n[7] > 0 THEN n[7] END) * 1000000 END;
-    sessions := n[6];
-    incarnation := n[8];
-    timeline := n[10];
-    started := n[11] * 1000000;
-    mark := n[12];
-    names := substr(answer, strpos(answer, ' {') + 1)::text[];
-    generations := ARRAY(SELECT n[10 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
-    due_in := ARRAY(SELECT n[11 + 3 * i] * 1000000 FROM generate_series(1, cardinality(names)) AS i);
-    weights := ARRAY(SELECT n[12 + 3 * i] FROM generate_series(1, cardinality(names)) AS i);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int) IS 'The heartbeat of clients of version 1, which do not tell how long they have watched the clock, nor when they renewed the session.';
 
 -- With the rights of its owner, as clients may not delete events; so it takes no argument. It looks at the first event alone where none is old.
 -- An event that is dated ahead was written by a clock that was: it would keep those behind it until then, and their number would have no bound.
@@ -247,7 +199,7 @@ BEGIN
     -- server that was watched? SKIP LOCKED, as a lock on the row means that another client does the check.
     PERFORM FROM pgleases.server AS s
     WHERE (s.next_check_at <= now
-           OR EXISTS (SELECT FROM pgleases.server_check AS k WHERE k.unwatched > interval '0' AND k.unwatched <= longest)
+           OR s.unwatched > interval '0' AND s.unwatched <= longest
            OR s.next_check_at > now + interval '1 second' + $3 * interval '1 microsecond')
       AND now >= silent
       AND s.timeline = $4 AND pgleases.timeline() = $4
@@ -341,6 +293,7 @@ BEGIN
     ), checked AS (
         UPDATE pgleases.server AS s
         SET sessions = rest.sessions,
+            unwatched = coalesce(rest.unwatched, interval '0'),
             next_check_at = greatest(now + interval '50 milliseconds',
                 CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM affected)
                      THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
@@ -349,10 +302,6 @@ BEGIN
                                  FROM pgleases.wishes AS w WHERE w.until < 'infinity')) END)
         FROM rest
         RETURNING s.next_check_at, rest.unwatched
-    ), left_to_others AS (
-        UPDATE pgleases.server_check AS k SET unwatched = coalesce(rest.unwatched, interval '0')
-        FROM rest
-        WHERE k.unwatched <> coalesce(rest.unwatched, interval '0')
     )
     -- 11 minutes are more than any TTL: infinity less a time is an error.
     SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
@@ -369,20 +318,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member or an owner. See evict.sql.';
-
--- The shortest TTL stands for the caller's. Where it is not known for which TTL a session stays, version 1 waits for nothing.
-CREATE OR REPLACE FUNCTION pgleases.evict(
-    cutoff bigint, watched bigint, timeline bigint, started bigint, mark bigint, lock_ms int,
-    OUT evicted pg_catalog.text[], OUT asked pg_catalog.text[], OUT check_due_in bigint, OUT unwatched bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    SELECT e.evicted, e.asked, e.check_due_in, 0
-    FROM pgleases.evict($1, $2, (SELECT coalesce(min(extract(epoch FROM c.ttl) * 1000000), 0)::bigint FROM pgleases.clients AS c),
-                        $3, $4, $5, $6) AS e
-    INTO evicted, asked, check_due_in, unwatched;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, int) IS 'The eviction of clients of version 1.';
 
 -- From here to evict_ended: fast fail-over.
 
@@ -782,28 +717,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.snapshot(pg_catalog.text[], boolean) IS 'What a plan needs to know of leases. See plan.sql.';
 
--- A client of version 2 is shown what it can obey: weights. A lease with other wishes is left to members that know them, where one lives.
-CREATE OR REPLACE FUNCTION pgleases.plan(
-    leases pg_catalog.text[], alone boolean,
-    OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
-    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
-    OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
-RETURNS SETOF record
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN QUERY
-    SELECT s.name, s.generation, s.partitions, s.sessions, s.ids, s.incarnations,
-           ARRAY(SELECT CASE WHEN s.paused OR m.drained OR m.incarnation < 0 THEN 0 ELSE m.weight END
-                 FROM unnest(s.weights, s.drained, s.incarnations) WITH ORDINALITY AS m (weight, drained, incarnation, place) ORDER BY m.place),
-           s.owners, s.targets, s.owner_ids, s.home_ids, s.numbers
-    FROM pgleases.snapshot($1, $2) AS s
-    WHERE NOT ((s.frozen OR true = ANY (s.cordoned) OR cardinality(s.pinned || s.wanted) > 0)
-               AND EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-                           WHERE m.lease = s.name AND m.code >= 3));
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.plan(pg_catalog.text[], boolean) IS 'What clients of version 2 need to know for a plan.';
-
 -- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
 -- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
 -- does not change from there on; a fence may raise its epoch.
@@ -1086,17 +999,9 @@ BEGIN
                 FROM pgleases.leases AS l WHERE l.name = $3));
     END IF;
     PERFORM pg_advisory_xact_lock(hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)); -- one verb at a time
-    IF NOT $2 THEN
-        SELECT string_agg(DISTINCT c.id, ', ') INTO lacking
-        FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.code < 3;
-        IF lacking IS NOT NULL THEN
-            RAISE EXCEPTION 'clients that know no wishes are at work: %', lacking
-                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Their code was written for an earlier version of the schema. Replace them first.';
-        END IF;
-        IF $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
-            RAISE EXCEPTION 'client "%" is not known', $5
-                USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To wish something of one that is to come, say until when.';
-        END IF;
+    IF NOT $2 AND $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
+        RAISE EXCEPTION 'client "%" is not known', $5
+            USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To wish something of one that is to come, say until when.';
     END IF;
     -- Leases before the server before clients.
     names := pgleases.leases_of($3, $5);
@@ -1818,30 +1723,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard_lock(pg_catalog.text, bigint) IS 'Raises PL001 unless the lock is held under this token, by a session that was not evicted. After it, nobody else is given the lock until the transaction ends.';
 
--- Version 1 named a server by the number of its timeline alone.
-DO $pgleases_body$
-BEGIN
-    IF pg_catalog.has_function_privilege('pg_catalog.pg_control_system()'::pg_catalog.text, 'execute'::pg_catalog.text) THEN
-        UPDATE pgleases.server SET timeline = pgleases.timeline()
-        WHERE timeline OPERATOR(pg_catalog.=) (pgleases.timeline() OPERATOR(pg_catalog.-)
-              (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c));
-    END IF;
-END
-$pgleases_body$;
-
 -- Last, after all tables and functions: a schema without its version counts as missing.
-INSERT INTO pgleases.server (timeline, era, next_check_at, settling_to)
-VALUES (pgleases.timeline(), 0, 'infinity', '-infinity') ON CONFLICT DO NOTHING;
-INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (3, 1)
+INSERT INTO pgleases.server (timeline, era, next_check_at)
+VALUES (pgleases.timeline(), 0, 'infinity') ON CONFLICT DO NOTHING;
+INSERT INTO pgleases.schema_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;
-
--- What is in the same transaction after this text waits for locks as it did before.
-DO $pgleases_body$
-DECLARE
-    before CONSTANT pg_catalog.text := pg_catalog.current_setting('pgleases_migration.lock_timeout', true);
-BEGIN
-    IF before OPERATOR(pg_catalog.<>) ''::pg_catalog.text THEN -- else schema.sql was a transaction of its own
-        PERFORM pg_catalog.set_config('lock_timeout', before, true);
-    END IF;
-END
-$pgleases_body$;

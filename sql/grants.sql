@@ -6,7 +6,7 @@ GRANT SELECT ON pgleases.schema_version, pgleases.wishes, pgleases.status, pglea
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks, pgleases.presences TO pgleases_app;
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
-GRANT SELECT, UPDATE ON pgleases.server, pgleases.server_check TO pgleases_app;
+GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark, pgleases.events TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
@@ -25,9 +25,7 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
     pgleases.lock_release(pg_catalog.text, bigint, bigint, bigint, bigint, bigint, bigint, int, boolean),
     pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean),
     pgleases.lock_look(bigint, bigint[], boolean, int, boolean), pgleases.lock_sweep(int, int, boolean),
-    pgleases.lock_list(pg_catalog.text, pg_catalog.text, int), pgleases.guard_lock(pg_catalog.text, bigint),
-    pgleases.heartbeat(bigint, int), pgleases.evict(bigint, bigint, bigint, bigint, bigint, int), -- version 1
-    pgleases.plan(pg_catalog.text[], boolean) TO pgleases_app; -- version 2
+    pgleases.lock_list(pg_catalog.text, pg_catalog.text, int), pgleases.guard_lock(pg_catalog.text, bigint) TO pgleases_app;
 
 -- A role that only writes under a guard, and runs no clients. UPDATE of one column gives it the right to lock rows:
 --   GRANT USAGE ON SCHEMA pgleases TO worker;

@@ -49,10 +49,10 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     FROM lease, generate_series(0, $3::int - 1) AS n
     WHERE lease.created
 ), member AS (
-    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, code)
-    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, 3 FROM lease, client
+    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number)
+    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
-    SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number), code = EXCLUDED.code
+    SET weight = EXCLUDED.weight, join_number = greatest(m.join_number, EXCLUDED.join_number)
     RETURNING m.lease, m.xmax = 0 AS new -- the member is, and was not there before
 ), told AS (
     INSERT INTO pgleases.events (lease, cause, to_id, generation)

@@ -64,7 +64,8 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     created_generation bigint NOT NULL,
     epoch_floor        bigint NOT NULL,
     next_check_at      pg_catalog.timestamptz NOT NULL,
-    planned_at         pg_catalog.timestamptz NOT NULL
+    planned_at         pg_catalog.timestamptz NOT NULL,
+    changed            pg_catalog.xid8 NOT NULL DEFAULT '0'
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
@@ -74,36 +75,23 @@ COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
+COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
 
 CREATE TABLE IF NOT EXISTS pgleases.members (
-    lease     pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    session   bigint NOT NULL,
-    weight    int NOT NULL,
-    joined_at pg_catalog.timestamptz NOT NULL,
+    lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    session     bigint NOT NULL,
+    weight      int NOT NULL,
+    joined_at   pg_catalog.timestamptz NOT NULL,
+    join_number bigint NOT NULL,
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
-
--- Version 2. An ALTER TABLE waits for whoever uses the table, and all who come later wait for it, heartbeats too. So it waits
--- for 200 ms at most, then the migration fails, and is to be run again. So does all that follows, to the end of functions.sql: views, too,
--- are made anew under a lock, and what was altered is locked until then.
-DO $pgleases_body$
-BEGIN
-    PERFORM pg_catalog.set_config('pgleases_migration.lock_timeout', pg_catalog.current_setting('lock_timeout'), true);
-    PERFORM pg_catalog.set_config('lock_timeout', '200ms', true);
-    ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS join_number bigint NOT NULL DEFAULT 0;
-    ALTER TABLE pgleases.members ADD COLUMN IF NOT EXISTS code int NOT NULL DEFAULT 0; -- version 3
-    ALTER TABLE pgleases.leases ADD COLUMN IF NOT EXISTS changed pg_catalog.xid8 NOT NULL DEFAULT '0';
-END
-$pgleases_body$;
-COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where a wish drains the client or pauses the lease, it counts as 0.';
-COMMENT ON COLUMN pgleases.members.code IS 'The version of these tables for which the member''s code was written; 0: one before 3, which knows no wishes.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
-COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership. 0: a client of version 1 joined.';
+COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership.';
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
 CREATE TABLE IF NOT EXISTS pgleases.partitions (
@@ -135,7 +123,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
     era           bigint NOT NULL,
     next_check_at pg_catalog.timestamptz NOT NULL,
     sessions      bigint NOT NULL DEFAULT 1,
-    settling_to   pg_catalog.timestamptz NOT NULL
+    unwatched     interval NOT NULL DEFAULT '0'
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
@@ -143,19 +131,9 @@ COMMENT ON COLUMN pgleases.server.timeline IS 'The settled server and timeline, 
 COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32, and no lower epoch passes a guard; rises when a server is settled.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
-COMMENT ON COLUMN pgleases.server.settling_to IS 'For clients of version 1 only.';
+COMMENT ON COLUMN pgleases.server.unwatched IS 'The shortest TTL of the sessions that had expired at the last check and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
 
--- Version 2. Not a column of server, as every open guarded transaction keeps that table from being altered. In a migration from
--- version 1, roles get the rights on it that they have on server.
-CREATE TABLE IF NOT EXISTS pgleases.server_check (
-    unwatched interval NOT NULL
-) WITH (fillfactor = 10);
-CREATE UNIQUE INDEX IF NOT EXISTS server_check_one_row ON pgleases.server_check ((true));
-COMMENT ON TABLE pgleases.server_check IS 'One row: what the last check for expired sessions left to others.';
-COMMENT ON COLUMN pgleases.server_check.unwatched IS 'The shortest TTL of the sessions that had expired and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
-INSERT INTO pgleases.server_check (unwatched) VALUES ('0') ON CONFLICT DO NOTHING;
-
--- Version 2. The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
+-- The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
 -- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.
 CREATE TABLE IF NOT EXISTS pgleases.locks (
     name    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -177,7 +155,7 @@ COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, toge
 COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
 COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
 
--- Version 2. Not a column of clients, as every open guarded transaction keeps that table from being altered.
+-- Not a column of clients: who looks out reads these rows, of which there are none without fast fail-over.
 CREATE TABLE IF NOT EXISTS pgleases.presences (
     session  bigint PRIMARY KEY,
     presence bigint NOT NULL
@@ -186,7 +164,7 @@ COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast fail-o
 COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
 COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
 
--- Version 3. For people: no statement of the protocol reads it. Its rows are written by the statements that do what they tell, and one of
+-- For people: no statement of the protocol reads it. Its rows are written by the statements that do what they tell, and one of
 -- them tells of all partitions that went from one client to another. Ordered by transaction: what a transaction writes is seen when it
 -- commits, which may be later than what has a higher id.
 CREATE TABLE IF NOT EXISTS pgleases.events (
@@ -216,7 +194,7 @@ COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of who owns the partitions
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
 COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before it.';
 
--- Version 3. What operators want. A plan of a lease obeys the wishes that concern it. Not columns of other tables: what clients write would
+-- What operators want. A plan of a lease obeys the wishes that concern it. Not columns of other tables: what clients write would
 -- take them away. Clients may read it; the functions for operators write it.
 CREATE TABLE IF NOT EXISTS pgleases.wishes (
     verb      pg_catalog.text NOT NULL,
@@ -347,33 +325,3 @@ COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may
 COMMENT ON COLUMN pgleases.locks_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
-
--- In a migration, roles that run clients get the rights that grants.sql would give them: on each new relation those that they have on
--- an old one, but on events only to read and to add, and on wishes only to read.
-DO $pgleases_body$
-DECLARE
-    statement pg_catalog.text;
-BEGIN
-    FOR statement IN
-        SELECT pg_catalog.format('GRANT %s ON %s TO %s', CASE WHEN new.relkind OPERATOR(pg_catalog.=) 'S'::pg_catalog."char" THEN 'USAGE' ELSE acl.privilege_type END,
-                                 new.oid::pg_catalog.regclass,
-                                 CASE WHEN acl.grantee OPERATOR(pg_catalog.=) 0::pg_catalog.oid THEN 'PUBLIC'
-                                      ELSE acl.grantee::pg_catalog.regrole::pg_catalog.text END)
-        FROM (VALUES ('server_check'::pg_catalog.name, 'server'::pg_catalog.name), ('locks', 'clients'), ('lock_tokens', 'clients'),
-                     ('presences', 'clients'), ('locks_status', 'status'), ('events', 'clients'), ('wishes', 'clients')) AS pair (new, old)
-        CROSS JOIN pgleases.schema_version AS v
-        JOIN pg_catalog.pg_class AS here ON here.oid OPERATOR(pg_catalog.=) v.tableoid
-        JOIN pg_catalog.pg_class AS new ON new.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND new.relname OPERATOR(pg_catalog.=) pair.new
-        JOIN pg_catalog.pg_class AS old ON old.relnamespace OPERATOR(pg_catalog.=) here.relnamespace AND old.relname OPERATOR(pg_catalog.=) pair.old
-        CROSS JOIN LATERAL pg_catalog.aclexplode(old.relacl) AS acl
-        WHERE v.version OPERATOR(pg_catalog.<) 3
-          AND acl.privilege_type OPERATOR(pg_catalog.=) ANY (
-                  CASE WHEN new.relname OPERATOR(pg_catalog.=) 'events'::pg_catalog.name THEN '{SELECT,INSERT}'::pg_catalog.text[]
-                       WHEN new.relname OPERATOR(pg_catalog.=) 'wishes'::pg_catalog.name THEN '{SELECT}'::pg_catalog.text[]
-                       ELSE ARRAY[acl.privilege_type] END)
-          AND (new.relkind OPERATOR(pg_catalog.<>) 'S'::pg_catalog."char" OR acl.privilege_type OPERATOR(pg_catalog.=) 'INSERT'::pg_catalog.text)
-    LOOP
-        EXECUTE statement;
-    END LOOP;
-END
-$pgleases_body$;

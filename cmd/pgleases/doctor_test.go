@@ -82,7 +82,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "none", want: ""},
 		{name: "writes stopped", fault: "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_read_only = on', current_database()); END $$", want: "fault server", text: "default_transaction_read_only"},
 		{name: "another schema", flags: []string{"--schema", "none"}, want: "fault schema", text: `schema "none" is missing`},
-		{name: "old schema", fault: "UPDATE pgleases.schema_version SET version = 1, min_code = 1", want: "fault schema", text: "it has version 1, this code needs"},
+		{name: "old schema", fault: "UPDATE pgleases.schema_version SET version = 0, min_code = 0", want: "fault schema", text: "it has version 0, this code needs"},
 		{name: "new schema", fault: "UPDATE pgleases.schema_version SET version = 99, min_code = 99", want: "fault schema", text: "serves code for version 99"},
 		{name: "table missing", fault: "ALTER TABLE pgleases.presences RENAME TO elsewhere", want: "fault schema, fault rights", text: "presences"},
 		{name: "function missing", fault: "DROP FUNCTION pgleases.partition_for", want: "fault functions, fault rights", text: "missing: partition_for"},

@@ -80,7 +80,7 @@ type (
 		Owner, Target, Epoch int64
 		OwnerID, HomeID      string
 	}
-	// A Server is the row of table server, and that of table server_check.
+	// A Server is the row of table server.
 	Server struct {
 		Timeline, Era, NextCheckAt, Sessions int64
 		Unwatched                            time.Duration

@@ -70,7 +70,7 @@ func TestAPlanOfManyLeasesReadsTheLeasesOfEachMemberOnce(t *testing.T) {
 	f.ok(pgx.BeginFunc(f.ctx, f.sql, func(tx pgx.Tx) error {
 		read := "SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::int FROM pg_index WHERE indrelid = 'members'::regclass"
 		before := valueOn[int](f, tx, read)
-		got := valueOn[int](f, tx, "SELECT count(*)::int FROM plan(ARRAY(SELECT name FROM leases), false)")
+		got := valueOn[int](f, tx, "SELECT count(*)::int FROM snapshot(ARRAY(SELECT name FROM leases), false)")
 		expect(t, got, leases, "leases of the plan")
 		// To know whose leases they are; the leases of each; the members of each lease.
 		if rows := valueOn[int](f, tx, read) - before; rows > 3*leases*members {

@@ -191,7 +191,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Wishes[w] = wished
 		}
 	})
-	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server, server_check", func() ([]any, func()) {
+	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
 		return []any{&t.Server.Timeline, &t.Server.Era, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
@@ -232,7 +232,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4, 3)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
+		exec("INSERT INTO members VALUES ($1, $2, $3, clock_timestamp(), $4)", m.Lease, m.Session, rest.Weight, rest.JoinNumber)
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats count on that
@@ -246,9 +246,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 		}
 	}
 	if s := after.Server; s != before.Server {
-		exec("UPDATE server SET timeline = $1, era = $2, next_check_at = $3::timestamptz, sessions = $4",
-			s.Timeline, s.Era, timestamp(s.NextCheckAt), s.Sessions)
-		exec("UPDATE server_check SET unwatched = $1 * interval '1 microsecond'", s.Unwatched.Microseconds())
+		exec("UPDATE server SET timeline = $1, era = $2, next_check_at = $3::timestamptz, sessions = $4, unwatched = $5 * interval '1 microsecond'",
+			s.Timeline, s.Era, timestamp(s.NextCheckAt), s.Sessions, s.Unwatched.Microseconds())
 	}
 }
 

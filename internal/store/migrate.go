@@ -11,7 +11,7 @@ import (
 )
 
 // Version is the schema version that this code was written for. functions.sql writes it too.
-const Version = 3
+const Version = 1
 
 // A Part of a schema is tables that have a version of their own: those of the engine, or those of another package of this module.
 type Part struct {
@@ -71,8 +71,8 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 
 // Migrate creates or updates the part where it does not fit. It sends one message, so it is one transaction. Racing
 // migrations wait for each other's lock, and only the first is carried out: the clients of that one are at work when the
-// second has the lock. It tries again until ctx ends where somebody has used a table for long, so that it cannot be changed without
-// making heartbeats wait, and where it was in a deadlock with living clients.
+// second has the lock. Living clients wait for a migration that waits for a table: so it waits 200 ms at most for each, and tries
+// again until ctx ends. It also tries again after a deadlock with living clients.
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	for {
 		err := p.Fits(ctx, conn, schema)
@@ -95,7 +95,7 @@ func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error 
 
 // migration is the message that creates or updates the part: long, and written only where it is sent.
 func (p Part) migration(schema string) string {
-	return fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning;
+	return fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';
 DO %[5]s BEGIN
     IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
         RAISE 'another client has migrated the schema' USING ERRCODE = '%[4]s';

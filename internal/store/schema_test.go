@@ -135,9 +135,9 @@ func protocolOfLocks(f *fixture, c *client) {
 	expect(f.TB, done, true, "swept")
 }
 
-// guard is the fence as the library calls it, for a client with a second of trust.
+// guard is the fence as the library calls it, for a client with a minute of trust.
 func guard(f *fixture, tx pgx.Tx, lease string, partition int, epoch int64) error {
-	_, err := tx.Exec(f.ctx, StatementsFor(f.schema).Guard, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 1000)
+	_, err := tx.Exec(f.ctx, StatementsFor(f.schema).Guard, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 60_000)
 	return err
 }
 
@@ -166,8 +166,8 @@ func TestASchemaThatDoesNotFitIsNamed(t *testing.T) {
 		sql, says string
 		tooNew    bool
 	}{
-		{"UPDATE schema_version SET version = 0", "has version 0, this code needs 3", false},
-		{"UPDATE schema_version SET version = 9, min_code = 4", "has version 9, which serves code for version 4 and later, this is for 3", true},
+		{"UPDATE schema_version SET version = 0", "has version 0, this code needs 1", false},
+		{"UPDATE schema_version SET version = 9, min_code = 2", "has version 9, which serves code for version 2 and later, this is for 1", true},
 		{"DELETE FROM schema_version", "is missing", false},
 		{"DROP SCHEMA pgleases CASCADE", "is missing", false},
 	} {

@@ -434,40 +434,6 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 	expect(t, f.events(), "", "events")
 }
 
-// A client whose code knows no wishes would undo them.
-func TestVerbsAreRefusedWhileOlderCodeIsAtWorkAndLaterItLeavesWishesAlone(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	a := f.client("a")
-	a.join("l", 2)
-	for _, number := range []int{1, 2} {
-		old := f.oldClient(number, fmt.Sprint("old-", number))
-		args := []any{old.session, "l", 2, 1}
-		if number == 2 {
-			args = append(args, 1)
-		}
-		old.says("join", append(args, 5000)...)
-		_, err := f.sql.Exec(f.ctx, "SELECT cordon('a', 'r')")
-		if Code(err) != "55000" || !strings.Contains(err.Error(), old.f.text("SELECT id FROM clients WHERE session = $1", old.session)) {
-			t.Errorf("beside a client of version %d: %v", number, err)
-		}
-		f.exec("DELETE FROM members WHERE session = $1", old.session)
-		f.exec("DELETE FROM clients WHERE session = $1", old.session)
-	}
-	f.exec("SELECT cordon('a', 'r')")
-	old := f.oldClient(2, "later")
-	old.says("join", old.session, "l", 2, 1, 1, 5000)
-	expect(t, old.says("plan", []string{"l"}, false), "", "a plan of version 2")
-	f.exec("UPDATE members SET code = 0") // all went back
-	expect(t, strings.Contains(old.says("plan", []string{"l"}, false), "[a later]"), true, "a plan of version 2 where nobody else would make one")
-	f.exec("DELETE FROM wishes; INSERT INTO wishes (verb, client, until, since, actor, reason) VALUES ('drain', 'a', 'infinity', now(), '', '')")
-	expect(t, strings.Contains(old.says("plan", []string{"l"}, false), "[a later] [1 1]"), false, "weights")
-	expect(t, f.text("SELECT weights FROM plan('{l}', false)"), "[0 1]", "weights that version 2 is told")
-	f.exec("UPDATE members SET code = 3 WHERE session = $1", a.session)
-	f.exec("DELETE FROM wishes; INSERT INTO wishes (verb, lease, partition, client, until, since, actor, reason) VALUES ('move', 'l', 0, 'a', 'infinity', now(), '', '')")
-	expect(t, old.says("plan", []string{"l"}, false), "", "a plan of version 2 of a lease with a move")
-}
-
 // Whoever evicts a client that is about to end is not refused for a deadlock, nor is the client.
 func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	t.Parallel()

@@ -1,4 +1,4 @@
-//go:build unix && !version1
+//go:build unix
 
 package faults
 

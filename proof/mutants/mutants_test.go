@@ -229,9 +229,6 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `    names := pgleases.leases_of($3, $5);
     IF $1 = 'drain'`, `    IF $1 = 'drain'`, 0},
 	}},
-	{"older code that plans what it knows nothing of", "wishes", `a plan of version 2: got`, []edit{
-		{"sql/functions.sql", `m.lease = s.name AND m.code >= 3)`, `m.lease = s.name AND m.code > 3)`, 0},
-	}},
 	{"an event of a join that is repeated", "wishes", `events: got`, []edit{
 		{"sql/join.sql", `WHERE member.new`, `WHERE true`, 0},
 	}},

@@ -1,9 +1,0 @@
--- read.sql: what a session owns in the leases named.
---
--- $1 bigint  session
--- $2 text[]  leases
---
--- One row for each lease: its generation; the server's timeline and start, which tell whether this is the run of the last
--- heartbeat, as behind a pooler it may be another one; the settled timeline and its era; arrays by partition number of the epochs,
--- and of whether the partition moves.
-SELECT name, generation, timeline, started, settled, era, partitions, epochs, moving FROM pgleases.read($1::bigint, $2::text[])
