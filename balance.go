@@ -386,7 +386,7 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 	}
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
-	lease.pinned, lease.wanted = membersOf(members, r.Pins, len(r.Owners)), membersOf(members, r.Wanted, len(r.Owners))
+	lease.pinned = membersOf(members, r.Pins, len(r.Owners))
 	for p, owner := range r.Owners {
 		lease.home[p] = memberOf(members, r.HomeIDs[p])
 		if i, ok := living[owner]; ok && r.Frozen && lease.works(i) { // also where it was asked to hand over

@@ -304,40 +304,6 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 	})
 }
 
-// A move changes no share, and nothing undoes it but what moves any partition.
-func TestAMoveIsASwapThatStands(t *testing.T) {
-	inWorld(t, func(w *world) {
-		procs, leases := w.trio()
-		its := shown(leases[2])[0].Number
-		if err := w.db.Wish(fakestore.Wish{Verb: "move", Lease: "x", Partition: its}, "a", 0, false); err != nil {
-			t.Fatal(err)
-		}
-		owns := func() bool {
-			return slices.ContainsFunc(shown(leases[0]), func(o Partition) bool { return o.Number == its })
-		}
-		w.within(heard, "a has it", owns)
-		w.shares(leases, 4, 4, 4)
-		w.wish("drain", "", "b")
-		w.shares(leases, 6, 0, 6)
-		w.takeBack("drain", "", "b")
-		w.shares(leases, 4, 4, 4)
-		if !owns() {
-			t.Error("it was moved away when others came and went")
-		}
-		lead := []*Lease{procs[0].mustJoin("lead", 1), procs[1].mustJoin("lead", 1)}
-		for _, to := range []int{0, 1, 0, 1} {
-			w.within(heard, "one leads", func() bool { return len(shown(lead[0]))+len(shown(lead[1])) == 1 })
-			if len(shown(lead[to])) > 0 {
-				continue
-			}
-			if err := w.db.Wish(fakestore.Wish{Verb: "move", Lease: "lead"}, procs[to].id, 0, false); err != nil {
-				t.Fatal(err)
-			}
-			w.shares(lead, 1-to, to)
-		}
-	})
-}
-
 // The check at its time is made by whoever has heard of it by then.
 func TestAWishEndsAtItsTimeOrAHeartbeatAfterItWasWritten(t *testing.T) {
 	inWorld(t, func(w *world) {
@@ -459,13 +425,13 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 			case n <= 5 && len(alive) < 6:
 				add(fmt.Sprint("id", 3+step))
 			case n <= 9:
-				wish, to := fakestore.Wish{Verb: []string{"drain", "cordon", "pause", "freeze", "pin", "move"}[w.n(6)]}, ""
+				wish, to := fakestore.Wish{Verb: []string{"drain", "cordon", "pause", "freeze", "pin"}[w.n(5)]}, ""
 				if wish.Verb == "drain" || wish.Verb == "cordon" {
 					wish.Client = p.id
 				} else {
 					wish.Lease = w.anyOf(leases)
 				}
-				if wish.Verb == "pin" || wish.Verb == "move" {
+				if wish.Verb == "pin" {
 					wish.Partition, to = w.n(leases[wish.Lease]), p.id
 				}
 				until := int64(fakestore.Ever)
@@ -492,7 +458,6 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 func (w *world) takeAllBack(n int) {
 	var wishes []fakestore.Wish
 	w.db.Look(func(t *fakestore.Tables, _ int64) { wishes = slices.Collect(maps.Keys(t.Wishes)) })
-	wishes = slices.DeleteFunc(wishes, func(wish fakestore.Wish) bool { return wish.Verb == "move" }) // it ends by itself
 	slices.SortFunc(wishes, func(a, b fakestore.Wish) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	for _, wish := range wishes[:min(n, len(wishes))] {
 		w.event("taken back: %+v: %v", wish, w.db.TakeBack(wish))

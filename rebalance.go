@@ -40,7 +40,6 @@ type planLease struct {
 	current []int32      // per partition: the living member that has it, or that it is on its way to
 	home    []int32      // per partition: the member that lost it by leaving, dying or draining, until it went back. May be nil
 	pinned  []int32      // per partition: the member that shall have it where it works. May be nil
-	wanted  []int32      // per partition: the member that shall get it now, in a swap; -1: it is as good as any. May be nil
 	frozen  bool         // what a working member has stays with it
 }
 
@@ -55,9 +54,7 @@ type planMember struct {
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
-	leases = slices.Clone(leases)
 	for i := range leases {
-		leases[i].swap()
 		size += len(leases[i].current)
 		if !leases[i].wished() {
 			shares[i] = newShare(&leases[i])
@@ -88,60 +85,12 @@ func (l *planLease) wished() bool {
 // works reports whether it is a member that may own partitions.
 func (l *planLease) works(m int32) bool { return m >= 0 && l.members[m].weight > 0 }
 
-// swap has partitions be with the members that they are wanted by. A member that loses one gets one back that the other has of this lease,
-// if there is one: one that is wanted there, else one whose home it is, else the first. So nobody's share changes. Where the other has
-// none, it gets an extra that stays with it, see rank, and the plan makes good for it: in a lease alone the shares of the two are
-// exchanged; among leases that are balanced together, a partition of another lease goes the other way. What cannot be done is no longer
-// wanted.
-func (l *planLease) swap() {
-	if l.wanted == nil {
-		return
-	}
-	may := func(m int32) bool { return l.works(m) && !l.members[m].cordoned }
-	free := func(p int) bool { return l.pinned == nil || !l.works(l.pinned[p]) }
-	l.current, l.wanted = slices.Clone(l.current), slices.Clone(l.wanted)
-	for p, to := range l.wanted {
-		from := l.current[p]
-		if to < 0 || from == to {
-			continue
-		}
-		if l.frozen || !may(to) || !free(p) {
-			l.wanted[p] = -1
-			continue
-		}
-		back, best := -1, 0
-		for q, m := range l.current {
-			fits := 1
-			switch {
-			case m != to || !free(q) || l.wanted[q] >= 0 && l.wanted[q] != from:
-				continue
-			case l.wanted[q] == from:
-				fits = 3
-			case l.homeOf(q) == from:
-				fits = 2
-			}
-			if fits > best {
-				back, best = q, fits
-			}
-		}
-		if back >= 0 && may(from) {
-			l.current[back] = from
-		}
-		l.current[p] = to
-	}
-}
-
 // homeOf is the member to which a partition returns; -1: none.
 func (l *planLease) homeOf(p int) int32 {
 	if l.home == nil {
 		return -1
 	}
 	return l.home[p]
-}
-
-// wants reports whether a partition is wanted by the member that has it.
-func (l *planLease) wants(p int) bool {
-	return l.wanted != nil && l.wanted[p] >= 0 && l.wanted[p] == l.current[p]
 }
 
 // obey plans a lease with such wishes. What stays, and what is pinned, is taken out first, and the rest is shared as if there were nothing
@@ -172,9 +121,6 @@ func (l *planLease) obey(to []int32) {
 		places = append(places, p)
 		rest.current = append(rest.current, m)
 		rest.home = append(rest.home, l.homeOf(p))
-		if l.wanted != nil {
-			rest.wanted = append(rest.wanted, l.wanted[p])
-		}
 	}
 	if l.frozen || closed {
 		rest.fill(to, places)
@@ -340,38 +286,27 @@ const (
 	rankMovesHome        // a partition has to move to the member, whose home is there
 	rankStaysAway        // a partition stays with the member, whose home is elsewhere
 	rankStays            // a partition stays with the member
-	rankWanted           // the one partition stays with the member that an operator wants there
 )
 
 // rankWorth turns ranks into numbers to add up along a path. A path visits each member once at most, so up to 2^18 members a sum
-// never spills from homes into moves, nor from the steps that mend counts (the low 20 bits) into homes, and is below unreached. What
-// is wanted stays unless eight others would have to move for it.
+// never spills from homes into moves, nor from the steps that mend counts (the low 20 bits) into homes, and is below unreached.
 const (
 	worthOfHome = 1 << 20
 	worthOfMove = 1 << 40
-	worthOfWish = 1 << 43
 )
 
 var rankWorth = [...]int64{
-	rankMovesHome: worthOfHome, rankStaysAway: worthOfMove - worthOfHome, rankStays: worthOfMove, rankWanted: worthOfWish,
+	rankMovesHome: worthOfHome, rankStaysAway: worthOfMove - worthOfHome, rankStays: worthOfMove,
 }
 
 // rank ranks the working members of a lease as receivers of its extras.
 func (s *share) rank() []uint8 {
 	rank := make([]uint8, len(s.working))
 	comeHome, goHome := s.homeCounts()
-	wanted := make([]int32, len(s.has)) // how many of those that a member has
-	for p := range s.lease.wanted {
-		if s.lease.wants(p) {
-			wanted[s.lease.wanted[p]]++
-		}
-	}
 	for j, m := range s.working {
 		switch above := s.has[m] - s.quota[m]; {
 		case s.remainder(m) == 0:
 			rank[j] = rankNever
-		case above > 0 && wanted[m] > s.quota[m]:
-			rank[j] = rankWanted
 		case above > 0 && goHome[m] >= above:
 			rank[j] = rankStaysAway
 		case above > 0:
@@ -413,7 +348,7 @@ func (r *extrasRow) pick(s *share, taken []int32) {
 		if !s.even {
 			tie = s.weights - s.remainder(s.working[j])
 		}
-		keys[j] = uint64(rankWanted-rank)<<60 | uint64(tie)<<24 | uint64(j)
+		keys[j] = uint64(rankStays-rank)<<60 | uint64(tie)<<24 | uint64(j)
 	}
 	slices.Sort(keys)
 	for _, key := range keys[:s.extras] {
@@ -515,7 +450,7 @@ func (t *transport) pass(j int) bool {
 	return false
 }
 
-// move writes the member that each partition goes to. Only members above their quota give, and what is wanted last. First partitions go
+// move writes the member that each partition goes to. Only members above their quota give. First partitions go
 // home where they can, then what is still over goes, lowest number first, to the members still below their quota, lowest ID first.
 func (s *share) move(to []int32) {
 	copy(to, s.lease.current)
@@ -531,7 +466,7 @@ func (s *share) move(to []int32) {
 		to[p] = m
 	}
 	for p, h := range s.lease.home {
-		if h >= 0 && room[h] > 0 && (to[p] < 0 || room[to[p]] < 0 && !s.lease.wants(p)) {
+		if h >= 0 && room[h] > 0 && (to[p] < 0 || room[to[p]] < 0) {
 			give(p, h)
 		}
 	}
@@ -542,19 +477,13 @@ func (s *share) move(to []int32) {
 		return
 	}
 	next := 0
-	spare := func(wanted bool) {
-		for p, m := range to {
-			if m >= 0 && room[m] >= 0 || s.lease.wants(p) != wanted {
-				continue
-			}
-			for room[s.working[next]] <= 0 {
-				next++
-			}
-			give(p, s.working[next])
+	for p, m := range to {
+		if m >= 0 && room[m] >= 0 {
+			continue
 		}
-	}
-	spare(false)
-	if s.lease.wanted != nil {
-		spare(true)
+		for room[s.working[next]] <= 0 {
+			next++
+		}
+		give(p, s.working[next])
 	}
 }

@@ -436,58 +436,6 @@ func TestPlanLeavesItsInputAlone(t *testing.T) {
 	}
 }
 
-// What is moved is where it is wanted, all that holds for plans holds on, and the next plan undoes nothing. Where the other has something to give back in the
-// lease, nobody's share changes.
-func TestPlanMovesWhatIsWantedAsASwap(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var leases []planLease
-		if rapid.Bool().Draw(t, "a team") {
-			leases = drawTeam(t, 12, 6, 6)
-		} else {
-			leases = []planLease{drawLease(t, 12, 6, rapid.SampledFrom([]int{1, 3, 1000}).Draw(t, "heaviest"))}
-		}
-		for i, to := range plan(leases) { // a fleet at rest
-			leases[i].current = to
-		}
-		i := rapid.IntRange(0, len(leases)-1).Draw(t, "lease")
-		l := &leases[i]
-		p := rapid.IntRange(0, len(l.current)-1).Draw(t, "partition")
-		to := int32(rapid.IntRange(-1, len(l.members)-1).Draw(t, "to"))
-		if to < 0 || l.members[to].weight == 0 {
-			t.Skip("it may own nothing")
-		}
-		l.wanted = slices.Repeat([]int32{-1}, len(l.current))
-		l.wanted[p] = to
-		plans := plan(leases)
-		if plans[i][p] != to {
-			t.Fatalf("partition %d of lease %d is with %d, and wanted by %d", p, i, plans[i][p], to)
-		}
-		moves, before, from := countMoves(leases, plans), countOwned(l, l.current), l.current[p]
-		switch {
-		case from == to && moves != 0, from != to && before[to] > 0 && (moves != 2 || !slices.Equal(countOwned(l, plans[i]), before)):
-			t.Fatalf("%d moves, shares of %v, and then of %v", moves, before, countOwned(l, plans[i]))
-		case moves > 3: // at most one makes good for it, and another for that
-			t.Fatalf("%d moves", moves)
-		}
-		l.wanted = nil
-		for i := range leases {
-			leases[i].current = plans[i]
-		}
-		if err := checkPlan(leases, asTheyAre(leases)); err != nil {
-			t.Fatal(err)
-		}
-	})
-}
-
-// asTheyAre are the plans that leave all where it is.
-func asTheyAre(leases []planLease) [][]int32 {
-	plans := make([][]int32, len(leases))
-	for i := range leases {
-		plans[i] = leases[i].current
-	}
-	return plans
-}
-
 func TestPlanWithoutAnyoneToOwn(t *testing.T) {
 	for name, l := range map[string]planLease{
 		"no members":      {current: []int32{-1, -1}},

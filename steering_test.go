@@ -2,7 +2,6 @@ package pgleases_test
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -66,19 +65,6 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	shares("a is back", "abc", 4, 4, 4)
 	if got := ownedBy(t, pool, "a"); !slices.Equal(got, its) {
 		t.Errorf("a owned %v, and when it was back %v", its, got)
-	}
-
-	its = ownedBy(t, pool, "b")
-	says(fmt.Sprintf("move('work', %d, 'a', 'its data is there')", its[1]))
-	until(t, "a has what was moved", func() bool { return slices.Contains(ownedBy(t, pool, "a"), its[1]) })
-	shares("and nobody's share has changed", "abc", 4, 4, 4)
-	planned()
-	its = ownedBy(t, pool, "a")
-	says("freeze('work', 'so that a plan is made')")
-	says("unfreeze('work', 'and another')")
-	planned()
-	if got := ownedBy(t, pool, "a"); !slices.Equal(got, its) {
-		t.Errorf("a move is undone: a owned %v, and then %v", its, got)
 	}
 
 	says("pause('work', 'maintenance')")

@@ -20,7 +20,7 @@ const (
 	ForReader   Purpose = "reader"   // looks: all that package admin reads
 	ForGuard    Purpose = "guard"    // writes under Guard, and runs no clients
 	ForOperator Purpose = "operator" // besides the rights of clients: drops leases, and calls new_era
-	ForSteering Purpose = "steering" // looks, and steers clients and leases: drain, cordon, pause, freeze, pin, move, evict, drop
+	ForSteering Purpose = "steering" // looks, and steers clients and leases: drain, cordon, pause, freeze, pin, evict, drop
 
 	ForSchedules Purpose = "schedules" // besides the rights of clients: runs and manages schedules, whose tables are made already
 	// looks, and steers schedules and jobs, whose tables are made already: pause, resume, delete, trigger, backfill, cancel, retry

@@ -107,7 +107,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	}
 	var lease, client *string
 	switch c.Verb {
-	case Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Move, Drop:
+	case Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Drop:
 		lease = &c.Subject
 	default:
 		client = &c.Subject

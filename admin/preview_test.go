@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -104,13 +103,8 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 		}
 		return text
 	}
-	moved, swaps := 0, 0
+	moved := 0
 	for _, c := range []admin.Change{
-		{Verb: admin.Move, Subject: "orders", Client: "z"}, // of a partition that this client has not
-		{Verb: admin.Move, Subject: "orders", Client: "y"},
-		{Verb: admin.Move, Subject: "mails", Client: "x"},
-		{Verb: admin.Move, Subject: "lead", Client: "x"}, // or else the next one
-		{Verb: admin.Move, Subject: "lead", Client: "y"},
 		{Verb: admin.Drain, Subject: "y"},
 		{Verb: admin.Cordon, Subject: "z", Until: time.Now().Add(time.Hour)},
 		{Verb: admin.Undrain, Subject: "y"},
@@ -132,13 +126,6 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 		name := fmt.Sprintf("%s %s/%d %s", c.Verb, c.Subject, c.Partition, c.Client)
 		s := awaitQuiet(t, a, members)
 		before := owners(s)
-		if c.Verb == admin.Move {
-			c.Partition = slices.IndexFunc(before[c.Subject], func(owner string) bool { return owner != c.Client })
-			if c.Partition < 0 {
-				continue
-			}
-			swaps++
-		}
 		stood := state()
 		p, err := operator.Preview(t.Context(), c)
 		if err != nil {
@@ -158,11 +145,6 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 			moved += m.Partitions.Count()
 		}
 		want := previewed(t, before, p)
-		if n := len(p.Moves); c.Verb == admin.Move && (n != 1 && n != 2 || !slices.ContainsFunc(p.Moves, func(m admin.Moving) bool {
-			return m.Lease == c.Subject && m.Partitions.Contains(c.Partition) && m.To == c.Client && m.How == admin.Asked
-		})) {
-			t.Errorf("%s: %+v", name, p.Moves)
-		}
 		c.Reason, c.Binding = "as previewed", p.Binding
 		if err := operator.Apply(t.Context(), c); err != nil {
 			t.Fatalf("%s: %v", name, err)
@@ -172,8 +154,8 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 			t.Errorf("after %s owners are\n%s, and previewed was\n%s, from\n%v", name, got, want, before)
 		}
 	}
-	if moved < 30 || swaps < 4 {
-		t.Errorf("only %d moves in all, and %d moves by an operator", moved, swaps)
+	if moved < 30 {
+		t.Errorf("only %d moves in all", moved)
 	}
 }
 

@@ -28,10 +28,10 @@ type Snapshot struct {
 
 // Wish is what an operator wants, until it is taken back.
 type Wish struct {
-	Verb      Verb      `json:"verb"`                // Drain, Cordon, Pause, Freeze, Pin or Move
+	Verb      Verb      `json:"verb"`                // Drain, Cordon, Pause, Freeze or Pin
 	Lease     string    `json:"lease"`               // the lease that it is about; empty: all
-	Partition *int      `json:"partition,omitempty"` // of Pin and Move: the partition that it is about; nil: all
-	Client    string    `json:"client"`              // the client that it is about, of Pin and Move with which the partition shall be; empty: all
+	Partition *int      `json:"partition,omitempty"` // of Pin: the partition that it is about; nil: all
+	Client    string    `json:"client"`              // the client that it is about, of Pin with which the partition shall be; empty: all
 	Actor     string    `json:"actor"`               // who wants it
 	Reason    string    `json:"reason"`              // why
 	Since     time.Time `json:"since"`               // when it was last written
@@ -405,10 +405,6 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	}
 	for _, w := range s.Wishes {
 		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
-			continue
-		}
-		if w.Verb == Move {
-			say("An operator has it move to %q, by %q: %q. The next plan does.", w.Client, w.Actor, w.Reason)
 			continue
 		}
 		say("An operator has pinned it to %q since %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)

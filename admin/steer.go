@@ -19,7 +19,7 @@ import (
 // A Verb is what an operator may want. docs/operations.md tells what each does.
 type Verb string
 
-// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take a wish back. A Move is wished until a plan has made it, within a minute.
+// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take a wish back.
 const (
 	Drain    Verb = "drain" // a client shall own nothing
 	Undrain  Verb = "undrain"
@@ -31,7 +31,6 @@ const (
 	Unfreeze Verb = "unfreeze"
 	Pin      Verb = "pin" // a partition shall be with a client
 	Unpin    Verb = "unpin"
-	Move     Verb = "move"  // a partition goes to a client once, in a swap
 	Evict    Verb = "evict" // a client's sessions are revoked
 	Drop     Verb = "drop"  // a lease on which nobody works is forgotten
 )
@@ -59,9 +58,9 @@ var ErrUnknown = errors.New("admin: it is not known whether that was done")
 // A Change is what an operator wants of a client, or of a lease.
 type Change struct {
 	Verb      Verb
-	Subject   string        // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Move and Drop the lease's name
-	Partition int           // of Pin, Unpin and Move: which of the lease
-	Client    string        // of Pin and Move: the ID of the client with which it shall be; a pin to another is replaced
+	Subject   string        // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin and Drop the lease's name
+	Partition int           // of Pin and Unpin: which of the lease
+	Client    string        // of Pin: the ID of the client with which it shall be; a pin to another is replaced
 	Reason    string        // why: written beside the event; 1 to 4,000 bytes
 	Actor     string        // who wants it, besides the role that connects, which is written in any case; up to 255 bytes, empty: that role alone
 	Until     time.Time     // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
@@ -122,24 +121,24 @@ func doubted(sent bool, err error) error {
 // statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
 func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	function, wish := string(c.Verb), slices.Contains(wishes, c.Verb)
-	ofPartition, toClient := c.Verb == Pin || c.Verb == Unpin || c.Verb == Move, c.Verb == Pin || c.Verb == Move
+	ofPartition := c.Verb == Pin || c.Verb == Unpin
 	switch {
 	case c.Verb == Evict:
 		function = "evict_client"
 	case c.Verb == Drop:
 		function = "drop_lease"
-	case !wish && !slices.Contains(takenBack, c.Verb) && c.Verb != Move:
-		return "", nil, refusef("admin: verb %q is none of %v, %v, %v, %v, %v", c.Verb, wishes, takenBack, Move, Evict, Drop)
+	case !wish && !slices.Contains(takenBack, c.Verb):
+		return "", nil, refusef("admin: verb %q is none of %v, %v, %v, %v", c.Verb, wishes, takenBack, Evict, Drop)
 	}
 	switch {
 	case c.Subject == "" || c.Reason == "":
 		return "", nil, refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
-	case toClient != (c.Client != ""):
-		return "", nil, refusef("admin: %s of %q with client %q: Pin and Move take a client, and no other verb does", c.Verb, c.Subject, c.Client)
+	case (c.Verb == Pin) != (c.Client != ""):
+		return "", nil, refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
 	case c.Force && c.Verb != Drain || (!c.Until.IsZero() || c.Lasts != 0) && !wish || c.Partition != 0 && !ofPartition:
 		return "", nil, refusef(
-			"admin: %s takes no such option: Until and Lasts are of %v, Force of %v, Partition of %v, %v and %v", c.Verb, wishes, Drain,
-			Pin, Unpin, Move,
+			"admin: %s takes no such option: Until and Lasts are of %v, Force of %v, Partition of %v and %v", c.Verb, wishes, Drain,
+			Pin, Unpin,
 		)
 	case c.Lasts < 0 || c.Lasts > 0 && !c.Until.IsZero():
 		return "", nil, refusef("admin: %s for %v and until %v: give one of them, to come", c.Verb, c.Lasts, c.Until)
@@ -155,7 +154,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	if ofPartition {
 		add("$%d::pg_catalog.int4", c.Partition)
 	}
-	if toClient {
+	if c.Verb == Pin {
 		add("$%d::pg_catalog.text", c.Client)
 	}
 	add("$%d::pg_catalog.text", c.Reason)
@@ -181,7 +180,7 @@ var refusals = []string{"22023", "55000", "55006", "42704", "23505", "25P03"}
 // refusal says what to do about an error of a verb, whose rights are those for a purpose.
 func (a *Admin) refusal(c Change, purpose Purpose, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
-	if c.Verb == Pin || c.Verb == Unpin || c.Verb == Move {
+	if c.Verb == Pin || c.Verb == Unpin {
 		doing = fmt.Sprintf("%s %q", c.Verb, fmt.Sprintf("%s/%d", c.Subject, c.Partition))
 	}
 	var told *pgconn.PgError

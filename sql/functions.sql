@@ -5,7 +5,7 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
--- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze, pin and their opposites, move, evict_client,
+-- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze, pin and their opposites, evict_client,
 -- drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
@@ -662,7 +662,6 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
     OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
-    OUT wanted int[], OUT wanted_by pg_catalog.text[],
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT home_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -680,7 +679,7 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.drained, m.cordoned,
-        v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to, v.wanted, v.wanted_by,
+        v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to,
            h.owners, h.targets, h.owner_ids, h.home_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
@@ -706,9 +705,7 @@ BEGIN
     CROSS JOIN LATERAL (
         SELECT coalesce(string_agg(w.verb, ' ') FILTER (WHERE w.partition IS NULL), '') AS verbs,
                coalesce(array_agg(w.partition) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned,
-               coalesce(array_agg(w.client) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned_to,
-               coalesce(array_agg(w.partition) FILTER (WHERE w.verb = 'move'), '{}') AS wanted,
-               coalesce(array_agg(w.client) FILTER (WHERE w.verb = 'move'), '{}') AS wanted_by
+               coalesce(array_agg(w.client) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned_to
         FROM pgleases.wishes AS w WHERE w.lease = l.name AND (w.partition < l.partitions) IS NOT FALSE
     ) AS v
     WHERE l.name = ANY (related) AND l.partitions > 0
@@ -850,9 +847,6 @@ BEGIN
         FROM done AS d
         INTO given, left_over, moved, late, concerned;
     END IF;
-    IF EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.lease = ANY ($1) AND w.verb = 'move') THEN
-        PERFORM pgleases.end_moves($1);
-    END IF;
     UPDATE pgleases.leases AS l
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
@@ -990,10 +984,10 @@ BEGIN
     IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
         RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
     END IF;
-    IF $1 IN ('pin', 'move') AND NOT $2 AND $5 IS NULL THEN
+    IF $1 = 'pin' AND NOT $2 AND $5 IS NULL THEN
         RAISE EXCEPTION '% to null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
     END IF;
-    IF $1 IN ('pin', 'move') AND NOT $2 AND NOT coalesce($4 >= 0 AND $4 < (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $3), false) THEN
+    IF $1 = 'pin' AND NOT $2 AND NOT coalesce($4 >= 0 AND $4 < (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $3), false) THEN
         RAISE EXCEPTION 'lease "%" has no partition %', $3, coalesce($4::text, 'null')
             USING ERRCODE = 'undefined_object', HINT = format('It has those from 0 to %s.', (SELECT l.partitions - 1
                 FROM pgleases.leases AS l WHERE l.name = $3));
@@ -1021,13 +1015,6 @@ BEGIN
                 USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';
         END IF;
     END IF;
-    IF $1 = 'move' THEN
-        lacking := pgleases.not_movable($3, $4, $5);
-        IF lacking IS NOT NULL THEN
-            RAISE EXCEPTION 'partition % of lease "%" cannot go to client "%": %', $4, $3, $5, lacking
-                USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'A plan would not make this move, or undo it.';
-        END IF;
-    END IF;
     DELETE FROM pgleases.wishes AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.partition IS NOT DISTINCT FROM $4
       AND (w.client IS NOT DISTINCT FROM $5 OR $4 IS NOT NULL);
     IF $2 AND NOT FOUND THEN
@@ -1046,34 +1033,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes a wish, or takes it back.';
-
-CREATE OR REPLACE FUNCTION pgleases.not_movable(lease pg_catalog.text, partition int, client pg_catalog.text) RETURNS pg_catalog.text
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    to_member record;
-    of_lease text[] := ARRAY(SELECT w.verb FROM pgleases.wishes AS w WHERE w.lease = $1 AND w.partition IS NULL);
-    of_client text[] := ARRAY(SELECT w.verb FROM pgleases.wishes AS w WHERE w.client = $3 AND w.lease IS NULL);
-BEGIN
-    SELECT m.session, m.weight, c.incarnation < 0 AS revoked, c.expires_at <= clock_timestamp() AS dead INTO to_member
-    FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-    WHERE m.lease = $1 AND c.id = $3
-    ORDER BY c.incarnation DESC, c.session DESC LIMIT 1; -- of two processes with one ID, the newer one works
-    RETURN CASE
-        WHEN to_member.session IS NULL THEN 'it is no member of the lease'
-        WHEN to_member.revoked THEN 'it is evicted'
-        WHEN to_member.dead THEN 'it is dead: it has sent no heartbeat for its TTL'
-        WHEN to_member.weight = 0 THEN 'its weight is 0'
-        WHEN 'drain' = ANY (of_client) THEN 'it is drained'
-        WHEN 'cordon' = ANY (of_client) THEN 'it is cordoned'
-        WHEN 'pause' = ANY (of_lease) THEN 'the lease is paused'
-        WHEN 'freeze' = ANY (of_lease) THEN 'the lease is frozen'
-        ELSE coalesce(
-            (SELECT 'it is pinned to client "' || w.client || '"' FROM pgleases.wishes AS w WHERE w.verb = 'pin' AND w.lease = $1 AND w.partition = $2),
-            (SELECT 'it is there already, or on its way' FROM pgleases.partitions AS p
-             WHERE p.lease = $1 AND p.partition = $2 AND p.target = to_member.session)) END;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.not_movable(pg_catalog.text, int, pg_catalog.text) IS 'Part of the verb move: why it cannot be done now; null: it can.';
 
 CREATE OR REPLACE FUNCTION pgleases.leases_of(lease pg_catalog.text, client pg_catalog.text) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -1107,8 +1066,7 @@ BEGIN
                    OR w.lease IS NULL AND names <> pgleases.leases_of(NULL, w.client);
         DELETE FROM pgleases.wishes AS o WHERE o.ctid = w.place;
         INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
-        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END,
-                CASE w.verb WHEN 'move' THEN 'no plan could make it in time' ELSE 'it was wished until now' END,
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now',
                 CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
                 CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
         asked := asked || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (asked)));
@@ -1120,21 +1078,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.end_wishes() IS 'Ends the wishes whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
-
--- With the rights of its owner, as clients may not delete wishes. So it ends nothing but what is done.
-CREATE OR REPLACE FUNCTION pgleases.end_moves(leases pg_catalog.text[]) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    DELETE FROM pgleases.wishes AS w
-    WHERE w.ctid = ANY (ARRAY(
-        SELECT o.ctid FROM pgleases.wishes AS o
-        JOIN pgleases.partitions AS p ON p.lease = o.lease AND p.partition = o.partition
-        JOIN pgleases.clients AS c ON c.session = p.target
-        WHERE o.verb = 'move' AND o.lease = ANY ($1) AND c.id = o.client
-        FOR UPDATE OF o SKIP LOCKED));
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.end_moves(pg_catalog.text[]) IS 'Part of apply: deletes the moves that a plan of these leases has made.';
 
 CREATE OR REPLACE FUNCTION pgleases.drain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity',
@@ -1238,17 +1181,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
 
--- It is wished for a minute, in which a plan is made in any fleet that lives: one that cannot make it is not to do so hours later.
-CREATE OR REPLACE FUNCTION pgleases.move(
-    lease pg_catalog.text, partition int, client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
-RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('move', false, $1, $2, $3, $5, $4, clock_timestamp() + interval '1 minute', false);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.move(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'The next plan has the partition go to this client, once, and another of the lease come back, so that nobody''s share changes.';
-
 CREATE OR REPLACE FUNCTION pgleases.evict_client(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS int
@@ -1299,7 +1231,6 @@ REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_c
     pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
     pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text),
-    pgleases.move(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text),

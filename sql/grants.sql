@@ -10,7 +10,7 @@ GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark, pgleases.events TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
-    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int), pgleases.trim_events(), pgleases.end_wishes(), pgleases.end_moves(pg_catalog.text[]),
+    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int), pgleases.trim_events(), pgleases.end_wishes(),
     pgleases.attend(bigint, bigint, int), pgleases.look_out(bigint, bigint), pgleases.session_ends(),
     pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text),
     pgleases.read(bigint, pg_catalog.text[]),
@@ -50,6 +50,5 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgl
 --   GRANT EXECUTE ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) TO steersman;
---   GRANT EXECUTE ON FUNCTION pgleases.move(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;
 --   GRANT EXECUTE ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) TO steersman;

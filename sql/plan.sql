@@ -5,9 +5,9 @@
 --
 -- One row for each lease, by name: its generation; the number of its partitions; arrays of its living members, by ID, incarnation and
 -- session, and of whether a wish drains or cordons them; whether a wish pauses or freezes the lease; arrays of the
--- partitions that are pinned, and of the client IDs to which; of those that shall go to a client once, and of its ID; then arrays of its holdings, in no order. A holding is the partitions that have these in common: the owner and the target
+-- partitions that are pinned, and of the client IDs to which; then arrays of its holdings, in no order. A holding is the partitions that have these in common: the owner and the target
 -- (sessions; 0: none), the last owner's client ID, and the client ID to which they return (empty: none). Last the partitions themselves:
 -- numbers with commas between, a semicolon between two holdings.
-SELECT name, generation, partitions, sessions, ids, incarnations, weights, drained, cordoned, paused, frozen, pinned, pinned_to, wanted, wanted_by,
+SELECT name, generation, partitions, sessions, ids, incarnations, weights, drained, cordoned, paused, frozen, pinned, pinned_to,
        owners, targets, owner_ids, home_ids, numbers
 FROM pgleases.snapshot($1::text[], $2::boolean)

@@ -209,8 +209,8 @@ CREATE TABLE IF NOT EXISTS pgleases.wishes (
 CREATE UNIQUE INDEX IF NOT EXISTS wishes_once ON pgleases.wishes (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END));
 CREATE INDEX IF NOT EXISTS wishes_client ON pgleases.wishes (client);
 CREATE INDEX IF NOT EXISTS wishes_lease ON pgleases.wishes (lease);
-COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin, their opposites and move alone.';
-COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin or move, of a partition to a client. A move is deleted by the plan that makes it.';
+COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
+COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
 COMMENT ON COLUMN pgleases.wishes.lease IS 'The lease that it is about; null: all.';
 COMMENT ON COLUMN pgleases.wishes.partition IS 'The partition that it is about; null: all.';
 COMMENT ON COLUMN pgleases.wishes.client IS 'The ID of the client that it is about, whichever process has it; null: all.';

@@ -57,7 +57,6 @@ func newSteering() []*cobra.Command {
 			"Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced.",
 		),
 		newSteer(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
-		newSteer(admin.Move, "LEASE/PARTITION CLIENT", "Have a partition go to a client once", "Have a partition go to a client once. Another one of the lease that this client has comes back for it, so nobody's share changes; --preview says which. Where it has none, as of\na lease with one partition, the two exchange their shares; where leases are shared evenly together, a partition of another lease comes back.\nIt is refused where the clients would not do it, or undo it: the client is no member that works, or is cordoned; the partition is pinned, or the lease paused or frozen."),
 		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrSuperseded; one that starts later is let in. It cannot be taken back."),
 		newSteer(
 			admin.Drop, "LEASE", "Forget a lease on which nobody works",
@@ -98,8 +97,8 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")
 	}
-	if done := doneHelp[verb]; done != "" {
-		flags.BoolVar(&wait, "wait", false, "return when it is done: when "+done)
+	if verb == admin.Drain || verb == admin.Pause {
+		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
 		cmd.MarkFlagsMutuallyExclusive("preview", "wait")
 	}
 	out := outputFlag(cmd)
@@ -188,40 +187,22 @@ func end(text string) (at time.Time, lasts time.Duration, err error) {
 	return at, 0, err
 }
 
-// doneHelp says when a verb is done that can be waited for.
-var doneHelp = map[admin.Verb]string{
-	admin.Drain: "nothing is owned any more", admin.Pause: "nothing is owned any more", admin.Move: "the client owns the partition",
-}
-
-// awaitDone returns when the client, or the lease, that was drained or paused is, or when the partition is where it was moved.
+// awaitDone returns when nothing is owned any more of what was drained or paused.
 func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
-	of := c.Subject
-	if c.Verb == admin.Move {
-		of = fmt.Sprintf("%s/%d", c.Subject, c.Partition)
-	}
 	for s, err := range a.Watch(ctx) {
 		if err != nil {
 			return fmt.Errorf("%w\nThe wish stands", err)
 		}
-		wished := slices.ContainsFunc(s.Wishes, func(w admin.Wish) bool {
-			return w.Verb == c.Verb && w.Of() == of && (c.Client == "" || w.Client == c.Client)
-		})
-		left, under := 0, false // left to be done; of a move whether it is under way
+		left := 0
 		for _, l := range s.Leases {
 			for _, h := range l.Holdings {
-				switch {
-				case c.Verb == admin.Move && l.Name == c.Subject && h.Partitions.Contains(c.Partition):
-					under = h.Target == c.Client
-					if h.Owner != c.Client || !under {
-						left++
-					}
-				case h.OwnerSession != 0 && (c.Verb == admin.Drain && h.LastOwner == c.Subject || c.Verb == admin.Pause && l.Name == c.Subject):
+				if h.OwnerSession != 0 && (c.Verb == admin.Drain && h.LastOwner == c.Subject || c.Verb == admin.Pause && l.Name == c.Subject) {
 					left += h.Partitions.Count()
 				}
 			}
 		}
 		switch {
-		case c.Verb != admin.Move && !wished, left > 0 && !wished && !under:
+		case !slices.ContainsFunc(s.Wishes, func(w admin.Wish) bool { return w.Verb == c.Verb && w.Of() == c.Subject }):
 			return errors.New("the wish has ended, or was taken back, before it was done")
 		case left == 0:
 			return nil
@@ -234,7 +215,7 @@ func newWishes() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wishes",
 		Short: "List what operators want: drains, cordons, pauses, freezes, pins",
-		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now;\nof a pin or a move 1 where the partition is with its client, else 0.",
+		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now;\nof a pin 1 where the partition is with its client, else 0.",
 		Args:  cobra.NoArgs,
 	}
 	out := outputFlag(cmd)

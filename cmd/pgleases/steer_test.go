@@ -120,19 +120,6 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		output1(t, database, verbs[1], subject, "--reason", "why")
 	}
 	await(t, "shares at last", func() bool { return owned() == [2]int{2, 2} })
-	is := decoded[admin.Explanation](t, database, "explain", "orders/3")
-	other := map[string]string{"one": odd, odd: "one"}[is.Owner]
-	if text := output1(t, database, "move", "orders/3", other, "--preview"); !strings.Contains(text, "\n2 partitions would move.") {
-		t.Errorf("preview of a move: %s", text)
-	}
-	output1(t, database, "move", "orders/3", other, "--reason", "why", "--wait")
-	if now := decoded[admin.Explanation](t, database, "explain", "orders/3"); now.Owner != other || owned()[0]+owned()[1] != 4 {
-		t.Errorf("%s had it, and now %s has", is.Owner, now.Owner)
-	}
-	await(t, "shares after the move", func() bool { return owned() == [2]int{2, 2} })
-	if c := run(t, databaseEnv(database), "move", "orders/3", other, "--reason", "why"); c.wait() != exitFailed || !strings.Contains(c.output.String(), "it is there already, or on its way") {
-		t.Errorf("a move to its owner: %s", c.output.String())
-	}
 	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--until", "2h")
 	await(t, "the pinned partition is with its client", func() bool {
 		return regexp.MustCompile(`(?m)^pin +orders/3 to ` + regexp.QuoteMeta(shown(odd)) + ` +1 +`).MatchString(output1(t, database, "wishes"))
@@ -178,8 +165,6 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},
 		{database, "pin orders/4 one --reason x", `lease "orders" has no partition 4`},
-		{database, "move orders/1 one --reason x --until 2h", "unknown flag: --until"},
-		{database, "move orders/1 nobody --preview", "it is no member of the lease"},
 		{database, "unpin orders/1 --reason x", `no pin of "orders/1"`},
 		{database, "events -n 0", "give 1 to 1000"},
 		{database, "events a b", "one name too many"},

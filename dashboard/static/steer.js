@@ -14,7 +14,6 @@ const verbs = {
   freeze: { of: "lease", label: "Freeze", back: "unfreeze", lasts: true, means: "Its partitions stay where they are, but for those whose owner dies, leaves or is drained. Who joins gets nothing else." },
   unfreeze: { of: "lease", label: "Unfreeze", means: "Its shares become even again." },
   pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
-  move: { of: "lease", label: "Move", fields: ["partition", "client"], means: "A partition goes to a client once, in a swap: another one comes back for it, so that nobody's share changes." },
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
   drop: { of: "lease", label: "Drop", danger: true, when: of => state.leases.find(l => l.name === of.subject)?.members.length === 0, means: "It is forgotten, so that it can be made again with another number of partitions. This cannot be taken back." },
   pause_schedule: { of: "schedule", label: "Pause", asks: true, when: of => !of.paused, means: "It does not run until it is resumed. A run that is under way goes on." },

@@ -614,7 +614,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 			})
 			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members,
 				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, ""),
-				Pins: t.partitioned("pin", name), Wanted: t.partitioned("move", name)}
+				Pins: t.pins(name)}
 			for _, row := range rows {
 				if t.living(name, row.Owner) {
 					row.OwnerID = ""
@@ -682,7 +682,6 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 		}
 		for i := range plan {
 			name := plan[i].Name
-			t.endMoves(name)
 			l := t.Leases[name]
 			if changed[name] {
 				l.Generation++

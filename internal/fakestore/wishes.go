@@ -1,7 +1,6 @@
 package fakestore
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 )
@@ -9,7 +8,7 @@ import (
 // The verbs of operators. What each does, and why, is written at the SQL function of its name.
 
 type (
-	// A Wish is the key of table wishes; empty stands for null. Partition is that of a pin or a move.
+	// A Wish is the key of table wishes; empty stands for null. Partition is that of a pin.
 	Wish struct {
 		Verb, Lease, Client string
 		Partition           int
@@ -17,15 +16,9 @@ type (
 	// Wished is the rest of a row.
 	Wished struct {
 		Until    int64
-		PinnedTo string // client ID, also of a move
+		PinnedTo string // client ID
 	}
 )
-
-// ErrNotMovable is the error of a move that no plan would make.
-var ErrNotMovable = errors.New("not movable")
-
-// moveLasts is how long a move is wished.
-const moveLasts = minute
 
 // ErrUnknown is the error of verbs that name a client or a wish that is not there, or a time that has passed.
 var ErrUnknown = errors.New("unknown")
@@ -35,11 +28,11 @@ func (t *Tables) wished(verb, lease, client string) bool {
 	return is
 }
 
-// partitioned are the partitions of a lease about which this is wished, and the clients.
-func (t *Tables) partitioned(verb, lease string) map[int]string {
+// pins are the partitions of a lease that are pinned, and the clients.
+func (t *Tables) pins(lease string) map[int]string {
 	pins := make(map[int]string)
 	for w, wished := range t.Wishes {
-		if w.Verb == verb && w.Lease == lease && w.Partition < int(t.Leases[lease].Partitions) {
+		if w.Verb == "pin" && w.Lease == lease && w.Partition < int(t.Leases[lease].Partitions) {
 			pins[w.Partition] = wished.PinnedTo
 		}
 	}
@@ -70,15 +63,12 @@ func (t *Tables) ask(names []string, clock int64) {
 	}
 }
 
-// Wish is the SQL functions drain, cordon, pause and freeze, and pin and move, to a client. A move has a time of its own.
+// Wish is the SQL functions drain, cordon, pause and freeze, and pin, to a client.
 func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	t, clock := &db.tables, db.clock()
 	_, known := t.Identities[w.Client+pinnedTo]
-	if w.Verb == "move" {
-		until = clock + moveLasts
-	}
 	switch {
 	case until <= clock:
 		return fmt.Errorf("%w: until %d", ErrUnknown, until)
@@ -89,9 +79,6 @@ func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error
 		if w.Verb == "drain" && !force && t.last(name, w.Client) {
 			return fmt.Errorf("%w: %q", ErrInUse, name)
 		}
-	}
-	if w.Verb == "move" && !t.movable(w, pinnedTo, clock) {
-		return fmt.Errorf("%w: %+v", ErrNotMovable, w)
 	}
 	t.Wishes[w] = Wished{until, pinnedTo}
 	t.Server.NextCheckAt = min(t.Server.NextCheckAt, until)
@@ -112,31 +99,6 @@ func (t *Tables) last(lease, client string) (last bool) {
 		}
 	}
 	return last
-}
-
-// movable is the SQL function not_movable, without the reasons.
-func (t *Tables) movable(w Wish, client string, clock int64) bool {
-	var to int64
-	var c Client
-	for m := range t.Members {
-		row := t.Clients[m.Session]
-		if m.Lease == w.Lease && t.living(m.Lease, m.Session) && row.ID == client &&
-			(to == 0 || cmp.Or(cmp.Compare(row.Incarnation, c.Incarnation), cmp.Compare(m.Session, to)) > 0) {
-			to, c = m.Session, row
-		}
-	}
-	return to != 0 && c.Incarnation >= 0 && c.ExpiresAt > clock && t.Members[Member{w.Lease, to}].Weight > 0 &&
-		!t.wished("drain", "", client) && !t.wished("cordon", "", client) && !t.wished("pause", w.Lease, "") && !t.wished("freeze", w.Lease, "") &&
-		t.partitioned("pin", w.Lease)[w.Partition] == "" && t.Partitions[w.Lease][w.Partition].Target != to
-}
-
-// endMoves deletes the moves of a lease that are made.
-func (t *Tables) endMoves(lease string) {
-	for p, client := range t.partitioned("move", lease) {
-		if t.Clients[t.Partitions[lease][p].Target].ID == client {
-			delete(t.Wishes, Wish{Verb: "move", Lease: lease, Partition: p})
-		}
-	}
 }
 
 // TakeBack is the SQL functions undrain, uncordon, resume, unfreeze and unpin.

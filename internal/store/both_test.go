@@ -393,7 +393,7 @@ func (f *fixture) wish(w fakestore.Wish, until int64, force bool) error {
 	return f.pin(w, "", until, force)
 }
 
-// pin is wish, for a pin or a move to a client.
+// pin is wish, for a pin to a client.
 func (f *fixture) pin(w fakestore.Wish, to string, until int64, force bool) error {
 	f.Helper()
 	if until == 0 {
@@ -401,9 +401,6 @@ func (f *fixture) pin(w fakestore.Wish, to string, until int64, force bool) erro
 	}
 	if f.double != nil {
 		return f.double.Wish(w, to, until, force)
-	}
-	if w.Verb == "move" {
-		return f.operate("SELECT move($1, $2, $3, 'a reason')", w.Lease, w.Partition, to)
 	}
 	if w.Verb == "pin" {
 		return f.operate("SELECT pin($1, $2, $3, 'a reason', until => $4::timestamptz)", w.Lease, w.Partition, to, timestamp(until))
@@ -446,8 +443,6 @@ func (f *fixture) operate(statement string, args ...any) error {
 		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)
 	case "42704", "22023":
 		return fmt.Errorf("%w: %w", fakestore.ErrUnknown, err)
-	case "55000":
-		return fmt.Errorf("%w: %w", fakestore.ErrNotMovable, err)
 	}
 	return err
 }

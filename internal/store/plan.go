@@ -39,7 +39,6 @@ type LeasePlan struct {
 	Members        []Member       // ordered by ID, incarnation, session
 	Paused, Frozen bool           // by an operator's wish
 	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
-	Wanted         map[int]string // likewise: those that shall go to a client once, in a swap
 	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
 	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). HomeIDs: the client ID to
 	// which the partition returns when that client does (empty: none).
@@ -132,8 +131,6 @@ type planRow struct {
 	Paused, Frozen    bool
 	Pinned            numbers
 	PinnedTo          []string
-	Wanted            numbers
-	WantedBy          []string
 	Owners, Targets   numbers // by holding, as what follows
 	OwnerIDs, HomeIDs []string
 	Numbers           string
@@ -141,7 +138,7 @@ type planRow struct {
 
 func (r planRow) plan() (LeasePlan, error) {
 	p := LeasePlan{
-		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen, Pins: make(map[int]string, len(r.Pinned)), Wanted: make(map[int]string, len(r.Wanted)),
+		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen, Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), HomeIDs: make([]string, r.Partitions),
 	}
@@ -152,9 +149,6 @@ func (r planRow) plan() (LeasePlan, error) {
 	}
 	for i, n := range r.Pinned {
 		p.Pins[int(n)] = r.PinnedTo[i]
-	}
-	for i, n := range r.Wanted {
-		p.Wanted[int(n)] = r.WantedBy[i]
 	}
 	if r.Numbers == "" {
 		return p, nil

@@ -157,9 +157,6 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 			},
 			"take back": func(*rapid.T) {
 				w, _ := p.wish()
-				if w.Verb == "move" {
-					p.Skip("nothing takes it back")
-				}
 				p.sameVerb(w, func(f *fixture) error { return f.back(w) })
 			},
 			"evict client": func(*rapid.T) {
@@ -366,13 +363,13 @@ func (p *pair) plan() (plan []LeasePlan) {
 	return plan
 }
 
-// wish draws one, and to whom it pins or moves.
+// wish draws one, and to whom it pins.
 func (p *pair) wish() (w fakestore.Wish, to string) {
-	w.Verb = draw(p, "verb", []string{"drain", "cordon", "pause", "freeze", "pin", "move"})
+	w.Verb = draw(p, "verb", []string{"drain", "cordon", "pause", "freeze", "pin"})
 	switch w.Verb {
 	case "drain", "cordon":
 		w.Client = draw(p, "client", ids)
-	case "pin", "move":
+	case "pin":
 		w.Partition, to = draw(p, "partition", []int{0, 1, 3, 4}), draw(p, "client", ids)
 		fallthrough
 	default:
@@ -416,8 +413,6 @@ func said(err error) string {
 		return "no lease"
 	case errors.Is(err, fakestore.ErrUnknown):
 		return "unknown"
-	case errors.Is(err, fakestore.ErrNotMovable):
-		return "not movable"
 	}
 	return fmt.Sprint(err)
 }

@@ -25,9 +25,6 @@ func (c *client) wishes(lease string) string {
 	for n, id := range p.Pins {
 		text += fmt.Sprintf("; %d to %s", n, id)
 	}
-	for n, id := range p.Wanted {
-		text += fmt.Sprintf("; %d once to %s", n, id)
-	}
 	return text
 }
 
@@ -219,92 +216,6 @@ func TestNoPlanOfAPausedLeaseIsDueForWhatIsReleased(t *testing.T) {
 	})
 }
 
-// A move is wished until the plan that makes it is written, or for a minute.
-func TestAMoveIsWishedOnce(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 4)
-		b.join("l", 4)
-		a.give("l", a.session, a.session, b.session, b.session)
-		move := func(partition int, to string) error {
-			return f.pin(fakestore.Wish{Verb: "move", Lease: "l", Partition: partition}, to, 0, false)
-		}
-		const none = "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"
-		a.apply(a.plan("l"))
-		before := a.plan("l")
-		f.ok(move(0, "b"))
-		expect(t, a.apply(before).Applied, false, "a plan that was read before is applied")
-		expect(t, len(a.claims("l")), 1, "leases whose plan is due")
-		expect(t, a.wishes("l"), none+"; 0 once to b", "wishes")
-		plan := a.plan("l")
-		a.apply(plan, Move{Lease: "l", Partition: 3, Target: a.session})
-		expect(t, a.wishes("l"), none+"; 0 once to b", "wishes, where the plan had no room for it")
-		a.apply(a.plan("l"), Move{Lease: "l", Partition: 0, Target: b.session})
-		expect(t, a.wishes("l"), none, "wishes, once it is on its way")
-		if err := move(0, "b"); said(err) != "not movable" {
-			t.Errorf("what is on its way there: %v", err)
-		}
-		f.ok(move(1, "b"))
-		f.ok(move(1, "b")) // the same wish
-		f.ok(f.wish(fakestore.Wish{Verb: "cordon", Client: "b"}, 0, false))
-		var now int64
-		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
-		f.setClock(time.UnixMicro(now + time.Minute.Microseconds()))
-		a.beat()
-		b.beat()
-		evicted := a.evictAs(a.run(), 0)
-		expect(t, fmt.Sprint(evicted.Asked), "[l]", "leases whose plan is due")
-		expect(t, a.wishes("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned yes", "wishes, when nobody could make it in time")
-	})
-}
-
-// Each way in which a plan would not make a move, or would undo it.
-func TestAMoveThatNoPlanWouldMakeIsRefused(t *testing.T) {
-	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b, c, idle, dead := f.client("a"), f.client("b"), f.client("c"), f.client("idle"), f.client("dead")
-		a.join("l", 4)
-		b.join("l", 4)
-		c.join("other", 4)
-		idle.joinWeight("l", 4, 0)
-		dead.join("l", 4)
-		a.give("l", a.session, a.session, b.session, b.session)
-		move := func(lease string, partition int, to string) func() error {
-			return func() error {
-				return f.pin(fakestore.Wish{Verb: "move", Lease: lease, Partition: partition}, to, 0, false)
-			}
-		}
-		refuses := func(what string, verb func() error, want string) {
-			t.Helper()
-			if err := verb(); said(err) != want {
-				t.Errorf("%s: %v, want %s", what, err, want)
-			}
-		}
-		f.edit(func(t *fakestore.Tables, clock int64) {
-			row := t.Clients[dead.session]
-			row.ExpiresAt = clock
-			t.Clients[dead.session] = row
-		})
-		refuses("no lease", move("none", 0, "b"), "unknown")
-		refuses("no partition", move("l", 4, "b"), "unknown")
-		refuses("a client that is a member elsewhere", move("l", 0, "c"), "not movable")
-		refuses("nobody", move("l", 0, "nobody"), "not movable")
-		refuses("a dead client", move("l", 0, "dead"), "not movable")
-		refuses("a client of weight 0", move("l", 0, "idle"), "not movable")
-		refuses("its owner", move("l", 0, "a"), "not movable")
-		for _, w := range []fakestore.Wish{{Verb: "drain", Client: "b"}, {Verb: "cordon", Client: "b"}, {Verb: "pause", Lease: "l"}, {Verb: "freeze", Lease: "l"}, {Verb: "pin", Lease: "l"}} {
-			to := ""
-			if w.Verb == "pin" {
-				to = "b" // it is refused also where it would change nothing
-			}
-			f.ok(f.pin(w, to, 0, false))
-			refuses("with a "+w.Verb, move("l", 0, "b"), "not movable")
-			f.ok(f.back(w))
-		}
-		f.ok(f.evictClient("b"))
-		refuses("a client that is evicted", move("l", 0, "b"), "not movable")
-	})
-}
-
 func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -358,7 +269,6 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 		{"unfreeze('l', 'r')", "unfreeze|l|<nil>|" + user + "|r"},
 		{"pin('l', 0, 'b', 'r')", "pin|l|<nil>|" + user + "|r"},
 		{"unpin('l', 0, 'r')", "unpin|l|<nil>|" + user + "|r"},
-		{"move('l', 0, 'b', 'r')", "move|l|<nil>|" + user + "|r"},
 		{"evict_client('b', 'r')", "evict|<nil>|b|" + user + "|r"},
 		{"drop_lease('empty', 'r', 'me')", "dropped|empty|<nil>|me (" + user + ")|r"},
 	} {
@@ -401,10 +311,6 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 		"pin('l', -1, 'a', 'r')":                               `lease "l" has no partition -1`,
 		"pin('l', NULL, 'a', 'r')":                             `lease "l" has no partition null`,
 		"pin('l', 0, NULL, 'r')":                               "pin to null",
-		"move('l', 0, NULL, 'r')":                              "move to null",
-		"move('l', 0, 'a', '')":                                "move needs a reason",
-		"move('l', NULL, 'a', 'r')":                            `lease "l" has no partition null`,
-		"move('l', 0, 'b', 'r')":                               `partition 0 of lease "l" cannot go to client "b": it is no member of the lease`,
 		"pin('l', 0, 'b', 'r')":                                `client "b" is not known`,
 		"unpin('l', 0, 'r')":                                   `there is no pin of "l/0" to take back`,
 		"drain(NULL, 'r')":                                     "drain of null",
@@ -461,7 +367,7 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 // For what a verb locks heartbeats wait, and whoever takes over from the dead.
 func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 	t.Parallel()
-	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "move('l', 0, 'a', 'r')", "evict_client('a', 'r')", "new_era()"} {
+	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "evict_client('a', 'r')", "new_era()"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)

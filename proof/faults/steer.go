@@ -25,7 +25,7 @@ type Operators struct {
 	Given map[string]int // verbs that were carried out, by name
 }
 
-// opposites are the verbs that write a wish, and what takes it back; move has none.
+// opposites are the verbs that write a wish, and what takes it back.
 var opposites = map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze", "pin": "unpin"}
 
 // NewOperators returns those that steer a lease, by a pool whose role may.
@@ -36,10 +36,10 @@ func NewOperators(pool *pgxpool.Pool, lease string) *Operators {
 // Befall adds what they do to the faults of a fleet. Each time two give a verb, at once.
 func (o *Operators) Befall(f *Fleet) {
 	f.Faults = append(slices.Clip(f.Faults), Fault{"evict", 1, o.evict})
-	for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "move", "take back"} {
+	for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "take back"} {
 		f.Faults = append(f.Faults, Fault{verb, 2, func(f *Fleet, ctx context.Context) (bool, error) {
 			f.tell(nil, Incident{Fault: verb})
-			second := []string{"drain", "cordon", "pin", "move", "move", "take back"}[f.random.IntN(6)]
+			second := []string{"drain", "cordon", "pin", "take back"}[f.random.IntN(4)]
 			for i, verb := range []string{verb, second} {
 				random := rand.New(rand.NewPCG(f.random.Uint64(), uint64(i)))
 				f.waits.Go(func() {
@@ -79,8 +79,6 @@ func (o *Operators) give(ctx context.Context, verb string, random *rand.Rand) er
 		args[0] = o.lease
 	case "pin":
 		call, args = "pgleases.pin($1, $2, $3, 'a reason', until => $4)", []any{o.lease, partition, client, until}
-	case "move":
-		call, args = "pgleases.move($1, $2, $3, 'a reason')", []any{o.lease, partition, client}
 	}
 	return o.carriedOut(ctx, verb, call, args...)
 }
@@ -113,7 +111,7 @@ func unlessRefused(err error) error {
 
 // takeBack takes so many wishes back.
 func (o *Operators) takeBack(ctx context.Context, most int) error {
-	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.wishes WHERE verb <> 'move' ORDER BY random() LIMIT $1", most)
+	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.wishes ORDER BY random() LIMIT $1", most)
 	if err != nil {
 		return unlessRefused(err)
 	}
@@ -148,7 +146,7 @@ func (o *Operators) takeBack(ctx context.Context, most int) error {
 func (o *Operators) TakeAllBack(ctx context.Context) error {
 	for {
 		var left int
-		err := o.pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.wishes WHERE verb <> 'move'").Scan(&left)
+		err := o.pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.wishes").Scan(&left)
 		if err == nil && left == 0 || ctx.Err() != nil {
 			return ctx.Err()
 		}
