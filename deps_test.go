@@ -7,56 +7,86 @@ import (
 	"testing"
 )
 
-// Whoever imports a package gets pgx and what that needs, and nothing of what its tests use; with package schedule also a parser of cron expressions.
+// A package compiles in pgx with the modules that pgx needs. Package schedule, and packages that
+// import it, also compile in a parser of cron expressions. What our tests, the command and the
+// examples use stays out.
 func TestOnlyPgxIsNeeded(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip(err)
 	}
-	own := []string{
-		"github.com/pgleases/pgleases",
-		"github.com/pgleases/pgleases/sql",
-		"github.com/pgleases/pgleases/internal/store",
-		"github.com/pgleases/pgleases/internal/ranges",
-		"github.com/pgleases/pgleases/internal/seam",
-	}
-	foreign := []string{
+	const own = "github.com/pgleases/pgleases"
+	pgx := []string{
 		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
 		"golang.org/x/sync", "golang.org/x/text",
 	}
-	for _, test := range []struct {
-		folder string
-		needs  string // a dependency that it has for sure
-		more   []string
+	withCron := append(slices.Clone(pgx), "github.com/netresearch/go-cron")
+	tests := map[string]struct {
+		modules  []string
+		schedule bool // package schedule is among what is compiled in
+		testing  bool // package testing is compiled in
 	}{
-		{".", "github.com/pgleases/pgleases/internal/store", nil},
-		{"./lock", "github.com/pgleases/pgleases/internal/seam", []string{"github.com/pgleases/pgleases/lock"}},
-		{"./admin", "github.com/pgleases/pgleases/internal/store", []string{"github.com/pgleases/pgleases/admin", "github.com/pgleases/pgleases/admin/sql", "github.com/pgleases/pgleases/schedule/sql"}},
-		{"./dashboard", "github.com/pgleases/pgleases/admin", []string{"github.com/pgleases/pgleases/dashboard", "github.com/pgleases/pgleases/admin", "github.com/pgleases/pgleases/admin/sql", "github.com/pgleases/pgleases/schedule/sql"}},
-		{"./schedule", "github.com/netresearch/go-cron", []string{"github.com/pgleases/pgleases/schedule", "github.com/pgleases/pgleases/schedule/sql", "github.com/netresearch/go-cron"}},
-	} {
-		cmd := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{.ImportPath}} {{.Standard}}", test.folder)
-		var stderr strings.Builder
-		cmd.Stderr = &stderr
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("%v: %s", err, stderr.String())
+		".":                       {modules: pgx},
+		"./lock":                  {modules: pgx},
+		"./admin":                 {modules: pgx},
+		"./dashboard":             {modules: pgx},
+		"./pgleasestest":          {modules: pgx},
+		"./schedule":              {modules: withCron},
+		"./schedule/scheduletest": {modules: withCron, schedule: true, testing: true},
+		"./sql":                   {},
+		"./admin/sql":             {},
+		"./schedule/sql":          {},
+	}
+	moduleOf := make(map[string]string) // of a package; the standard library has none
+	for _, line := range goList(t, "-deps", "-f", "{{.ImportPath}} {{with .Module}}{{.Path}}{{end}}", "./...") {
+		path, module, _ := strings.Cut(line, " ")
+		moduleOf[path] = module
+	}
+	checked := 0
+	for _, line := range goList(t, "-f", `{{.Name}} {{.ImportPath}} {{join .Deps " "}}`, "./...") {
+		fields := strings.Fields(line)
+		name, path, deps := fields[0], fields[1], fields[2:]
+		folder := "." + strings.TrimPrefix(path, own)
+		test, listed := tests[folder]
+		if !listed {
+			if name != "main" && !strings.Contains(path, "/internal/") && !strings.HasPrefix(folder, "./examples/") {
+				t.Errorf("package %s: users may import it; say above what it compiles in", folder)
+			}
+			continue
 		}
-		packages := strings.Split(strings.TrimSpace(string(out)), "\n")
-		for _, line := range packages {
-			path, standard, _ := strings.Cut(line, " ")
-			of := func(module string) bool { return path == module || strings.HasPrefix(path, module+"/") }
-			switch {
-			case standard == "true":
-				if path == "testing" {
-					t.Errorf("%s depends on package %s", test.folder, path)
-				}
-			case !slices.Contains(own, path) && !slices.Contains(test.more, path) && !slices.ContainsFunc(foreign, of):
-				t.Errorf("%s depends on package %s", test.folder, path)
+		checked++
+		modules := []string{own}
+		for _, dep := range deps {
+			if module := moduleOf[dep]; module != "" && !slices.Contains(modules, module) {
+				modules = append(modules, module)
 			}
 		}
-		if !slices.Contains(packages, test.needs+" false") || !slices.Contains(packages, "time true") {
-			t.Errorf("the list of %s is not one of dependencies: %v", test.folder, packages)
+		slices.Sort(modules)
+		want := append(slices.Clone(test.modules), own)
+		if slices.Sort(want); !slices.Equal(modules, want) {
+			t.Errorf("%s: compiled in are the modules %v, want %v", folder, modules, want)
+		}
+		if got := slices.Contains(deps, own+"/schedule"); got != test.schedule {
+			t.Errorf("%s: package schedule is compiled in: %v, want %v", folder, got, test.schedule)
+		}
+		if got := slices.Contains(deps, "testing"); got != test.testing {
+			t.Errorf("%s: package testing is compiled in: %v, want %v", folder, got, test.testing)
 		}
 	}
+	if checked != len(tests) {
+		t.Errorf("%d of %d packages found", checked, len(tests))
+	}
+}
+
+// goList runs go list and returns the lines that it prints.
+func goList(t *testing.T, args ...string) []string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %v: %v: %s", args, err, stderr.String())
+	}
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }

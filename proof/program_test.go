@@ -20,8 +20,7 @@ func TestProgramsUnderALeaseNeverOverlapWhileTheServerRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	command, log := filepath.Join(dir, "pgleases"), filepath.Join(dir, "log")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", command, ".")
-	build.Dir = "../cmd/pgleases"
+	build := exec.CommandContext(t.Context(), "go", "build", "-C", "..", "-o", command, "./cmd/pgleases")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -19,7 +19,7 @@ var write = flag.Bool("write", false, "write "+page+" anew")
 
 func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 	text := bytes.NewBufferString("# The command pgleases\n\n" +
-		"Made from the command's own help, `pgleases help`, by `cd cmd/pgleases && go test -run Page -write .`\n\n")
+		"Made from the command's own help, `pgleases help`, by `go test ./cmd/pgleases -run Page -write`\n\n")
 	root := newRoot()
 	root.DisableAutoGenTag = true
 	root.InitDefaultCompletionCmd()
@@ -48,7 +48,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(now, text.Bytes()) {
-		t.Errorf("%s is not what the command's help says: go test -run Page -write .", page)
+		t.Errorf("%s is not what the command's help says: go test ./cmd/pgleases -run Page -write", page)
 	}
 }
 
@@ -58,7 +58,7 @@ func TestTheCommandsOfTheReadmeAreVerbs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := regexp.MustCompile(`(?m)^    (?:go run -C cmd/pgleases \.|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
+	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
 	for _, line := range lines {
 		cmd, args, err := newRoot().Find(strings.Fields(line[1]))
 		if err == nil && cmd.Name() != "run" { // whose arguments are another program's
