@@ -36,9 +36,6 @@ type scheduleLedger struct {
 	zombies  int // calls that began when another owned their key: their process had stood still
 }
 
-// underWay is in the place of a fate where a tick that may run beside others has none yet.
-const underWay schedule.Fate = "under way"
-
 // A scheduleOrder is what a job was put for.
 type scheduleOrder struct {
 	Name, Kind string
@@ -95,14 +92,6 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 		} else {
 			l.history[e.Name] = append(l.history[e.Name], e)
 		}
-	}
-	for name, s := range l.schedules { // those that may overlap end in any order
-		if s.AtOnce == 0 {
-			continue
-		}
-		l.history[name] = append(l.history[name], structs[scheduleEntry](t, pool, `SELECT j.name, NULL::bigint, j.tick_since, j.at, 1::bigint, $1, '', 0, NULL::bigint, NULL::timestamptz, j.at
-			FROM pgleases.jobs AS j JOIN pgleases.schedules AS s ON s.id = j.schedule WHERE s.name = $2`, underWay, name)...)
-		slices.SortStableFunc(l.history[name], func(a, b scheduleEntry) int { return a.Until.Compare(b.Until) })
 	}
 	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs WHERE kind <> 'schedule.request'") // CollectRows returns its error
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
@@ -278,42 +267,28 @@ func most(spans []scheduleSpan) (n int) {
 	return n
 }
 
-// checkTogether checks that no more runs of a kind with a limit were under way at once than that, and no more ticks of a schedule than it allows: up to when they were committed,
-// or where they are calls, as long as their process could trust itself. It returns how many there were, where there were two.
+// checkTogether checks that no more runs of a kind with a limit were under way at once than that: up to when they were committed, or where they are calls, as long as their process could trust itself. It returns how many there were, where there were two.
 func (l *scheduleLedger) checkTogether() map[string]int {
-	kinds, names := make(map[string][]scheduleSpan), make(map[string][]scheduleSpan)
-	add := func(kind, name string, job int64, s scheduleSpan) {
-		kinds[kind] = append(kinds[kind], s)
-		if job == 0 {
-			names[name] = append(names[name], s)
-		}
-	}
+	kinds := make(map[string][]scheduleSpan)
 	if !l.stepped {
 		for _, e := range l.effects {
-			add(l.schedules[e.Name].Kind, e.Name, e.Job, scheduleSpan{e.Began.UnixMicro(), e.Committed.UnixMicro()})
+			kind := l.schedules[e.Name].Kind
+			kinds[kind] = append(kinds[kind], scheduleSpan{e.Began.UnixMicro(), e.Committed.UnixMicro()})
 		}
 	}
 	if !l.promoted { // a standby that was knows nothing of slots that it has missed
 		for _, c := range l.calls {
-			add(c.Kind, c.Name, c.Job, scheduleSpan{int64(c.Began), int64(c.Trusted - together)})
+			kinds[c.Kind] = append(kinds[c.Kind], scheduleSpan{int64(c.Began), int64(c.Trusted - together)})
 		}
 	}
 	atOnce := make(map[string]int)
-	check := func(what string, spans []scheduleSpan, limit int) {
-		n := most(spans)
+	for kind, limit := range faults.Limits {
+		n := most(kinds[kind])
 		if n > 1 {
-			atOnce[what] = n
+			atOnce[kind] = n
 		}
 		if n > limit {
-			l.wrong("together: %d runs of %s at once, not %d at most", n, what, limit)
-		}
-	}
-	for kind, limit := range faults.Limits {
-		check(kind, kinds[kind], limit)
-	}
-	for name, s := range l.schedules {
-		if s.AtOnce > 0 {
-			check(name, names[name], s.AtOnce)
+			l.wrong("together: %d runs of %s at once, not %d at most", n, kind, limit)
 		}
 	}
 	return atOnce
@@ -449,11 +424,6 @@ func (l *scheduleLedger) checkCalls() {
 // died is in the error of what is dead for its crashes.
 const died = "processes died"
 
-// runs reports whether a tick that may run beside others has no fate yet.
-func (l *scheduleLedger) runs(tick scheduleTick) bool {
-	return slices.ContainsFunc(l.history[tick.name], func(e scheduleEntry) bool { return e.Fate == underWay && e.Until.UnixMicro() == tick.at })
-}
-
 // checkCalled compares calls with the fates of what they were for.
 func (l *scheduleLedger) checkCalled() {
 	type thing struct {
@@ -481,7 +451,7 @@ func (l *scheduleLedger) checkCalled() {
 		}
 	}
 	for k, of := range calls {
-		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && !l.runs(k.scheduleTick) && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
+		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
 			l.wrong("calls: called, and it has no fate: %+v", of)
 		}
 	}

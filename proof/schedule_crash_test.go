@@ -24,11 +24,10 @@ var everyCrash = flag.Bool("every-crash", false, "kill processes that run schedu
 
 // The kinds whose processes are killed.
 var (
-	inTransaction = []string{"quick", "beside", "scarce"}
+	inTransaction = []string{"quick", "scarce"}
 	outside       = []string{"mailed", "phoned", "paid"}
 	withLimit     = []string{"scarce", "phoned"}
-	withJobs      = []string{"beside", "phoned", "ordered"}
-	crashedSoon   = []string{"scarce", "phoned", "paid", "ordered"} // which are of each handler, with limits, ticks that overlap, and jobs
+	crashedSoon   = []string{"scarce", "phoned", "paid", "ordered"} // which are of each handler, with limits, and jobs
 	allCrashed    = slices.Concat(inTransaction, outside, []string{"ordered"})
 )
 
@@ -54,11 +53,11 @@ var scheduleCrashes = []scheduleCrash{
 	{"write", inTransaction, nil},
 	{"flush a call", []string{"paid"}, nil},
 	{"limit", nil, nil},
-	{"close", []string{"beside", "mailed", "phoned", "paid"}, nil}, // a tick becomes a job, or it is noted that a call outside begins
+	{"close", outside, nil}, // it is noted that a call outside begins
 	{"done", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
 	{"commit a run", nil, nil},
-	{"openjob", withJobs, nil},
-	{"closejob", []string{"beside", "phoned"}, nil},
+	{"openjob", []string{"ordered"}, nil},
+	{"closejob", []string{"ordered"}, nil},
 	{"donejob", []string{"ordered"}, nil},
 	{"makeslots", withLimit, nil},
 	{"take", withLimit, nil},

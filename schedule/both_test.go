@@ -584,26 +584,6 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 				return err
 			})
 		}},
-		{"ticks that overlap", func(b *both) {
-			b.put(putting{"in", "a", "done", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2)}})
-			b.put(putting{"most", "c", "fail", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.PauseAfter(4)}})
-			b.advance(2 * time.Hour)
-			b.put(putting{"in", "a", "done", 0, quarters, nil})
-			b.advance(time.Hour)
-		}},
-		{"ticks that overlap, and are deleted", func(b *both) {
-			b.put(putting{"least", "b", "twice", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.MissedAll}})
-			b.advance(time.Hour)
-			b.does("delete b", func(d *side) error { return d.Delete(ctx, b.prefix+"b") })
-			b.advance(time.Hour)
-		}},
-		{"ticks that overlap, after an outage", func(b *both) {
-			b.put(putting{"in", "a", "done", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2), schedule.MissedAll}})
-			b.put(putting{"in", "b", "discard", 0, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2), schedule.MissedAll}})
-			b.advance(20 * time.Minute)
-			b.outage(4 * time.Hour)
-			b.advance(time.Hour)
-		}},
 		{"ticks while a run is under way", func(b *both) {
 			b.put(putting{"in", "a", "done", 32, quarters, nil})
 			b.put(putting{"least", "b", "done", 17, quarters, []schedule.ScheduleOption{schedule.OverlapBuffer}})
@@ -611,12 +591,11 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 			b.advance(3 * time.Hour)
 		}},
 		{"ticks that are retried", func(b *both) {
-			overlap := []schedule.ScheduleOption{schedule.OverlapAllow(3)}
-			b.put(putting{"most", "a", "done", 40, quarters, overlap}) // this one ends last
+			b.put(putting{"most", "a", "done", 40, quarters, nil}) // this one ends last
 			b.advance(16 * time.Minute)
-			b.put(putting{"most", "a", "done", 0, quarters, overlap})
+			b.put(putting{"most", "a", "done", 0, quarters, nil})
 			b.advance(15 * time.Minute)
-			b.put(putting{"most", "a", "fail", 0, quarters, overlap})
+			b.put(putting{"most", "a", "fail", 0, quarters, nil})
 			b.advance(30 * time.Minute)
 			ticks := b.fake.Entries(b.prefix + "a")
 			b.put(putting{"least", "a", "done", 3, quarters, nil})
@@ -656,18 +635,6 @@ func TestScheduletestDoesWhatPostgreSQLDoes(t *testing.T) {
 			}
 			b.advance(time.Hour)
 			retry(0)
-			b.advance(time.Hour)
-		}},
-		{"ticks that overlap, and take time", func(b *both) {
-			b.put(putting{"in", "a", "done", 32, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(2)}})
-			b.advance(2 * time.Hour)
-			b.put(putting{"least", "a", "twice", 4, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.MissedAll}})
-			b.advance(2 * time.Hour)
-			b.put(putting{"most", "a", "fail", 50, quarters, []schedule.ScheduleOption{schedule.OverlapAllow(3), schedule.PauseAfter(3)}})
-			b.advance(2 * time.Hour)
-			b.does("resume a", func(d *side) error { return d.Resume(ctx, b.prefix+"a", schedule.CatchUp) })
-			b.advance(time.Hour)
-			b.does("delete a", func(d *side) error { return d.Delete(ctx, b.prefix+"a") })
 			b.advance(time.Hour)
 		}},
 		{"kinds with a limit", func(b *both) { // no two end at once: which is first is not said
@@ -802,7 +769,7 @@ func TestScheduletestDoesWhatPostgreSQLDoesInAnyOrder(t *testing.T) {
 					schedule.Cron("0 */3 * * MON-WED", "America/New_York")}).Draw(rt, "rule")
 				opts := []schedule.ScheduleOption{
 					rapid.SampledFrom([]schedule.Missed{schedule.MissedLatest, schedule.MissedNone, schedule.MissedAll}).Draw(rt, "missed"),
-					rapid.SampledFrom([]schedule.ScheduleOption{schedule.OverlapSkip, schedule.OverlapBuffer, schedule.OverlapAllow(2)}).Draw(rt, "overlap"),
+					rapid.SampledFrom([]schedule.ScheduleOption{schedule.OverlapSkip, schedule.OverlapBuffer}).Draw(rt, "overlap"),
 					schedule.Grace(minutes(3) * 40), schedule.PauseAfter(rapid.IntRange(0, 2).Draw(rt, "pauses after")),
 				}
 				if rapid.Bool().Draw(rt, "shares its key") {

@@ -272,40 +272,6 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 	}
 }
 
-// Everybody locks a schedule before the jobs that are its ticks: so does who takes crashes of both back.
-func TestCrashesAreTakenBackInTheOrderOfAllOthers(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
-	db.exec(`UPDATE pgleases.schedules SET trying = '{"crashes": 2, "epoch": 7}';
-		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, schedule, trying)
-		SELECT group_name, key, partition, kind, name, 'tick', args, 1, cursor, cursor, id, trying FROM pgleases.schedules`)
-	id, job := one[int64](db, "SELECT id FROM pgleases.schedules"), one[int64](db, "SELECT id FROM pgleases.jobs")
-	held := db.begin()
-	_, err := held.Exec(t.Context(), "SELECT FROM pgleases.schedules FOR UPDATE")
-	ok(t, err)
-	waiting := func(n int) {
-		t.Helper()
-		until(t, "they wait in a row", func() bool {
-			return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'") == n
-		})
-	}
-	done := make(chan error, 2)
-	send := func(statement string, args ...any) {
-		_, err := db.Exec(t.Context(), statement, args...)
-		done <- err
-	}
-	go send("SELECT pgleases.schedule_cancel($1, $2, NULL)", group, job)
-	waiting(1)
-	go send("SELECT pgleases.schedule_end($1, 0, 7, ARRAY[$2::bigint], ARRAY[$3::bigint], 60000)", group, id, job)
-	waiting(2)
-	ok(t, held.Rollback(t.Context()))
-	ok(t, receive(t, "one is done", done))
-	ok(t, receive(t, "the other is done", done))
-	expect(t, one[int](db, "SELECT (trying ->> 'crashes')::int FROM pgleases.schedules"), 1, "crashes of the schedule")
-}
-
 // An edit waits for another that has deleted its schedule, and made one of its name: that one it has locked, too, when it goes on.
 func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
 	t.Parallel()

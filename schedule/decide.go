@@ -33,7 +33,7 @@ var errForgotten = errors.New("no process has declared it for a week: it is disa
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
 	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.Job {
-		return r.decideJob(k, declared, epoch, suspected)
+		return r.decideJob(k, epoch, suspected)
 	}
 	now := r.Clock
 	switch {
@@ -76,49 +76,17 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 			d.moveTo(p.Last)
 		}
 	}
-	atOnce := max(1, r.Policy.AtOnce)
-	room := atOnce - r.Living // also where its ticks may overlap no more, and some still do
-	if r.Living > 0 && room <= 0 {
-		d.Full, d.Due = atOnce, nil
-		return d
-	}
 	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 { // else it catches up
 		until := r.RanUntil.Add(-r.Policy.Jitter) // what came later may have been held back until the run had ended
 		pass(rule.Passed(r.Anchor, r.cursor(), until), FateSkipped)
 	}
-	due, from := r.due(rule, d.cursor(), now), r.begins()
+	due := r.due(rule, d.cursor(), now)
 	pass(due.Missed, FateMissed)
-	switch {
-	case len(due.Run) == 0:
-	case r.Policy.Overlap == overlapAllow:
-		d.Ticks = make([]besides, 0, room)
-		for _, tick := range due.Run[:min(room, len(due.Run))] {
-			d.Ticks = append(d.Ticks, besides{At: tick.At, Key: r.keyOf(tick), Since: d.Cursor, Begins: from, Missed: due.Missed.Count})
-			d.moveTo(tick)
-			from, due.Missed.Count = &tick.At, 0
-		}
-		if len(d.Ticks) == room {
-			d.Full = atOnce
-			return d
-		}
-	default:
+	if len(due.Run) > 0 {
 		begin(due.Run[0], due.Missed.Count, now)
 	}
 	d.Due = r.dueAfter(rule, d.cursor())
 	return d
-}
-
-// begins is the tick at the cursor; nil: there is none.
-func (r *record) begins() *time.Time {
-	if r.CursorLocal == nil {
-		return nil
-	}
-	return &r.Cursor
-}
-
-// keyOf is the key of a tick that may overlap with others of its schedule.
-func (r *record) keyOf(tick Tick) string {
-	return r.Name + " " + tick.At.UTC().Format(time.RFC3339Nano)
 }
 
 // parse returns the rule.
@@ -136,7 +104,7 @@ func (r *record) readable(k *kind, declared, suspected bool) error {
 		return fmt.Errorf("kind %q is not registered; registered, and not called yet in this process: %s", r.Kind, quoted(r.unused))
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
-	case r.Declared && !declared: // or the schedule of which it is a tick
+	case r.Declared && !declared:
 		return errors.New("it is declared in the code of another version only")
 	case suspected:
 		return nil
@@ -251,10 +219,10 @@ func (d *decision) unstep(t trial) {
 }
 
 // decideJob is decide for a job.
-func (r *record) decideJob(k *kind, declared bool, epoch int64, suspected bool) decision {
+func (r *record) decideJob(k *kind, epoch int64, suspected bool) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	now := r.Clock
-	if err := r.readable(k, declared, suspected); err != nil {
+	if err := r.readable(k, true, suspected); err != nil {
 		d.wait(err, r.WaitsSince, now, epoch)
 		return d
 	}
@@ -269,7 +237,7 @@ func (r *record) decideJob(k *kind, declared bool, epoch int64, suspected bool) 
 		d.Due = &r.At
 		return d
 	}
-	d.run, d.missed, d.RanFrom = &Tick{At: r.At, Local: r.At}, r.Missed, &began
+	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
 	d.Fates = []fate{{Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now}}
 	return d
 }

@@ -20,8 +20,7 @@
 //
 // What a handler writes in its transaction, the step of the schedule's cursor and the entry in the history are committed together, under the guard of the
 // partition to which the schedule's key belongs. So the effects of a tick that is done are there once, and those of any other are not there. A process that was
-// frozen in a handler cannot commit once another owns the partition. Runs under one [Key] never overlap; with [OverlapAllow] each
-// tick of a schedule has a key of its own.
+// frozen in a handler cannot commit once another owns the partition. Runs under one [Key] never overlap.
 //
 // The database's clock decides what is due: no run is early, and the clocks of the processes may show anything. A step of more than a
 // minute is believed after a minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules
@@ -60,8 +59,7 @@
 //     beside the call that goes on, and with [AtMostOnce] that tick may be lost. Pause the schedule before, and resume it when the call has ended.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does what is called then: a new
 //     schedule, or a new rule, begins at the time that it shows, what an edit cancels stays cancelled, and a job that is put, also for an instant that has
-//     not come, begins no earlier than it shows. [Scheduler.Resume] begins then, or not at once; the cancelling of a tick that runs beside others may put
-//     off the next until then. An edit that keeps rule and key, and a start, put nothing off.
+//     not come, begins no earlier than it shows. [Scheduler.Resume] begins then, or not at once. An edit that keeps rule and key, and a start, put nothing off.
 //   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks

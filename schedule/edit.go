@@ -28,7 +28,7 @@ type Schedule struct {
 	Rule     string    // as Parse reads it
 	Declared bool      // in the code, with Add
 	Cursor   time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
-	Due      time.Time // when its owner looks at it next; zero: never, or at the end of a run, see OverlapAllow
+	Due      time.Time // when its owner looks at it next; zero: never
 	Done     time.Time // the last tick that was done; zero: none was
 	PausedAt time.Time // zero: it is not paused
 	// DisabledAt is when it was found that no process had declared it for a week; zero: it was not. It stays, and runs again when a process

@@ -48,6 +48,20 @@ func ExampleJobs() {
 	// Output:
 }
 
+func ExampleJobs_EnqueueTx() {
+	type Report struct{ Of string }
+	register := func(s *schedule.Scheduler, makeReport func(context.Context, pgx.Tx, schedule.Run[Report]) error) error {
+		reports := schedule.InTx(s, "reports", makeReport, schedule.Limit(3)) // at most 3 at once, in all processes
+		hourly := schedule.InTx(s, "reports.hourly", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
+			_, err := reports.EnqueueTx(ctx, tx, r.Args, schedule.At(r.At)) // its Run has the same At
+			return err
+		})
+		return hourly.Add("sales", Report{"sales"}, schedule.Cron("0 * * * *", "UTC"), schedule.MissedAll)
+	}
+	_ = register
+	// Output:
+}
+
 func ExampleCron() {
 	rule := schedule.Cron("30 2 * * *", "Europe/Berlin") // each day at 2:30
 	if err := rule.Err(); err != nil {

@@ -498,7 +498,7 @@ func (t Taken) String() string {
 
 // jobID is what a handler is told of a job.
 func (r *record) jobID() int64 {
-	if r.Job && r.TickOf == nil {
+	if r.Job {
 		return r.ID
 	}
 	return 0

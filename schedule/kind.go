@@ -28,7 +28,7 @@ type Run[Args any] struct {
 	Key     string    // under which no other run overlaps with it
 	Args    Args      // of the schedule
 	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
-	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was. See also OverlapAllow
+	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was.
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
 	// from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
 	Attempt int

@@ -37,7 +37,6 @@ type memory struct {
 	ended      map[int64]*told // of jobs
 	runs       map[subject]bool
 	slots      map[slot]string // that calls outside of transactions have
-	living     map[int64]int   // of schedules: how many of their ticks are jobs
 }
 
 // rows are written by one transaction, or are what is committed.
@@ -52,7 +51,6 @@ type line struct {
 	record
 	unique   *string
 	priority int
-	since    time.Time // of a tick that is a job: the cursor before it
 }
 
 // told is a row of the history.
@@ -78,7 +76,7 @@ type owner struct {
 func newMemory(stage *seam.Stage, partitions int) *memory {
 	return &memory{
 		stage: stage, partitions: partitions, rows: newRows(), owners: make(map[int]owner), locks: make(map[any]*memoryTx),
-		ended: make(map[int64]*told), living: make(map[int64]int), slots: make(map[slot]string), runs: make(map[subject]bool),
+		ended: make(map[int64]*told), slots: make(map[slot]string), runs: make(map[subject]bool),
 	}
 }
 
@@ -94,9 +92,6 @@ func (m *memory) read(r *line) *record {
 	}
 	read := r.record
 	read.Clock = m.now()
-	if !read.Job {
-		read.Living = m.living[r.ID]
-	}
 	return &read
 }
 
@@ -239,8 +234,6 @@ func (m *memory) write(s subject, r *line) {
 		i, _ := slices.BinarySearchFunc(m.due, before, sooner)
 		m.due = slices.Delete(m.due, i, i+1)
 	}
-	m.count(m.of[s], -1)
-	m.count(r, 1)
 	if r == nil {
 		delete(m.of, s)
 		return
@@ -249,13 +242,6 @@ func (m *memory) write(s subject, r *line) {
 	if r.Due != nil {
 		i, _ := slices.BinarySearchFunc(m.due, r, sooner)
 		m.due = slices.Insert(m.due, i, r)
-	}
-}
-
-// count counts a tick that is a job.
-func (m *memory) count(r *line, n int) {
-	if r != nil && r.TickOf != nil {
-		m.living[*r.TickOf] += n
 	}
 }
 
@@ -440,10 +426,7 @@ func (t *memoryTx) tell(r *line, fates []fate) {
 			StartedAt: f.StartedAt, EndedAt: t.m.now(),
 		}
 		of := r.subject()
-		switch {
-		case r.TickOf != nil:
-			e.Since, e.Until, e.Ticks, of = r.since, r.At, 1, subject{*r.TickOf, false}
-		case r.Job:
+		if r.Job {
 			e.Since, e.Until, e.Ticks = r.At, r.At, 1
 		}
 		if f.Error != nil {
@@ -458,7 +441,7 @@ func (t *memoryTx) tell(r *line, fates []fate) {
 
 // again is a job as it is put once more.
 func (r *line) again() newJob {
-	if !r.Job || r.TickOf != nil {
+	if !r.Job {
 		return newJob{}
 	}
 	return newJob{Kind: r.Kind, Name: &r.Name, Key: r.Key, Args: r.Args, Priority: Priority(r.priority), At: &r.At, Since: r.Since, UniqueKey: r.unique}
@@ -466,10 +449,10 @@ func (r *line) again() newJob {
 
 func (r *line) subject() subject { return subject{r.ID, r.Job} }
 
-// close stands in for schedule_close and schedule_close_job, and commits. Paused: the end of a tick has paused its schedule.
-func (m *memory) close(ctx context.Context, tx *transaction, r *record, st step) (paused bool, err error) {
+// close stands in for schedule_close and schedule_close_job, and commits.
+func (m *memory) close(ctx context.Context, tx *transaction, r *record, st step) error {
 	of := tx.Tx.(*memoryTx)
-	err = m.in(ctx, of, func(t *memoryTx) error {
+	err := m.in(ctx, of, func(t *memoryTx) error {
 		s := subject{r.ID, r.Job}
 		have := t.get(s)
 		if have == nil {
@@ -480,11 +463,7 @@ func (m *memory) close(ctx context.Context, tx *transaction, r *record, st step)
 		}
 		if r.Job {
 			t.closeJob(have, r, st)
-			if len(st.Fates) == 0 {
-				return nil
-			}
-			paused, err = t.tickEnded(have, st.Fates[0].Fate)
-			return err
+			return nil
 		}
 		return t.close(have, r, st)
 	})
@@ -495,7 +474,7 @@ func (m *memory) close(ctx context.Context, tx *transaction, r *record, st step)
 		err = locked{err}
 	}
 	tx.ended.Store(of.ended)
-	return paused, err
+	return err
 }
 
 // lock is what is locked where a row is written.
@@ -536,12 +515,6 @@ func (t *memoryTx) close(have *line, r *record, st step) error {
 		case st.Due == nil || st.Due.After(now):
 			n.WaitsSince = nil
 		}
-		for _, tick := range st.Ticks {
-			t.putTick(have, tick, now)
-		}
-		if have.Revision == r.Revision && st.Full > t.living(have.ID) {
-			n.Due = &now // one has ended since it was counted
-		}
 	} else { // where an edit passed over these ticks while they ran, they have run all the same
 		if !t.passedOver(have, r.Cursor, st) {
 			return &pgconn.PgError{
@@ -556,63 +529,6 @@ func (t *memoryTx) close(have *line, r *record, st step) error {
 	t.set(have.subject(), &n)
 	t.tell(have, st.Fates)
 	return nil
-}
-
-// putTick makes a tick a job.
-func (t *memoryTx) putTick(of *line, tick besides, now time.Time) {
-	t.m.last++
-	t.set(subject{t.m.last, true}, &line{priority: 1, since: tick.Since, record: record{
-		ID: t.m.last, Nonce: of.Nonce, Job: true, Key: tick.Key, Partition: t.m.partitionOf(tick.Key), Kind: of.Kind, Name: of.Name, Args: of.Args, Trigger: TriggerTick, TickOf: &of.ID, Since: tick.Begins, Missed: tick.Missed,
-		At: tick.At, Due: &now, Revision: 1,
-	}})
-}
-
-// living is how many ticks of a schedule are jobs.
-func (t *memoryTx) living(id int64) int {
-	is := func(r *line) bool { return r != nil && r.TickOf != nil && *r.TickOf == id }
-	n := t.m.living[id]
-	for s, r := range t.wrote.of {
-		if is(t.m.of[s]) {
-			n--
-		}
-		if is(r) {
-			n++
-		}
-	}
-	return n
-}
-
-// tickEnded stands in for schedule_tick_ended: it tells a schedule whose ticks may overlap that one has ended.
-func (t *memoryTx) tickEnded(j *line, fate Fate) (paused bool, err error) {
-	if j.TickOf == nil {
-		return false, nil
-	}
-	have := t.get(subject{*j.TickOf, false})
-	if have == nil {
-		return false, nil
-	}
-	if err := t.lock(have.lock()); err != nil {
-		return false, err
-	}
-	n, now := *have, t.m.now()
-	switch fate {
-	case FateDone:
-		n.Failures = 0
-		if n.Done == nil || j.At.After(*n.Done) {
-			n.Done = &j.At
-		}
-	case FateDead:
-		n.Failures++
-		paused = n.PausedAt == nil && n.Policy.PauseAfter > 0 && n.Failures >= n.Policy.PauseAfter
-	}
-	switch {
-	case paused:
-		n.PausedAt, n.Due = &now, nil
-	case n.PausedAt == nil && n.Due == nil:
-		n.Due = &now
-	}
-	t.set(n.subject(), &n)
-	return paused, nil
 }
 
 // passedOver takes ticks that have run after all out of an entry, and reports whether there is one.
@@ -896,8 +812,7 @@ func (m *memory) cancel(ctx context.Context, q querier, id int64) (found bool, e
 			f.Error = r.Trying.Error
 		}
 		t.tell(r, []fate{f})
-		_, err := t.tickEnded(r, FateCancelled)
-		return err
+		return nil
 	})
 	return found, err
 }
@@ -985,17 +900,8 @@ func (m *memory) delete(ctx context.Context, q querier, id int64, fates []fate) 
 		}
 		t.set(have.subject(), nil)
 		t.tell(have, fates)
-		for tick := t.tickOf(id); tick != nil; tick = t.tickOf(id) {
-			t.set(tick.subject(), nil)
-			t.tell(tick, []fate{{Fate: FateCancelled}})
-		}
 		return nil
 	})
-}
-
-// tickOf is a tick of a schedule that is a job; nil: there is none.
-func (t *memoryTx) tickOf(id int64) *line {
-	return t.find(func(r *line) bool { return r.TickOf != nil && *r.TickOf == id })
 }
 
 // list stands in for schedule_list.

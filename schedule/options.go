@@ -133,10 +133,9 @@ type policy struct {
 	Jitter  time.Duration `json:"jitter_ns"`
 
 	PauseAfter int `json:"pause_after,omitempty"`
-	AtOnce     int `json:"at_once,omitempty"` // with overlapAllow
 }
 
-// A ScheduleOption changes a schedule: Missed, Overlap, OverlapAllow, Grace, Jitter, PauseAfter and Key are ones.
+// A ScheduleOption changes a schedule: Missed, Overlap, Grace, Jitter, PauseAfter and Key are ones.
 type ScheduleOption interface{ set(*record) }
 
 // Overlap says what becomes of ticks that pass while the schedule's run before is under way.
@@ -145,21 +144,7 @@ type Overlap int
 const (
 	OverlapSkip   Overlap = iota // they are skipped, unless that run is one of several to catch up with; the default
 	OverlapBuffer                // they are late ticks, of which Missed says what becomes: by default the latest is run when the run before ends
-	overlapAllow
 )
-
-// OverlapAllow has up to n ticks of a schedule run at once: 1 to 100. Ticks that pass while so many are under way are late ones, as with
-// OverlapBuffer. Each tick becomes a job of the database, with a key of its own, so that ticks run in all processes, and count there as any
-// run does for WithMaxRunning; Key is an error beside it. From is the tick before, whatever became of that, or is to. A tick that is tried
-// again counts among the n until it has its fate.
-//
-// An edit, and Pause, change nothing for ticks that have become jobs: these run to their fate, with the arguments that they have. An edit
-// to another Overlap has the next tick wait for them. Delete cancels them. Cancel may cancel one.
-func OverlapAllow(n int) ScheduleOption { return atOnce(n) }
-
-type atOnce int
-
-func (n atOnce) set(r *record) { r.Policy.Overlap, r.Policy.AtOnce = overlapAllow, int(n) }
 
 // Grace is how late a tick may be run; later it is missed. The default, 0, is no limit, but for MissedNone a minute. Time for which no process knew how
 // to run the schedule does not count.
@@ -174,11 +159,11 @@ type Jitter time.Duration
 type PauseAfter int
 
 // Key is the key under which runs never overlap, over all schedules and jobs of the group with that key; default the schedule's name; of
-// a job its Unique key, or else one of its own. With OverlapAllow each tick has its own.
+// a job its Unique key, or else one of its own.
 type Key string
 
 func (m Missed) set(r *record)  { r.Policy.Missed = m }
-func (o Overlap) set(r *record) { r.Policy.Overlap, r.Policy.AtOnce = o, 0 }
+func (o Overlap) set(r *record) { r.Policy.Overlap = o }
 func (g Grace) set(r *record)   { r.Policy.Grace = time.Duration(g) }
 func (j Jitter) set(r *record)  { r.Policy.Jitter = time.Duration(j) }
 func (n PauseAfter) set(r *record) {
@@ -192,12 +177,8 @@ func (r *record) check() error {
 	switch {
 	case p.Missed < MissedLatest || p.Missed > MissedAll:
 		return fmt.Errorf("%v is none of MissedLatest, MissedNone and MissedAll", p.Missed)
-	case p.Overlap == overlapAllow && (p.AtOnce < 1 || p.AtOnce > 100):
-		return fmt.Errorf("OverlapAllow(%d) is out of range: 1 to 100", p.AtOnce)
-	case p.Overlap == overlapAllow && r.Key != r.Name:
-		return fmt.Errorf("key %q and OverlapAllow are both given, and runs under one key never overlap: give one", r.Key)
-	case p.Overlap < OverlapSkip || p.Overlap > overlapAllow:
-		return fmt.Errorf("Overlap(%d) is none of OverlapSkip, OverlapBuffer and OverlapAllow", p.Overlap)
+	case p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer:
+		return fmt.Errorf("Overlap(%d) is neither OverlapSkip nor OverlapBuffer", p.Overlap)
 	case p.Grace < 0:
 		return fmt.Errorf("grace of %v is negative", p.Grace)
 	case p.PauseAfter < 0:

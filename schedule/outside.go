@@ -124,7 +124,7 @@ func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*it
 
 // idempotencyKey names a tick or a job. One that is replaced is another. So is one that has the id of another, which a failover has lost.
 func (r *record) idempotencyKey(group string) string {
-	if r.Job && r.TickOf == nil {
+	if r.Job {
 		return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)
 	}
 	return fmt.Sprintf("%s/schedule/%s/%s", group, r.Nonce, r.Trying.At.UTC().Format(time.RFC3339Nano))

@@ -141,9 +141,6 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 			return p.callOut(o, it, a, from)
 		}
 		if err == nil {
-			if len(a.decided.Ticks) > 0 {
-				p.look() // for those that are this process's
-			}
 			return a.next(it, from)
 		}
 		var pause time.Duration
@@ -435,7 +432,7 @@ func kept(err error) *string {
 
 // unchanged reports whether a step would change nothing.
 func (d *decision) unchanged(r *record) bool {
-	return len(d.Fates) == 0 && len(d.Ticks) == 0 && d.Waits == nil && r.Waits == nil && (d.Due == nil) == (r.Due == nil) && (d.Due == nil || d.Due.Equal(*r.Due))
+	return len(d.Fates) == 0 && d.Waits == nil && r.Waits == nil && (d.Due == nil) == (r.Due == nil) && (d.Due == nil || d.Due.Equal(*r.Due))
 }
 
 var errCrashed = errors.New("so many processes died while it ran: see Crashes")

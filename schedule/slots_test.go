@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -144,6 +145,66 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 	until(t, "all slots are free", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
 	})
+}
+
+// holding is a handler whose runs of a schedule go on until the test ends them.
+type holding struct {
+	t     testing.TB
+	began chan schedule.Run[args]
+
+	mu   sync.Mutex // guards what follows
+	ends map[int]chan error
+}
+
+func newHolding(t testing.TB) *holding {
+	return &holding{t: t, began: make(chan schedule.Run[args], 100), ends: make(map[int]chan error)}
+}
+
+// of is what ends the run for the tick of an hour.
+func (h *holding) of(hour int) chan error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ends[hour] == nil {
+		h.ends[hour] = make(chan error, 10)
+	}
+	return h.ends[hour]
+}
+
+func (h *holding) run(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+	if err := effect(ctx, tx, r); err != nil {
+		return err
+	}
+	h.began <- r
+	select {
+	case err := <-h.of(r.At.Hour()):
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// begins expects the runs that begin next, in any order, by the hours of their ticks.
+func (h *holding) begins(hours ...int) (runs []schedule.Run[args]) {
+	h.t.Helper()
+	for range hours {
+		runs = append(runs, receive(h.t, fmt.Sprint("one of the ticks of ", hours, " begins"), h.began))
+	}
+	slices.SortFunc(runs, func(a, b schedule.Run[args]) int { return a.At.Compare(b.At) })
+	var got []int
+	for _, r := range runs {
+		got = append(got, r.At.Hour())
+	}
+	expect(h.t, fmt.Sprint(got), fmt.Sprint(hours), "ticks that began")
+	return runs
+}
+
+// quiet expects that nothing begins.
+func (h *holding) quiet(db *database) {
+	h.t.Helper()
+	db.looked()
+	if len(h.began) > 0 {
+		h.t.Fatalf("the tick of %v began", (<-h.began).At)
+	}
 }
 
 // What waits for a slot has spent nothing when it gets one: no attempt, and no grace. Meanwhile it says so, is not tried all the time, and what is behind it runs.

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,10 +73,7 @@ type record struct {
 	Job         bool            `json:"job"`
 	Trigger     Trigger         `json:"trigger"`
 	Since       *time.Time      `json:"begins"`
-	TickOf      *int64          `json:"schedule"` // of a job: the schedule of which it is a tick; null: of none
-	Missed      int64           `json:"missed"`   // by that tick
-	Living      int             `json:"living"`   // of a schedule: how many of its ticks are such jobs
-	At          time.Time       `json:"at"`       // of a job: the time that it was put for
+	At          time.Time       `json:"at"` // of a job: the time that it was put for
 
 	parsed *Rule    // Rule, where that was parsed before
 	unused []string // where its kind is not registered here: the kinds that are, and that nothing has called; one of them may be meant
@@ -110,23 +106,11 @@ type step struct {
 	RanFrom     *time.Time `json:"ran_from,omitempty"`
 	RanUntil    *time.Time `json:"ran_until,omitempty"`
 	Trying      *trial     `json:"trying,omitempty"`
-	Failures    *int       `json:"failures,omitempty"`    // null: it changes nothing: ticks beside it may
+	Failures    *int       `json:"failures,omitempty"`    // null: it changes nothing
 	PausedAt    *time.Time `json:"paused_at,omitempty"`   // null: it does not pause it
 	DisabledAt  *time.Time `json:"disabled_at,omitempty"` // null: it does not disable it
 	Waits       *string    `json:"waits,omitempty"`
-	Ticks       []besides  `json:"ticks,omitempty"`
-	Full        int        `json:"full,omitempty"`
-	TickOf      *int64     `json:"tick_of,omitempty"`
 	Fates       []fate     `json:"fates"`
-}
-
-// besides is a tick that is run beside others of its schedule, as a job.
-type besides struct {
-	At     time.Time  `json:"at"`
-	Key    string     `json:"key"`
-	Since  time.Time  `json:"since"`
-	Begins *time.Time `json:"begins,omitempty"`
-	Missed int64      `json:"missed"`
 }
 
 // A trial is a tick that was begun, and has no fate yet.
@@ -355,7 +339,7 @@ func (s *Scheduler) queueOpen(
 // readSchedule reads what open.sql returns.
 func readSchedule(row pgx.Row, id int64) (*record, error) {
 	r := &record{ID: id}
-	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Rule, inJSON{&r.Policy}, &r.Declared, inJSON{&r.Trying}, &r.Failures, &r.Revision, &r.Waits, &r.Nonce, &r.Living,
+	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Rule, inJSON{&r.Policy}, &r.Declared, inJSON{&r.Trying}, &r.Failures, &r.Revision, &r.Waits, &r.Nonce,
 		micros{&r.Anchor}, micros{&r.Cursor}, microsOrNull{&r.CursorLocal}, microsOrNull{&r.Due}, microsOrNull{&r.Done}, microsOrNull{&r.RanFrom}, microsOrNull{&r.RanUntil}, microsOrNull{&r.PausedAt},
 		microsOrNull{&r.WaitsSince}, micros{&r.Registered}, microsOrNull{&r.DisabledAt}, micros{&r.Clock})
 	return found(r, err)
@@ -372,7 +356,7 @@ func found(r *record, err error) (*record, error) {
 // readJob reads what openjob.sql returns.
 func readJob(row pgx.Row, id int64) (*record, error) {
 	r := &record{ID: id, Job: true}
-	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Trigger, inJSON{&r.Trying}, &r.Revision, &r.Waits, &r.Nonce, &r.TickOf, &r.Missed, &r.Declared,
+	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Trigger, inJSON{&r.Trying}, &r.Revision, &r.Waits, &r.Nonce,
 		microsOrNull{&r.Since}, micros{&r.At}, microsOrNull{&r.Due}, microsOrNull{&r.WaitsSince}, micros{&r.Clock})
 	return found(r, err)
 }
@@ -410,9 +394,7 @@ func (j inJSON) ScanText(v pgtype.Text) error {
 func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
 	s := p.s
 	if m := s.memory; m != nil {
-		paused, err := m.close(ctx, tx, r, st)
-		s.logPaused(r, paused && err == nil)
-		return err
+		return m.close(ctx, tx, r, st)
 	}
 	st.Now, st.Fates = p.now(), listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
@@ -420,21 +402,17 @@ func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run
 	}
 	batch := new(pgx.Batch)
 	batch.Queue(s.statements.limit, closing.Milliseconds(), s.lockWait.Milliseconds())
-	var closed, paused bool
+	closed := false
 	ended := func(pgconn.CommandTag) error {
 		closed = true
 		return nil
 	}
 	switch {
-	case r.Job && r.TickOf == nil && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
+	case r.Job && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
 		f := st.Fates[0]
 		batch.Queue(s.statements.doneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro()).Exec(ended)
 	case r.Job:
-		st.TickOf = r.TickOf
-		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st)).QueryRow(func(row pgx.Row) error {
-			closed = true
-			return row.Scan(&paused)
-		})
+		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
 	case st.onlyDone():
 		f := st.Fates[0]
 		batch.Queue(
@@ -445,7 +423,6 @@ func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run
 		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
 	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
-	s.logPaused(r, paused && err == nil)
 	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
 		return locked{err}
 	}
@@ -454,19 +431,13 @@ func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run
 
 // onlyDone reports whether one tick is done, and nothing else is to be written: what done.sql writes.
 func (st *step) onlyDone() bool {
-	return len(st.Fates) == 1 && st.Fates[0].Fate == FateDone && st.Trying == nil && st.Waits == nil && st.PausedAt == nil && st.DisabledAt == nil && len(st.Ticks) == 0 && st.Full == 0
+	return len(st.Fates) == 1 && st.Fates[0].Fate == FateDone && st.Trying == nil && st.Waits == nil && st.PausedAt == nil && st.DisabledAt == nil
 }
 
 // shownMicro is what clocks show, in microseconds since 1970 as if they were those of UTC.
 func shownMicro(local time.Time) int64 {
 	_, offset := local.Zone()
 	return local.UnixMicro() + int64(offset)*1e6
-}
-
-func (s *Scheduler) logPaused(r *record, paused bool) {
-	if paused {
-		s.log.Error("schedule: paused, as so many ticks in a row are dead", slog.String("name", r.Name), slog.Time("at", r.At))
-	}
 }
 
 // locked is an error of sendClose: another transaction has the schedule's row locked.

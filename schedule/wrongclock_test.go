@@ -68,33 +68,6 @@ func TestAStartAtAWrongTimePutsNothingOff(t *testing.T) {
 	}
 }
 
-// The same, where as many of its ticks run as may: the end of one has it looked at.
-func TestAStartAtAWrongTimeKeepsWhatWaitsForTheEndOfATick(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	h := newHolding(t)
-	start := func() *worker {
-		w := newSteadyWorker(db)
-		w.SweepEvery(100 * time.Millisecond)
-		ok(t, schedule.InTx(w.Scheduler, "books", h.run).Add("close", args{}, hourly, schedule.OverlapAllow(1), schedule.MissedAll))
-		return w.run()
-	}
-	start().has("close")
-	db.setClock(midnight.Add(time.Hour))
-	h.begins(1)
-	db.setClock(midnight.Add(2 * time.Hour))
-	h.quiet(db)
-	db.wrongAt("8 h", "schedule_get(", "schedule_put(")
-	start()
-	until(t, "it has put what it declares", func() bool {
-		return one[bool](db, "SELECT registered <> $1 FROM pgleases.schedules", midnight)
-	})
-	db.rightAgain()
-	h.of(1) <- nil
-	until(t, "the tick of 2:00 begins", func() bool { return len(h.began) == 1 })
-	h.of(2) <- nil
-}
-
 // The arguments are edited, and not the rule.
 func TestAnEditAtAWrongTimePutsNoTickOff(t *testing.T) {
 	t.Parallel()
@@ -278,8 +251,7 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 			ok(t, least.Put(t.Context(), "least", args{}, hourly, opts...))
 			ok(t, most.Put(t.Context(), "most", args{}, hourly, opts...))
 			ok(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
-			ok(t, in.Put(t.Context(), "beside", args{}, hourly, schedule.MissedAll, schedule.OverlapAllow(2)))
-			names := []string{"in", "limited", "limited too", "least", "most", "again", "beside"}
+			names := []string{"in", "limited", "limited too", "least", "most", "again"}
 			w.run()
 			db.looked()
 			now := midnight

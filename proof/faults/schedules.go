@@ -28,7 +28,6 @@ type Schedule struct {
 	Every      time.Duration                    // between two ticks
 	First      func(anchor time.Time) time.Time // the first tick of one that was made at the anchor, told without package schedule
 	Never      []schedule.Fate                  // what no tick of it may become
-	AtOnce     int                              // how many of its ticks may run at once; 0: one after the other
 }
 
 // The kinds of handlers.
@@ -39,8 +38,7 @@ const (
 	ordered = "ordered" // writes, and does what its order says
 	mailed  = "mailed"  // is called at least once
 	paid    = "paid"    // is called at most once, and fails where FailsAt says
-	beside  = "beside"  // is slow, and its first attempt fails where FailsAt says
-	scarce  = "scarce"  // is slow, and has a limit
+	scarce  = "scarce"  // is slow, has a limit, and its first attempt fails where FailsAt says
 	phoned  = "phoned"  // is called at least once, and has a limit
 )
 
@@ -71,16 +69,7 @@ func allSchedules() (all []Schedule) {
 	second := func(anchor time.Time) time.Time { return anchor.Add(time.Second) }
 	add := func(name, kind string, never []schedule.Fate, opts ...schedule.ScheduleOption) {
 		for n := range 3 {
-			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never, 0})
-		}
-	}
-	overlapping := func(name, kind string, atOnce int) {
-		add(
-			name, kind, []schedule.Fate{schedule.FateCancelled, schedule.FateLost, schedule.FateMissed, schedule.FateSkipped},
-			schedule.MissedAll, schedule.OverlapAllow(atOnce),
-		)
-		for i := range all[len(all)-3:] {
-			all[len(all)-1-i].AtOnce = atOnce
+			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never})
 		}
 	}
 	const missed, skipped, cancelled, lost = schedule.FateMissed, schedule.FateSkipped, schedule.FateCancelled, schedule.FateLost
@@ -94,10 +83,9 @@ func allSchedules() (all []Schedule) {
 	add("mail", mailed, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
 	add("pay", paid, []schedule.Fate{cancelled, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
 	add("scarce", scarce, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	overlapping("beside", beside, 3)
-	overlapping("phone", phoned, 2)
+	add("phone", phoned, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
 	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.MissedAll}, time.Minute,
-		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}, 0})
+		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}})
 }
 
 // runSchedules runs schedules with a client until what it returns is called, which waits for the end of that.
@@ -162,7 +150,7 @@ func runScheduler(ctx context.Context, config Config, client *pgleases.Client, p
 		}
 		return opts
 	}
-	for kind, opts := range map[string][]schedule.KindOption{quick: limits, slow: limits, fails: limits, ordered: retry, beside: retry, scarce: limits} {
+	for kind, opts := range map[string][]schedule.KindOption{quick: limits, slow: limits, fails: limits, ordered: retry, scarce: retry} {
 		kinds[kind] = schedule.InTx(s, kind, func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 			return handle(ctx, config, kinds, kind, tx, r)
 		}, limited(kind, opts)...)
@@ -205,7 +193,7 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 	if err != nil {
 		return err
 	}
-	long := map[string]time.Duration{slow: config.TTL / 2, scarce: config.TTL / 2, beside: config.TTL}[kind]
+	long := map[string]time.Duration{slow: config.TTL / 2, scarce: config.TTL / 2}[kind]
 	if What(r.Args) == Long {
 		long = config.TTL / 2
 	}
@@ -227,7 +215,7 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 // outcome is what becomes of a run, which has begun at that time of the database's.
 func outcome(kind string, r schedule.Run[string], began time.Time) error {
 	switch what := What(r.Args); {
-	case (what == Flaky || kind == beside && FailsAt(r.At)) && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):
+	case (what == Flaky || kind == scarce && r.Job == 0 && FailsAt(r.At)) && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):
 		return errors.New("it fails")
 	case what == Wrong:
 		return schedule.Discard(errors.New("it is wrong"))

@@ -371,13 +371,6 @@ var mutants = append(asleep(), []mutant{
         RETURN false;`, `    IF taken IS NULL THEN
         RETURN true;`, 0},
 	}},
-	{"ticks that overlap and are not counted", "schedule fleet", `together`, []edit{
-		{"schedule/decide.go", `room := atOnce - r.Living`, `room := atOnce`, 0},
-	}},
-	{"ticks that may not overlap yet are passed over", "schedule fleet", `fates`, []edit{
-		{"schedule/decide.go", `		if len(d.Ticks) == room {`, `		d.moveTo(due.Run[len(due.Run)-1])
-		if len(d.Ticks) == room {`, 0},
-	}},
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
 		{"schedule/planner.go", `if it.Crashes > 0 && len(p.running) > 0 {`, `if false {`, 0},
 		{"schedule/planner.go", `struct{}{}, it.Crashes > 0`, `struct{}{}, false`, 0},

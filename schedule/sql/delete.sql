@@ -1,4 +1,4 @@
--- delete.sql: deletes a schedule that get.sql has locked, with what runs of its ticks beside each other.
+-- delete.sql: deletes a schedule that get.sql has locked.
 --
 -- $1 bigint  schedule
 -- $2 jsonb   fates, as in close.sql, of its overdue ticks

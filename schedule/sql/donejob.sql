@@ -1,4 +1,4 @@
--- donejob.sql: closejob.sql for a job that is done, and is no tick of a schedule, as most end so.
+-- donejob.sql: closejob.sql for a job that is done, as most end so.
 --
 -- $1 bigint  job
 -- $2 text    mark of the run, from openjob.sql

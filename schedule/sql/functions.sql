@@ -43,8 +43,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS 
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local',
-        (to_jsonb(s.cursor_local) #>> '{}') || 'Z', 'clock', pgleases.schedule_clock(),
-                                             'living', (SELECT count(*) FROM pgleases.jobs AS j WHERE j.schedule = s.id));
+        (to_jsonb(s.cursor_local) #>> '{}') || 'Z', 'clock', pgleases.schedule_clock());
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule, with the time at which it was read.';
@@ -158,14 +157,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_check_interval() IS 'How often a run looks whether its client is still there, milliseconds; 0: the server''s system cannot do it.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_declared(schedule bigint) RETURNS boolean
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.id = $1 AND s.declared);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_declared(bigint) IS 'Whether the code declares a schedule.';
-
 -- A run is opened in one statement with its guard, and without JSON: each thing more costs it some microseconds. So would a search_path,
 -- here and in what ends most runs: all is named with its schema. The lock only shows that it runs, see schedule_runs.
 CREATE OR REPLACE FUNCTION pgleases.schedule_open_tick(lease pg_catalog.text, number int, epoch bigint, schedule bigint,
@@ -173,7 +164,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_open_tick(lease pg_catalog.text, nu
 RETURNS TABLE (settings pg_catalog.text, name pg_catalog.text, key pg_catalog.text, partition int, kind pg_catalog.text,
     args pg_catalog.text, rule pg_catalog.text, policy pg_catalog.text, declared boolean, trying pg_catalog.text, failures int,
     revision bigint,
-    waits pg_catalog.text, nonce pg_catalog.text, living int, anchor_us bigint, cursor_us bigint, cursor_local_us bigint, due_us bigint,
+    waits pg_catalog.text, nonce pg_catalog.text, anchor_us bigint, cursor_us bigint, cursor_local_us bigint, due_us bigint,
     done_us bigint, ran_from_us bigint, ran_until_us bigint, paused_at_us bigint, waits_since_us bigint, registered_us bigint,
     disabled_at_us bigint, clock_us bigint)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -187,7 +178,7 @@ BEGIN
                              pg_catalog.set_config('client_connection_check_interval', pgleases.schedule_check_interval(), true)),
            s.name::pg_catalog.text, s.key::pg_catalog.text, s.partition, s.kind::pg_catalog.text, s.args::pg_catalog.text,
            s.rule, s.policy::pg_catalog.text, s.declared, s.trying::pg_catalog.text, s.failures, s.revision,
-           s.waits, s.nonce::pg_catalog.text, (SELECT pg_catalog.count(*) FROM pgleases.jobs AS j WHERE j.schedule OPERATOR(pg_catalog.=) s.id)::int,
+           s.waits, s.nonce::pg_catalog.text,
            (extract(epoch FROM s.anchor) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM s.cursor) OPERATOR(pg_catalog.*) 1000000)::bigint,
            (extract(epoch FROM s.cursor_local) OPERATOR(pg_catalog.*) 1000000)::bigint,
            CASE WHEN s.due OPERATOR(pg_catalog.<) 'infinity' THEN (extract(epoch FROM s.due) OPERATOR(pg_catalog.*) 1000000)::bigint END,
@@ -210,7 +201,7 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_open_job(lease pg_catalog.text, num
     timeout_ms int, idle_ms int, lock_ms int)
 RETURNS TABLE (settings pg_catalog.text, name pg_catalog.text, key pg_catalog.text, partition int, kind pg_catalog.text,
     args pg_catalog.text, trigger pg_catalog.text, trying pg_catalog.text, revision bigint, waits pg_catalog.text, nonce pg_catalog.text,
-    schedule bigint, missed bigint, declared boolean, begins_us bigint, at_us bigint, due_us bigint, waits_since_us bigint, clock_us bigint)
+    begins_us bigint, at_us bigint, due_us bigint, waits_since_us bigint, clock_us bigint)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     guarded CONSTANT pg_catalog.text := pgleases.guard($1, $2, $3); -- what is read below is read after it has its lock
@@ -222,7 +213,6 @@ BEGIN
                              pg_catalog.set_config('client_connection_check_interval', pgleases.schedule_check_interval(), true)),
            j.name::pg_catalog.text, j.key::pg_catalog.text, j.partition, j.kind::pg_catalog.text, j.args::pg_catalog.text,
            j.trigger, j.trying::pg_catalog.text, j.revision, j.waits, j.nonce::pg_catalog.text,
-           j.schedule, j.missed, j.schedule IS NOT NULL AND pgleases.schedule_declared(j.schedule),
            (extract(epoch FROM j.begins) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM j.at) OPERATOR(pg_catalog.*) 1000000)::bigint,
            CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN (extract(epoch FROM j.due) OPERATOR(pg_catalog.*) 1000000)::bigint END,
            (extract(epoch FROM j.waits_since) OPERATOR(pg_catalog.*) 1000000)::bigint,
@@ -282,21 +272,7 @@ BEGIN
         due = CASE WHEN r.revision <> $3 THEN soon ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
         waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
     WHERE r.id = $1 AND r.cursor = $4 RETURNING r.* INTO s;
-    IF FOUND THEN
-        IF jsonb_array_length($5 -> 'ticks') > 0 THEN
-            INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, schedule, nonce, tick_since, begins, missed, args, priority, at, due)
-            SELECT s.group_name, w.key, pgleases.partition_for(w.key, g.partitions), s.kind, s.name, 'tick', s.id, s.nonce,
-                w.since, w.begins, w.missed, s.args, 1, w.at, soon
-            FROM jsonb_to_recordset($5 -> 'ticks') AS w (key text, since timestamptz, begins timestamptz, missed bigint,
-                at timestamptz), pgleases.schedule_groups AS g
-            WHERE g.name = s.group_name;
-            PERFORM pgleases.schedule_tell(s.group_name);
-        END IF;
-        IF s.revision = $3 AND $5 ->> 'full' IS NOT NULL THEN
-            UPDATE pgleases.schedules AS r SET due = soon
-            WHERE r.id = $1 AND ($5 ->> 'full')::int > (SELECT count(*) FROM pgleases.jobs AS j WHERE j.schedule = $1); -- one has ended since it was counted
-        END IF;
-    ELSE -- where an edit passed over these ticks while they ran, they have run all the same
+    IF NOT FOUND THEN -- where an edit passed over these ticks while they ran, they have run all the same
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = $1 FOR NO KEY UPDATE;
         IF NOT FOUND THEN
             RAISE EXCEPTION 'schedule % was deleted', $1 USING ERRCODE = 'PS001';
@@ -352,41 +328,15 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at, again)
-    SELECT coalesce(j.schedule, 0), CASE WHEN j.schedule IS NULL THEN j.id END, j.group_name, j.name, j.kind,
-        coalesce(j.tick_since, j.at), j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
-           CASE WHEN f.fate <> 'done' AND j.schedule IS NULL THEN jsonb_build_object('key', j.key, 'args', j.args, 'priority',
+    SELECT 0, j.id, j.group_name, j.name, j.kind, j.at, j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
+           CASE WHEN f.fate <> 'done' THEN jsonb_build_object('key', j.key, 'args', j.args, 'priority',
            j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
     FROM jsonb_to_recordset($2) AS f (fate text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
 
--- The schedule's row is locked, before the job's: so whoever counts its ticks there sees this one either gone, or to be told of here.
-CREATE OR REPLACE FUNCTION pgleases.schedule_tick_ended(j pgleases.jobs, fate pg_catalog.text, now pg_catalog.timestamptz) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s       pgleases.schedules;
-    paused  boolean;
-    waiting boolean;
-BEGIN
-    SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = j.schedule FOR NO KEY UPDATE;
-    s.failures := CASE $2 WHEN 'done' THEN 0 WHEN 'dead' THEN s.failures + 1 ELSE s.failures END;
-    paused := s.paused_at IS NULL AND $2 = 'dead' AND s.failures >= nullif((s.policy ->> 'pause_after')::int, 0);
-    waiting := s.paused_at IS NULL AND NOT coalesce(paused, false) AND s.due = 'infinity';
-    UPDATE pgleases.schedules AS r
-    SET failures = s.failures, done = CASE WHEN $2 = 'done' THEN greatest(r.done, j.at) ELSE r.done END,
-        paused_at = CASE WHEN paused THEN $3 ELSE r.paused_at END,
-        due = CASE WHEN paused THEN 'infinity' WHEN waiting THEN $3 ELSE r.due END
-    WHERE r.id = j.schedule;
-    IF waiting THEN
-        PERFORM pgleases.schedule_tell(j.group_name);
-    END IF;
-    RETURN coalesce(paused, false);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_tick_ended(pgleases.jobs, pg_catalog.text, pg_catalog.timestamptz) IS 'Tells a schedule whose ticks may overlap that one has ended. Whether that has paused it.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(job bigint, run pg_catalog.text, revision bigint, step pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     j     pgleases.jobs;
@@ -397,7 +347,6 @@ BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
-    PERFORM FROM pgleases.schedules AS s WHERE s.id = ($4 ->> 'tick_of')::bigint FOR NO KEY UPDATE; -- before the job: as those who delete both
     SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1 FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'job % was cancelled, or has ended', $1 USING ERRCODE = 'PS001';
@@ -411,8 +360,6 @@ BEGIN
         WHERE r.id = $1;
     END IF; -- else it was replaced: what ran was the one before, and this one is to run
     PERFORM pgleases.schedule_job_fates(j, fates);
-    RETURN j.schedule IS NOT NULL AND jsonb_array_length(fates) > 0 AND pgleases.schedule_tick_ended(j, fates -> 0 ->> 'fate',
-        least(now, pgleases.schedule_clock()));
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
@@ -423,8 +370,7 @@ LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_bo
 BEGIN
     WITH ended AS (
         DELETE FROM pgleases.jobs AS r
-        WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND r.schedule IS NULL
-            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
+        WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
         RETURNING r.id, r.group_name, r.name, r.kind, r.at
     )
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
@@ -512,7 +458,6 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     j pgleases.jobs;
 BEGIN
-    PERFORM FROM pgleases.schedules AS s WHERE s.id = (SELECT r.schedule FROM pgleases.jobs AS r WHERE r.id = $2) FOR NO KEY UPDATE;
     DELETE FROM pgleases.jobs AS r WHERE r.group_name = $1 AND r.id = $2 RETURNING * INTO j;
     IF NOT FOUND THEN
         RETURN false;
@@ -521,9 +466,6 @@ BEGIN
         'error', coalesce($3, j.trying ->> 'error'))));
     UPDATE pgleases.schedule_requests AS q SET answered = pgleases.schedule_clock(), answer = 'taken back'
     WHERE j.trigger = 'request' AND q.id = (j.args ->> 'request')::bigint;
-    IF j.schedule IS NOT NULL THEN
-        PERFORM pgleases.schedule_tick_ended(j, 'cancelled', pgleases.schedule_clock());
-    END IF;
     RETURN true;
 END
 $pgleases_body$;
@@ -642,9 +584,6 @@ BEGIN
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
             cursor = s.cursor, cursor_local = s.cursor_local,
             due = CASE
-                -- Where nothing is edited, and all are taken up of so many ticks that may run at once, the end of one has it looked at.
-                WHEN t.revision = s.revision AND t.due = 'infinity' AND s.due < now
-                    AND coalesce(t.paused_at, t.disabled_at, s.paused_at, s.disabled_at) IS NULL THEN t.due
                 WHEN t.partition = s.partition THEN least(soon, greatest(s.due, t.due)) -- the clock may be ahead for a moment, and the owner knows what was due
                 ELSE soon END,
             trying = s.trying, failures = s.failures,
@@ -712,13 +651,9 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_delete(schedule bigint, fates pg_ca
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     s pgleases.schedules;
-    j pgleases.jobs;
 BEGIN
     DELETE FROM pgleases.schedules AS t WHERE t.id = $1 RETURNING * INTO s;
     PERFORM pgleases.schedule_fates(s, $2);
-    FOR j IN DELETE FROM pgleases.jobs AS r WHERE r.schedule = $1 RETURNING * LOOP
-        PERFORM pgleases.schedule_job_fates(j, '[{"fate": "cancelled"}]');
-    END LOOP;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_delete(bigint, pg_catalog.jsonb) IS 'Deletes a schedule that get.sql has locked, and tells what became of its overdue ticks.';

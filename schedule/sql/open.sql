@@ -9,7 +9,7 @@
 -- $7 int     the most that the transaction may be idle, milliseconds
 -- $8 int     the most that a statement waits for a lock, milliseconds
 --
--- The schedule, how many of its ticks are jobs, and the time; times are microseconds since 1970, that of a zone's clocks as if it were one
+-- The schedule, and the time; times are microseconds since 1970, that of a zone's clocks as if it were one
 -- of UTC. No row: there is none, and only the mark and the limit of being idle are set.
 --
 -- PL001: the partition is not owned under the epoch.

@@ -122,15 +122,11 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     revision    bigint NOT NULL DEFAULT 1,
     waits       pg_catalog.text,
     waits_since pg_catalog.timestamptz,
-    nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
-    schedule    bigint,
-    tick_since  pg_catalog.timestamptz,
-    missed      bigint NOT NULL DEFAULT 0
+    nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
 CREATE INDEX IF NOT EXISTS jobs_that_wait ON pgleases.jobs (group_name, partition) WHERE waits IS NOT NULL;
-CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_tick ON pgleases.jobs (schedule, at) WHERE schedule IS NOT NULL;
 COMMENT ON TABLE pgleases.jobs IS 'What is to run once, until it has.';
 COMMENT ON COLUMN pgleases.jobs.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs.group_name IS 'The group, whose processes run it.';
@@ -138,11 +134,11 @@ COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a gr
 COMMENT ON COLUMN pgleases.jobs.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the job.';
 COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; tick: it is the tick of a schedule whose ticks may overlap; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
+COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
 COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
 COMMENT ON COLUMN pgleases.jobs.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
-COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill, a retry or a tick, the beginning of the window that ends at at; null: none is told.';
+COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the beginning of the window that ends at at; null: none is told.';
 COMMENT ON COLUMN pgleases.jobs.at IS 'The time that it was put for.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When its owner looks at it next; infinity: never.';
 COMMENT ON COLUMN pgleases.jobs.trying IS 'How many attempts failed, when it is tried again; null: none was begun.';
@@ -150,9 +146,6 @@ COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when it is replaced.';
 COMMENT ON COLUMN pgleases.jobs.waits IS 'Why its owner cannot run it; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.jobs.waits_since IS 'Since when.';
 COMMENT ON COLUMN pgleases.jobs.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
-COMMENT ON COLUMN pgleases.jobs.schedule IS 'The schedule of which it is a tick; null: of none.';
-COMMENT ON COLUMN pgleases.jobs.tick_since IS 'Of a tick, where the schedule''s cursor was before: the fate is that of the ticks after it.';
-COMMENT ON COLUMN pgleases.jobs.missed IS 'Of a tick, for how many that were missed it runs too.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -362,8 +355,6 @@ CROSS JOIN LATERAL (
                 WHEN s.waits IS NOT NULL THEN 'waits'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
                 WHEN s.trying IS NOT NULL THEN 'retries'
-                WHEN s.due OPERATOR(pg_catalog.=) 'infinity' AND EXISTS (SELECT FROM pgleases.jobs AS j
-                    WHERE j.schedule OPERATOR(pg_catalog.=) s.id) THEN 'runs'
                 WHEN s.due OPERATOR(pg_catalog.=) 'infinity' THEN 'over'
                 ELSE 'planned' END AS state
 ) AS e;
@@ -375,7 +366,7 @@ COMMENT ON COLUMN pgleases.schedules_status.key IS 'Transactional runs under one
 COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'When it runs.';
-COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs, or as many of its ticks run as may at once; paused; disabled: no process has declared it for a week; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs; paused; disabled: no process has declared it for a week; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
 COMMENT ON COLUMN pgleases.schedules_status.why IS 'Why it is in this state, as far as that is known.';
 COMMENT ON COLUMN pgleases.schedules_status.done IS 'The last tick whose run was done; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules_status.last_fate IS 'What became of the last tick that has a fate; null: none has, or it is no longer in the history.';
@@ -453,7 +444,7 @@ COMMENT ON COLUMN pgleases.jobs_status.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.jobs_status.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs_status.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; tick: it is the tick of a schedule whose ticks may overlap; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
+COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
 COMMENT ON COLUMN pgleases.jobs_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
 COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
