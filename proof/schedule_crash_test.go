@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/proof/faults"
@@ -62,7 +61,6 @@ var scheduleCrashes = []scheduleCrash{
 	{"makeslots", withLimit, nil},
 	{"take", withLimit, nil},
 	{"free", []string{"phoned"}, nil},
-	{"want", withLimit, (*scheduleVictims).takeSlots},
 	{"enqueue", []string{"ordered"}, nil},
 	{"answer", []string{"quick", "paid"}, (*scheduleVictims).ask},
 	{"end", nil, (*scheduleVictims).close},
@@ -146,7 +144,6 @@ type scheduleVictims struct {
 	made    int
 	crashes int
 	asked   time.Time // when one was last asked to close
-	slots   pgx.Tx    // that holds the slots of all limits; nil: none does
 }
 
 // A scheduleVictim is one of them, behind a wire of its own.
@@ -277,26 +274,6 @@ func (v *scheduleVictims) disarm() {
 	v.arm = nil
 	for _, victim := range v.living {
 		victim.wire.Disarm()
-	}
-	if v.slots != nil {
-		_ = v.slots.Rollback(context.Background()) // it has written nothing
-		v.slots = nil
-	}
-}
-
-// takeSlots takes all slots, so that runs find none.
-func (v *scheduleVictims) takeSlots() {
-	v.t.Helper()
-	if v.slots != nil {
-		return
-	}
-	tx, err := v.pool.Begin(v.t.Context())
-	if err == nil {
-		_, err = tx.Exec(v.t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE")
-		v.slots = tx
-	}
-	if err != nil {
-		v.t.Fatal(err)
 	}
 }
 

@@ -230,8 +230,8 @@ func Crashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
 // its process has lost the partition.
 //
 // A run that finds no slot waits, says so in Waits, and tries again when one of this process's ends, and once a second; nothing of the
-// process waits with it. That is no attempt, and for what it takes a tick is not late, see Grace. A process that has waited for five
-// seconds goes before the others.
+// process waits with it. That is no attempt, and for what it takes a tick is not late, see Grace. No process has precedence, so one
+// whose runs follow each other may have most of the slots.
 //
 // Where processes give different limits, as in a deploy, each keeps its own: there are never more runs than the highest.
 func Limit(n int) KindOption { return func(l *limits) { l.atOnce, l.limited = n, true } }

@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"context"
-	"crypto/rand"
 	"log/slog"
 	"maps"
 	"slices"
@@ -41,7 +40,6 @@ type planner struct {
 	finished chan finish
 	found    chan *look // of capacity one
 
-	name   string         // by which other processes know it
 	gained map[string]int // kinds of which runs have got slots; mu guards it
 	stir   chan struct{}  // of capacity one: gained has changed
 
@@ -49,8 +47,6 @@ type planner struct {
 	lookout *lookout            // of a look while one is under way
 	ofKind  map[string]int      // how many run of each kind
 	scarce  map[string]*scarce  // kinds of which there was no slot
-	wants   map[string]int      // of which others were last told so
-	toldAt  time.Time           // and when
 	queues  [priorities][]item  // what is due soon and does not run, by its priority, and by when it is due
 	running map[subject]item    // as it was due
 	keys    map[string]struct{} // under which something runs
@@ -87,11 +83,9 @@ type look struct {
 	sweeps            bool
 	but               []string            // keys under which something runs, and more is due
 	butKinds          []string            // of which there was no slot: what is queued of them stays so
-	wants             map[string]int      // of which others are told that there was none; nil: nothing is told
 	passed            map[string]struct{} // those of them that have more that is due
 	atMost            int
 
-	told           bool // it was
 	sent, answered time.Time
 	clock          time.Time     // of the database, when it began
 	took           time.Duration // the database
@@ -103,7 +97,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	s.counts.looked.Store(int64(time.Since(processStart)))
 	return &planner{
 		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
-		name: rand.Text(), gained: make(map[string]int), stir: make(chan struct{}, 1), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
+		gained: make(map[string]int), stir: make(chan struct{}, 1), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
 		wake: make(chan struct{}, 1), finished: make(chan finish), found: make(chan *look, 1), running: make(map[subject]item), keys: make(map[string]struct{}),
 	}
 }
@@ -188,9 +182,6 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		case <-p.lookout.heard:
 			p.news = true
 			again = time.Now().Add(p.s.tellEvery)
-			for _, s := range p.scarce {
-				s.until = time.Time{} // it may be told that this process goes first
-			}
 			next = earlier(next, looked.Add(pause))
 		case l := <-p.found:
 			asked := next.Before(looked.Add(p.s.lookEvery)) // since it was sent
@@ -240,8 +231,9 @@ func (p *planner) wanted() *look {
 	now := time.Now()
 	l := &look{
 		since: p.low.Add(-time.Microsecond), sweeps: now.Sub(p.swept) >= p.s.sweepEvery, but: []string{}, butKinds: []string{},
-		passed: make(map[string]struct{}), wants: p.wanting(),
+		passed: make(map[string]struct{}),
 	}
+	p.forget()
 	switch {
 	case l.sweeps:
 		l.since = time.Time{}
@@ -324,9 +316,6 @@ func (p *planner) take(ctx context.Context, l *look) {
 		return
 	}
 	p.failing = false
-	if l.told {
-		p.wants, p.toldAt = l.wants, l.answered
-	}
 	due := p.withKept(l)
 	p.queues = [priorities][]item{}
 	if !p.hear(l.clock.Add(l.took/2), l.sent, l.answered) {
@@ -379,9 +368,6 @@ func (p *planner) ask(ctx context.Context, l *look) error {
 	l.sent = time.Now()
 	l.clock, l.took, l.due, err = p.s.sendLook(ctx, conn, l.partitions, l.fresh, l.since, lookAhead, l.atMost, l.but, l.butKinds)
 	l.answered = time.Now()
-	if err == nil && l.wants != nil {
-		l.told = p.s.sendWant(ctx, conn, p.name, l.wants) == nil // else others may be first for a while
-	}
 	if err != nil {
 		p.lookout.close() // it may lead to a server that is none any more
 	}

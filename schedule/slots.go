@@ -134,20 +134,9 @@ func (p *planner) regain() {
 	clear(p.gained)
 }
 
-// wanting returns for which kinds this process finds no slot; nil: the others know.
-func (p *planner) wanting() map[string]int {
-	wants := make(map[string]int)
-	maps.DeleteFunc(p.scarce, func(kind string, s *scarce) bool {
-		recent := time.Since(s.tried) < 2*p.s.lookEvery+time.Second
-		if recent {
-			wants[kind] = p.s.kind(kind).limits.atOnce
-		}
-		return !recent // nothing of it has tried: nothing waits, or for something else
-	})
-	if maps.Equal(wants, p.wants) && (len(wants) == 0 || time.Since(p.toldAt) < time.Second) {
-		return nil
-	}
-	return wants
+// forget forgets the kinds of which nothing has tried for a while: nothing waits for a slot, or for something else.
+func (p *planner) forget() {
+	maps.DeleteFunc(p.scarce, func(_ string, s *scarce) bool { return time.Since(s.tried) >= 2*p.s.lookEvery+time.Second })
 }
 
 // takeSlot takes a slot for a run in its transaction, and for a call outside until freeSlot; where none is free the run waits.
@@ -160,7 +149,7 @@ func (p *planner) takeSlot(ctx context.Context, o *ownership, tx *transaction, k
 		call = nil
 	}
 	err = p.s.within(ctx, func(ctx context.Context) error {
-		taken, err = p.s.sendTake(ctx, tx, k, p.name, o.Partition, call)
+		taken, err = p.s.sendTake(ctx, tx, k, o.Partition, call)
 		return err
 	})
 	switch {

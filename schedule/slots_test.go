@@ -77,7 +77,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 						defer g.leave()
 						hold(ctx)
 						return note(ctx, tx, r)
-					}, schedule.Limit(3), schedule.Idle(time.Second), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond)))
+					}, schedule.Limit(3), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond)))
 				}
 				w.run()
 				return k
@@ -280,10 +280,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 		ok(t, err)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is beside those that wait")
 	}
-	until(t, "others know of it", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.schedule_slot_waits WHERE kind = 'books' AND most = 2)")
-	})
-	// One tries each time that it is looked, or a notification is heard; each statement has its text twice where it is prepared.
+	// One tries each time that it is looked; each statement has its text twice where it is prepared.
 	if n, most := w.wire.counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
@@ -400,21 +397,13 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 	}, limits...)
 	w.wire.lose("schedule_make_slots", true)
 	w.run()
-	slots := func(query string) {
-		t.Helper()
-		_, err := db.Exec(t.Context(), query)
-		ok(t, err)
-	}
 	done := int64(0)
-	for _, text := range []string{"schedule_make_slots", "schedule_take", "schedule_free", "schedule_want"} {
+	for _, text := range []string{"schedule_make_slots", "schedule_take", "schedule_free"} {
 		for _, after := range []bool{false, true} {
 			if text != "schedule_make_slots" {
 				w.wire.lose(text, after)
 			} else if !after {
 				continue // it is sent once in a process
-			}
-			if text == "schedule_want" { // another has them all
-				slots("UPDATE pgleases.schedule_slots AS s SET run = 'of another', partition = p.partition, epoch = p.epoch FROM pgleases.partitions AS p WHERE p.lease = 'schedule/" + group + "' AND p.partition = 0")
 			}
 			for _, k := range []*schedule.Kind[string]{in, out} {
 				_, err := k.EnqueueMany(t.Context(), make([]string, 5))
@@ -422,7 +411,6 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 			}
 			done += 10
 			until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
-			slots("UPDATE pgleases.schedule_slots SET run = NULL WHERE run = 'of another'")
 			until(t, "all are done after "+text, func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == done
 			})
@@ -477,35 +465,6 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	if most := int64(2 * jobs * 100); read > most { // a session that does not know the table yet plans to read all
 		t.Errorf("%d runs read %d slots, not at most %d", 2*jobs, read, most)
 	}
-}
-
-// Where one process has more to do than there are slots, another gets its turn.
-func TestWhoWaitsLongestForASlotGoesFirst(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	mail := schedule.InTx(w.Scheduler, "mail", note, schedule.Limit(1))
-	w.run()
-	id, err := mail.Enqueue(t.Context(), "first")
-	ok(t, err)
-	w.fate(id)
-	take := func(process string) (taken bool) {
-		return one[bool](db, "SELECT pgleases.schedule_take($1, 'mail', 1, $2, 0, 1, NULL)", group, process)
-	}
-	wants := func(process string, ago time.Duration) {
-		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.schedule_slot_waits VALUES ($1, 'mail', $2, 1, clock_timestamp() - $3::interval, clock_timestamp())`, group, process, ago)
-		ok(t, err)
-	}
-	wants("new", time.Second)
-	expect(t, take("other"), true, "a slot, where another has waited for a second")
-	wants("old", 10*time.Second)
-	expect(t, take("other"), false, "a slot, where another has waited for ten")
-	expect(t, take("old"), true, "a slot for that one")
-	wants("older", 20*time.Second)
-	expect(t, take("old"), false, "a slot, where another has waited for longer")
-	expect(t, take("older"), true, "a slot for that one")
-	db.exec("UPDATE pgleases.schedule_slot_waits SET seen = seen - interval '1 hour'")
-	expect(t, take("other"), true, "a slot, where those that waited are gone")
 }
 
 // Processes of two versions give different limits: never are there more runs than the higher.

@@ -232,7 +232,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, cancel, retry, answer, noted, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free, want string
+	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, cancel, retry, answer, noted, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free string
 }
 
 func statementsFor(schema string) statements {
@@ -241,7 +241,7 @@ func statementsFor(schema string) statements {
 		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), openJob: text("openjob"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), noted: text("noted"), takeBack: text("takeback"), get: text("get"), put: text("put"),
 		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), disabled: text("disabled"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
-		makeSlots: text("makeslots"), take: text("take"), free: text("free"), want: text("want"),
+		makeSlots: text("makeslots"), take: text("take"), free: text("free"),
 	}
 }
 
@@ -646,11 +646,11 @@ func (s *Scheduler) sendMakeSlots(ctx context.Context, q querier, k *kind) error
 }
 
 // sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
-func (s *Scheduler) sendTake(ctx context.Context, tx *transaction, k *kind, process string, p pgleases.Partition, run *string) (taken bool, err error) {
+func (s *Scheduler) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
 	if m := s.memory; m != nil {
 		return m.take(ctx, tx, k, run)
 	}
-	err = tx.QueryRow(ctx, s.statements.take, s.group, k.name, k.limits.atOnce, process, p.Number, p.Epoch, run).Scan(&taken)
+	err = tx.QueryRow(ctx, s.statements.take, s.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }
 
@@ -660,10 +660,6 @@ func (s *Scheduler) sendFree(ctx context.Context, q querier, kind, run string) e
 		return nil
 	}
 	return void(ctx, q, s.statements.free, s.group, kind, run)
-}
-
-func (s *Scheduler) sendWant(ctx context.Context, q querier, process string, limits map[string]int) error {
-	return void(ctx, q, s.statements.want, s.group, process, encode(limits))
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -147,44 +146,6 @@ func TestCatchingUpAtAWrongTimeAfterAWaitForASlotLosesNoTick(t *testing.T) {
 		close(h.of(hour))
 	}
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
-}
-
-// wrongWant calls schedule_want while clock_timestamp() is wrong.
-func (db *database) wrongWant(by, process string) {
-	db.t.Helper()
-	right := one[string](db, "SELECT pg_get_functiondef('pgleases.schedule_want'::regproc)")
-	wrong := strings.Replace(right, ":= clock_timestamp()", ":= clock_timestamp() + interval '"+by+"'", 1)
-	if wrong == right {
-		db.t.Fatal("no clock in it")
-	}
-	db.exec(wrong)
-	db.exec("SELECT pgleases.schedule_want('" + group + "', '" + process + `', '{"mail": 1}')`)
-	db.exec(right)
-}
-
-// takes reports whether a process gets a slot of the kind mail.
-func (db *database) takes(process string) bool {
-	db.t.Helper()
-	return one[bool](db, "SELECT pgleases.schedule_take($1, 'mail', 1, $2, 0, 1, NULL)", group, process)
-}
-
-// A process that began to wait by a wrong clock does not let all others go first.
-func TestAProcessThatWaitsByAWrongClockGetsASlot(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	mail := schedule.InTx(w.Scheduler, "mail", note, schedule.Limit(1))
-	w.run()
-	id, err := mail.Enqueue(t.Context(), "first")
-	ok(t, err)
-	w.fate(id)
-	db.wrongWant("8 h", "long")
-	db.exec("UPDATE pgleases.schedule_slot_waits SET since = since - interval '1 h', seen = seen - interval '1 h'") // an hour later
-	for _, process := range []string{"long", "short"} {
-		db.exec("SELECT pgleases.schedule_want('" + group + "', '" + process + `', '{"mail": 1}')`)
-	}
-	db.exec("UPDATE pgleases.schedule_slot_waits SET since = since - interval '10 s'") // ten seconds later
-	expect(t, db.takes("long"), true, "that it gets one")
 }
 
 // It begins to wait after an outage: the ticks of the outage are late by the grace all the same.

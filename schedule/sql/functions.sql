@@ -712,13 +712,11 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_make_slots(pg_catalog.text, pg_catalog.text, int) IS 'Makes the slots of a kind that has a limit. See makeslots.sql.';
 
--- The clock is the server's own: waits are of seconds, and nothing is due by them.
-CREATE OR REPLACE FUNCTION pgleases.schedule_take(group_name pg_catalog.text, kind pg_catalog.text, most int, process pg_catalog.text,
+CREATE OR REPLACE FUNCTION pgleases.schedule_take(group_name pg_catalog.text, kind pg_catalog.text, most int,
     partition int, epoch bigint, run pg_catalog.text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     first CONSTANT int := floor(random() * $3)::int; -- so that not all try the same
-    now   CONSTANT timestamptz := clock_timestamp();
     taken int;
 BEGIN
     FOR half IN 1..2 LOOP
@@ -732,20 +730,13 @@ BEGIN
     IF taken IS NULL THEN
         RETURN false;
     END IF;
-    IF EXISTS (SELECT FROM pgleases.schedule_slot_waits AS w
-               WHERE w.group_name = $1 AND w.kind = $2 AND w.process <> $4 AND w.most > taken AND w.seen BETWEEN now - interval '3 seconds' AND now + interval '3 seconds'
-                 AND w.since < least(now - interval '5 seconds', (SELECT m.since FROM pgleases.schedule_slot_waits AS m
-                     WHERE m.group_name = $1 AND m.kind = $2 AND m.process = $4))) THEN
-        PERFORM pgleases.schedule_tell($1);
-        RETURN false;
-    END IF;
-    IF $7 IS NOT NULL THEN
-        UPDATE pgleases.schedule_slots AS s SET partition = $5, epoch = $6, run = $7 WHERE s.group_name = $1 AND s.kind = $2 AND s.slot = taken;
+    IF $6 IS NOT NULL THEN
+        UPDATE pgleases.schedule_slots AS s SET partition = $4, epoch = $5, run = $6 WHERE s.group_name = $1 AND s.kind = $2 AND s.slot = taken;
     END IF;
     RETURN true;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, int, bigint, pg_catalog.text) IS 'Takes a slot of a kind that has a limit. See take.sql.';
+COMMENT ON FUNCTION pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, int, bigint, pg_catalog.text) IS 'Takes a slot of a kind that has a limit. See take.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_free(group_name pg_catalog.text, kind pg_catalog.text, run pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -754,20 +745,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Frees the slot of a call that has ended. See free.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_want(group_name pg_catalog.text, process pg_catalog.text, wants pg_catalog.jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    now CONSTANT timestamptz := clock_timestamp();
-BEGIN
-    DELETE FROM pgleases.schedule_slot_waits AS w
-    WHERE w.group_name = $1 AND (w.process = $2 AND NOT $3 ? w.kind OR w.seen NOT BETWEEN now - interval '1 minute' AND now + interval '1 minute');
-    INSERT INTO pgleases.schedule_slot_waits AS w (group_name, kind, process, most, since, seen)
-    SELECT $1, k.key, $2, k.value::int, now, now FROM jsonb_each_text($3) AS k
-    ON CONFLICT ON CONSTRAINT schedule_slot_waits_pkey DO UPDATE SET most = EXCLUDED.most, seen = now;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_want(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb) IS 'Notes for which kinds a process finds no slot. See want.sql.';
 
 -- From here to the version: for operators, as the engine's verbs are. PUBLIC may execute none of them. They run with the rights of their
 -- owner, so an operator needs no others; session_user stays who it is. What SQL can do is done at once, with the rules of the Go methods.

@@ -3,7 +3,7 @@
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_zones, pgleases.schedule_owners TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_requests TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots, pgleases.schedule_slot_waits TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_now(pg_catalog.timestamptz), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_share(pg_catalog.text),
@@ -21,9 +21,8 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_now(pg_ca
     pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb),
     pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb),
     pgleases.schedule_make_slots(pg_catalog.text, pg_catalog.text, int),
-    pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, int, bigint, pg_catalog.text),
+    pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, int, bigint, pg_catalog.text),
     pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.schedule_want(pg_catalog.text, pg_catalog.text, pg_catalog.jsonb),
     pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb),
     pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text),
     pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text),

@@ -164,23 +164,6 @@ COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'Of a call outside of a t
 COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'Under which that partition was owned: when that has ended, the slot is free.';
 COMMENT ON COLUMN pgleases.schedule_slots.run IS 'Which call it is, as in trying; null: there is none.';
 
-CREATE TABLE IF NOT EXISTS pgleases.schedule_slot_waits (
-    group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    kind       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    process    pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    most       int NOT NULL,
-    since      pg_catalog.timestamptz NOT NULL,
-    seen       pg_catalog.timestamptz NOT NULL,
-    PRIMARY KEY (group_name, kind, process)
-) WITH (fillfactor = 50);
-COMMENT ON TABLE pgleases.schedule_slot_waits IS 'The processes that find no slot: who has waited for longest goes first.';
-COMMENT ON COLUMN pgleases.schedule_slot_waits.group_name IS 'The group.';
-COMMENT ON COLUMN pgleases.schedule_slot_waits.kind IS 'The kind.';
-COMMENT ON COLUMN pgleases.schedule_slot_waits.process IS 'A name that the process has drawn.';
-COMMENT ON COLUMN pgleases.schedule_slot_waits.most IS 'The limit of the kind there.';
-COMMENT ON COLUMN pgleases.schedule_slot_waits.since IS 'Since when it waits, without a break.';
-COMMENT ON COLUMN pgleases.schedule_slot_waits.seen IS 'When it was last seen to.';
-
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     partition  int NOT NULL,

@@ -4,10 +4,9 @@
 -- $1 text    group
 -- $2 text    kind
 -- $3 int     the limit: only slots whose numbers are less
--- $4 text    the process, as in want.sql
--- $5 int     partition of the run
--- $6 bigint  its epoch
--- $7 text    mark of a call outside of the transaction; null: the slot is free at the transaction's end
+-- $4 int     partition of the run
+-- $5 bigint  its epoch
+-- $6 text    mark of a call outside of the transaction; null: the slot is free at the transaction's end
 --
--- Whether there was one. Another process that has waited for more than five seconds, and for longer than this one, goes first.
-SELECT pgleases.schedule_take($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::pg_catalog.text, $5::int, $6::bigint, $7::pg_catalog.text)
+-- Whether there was one.
+SELECT pgleases.schedule_take($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::int, $5::bigint, $6::pg_catalog.text)
