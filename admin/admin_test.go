@@ -62,7 +62,7 @@ func TestASnapshotTellsWhatTheClientsKnow(t *testing.T) {
 		s.Clients[0].Dead || s.Clients[0].HeartbeatAge < 0 || s.Clients[0].HeartbeatAge > patience || s.Clients[0].FastFailover {
 		t.Errorf("clients %+v", s.Clients)
 	}
-	if s.At.IsZero() || s.Version < 2 || !s.Server.Marked || s.Server.Timeline != s.Server.Settled || s.Server.Timeline == 0 {
+	if s.At.IsZero() || s.Version != 1 || !s.Server.Marked || s.Server.Timeline != s.Server.Settled || s.Server.Timeline == 0 {
 		t.Errorf("snapshot %+v", s)
 	}
 	if s.Lease("none") != nil || len(s.Orphans(l)) != 0 {
@@ -83,7 +83,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		INSERT INTO pgleases.identities SELECT id, max(incarnation), 1, now() FROM pgleases.clients GROUP BY id;
 		INSERT INTO pgleases.presences VALUES (11, -1);
 		INSERT INTO pgleases.leases VALUES ('l', 10, 5, 1, 0, 'infinity', now()), ('dropped', 0, 5, 1, 0, 'infinity', now());
-		INSERT INTO pgleases.members (lease, session, weight, joined_at) SELECT 'l', s, 1, now() FROM unnest('{11,12,13,99}'::bigint[]) AS s;
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'l', s, 1, now(), 1 FROM unnest('{11,12,13,99}'::bigint[]) AS s;
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, home_id, owned_since, asked_at) VALUES
 			('l', 0, 11, 11, 3, 'a', NULL, now(), NULL), ('l', 1, 11, 13, 3, 'a', NULL, now(), now()), ('l', 2, 14, 14, 3, 'dead', NULL, now(), NULL),
 			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
@@ -396,7 +396,7 @@ func TestTimesFarAwayAreJSON(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.clients VALUES (11, 'a', 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, '4000-01-01 BC');
 		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, '20000-01-01', '20000-01-01');
-		INSERT INTO pgleases.members (lease, session, weight, joined_at) VALUES ('l', 11, 1, '20000-01-01');
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, '20000-01-01', 1);
 		INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
 	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
 	if err != nil {
@@ -417,7 +417,7 @@ func TestAnEvictedClientIsCalledSo(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, i, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, now() FROM (VALUES (11, 'a', 1), (12, 'b', -1)) AS v (s, id, i);
 		INSERT INTO pgleases.identities VALUES ('a', 1, 1, now()), ('b', 2, 0, now());
 		INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
-		INSERT INTO pgleases.members (lease, session, weight, joined_at) VALUES ('l', 11, 1, now()), ('l', 12, 1, now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now())`)
 	a := newAdmin(t, newPool(t, url))
 	s, err := a.Snapshot(t.Context())
@@ -444,7 +444,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		a := newAdmin(t, newPool(t, url))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, AT, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.clients VALUES (1, 'a', 1, AT, '1000000 hours', 'h', 1, AT)`, "AT", "'"+at+"'"))
-		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.members VALUES ('l', 1, 1, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.members VALUES ('l', 1, 1, AT, 1)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.partitions VALUES ('l', 0, 1, 1, 1, 'a', NULL, AT, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.locks VALUES ('x', 1, 1, 1, false, 1, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'odd')`, "AT", "'"+at+"'"))

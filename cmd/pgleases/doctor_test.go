@@ -63,7 +63,7 @@ const sound = `
 	INSERT INTO pgleases.identities SELECT id, 1, 1, now() FROM pgleases.clients;
 	INSERT INTO pgleases.server_mark VALUES (1);
 	INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
-	INSERT INTO pgleases.members (lease, session, weight, joined_at) VALUES ('l', 11, 1, now()), ('l', 12, 1, now());
+	INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 	INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now());`
 
 // Each fault is found, and nothing else is told beside it. Without it nothing is.

@@ -21,7 +21,7 @@ import (
 const scattered = `
 INSERT INTO pgleases.clients SELECT s, 'client-' || s, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM generate_series(1, 64) AS s;
 INSERT INTO pgleases.leases VALUES ('wide', %[1]d, 5, 1, 0, 'infinity', now());
-INSERT INTO pgleases.members (lease, session, weight, joined_at) SELECT 'wide', s, 1, now() FROM generate_series(1, 64) AS s;
+INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'wide', s, 1, now(), 1 FROM generate_series(1, 64) AS s;
 INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since)
 SELECT 'wide', p, 1 + p %% 64, 1 + p %% 64, 3, 'client-' || 1 + p %% 64, now() FROM generate_series(0, %[1]d - 1) AS p`
 
