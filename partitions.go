@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-
-	"github.com/pgleases/pgleases/internal/seam"
 )
 
 // A Partition is one ownership of a partition of a lease: the same number under another epoch is another ownership.
@@ -39,5 +37,3 @@ func partitionFor(key string, n int) int {
 	sum := sha256.Sum256([]byte(key))
 	return int(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1) % uint64(n))
 }
-
-func init() { seam.PartitionFor = partitionFor }

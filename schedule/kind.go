@@ -108,7 +108,7 @@ func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	}
 	var err error
 	k.limits, err = newLimits(opts)
-	k.limits.pauses.exact = s.memory != nil
+	k.limits.pauses.exact = s.stage != nil
 	if k.run == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}

@@ -28,6 +28,7 @@ const (
 type planner struct {
 	s     *Scheduler
 	lease *pgleases.Lease
+	fence fence
 
 	mu    sync.Mutex // guards what follows
 	owned map[int]*ownership
@@ -96,7 +97,7 @@ type look struct {
 func newPlanner(s *Scheduler, lease *pgleases.Lease) *planner {
 	s.counts.looked.Store(int64(time.Since(processStart)))
 	return &planner{
-		s: s, lease: lease, owned: make(map[int]*ownership), lookout: newLookout(s),
+		s: s, lease: lease, fence: leaseFence{lease}, owned: make(map[int]*ownership), lookout: newLookout(s),
 		gained: make(map[string]int), stir: make(chan struct{}, 1), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
 		wake: make(chan struct{}, 1), finished: make(chan finish), found: make(chan *look, 1), running: make(map[subject]item), keys: make(map[string]struct{}),
 	}
@@ -525,8 +526,8 @@ func (p *planner) hear(told, sent, answered time.Time) bool {
 
 // now is the database's time, as far as it is believed.
 func (p *planner) now() time.Time {
-	if m := p.s.memory; m != nil {
-		return m.stage.Now()
+	if p.s.stage != nil {
+		return p.s.stage.Now()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,14 +1,9 @@
 package schedule
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,74 +11,46 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
+	engine "github.com/pgleases/pgleases/sql"
 )
 
-// This file is a process without a database, for package scheduletest, which says what runs when.
+// This file is a process under the clock of a test, for package scheduletest, which says what runs when.
 
-// A rehearsal is a process. Its methods are those of seam.Process.
+// A rehearsal is a process. It is a seam.Process, and the fence of its planner.
 type rehearsal struct {
 	s       *Scheduler
 	planner *planner
+	fencing string // the statement
 
 	life, runs context.Context
 	epoch      int64
 }
 
+// rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the lock waits for the test.
+const rehearsalLockWait = 100 * time.Millisecond
+
 func init() {
-	seam.Rehearse = func(group string, stage *seam.Stage, tables, opts any) (seam.Process, error) {
-		r, err := rehearse(group, stage, tables, opts.([]Option))
+	seam.Rehearse = func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *seam.Stage, opts any) (seam.Process, error) {
+		o, err := newOptions(append(opts.([]Option), WithSchema(schema), WithoutMigration()))
 		if err != nil {
 			return nil, err
 		}
+		s, err := newScheduler(ctx, nil, pool, group, o)
+		if err != nil {
+			return nil, err
+		}
+		s.stage, s.lockWait = stage, rehearsalLockWait
+		r := &rehearsal{s: s, planner: newPlanner(s, nil), fencing: store.Texts(engine.Files, schema)("guard")}
+		r.planner.fence = r
 		return r, nil
 	}
 }
 
-func rehearse(group string, stage *seam.Stage, tables any, opts []Option) (*rehearsal, error) {
-	o, err := newOptions(opts)
-	if err == nil {
-		err = checkGroup(group)
-	}
-	if err != nil {
-		return nil, err
-	}
-	m, kept := tables.(*memory)
-	if !kept {
-		m = newMemory(stage, o.partitions)
-	}
-	s := &Scheduler{
-		memory: m, pool: noPool(), group: group, options: o, log: o.logger.With(slog.String("group", group)), answers: closing, lockWait: lockWait,
-		kinds: make(map[string]*kind), declared: make(map[string]*record), told: make(map[string]bool),
-	}
-	return &rehearsal{s: s, planner: newPlanner(s, nil)}, nil
-}
-
-// noPool is closed: nothing that is forgotten here reaches a database.
-var noPool = sync.OnceValue(func() *pgxpool.Pool {
-	config, err := pgxpool.ParseConfig("host=schedule.invalid")
-	if err != nil {
-		panic(err) // it is written above
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		panic(err) // nothing is asked of it
-	}
-	pool.Close()
-	return pool
-})
-
 func (r *rehearsal) Scheduler() any            { return r.s }
-func (r *rehearsal) Enqueuer() any             { return &Enqueuer{r.s} }
-func (r *rehearsal) Tables() any               { return r.s.memory }
 func (r *rehearsal) DrainLimit() time.Duration { return r.s.options.drain }
-
-// MaxRunning is how many run at once.
-func (r *rehearsal) MaxRunning() int { return cmp.Or(r.s.options.maxRunning, 10) }
-
-// run stands in for what Scheduler.Run does.
-func (m *memory) run(ctx context.Context, s *Scheduler) error {
-	return fmt.Errorf("schedule: run group %q: %w", s.group, m.stage.Wait(ctx))
-}
+func (r *rehearsal) Partitions() int           { return r.s.options.partitions }
+func (r *rehearsal) MaxRunning() int           { return r.s.options.maxRunning }
 
 // Start puts what the code declares.
 func (r *rehearsal) Start(ctx context.Context) error {
@@ -97,41 +64,25 @@ func (r *rehearsal) Start(ctx context.Context) error {
 	return r.s.putDeclared(ctx)
 }
 
-// Own has the process own all partitions.
-func (r *rehearsal) Own(life, runs context.Context, epoch int64) {
+// Own gives all partitions to the process. What waits is due at once, as for a new owner.
+func (r *rehearsal) Own(life, runs context.Context, epoch int64) error {
 	r.life, r.runs, r.epoch = life, runs, epoch
 	clear(r.planner.owned)
-	r.s.memory.fresh()
+	all := make([]int32, r.s.options.partitions)
+	for n := range all {
+		all[n] = int32(n)
+		o := &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: runs, cancel: func(error) {}}
+		r.planner.owned[n] = o
+	}
+	_, _, _, err := r.s.sendLook(life, r.s.pool, all, all, time.Time{}, 0, 1, []string{}, []string{})
+	return err
 }
 
 // Drain notes that all that ran has ended.
 func (r *rehearsal) Drain() {
-	r.s.mu.Lock()
-	names := slices.Collect(maps.Keys(r.s.declared))
-	r.s.mu.Unlock()
-	_ = r.s.memory.declare(names) // as it would have said all the time
 	for _, o := range r.planner.owned {
 		r.planner.close(o)
 	}
-}
-
-// Due visits what is due.
-func (r *rehearsal) Due(until time.Time, visit func(seam.Due) bool) { r.s.memory.look(until, visit) }
-
-// Next is when the first is due after an instant.
-func (r *rehearsal) Next(after time.Time) time.Time { return r.s.memory.next(after) }
-
-// owned returns the ownership of a partition.
-func (r *rehearsal) owned(partition int) *ownership {
-	p := r.planner
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.owned[partition] == nil {
-		o := &ownership{Partition: pgleases.Partition{Number: partition, Epoch: r.epoch}, life: r.life}
-		o.ctx, o.cancel = r.runs, func(error) {}
-		p.owned[partition] = o
-	}
-	return p.owned[partition]
 }
 
 // Limit is how many of a kind run at once; 0: any number.
@@ -148,26 +99,39 @@ func (r *rehearsal) Run(due seam.Due) (known, slotless bool) {
 		subject: subject{due.ID, due.Job}, Priority: due.Priority, Partition: due.Partition, Key: due.Key, Kind: due.Kind,
 		DueMicro: due.At.UnixMicro(), Crashes: due.Crashes,
 	}
-	before := r.s.memory.open(it.subject)
-	r.s.memory.running(it.subject, true)
-	again, _ := r.planner.carryOut(r.owned(it.Partition), it)
-	r.s.memory.running(it.subject, false)
-	if again != nil && again.slotless {
-		return true, true
-	}
-	now := r.s.memory.open(it.subject)
-	if again != nil || before == nil || now == nil {
-		return true, false
-	}
-	sameDue := before.Due == nil && now.Due == nil || before.Due != nil && now.Due != nil && before.Due.Equal(*now.Due)
-	return !sameDue || before.Revision != now.Revision || !before.Cursor.Equal(now.Cursor), false
+	again, _ := r.planner.carryOut(r.planner.owned[it.Partition], it)
+	return again != nil, again != nil && again.slotless
 }
 
-// Tx has what is put in a transaction be there once that is committed.
-func (r *rehearsal) Tx(tx pgx.Tx) pgx.Tx {
-	of := r.s.memory.beginTx(context.Background())
-	if tx != nil {
-		of.begun = &tx
+// queueGuard queues the guard of a partition.
+func (r *rehearsal) queueGuard(_ context.Context, batch *pgx.Batch, p pgleases.Partition) error {
+	if r.life.Err() != nil {
+		return r.refused(p)
 	}
-	return of
+	batch.Queue(r.fencing, leaseOf+r.s.group, p.Number, p.Epoch, time.Hour.Milliseconds()).Query(func(rows pgx.Rows) error {
+		rows.Close()
+		return r.guarded(p, rows.Err())
+	})
+	return nil
+}
+
+// queueGuarded queues a statement that guards a partition.
+func (r *rehearsal) queueGuarded(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
+	if r.life.Err() != nil {
+		return r.refused(p)
+	}
+	batch.Queue(statement, append([]any{leaseOf + r.s.group, p.Number, p.Epoch}, args...)...).
+		QueryRow(func(row pgx.Row) error { return r.guarded(p, read(row)) })
+	return nil
+}
+
+func (r *rehearsal) guarded(p pgleases.Partition, err error) error {
+	if store.Refused(err) {
+		return r.refused(p)
+	}
+	return err
+}
+
+func (r *rehearsal) refused(p pgleases.Partition) error {
+	return fmt.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
 }

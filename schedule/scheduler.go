@@ -15,13 +15,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/seam"
 )
 
 // A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
 // concurrent use.
 type Scheduler struct {
 	client     *pgleases.Client // nil: see Manage
-	memory     *memory          // what stands in for the database; nil: nothing does
+	stage      *seam.Stage      // the time of a test; nil: the time is the server's
 	pool       *pgxpool.Pool
 	group      string
 	options    options
@@ -210,8 +211,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case s.memory != nil:
-		return s.memory.run(ctx, s)
+	case s.stage != nil:
+		return fmt.Errorf("schedule: run group %q: %w", s.group, s.stage.Wait(ctx))
 	case s.client == nil:
 		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: make it with New", s.group)
 	case again:
@@ -264,9 +265,6 @@ func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 }
 
 func (s *Scheduler) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
-	if m := s.memory; m != nil {
-		return pgx.BeginTxFunc(ctx, m, readCommitted, f)
-	}
 	return pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds())); err != nil {
 			return err

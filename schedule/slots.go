@@ -164,9 +164,8 @@ func (p *planner) takeSlot(ctx context.Context, o *ownership, tx *transaction, k
 
 // freeSlot frees the slot of a call outside of a transaction. It tries until the ownership ends, which frees it too.
 func (p *planner) freeSlot(o *ownership, kind, run string) {
-	ctx := o.Partition.Context()
-	_ = p.s.repeat(ctx, 1<<30, func(error) bool { return true }, func() error {
-		return p.s.within(ctx, func(ctx context.Context) error { return p.s.sendFree(ctx, p.s.pool, kind, run) })
+	_ = p.s.repeat(o.life, 1<<30, func(error) bool { return true }, func() error {
+		return p.s.within(o.life, func(ctx context.Context) error { return p.s.sendFree(ctx, p.s.pool, kind, run) })
 	})
 }
 

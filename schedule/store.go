@@ -17,12 +17,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-// This file is all that talks SQL: one method for each statement in sql. Without a database memory.go answers.
+// This file is all that talks SQL: one method for each statement in sql.
 
 var part = store.Part{
 	Name: "package schedule", Table: "schedule_version", Version: 1,
@@ -263,9 +262,6 @@ func (s *Scheduler) sendShare(ctx context.Context, q querier) (share int, pid ui
 }
 
 func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
-	if s.memory != nil {
-		return s.memory.join(s.options.partitions)
-	}
 	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
 }
 
@@ -298,18 +294,10 @@ func (s *Scheduler) sendLook(
 
 // queueBegin has died report whether the owner before died while something may have run.
 func (s *Scheduler) queueBegin(batch *pgx.Batch, died *bool, partition int, epoch int64) {
-	if m := s.memory; m != nil {
-		*died = m.begin(partition, epoch)
-		return
-	}
 	batch.Queue(s.statements.begin, s.group, partition, epoch, s.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(died) })
 }
 
 func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
-	if m := s.memory; m != nil {
-		m.end(partition, epoch, charged)
-		return
-	}
 	ids := map[bool][]int64{false: {}, true: {}}
 	for _, c := range charged {
 		ids[c.Job] = append(ids[c.Job], c.ID)
@@ -319,18 +307,14 @@ func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charg
 
 // queueOpen has r be the schedule or the job, under the guard of the partition; nil: there is none.
 func (s *Scheduler) queueOpen(
-	batch *pgx.Batch, lease *pgleases.Lease, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
+	batch *pgx.Batch, f fence, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
 ) error {
-	if m := s.memory; m != nil {
-		*r = m.open(of)
-		return nil
-	}
 	statement, read := s.statements.open, readSchedule
 	if of.Job {
 		statement, read = s.statements.openJob, readJob
 	}
 	args := []any{of.ID, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds()}
-	return seam.QueueGuarded(batch, lease, p, statement, args, func(row pgx.Row) (err error) {
+	return f.queueGuarded(batch, p, statement, args, func(row pgx.Row) (err error) {
 		*r, err = read(row, of.ID)
 		return err
 	})
@@ -393,9 +377,6 @@ func (j inJSON) ScanText(v pgtype.Text) error {
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
 func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
 	s := p.s
-	if m := s.memory; m != nil {
-		return m.close(ctx, tx, r, st)
-	}
 	st.Now, st.Fates = p.now(), listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
@@ -468,18 +449,12 @@ func inASCII(text *string) *string {
 
 // sendEnqueue returns the ids of jobs; none: the unique key is taken.
 func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
-	if m := s.memory; m != nil {
-		return m.enqueue(ctx, q, jobs, taken)
-	}
 	err = q.QueryRow(ctx, s.statements.enqueue, s.group, int32(s.options.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
 }
 
 // sendJob returns a job, or what became of it; nil: there is neither.
 func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*jobRow, error) {
-	if m := s.memory; m != nil {
-		return m.job(ctx, id)
-	}
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.job, s.group, id).Scan(&found); err != nil {
 		return nil, err
@@ -488,19 +463,12 @@ func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*jobRow, 
 }
 
 func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*jobRow, error) {
-	if m := s.memory; m != nil {
-		return m.jobs(ctx, f, after)
-	}
 	return collect[jobRow](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
 // sendRetry runs a tick of a schedule once more, or where there is no name a job.
 func (s *Scheduler) sendRetry(ctx context.Context, q querier, name *string, tick *time.Time, job *int64) (id int64, err error) {
-	if m := s.memory; m != nil {
-		id, err = m.retry(ctx, q, s.group, name, tick, job)
-	} else {
-		err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
-	}
+	err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
 	var told *pgconn.PgError
 	if !errors.As(err, &told) {
 		return id, err
@@ -539,25 +507,16 @@ func (s *Scheduler) note(ctx context.Context, tx pgx.Tx, verb string, name *stri
 }
 
 func (s *Scheduler) sendTakeBack(ctx context.Context, q querier, schedule int64) error {
-	if s.memory != nil {
-		return nil // there are no operators
-	}
 	return void(ctx, q, s.statements.takeBack, schedule)
 }
 
 func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found bool, err error) {
-	if m := s.memory; m != nil {
-		return m.cancel(ctx, q, id)
-	}
 	err = q.QueryRow(ctx, s.statements.cancel, s.group, id, s.options.actor, s.options.reason).Scan(&found)
 	return found, err
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.
 func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *record, err error) {
-	if m := s.memory; m != nil {
-		return m.get(ctx, q, name, edit)
-	}
 	var micro int64
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&micro, &found); err != nil {
@@ -569,17 +528,11 @@ func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bo
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
 func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
-	if m := s.memory; m != nil {
-		return m.put(ctx, q, r, fates)
-	}
 	err = q.QueryRow(ctx, s.statements.put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
 	return written, err
 }
 
 func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
-	if m := s.memory; m != nil {
-		return m.declare(names)
-	}
 	return void(ctx, q, s.statements.declare, s.group, names)
 }
 
@@ -592,9 +545,6 @@ func (s *Scheduler) sendDisabled(ctx context.Context, q querier, names []string)
 // sendZones returns the zones of schedules, with the digest of the data by which it was told when they are due.
 func (s *Scheduler) sendZones(ctx context.Context, q querier) (zones map[string]string, err error) {
 	zones = make(map[string]string)
-	if s.memory != nil {
-		return zones, nil // all data is this host's
-	}
 	var zone, data string
 	rows, _ := q.Query(ctx, s.statements.zones, s.group) // ForEachRow returns its error
 	_, err = pgx.ForEachRow(rows, []any{&zone, &data}, func() error {
@@ -613,23 +563,14 @@ func (s *Scheduler) sendFollow(ctx context.Context, q querier, zone, data string
 }
 
 func (s *Scheduler) sendDelete(ctx context.Context, q querier, id int64, fates []fate) error {
-	if m := s.memory; m != nil {
-		return m.delete(ctx, q, id, fates)
-	}
 	return void(ctx, q, s.statements.delete, id, encode(listed(fates)))
 }
 
 func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
-	if m := s.memory; m != nil {
-		return m.list(ctx, prefix, after, most)
-	}
 	return collect[record](ctx, q, s.statements.list, s.group, prefix, after, most)
 }
 
 func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entry, error) {
-	if m := s.memory; m != nil {
-		return m.told(ctx, name, before, most)
-	}
 	return collect[entry](ctx, q, s.statements.history, s.group, name, before, most)
 }
 
@@ -639,26 +580,16 @@ func (s *Scheduler) sendTrim(ctx context.Context, q querier, failed bool, before
 }
 
 func (s *Scheduler) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
-	if s.memory != nil {
-		return nil // there all are
-	}
 	return void(ctx, q, s.statements.makeSlots, s.group, k.name, k.limits.atOnce)
 }
 
 // sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
 func (s *Scheduler) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
-	if m := s.memory; m != nil {
-		return m.take(ctx, tx, k, run)
-	}
 	err = tx.QueryRow(ctx, s.statements.take, s.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }
 
 func (s *Scheduler) sendFree(ctx context.Context, q querier, kind, run string) error {
-	if m := s.memory; m != nil {
-		m.free(run)
-		return nil
-	}
 	return void(ctx, q, s.statements.free, s.group, kind, run)
 }
 

@@ -19,9 +19,6 @@ import (
 // guarded runs f in a transaction of the pool's, and commits it where f has not. What queue queues begins it, and is answered before f: the
 // guard of a partition, and what else there is.
 func (p *planner) guarded(life context.Context, queue queue, f func(context.Context, *transaction) error) error {
-	if m := p.s.memory; m != nil {
-		return m.guarded(life, queue, f)
-	}
 	var conn *pgxpool.Conn
 	err := p.s.within(life, func(ctx context.Context) (err error) {
 		conn, err = p.s.pool.Acquire(ctx)
@@ -59,6 +56,25 @@ func (p *planner) guarded(life context.Context, queue queue, f func(context.Cont
 	return err
 }
 
+// A fence guards transactions by what this process owns.
+type fence interface {
+	// queueGuard queues the guard of a partition.
+	queueGuard(ctx context.Context, batch *pgx.Batch, p pgleases.Partition) error
+	// queueGuarded queues a statement that guards a partition itself: its first arguments are the lease, the partition and the epoch.
+	queueGuarded(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error
+}
+
+// A leaseFence is the fence of a lease.
+type leaseFence struct{ lease *pgleases.Lease }
+
+func (f leaseFence) queueGuard(ctx context.Context, batch *pgx.Batch, p pgleases.Partition) error {
+	return seam.QueueGuard(ctx, batch, f.lease, p)
+}
+
+func (f leaseFence) queueGuarded(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
+	return seam.QueueGuarded(batch, f.lease, p, statement, args, read)
+}
+
 // A queue queues what begins a transaction.
 type queue func(context.Context, *pgx.Batch) error
 
@@ -66,10 +82,7 @@ type queue func(context.Context, *pgx.Batch) error
 func (p *planner) guard(partitions []pgleases.Partition, more func(*pgx.Batch)) queue {
 	return func(ctx context.Context, batch *pgx.Batch) error {
 		for _, partition := range partitions {
-			if p.s.memory != nil {
-				break // nothing is fenced there
-			}
-			if err := seam.QueueGuard(ctx, batch, p.lease, partition); err != nil {
+			if err := p.fence.queueGuard(ctx, batch, partition); err != nil {
 				return err
 			}
 		}
@@ -81,7 +94,7 @@ func (p *planner) guard(partitions []pgleases.Partition, more func(*pgx.Batch)) 
 // opening queues what opens a run, which is guarded with it: r is then the schedule or the job; nil: there is none.
 func (p *planner) opening(partition pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration) queue {
 	return func(_ context.Context, batch *pgx.Batch) error {
-		return p.s.queueOpen(batch, p.lease, partition, r, of, run, timeout, idle)
+		return p.s.queueOpen(batch, p.fence, partition, r, of, run, timeout, idle)
 	}
 }
 
@@ -96,19 +109,12 @@ type transaction struct {
 
 // status is what the server says of it: T, E after a statement that failed, I where it has ended.
 func (t *transaction) status() byte {
-	if of, ok := t.Tx.(*memoryTx); ok && of.fails {
-		return 'E'
-	}
-	if conn := t.Conn(); conn != nil {
-		return conn.PgConn().TxStatus()
-	}
-	return 'T' // without a server
+	return t.Conn().PgConn().TxStatus()
 }
 
 // busy reports whether a statement is under way in it, or its answer was not read to the end.
 func (t *transaction) busy() bool {
-	conn := t.Conn()
-	return conn != nil && conn.PgConn().IsBusy()
+	return t.Conn().PgConn().IsBusy()
 }
 
 // commit commits with what is queued, which is sent before: where a statement of it fails, the server skips the others, and nothing is committed.

@@ -7,14 +7,15 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/scheduletest"
 )
 
 func Example() {
-	test := func(t *testing.T) {
-		s := scheduletest.New(t, time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC))
+	test := func(t *testing.T, pool *pgxpool.Pool) {
+		s := scheduletest.New(t, pool, time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC))
 		var closed []string
 		kind := schedule.InTx(s.Scheduler, "books", func(_ context.Context, _ pgx.Tx, r schedule.Run[string]) error {
 			closed = append(closed, r.Args+" on "+r.At.Format("2 January at 15:04"))

@@ -1,20 +1,39 @@
-// Package scheduletest runs schedules and jobs without a database and without waiting, for tests of an application's handlers, rules and policies.
+// Package scheduletest runs schedules and jobs under a clock that a test moves, on a database of the test's own and without waiting, for tests
+// of an application's handlers, rules and policies.
 //
-// A test makes a [Scheduler] with New, gives the *schedule.Scheduler in it to the code that it tests, which registers kinds and adds
+// A test makes a [Scheduler] with [New], gives the *schedule.Scheduler in it to the code that it tests, which registers kinds and adds
 // schedules as in production, and moves the time on with [Scheduler.Advance]. What is due on the way is run, in order, at exactly its
-// instant, before Advance returns: a year of a schedule of each minute takes seconds. Then the test looks at what the handlers did, and at
-// what Get, Job and History tell.
+// instant, before Advance returns: a week of an hourly schedule takes less than a second. Then the test looks at what the handlers did, in the
+// database and elsewhere, and at what Get, Job and History tell.
 //
-// The rules are those of package schedule: ticks, missed ones, grace, overlap, jitter, retries, Snooze, Discard, crashes, keys, priorities, limits, unique
-// jobs, edits and pauses. What a planner and the SQL functions do in production is done in memory here; tests run both side by side through the same random
-// sequences, and compare what became of each tick. Differences:
+// # The database
+//
+// New takes a pool, as schedule.New does. Each New makes the tables in a new schema, whose name begins with scheduletest_, and drops it when
+// the test ends. The role of the pool needs the right to create schemas in its database. The application's tables are where its statements
+// find them, with the pool's search_path. Such a pool can lead to:
+//
+//   - the database that an environment variable names, such as DATABASE_URL: on a developer's machine a local server, in CI a service
+//     container, such as the image postgres under services in GitHub Actions or GitLab CI;
+//   - a container that the test starts itself, with github.com/testcontainers/testcontainers-go/modules/postgres or
+//     github.com/ory/dockertest;
+//   - a server without a container, with github.com/fergusstrange/embedded-postgres.
+//
+// All tests of a package can share one pool, also those that run in parallel: their schemas are different. Tests that share tables of the
+// application cannot run in parallel, unless each has a database or a search_path of its own.
+//
+// # Differences from production
+//
+// The handlers, their transactions and all SQL of package schedule run as in production. Only two SQL functions are made for tests: the one
+// that tells the time, and one that gives all partitions to the process of the test, without a client, a heartbeat and a TTL. So a debugger
+// may stop the test for as long as it likes.
 //
 //   - Nothing is late by itself. A job is run at the instant at which it is due, and a run takes no time, unless its handler calls [Scheduler.Sleep].
-//   - One process runs at a time. [Scheduler.Crash], [Scheduler.Outage] and [Scheduler.Deploy] have another follow it. So a Limit is reached only by handlers that call Sleep, and what finds no slot begins when one of its kind has ended.
-//   - A handler of InTx gets a transaction of the test's own choice, see [Scheduler.Transactions]; without one its statements fail. What the
-//     transaction does to the handler's schedule and jobs is there in any case: all is committed together, or nothing.
-//   - Where a transaction would wait for another that is under way, it fails at once with what the database's lock_timeout raises, SQLSTATE 55P03.
-//   - The history is kept for good. WithSchema, WithoutMigration and WithRetention mean nothing, and WithMaxRunning is 10 by default.
+//   - now() in a handler's own SQL is the real time. [Scheduler.Now] is the test's, and schedule.Run has the times of the tick.
+//   - One process runs at a time, and one handler. [Scheduler.Crash], [Scheduler.Outage] and [Scheduler.Deploy] have another process follow it.
+//     So a Limit is reached only by handlers that call Sleep, and what finds no slot begins when one of its kind has ended.
+//   - A statement waits for a lock for 100 ms, of real time: mostly what has the lock waits for the test.
+//   - The backoff between attempts is exact.
+//   - The history is kept for good. WithSchema, WithoutMigration and WithRetention mean nothing.
 //   - The contexts of handlers end by the time of the test, and have no deadline.
 package scheduletest
 
@@ -26,7 +45,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/schedule"
@@ -35,7 +54,7 @@ import (
 // Group is the name of the group.
 const Group = "scheduletest"
 
-// A Scheduler is a process that runs schedules and jobs in memory, under a clock that its test moves. Give its embedded *schedule.Scheduler
+// A Scheduler is a process that runs schedules and jobs under a clock that its test moves. Give its embedded *schedule.Scheduler
 // to what is tested. Advance, Outage, Deploy and Crash are called by one goroutine, the test's, or as they say by handlers; all else is
 // safe for concurrent use. No goroutine is left after the test.
 //
@@ -50,19 +69,19 @@ type Scheduler struct {
 }
 
 // New returns a scheduler whose clock shows an instant. Nothing runs before the first Advance, or Run. The options are those of
-// schedule.New. Without WithLogger it logs to the test's output. The test fails at once where an option is bad.
-func New(t testing.TB, at time.Time, opts ...schedule.Option) *Scheduler {
+// schedule.New. Without WithLogger it logs to the test's output. The pool has 2 connections or more, and one for each handler that is in
+// Sleep; it is not closed, and is to be open until the test has ended: close it with t.Cleanup, before New. The test fails at once where an
+// option is bad, or the database refuses.
+func New(t testing.TB, pool *pgxpool.Pool, at time.Time, opts ...schedule.Option) *Scheduler {
 	t.Helper()
-	w := newWorld(t, at)
-	s := w.newProcess(nil, opts)
-	t.Cleanup(func() {
-		w.kill(0)
-		w.rest()
-	})
+	w := newWorld(t, pool, at)
+	w.must(w.open())
+	s := w.newProcess(opts)
+	t.Cleanup(func() { w.kill(0) })
 	return s
 }
 
-func (w *world) newProcess(tables any, opts []schedule.Option) *Scheduler {
+func (w *world) newProcess(opts []schedule.Option) *Scheduler {
 	w.t.Helper()
 	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) == 0 && a.Key == slog.TimeKey {
@@ -70,10 +89,11 @@ func (w *world) newProcess(tables any, opts []schedule.Option) *Scheduler {
 		}
 		return a
 	}}))
-	p, err := seam.Rehearse(Group, &w.stage, tables, append([]schedule.Option{schedule.WithLogger(log)}, opts...))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	var p seam.Process
+	w.must(w.ask(func(ctx context.Context) (err error) {
+		p, err = seam.Rehearse(ctx, w.pool, w.schema, Group, &w.stage, append([]schedule.Option{schedule.WithLogger(log)}, opts...))
+		return err
+	}))
 	s := &Scheduler{Scheduler: p.Scheduler().(*schedule.Scheduler), process: p, world: w}
 	w.mu.Lock()
 	w.of = s
@@ -84,22 +104,13 @@ func (w *world) newProcess(tables any, opts []schedule.Option) *Scheduler {
 // Now is what the clock shows, in UTC and whole microseconds.
 func (s *Scheduler) Now() time.Time { return s.world.time() }
 
-// Transactions sets what begins the transactions of handlers, such as the Begin of a test's pool, or of one transaction that the test rolls
-// back in the end. A transaction is begun with the handler's first statement, and committed or rolled back by what becomes of the run,
-// before that is seen. Without it, each statement of a handler is an error.
-func (s *Scheduler) Transactions(begin func(context.Context) (pgx.Tx, error)) {
-	s.world.mu.Lock()
-	defer s.world.mu.Unlock()
-	s.world.begin = begin
-}
-
-// Tx returns a transaction for EnqueueTx and PutTx outside of handlers. What they put is there once it is committed; its other statements
-// and its end are those of tx, which may be nil: then other statements fail. In a transaction that is neither this nor a handler's, what
-// EnqueueTx and PutTx put is there at once, whatever becomes of the transaction.
-func (s *Scheduler) Tx(tx pgx.Tx) pgx.Tx { return s.process.Tx(tx) }
-
 // Enqueuer returns what NewEnqueuer does, for code that only puts jobs.
-func (s *Scheduler) Enqueuer() *schedule.Enqueuer { return s.process.Enqueuer().(*schedule.Enqueuer) }
+func (s *Scheduler) Enqueuer() *schedule.Enqueuer {
+	s.world.t.Helper()
+	e, err := schedule.NewEnqueuer(s.world.pool, Group, schedule.WithSchema(s.world.schema))
+	s.world.must(err)
+	return e
+}
 
 // Advance moves the clock on by d, 0 or more, and runs what is due on the way and in the end, each at its instant. The first call puts what
 // was added, before anything else. A handler that sleeps for longer goes on in the next call. The test fails at once where
@@ -123,7 +134,7 @@ func (s *Scheduler) Outage(d time.Duration) {
 		w, end := s.world, s.Now().Add(max(0, d))
 		w.drain()
 		w.set(end)
-		w.own()
+		w.must(w.own())
 	})
 }
 
@@ -135,7 +146,7 @@ func (s *Scheduler) Deploy(opts ...schedule.Option) (next *Scheduler) {
 	next = s
 	s.drives("Deploy", func() {
 		s.world.drain()
-		next = s.world.newProcess(s.process.Tables(), opts)
+		next = s.world.newProcess(opts)
 	})
 	return next
 }
@@ -182,8 +193,10 @@ func (s *Scheduler) start(ctx context.Context) error {
 	if err := s.process.Start(ctx); err != nil {
 		return err
 	}
+	if err := s.world.own(); err != nil {
+		return err
+	}
 	s.started = true
-	s.world.own()
 	return nil
 }
 
@@ -211,7 +224,6 @@ func (s *Scheduler) drives(call string, f func()) {
 		defer w.mu.Unlock()
 		w.driven = false
 	}()
-	defer w.rest()
 	if err := s.start(context.Background()); err != nil {
 		w.t.Fatal(err)
 	}

@@ -2,7 +2,10 @@ package scheduletest
 
 import (
 	"context"
+	"crypto/rand"
+	"embed"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -12,42 +15,50 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 )
+
+//go:embed *.sql
+var files embed.FS
 
 const (
 	lookEvery = time.Second // how soon a process looks again at what it could not do
 	mostOfOne = 1000        // runs of one schedule or job at one instant
 	most      = 1_000_000   // runs at one instant
+	answers   = time.Minute // how long the database is given for an answer
 )
 
 // A world is what outlives processes: the time, and what they leave. One goroutine at a time goes on in it, either Advance or one handler:
 // they hand over to each other.
 type world struct {
-	t     testing.TB
-	begin func(context.Context) (pgx.Tx, error)
-	stage seam.Stage
+	t      testing.TB
+	pool   *pgxpool.Pool
+	schema string
+	text   func(name string) string // of the statements
+	stage  seam.Stage
 
-	now atomic.Int64 // microseconds since 1970
+	now atomic.Int64 // microseconds since 1970; the database has it too
 
 	mu       sync.Mutex // guards what follows
 	timers   []*timer   // in the order of their instants
 	driven   bool       // Advance, or what else moves the time, is under way
 	of       *Scheduler
-	epoch    int64
 	down     time.Time // nothing runs until then; zero: a process is there
 	active   *run      // what goes on; nil: Advance does
 	running  []*run
 	held     map[subject]time.Time // what is not to be begun before an instant
 	slotless map[subject]bool      // schedules that were told to wait for another of their kind
+	unclear  map[subject]string    // the state of what was begun, and of which nothing was written down
+	soonest  time.Time             // when the next is due; zero: nothing is known
 	begun    map[subject]int       // at this instant
 	total    int                   // at this instant
 	draining bool
 	dying    bool
-	idle     []chan func()           // of goroutines that wait for something to do
 	end      context.CancelCauseFunc // of all that the process owns
 	stop     context.CancelCauseFunc // of its runs
 
@@ -64,6 +75,7 @@ func of(d seam.Due) subject { return subject{d.ID, d.Job} }
 // A run is one that is under way.
 type run struct {
 	seam.Due
+	state   string // when it was found: another after each change of when it is due
 	wake    chan struct{}
 	asleep  bool
 	settled bool // it has ended
@@ -75,20 +87,16 @@ type timer struct {
 	fire func()
 }
 
-func newWorld(t testing.TB, at time.Time) *world {
-	w := &world{t: t, yield: make(chan struct{}), held: make(map[subject]time.Time), slotless: make(map[subject]bool), begun: make(map[subject]int)}
+func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
+	w := &world{
+		t: t, pool: pool, schema: "scheduletest_" + strings.ToLower(rand.Text()), yield: make(chan struct{}),
+		held: make(map[subject]time.Time), slotless: make(map[subject]bool), unclear: make(map[subject]string), begun: make(map[subject]int),
+	}
+	w.text = store.Texts(files, w.schema)
 	w.now.Store(at.UnixMicro())
-	w.begin = func(context.Context) (pgx.Tx, error) { return nil, errNoTx }
 	w.stage = seam.Stage{
 		Now:   w.time,
 		Limit: w.limit,
-		Pause: func(context.Context, time.Duration) {},
-		Begin: func(ctx context.Context) (pgx.Tx, error) {
-			w.mu.Lock()
-			begin := w.begin
-			w.mu.Unlock()
-			return begin(ctx)
-		},
 		Wait: func(ctx context.Context) error {
 			if err := w.process().start(ctx); err != nil {
 				return err
@@ -100,7 +108,34 @@ func newWorld(t testing.TB, at time.Time) *world {
 	return w
 }
 
-var errNoTx = errors.New("scheduletest: there is no database: give Transactions what begins a transaction, such as the Begin of a pool")
+// open makes the schema, which is dropped when the test ends.
+func (w *world) open() error {
+	w.t.Cleanup(func() {
+		if err := w.ask(func(ctx context.Context) error {
+			_, err := w.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{w.schema}.Sanitize()+" CASCADE")
+			return err
+		}); err != nil {
+			w.t.Errorf("scheduletest: the schema %s stays: is the pool closed, or a transaction open? %v", w.schema, err)
+		}
+	})
+	return w.ask(func(ctx context.Context) error {
+		err := schedule.Migrate(ctx, w.pool, schedule.WithSchema(w.schema))
+		if err == nil {
+			_, err = w.pool.Exec(ctx, w.text("stage"), pgx.QueryExecModeSimpleProtocol)
+		}
+		if err == nil {
+			_, err = w.pool.Exec(ctx, w.text("time"), w.time())
+		}
+		return err
+	})
+}
+
+// ask asks the database something.
+func (w *world) ask(f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answers)
+	defer cancel()
+	return f(ctx)
+}
 
 func (w *world) time() time.Time {
 	return time.UnixMicro(w.now.Load()).UTC()
@@ -143,18 +178,28 @@ func (w *world) limit(ctx context.Context, d time.Duration, cause error) (contex
 	}
 }
 
-// own has the process take over what there is.
-func (w *world) own() {
+// own gives all that there is to the process.
+func (w *world) own() error {
 	life, end := context.WithCancelCause(context.Background())
 	runs, stop := context.WithCancelCause(life)
 	w.mu.Lock()
-	w.epoch++
-	epoch, p := w.epoch, w.of.process
+	p := w.of.process
 	w.end, w.stop, w.down, w.draining = end, stop, time.Time{}, false
 	clear(w.held)
 	clear(w.slotless)
+	clear(w.unclear)
 	w.mu.Unlock()
-	p.Own(life, runs, epoch)
+	var epoch int64
+	err := w.ask(func(ctx context.Context) error {
+		return w.pool.QueryRow(ctx, w.text("own"), Group, p.Partitions()).Scan(&epoch)
+	})
+	if err == nil {
+		err = p.Own(life, runs, epoch)
+	}
+	if err != nil {
+		return fmt.Errorf("scheduletest: %w", err)
+	}
+	return nil
 }
 
 // drive moves the time on to an instant. What is due on the way happens.
@@ -171,12 +216,26 @@ func (w *world) drive(to time.Time) {
 }
 
 func (w *world) set(now time.Time) {
+	if !now.After(w.time()) {
+		return
+	}
+	now = now.Truncate(time.Microsecond)
+	w.must(w.ask(func(ctx context.Context) error {
+		_, err := w.pool.Exec(ctx, w.text("time"), now)
+		return err
+	}))
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if now.After(w.time()) {
-		w.now.Store(now.UnixMicro())
-		w.total = 0
-		clear(w.begun)
+	w.now.Store(now.UnixMicro())
+	w.total = 0
+	clear(w.begun)
+}
+
+// must ends the test where the database does not do what it is asked.
+func (w *world) must(err error) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatalf("scheduletest: %v", err)
 	}
 }
 
@@ -216,7 +275,7 @@ func (w *world) next() time.Time {
 		sooner(until)
 	}
 	if !w.draining {
-		sooner(w.of.process.Next(w.time()))
+		sooner(w.soonest)
 	}
 	return next
 }
@@ -226,12 +285,14 @@ func (w *world) settle() {
 	for {
 		w.fire()
 		w.mu.Lock()
-		if !w.down.IsZero() && !w.time().Before(w.down) {
-			w.mu.Unlock()
-			w.own()
+		back := !w.down.IsZero() && !w.time().Before(w.down)
+		w.mu.Unlock()
+		if back {
+			w.must(w.own())
 			continue
 		}
 		r := w.choose()
+		w.mu.Lock()
 		if r == nil {
 			more := len(w.timers) > 0 && !w.timers[0].at.After(w.time())
 			w.mu.Unlock()
@@ -253,78 +314,92 @@ func (w *world) settle() {
 			)
 		}
 		w.activate(r)
-		w.do(func() {
+		go func() {
 			known, slotless := p.Run(r.Due)
 			w.ended(r, known, slotless)
-		})
+			w.yield <- struct{}{}
+		}()
 		<-w.yield
 		w.handedBack()
 	}
 }
 
-// do has a goroutine do something, and hand over then. It is done by one that is there already, whose stack has grown.
-func (w *world) do(f func()) {
-	w.mu.Lock()
-	var to chan func()
-	if last := len(w.idle) - 1; last >= 0 {
-		to, w.idle = w.idle[last], w.idle[:last]
-	}
-	w.mu.Unlock()
-	if to == nil {
-		to = make(chan func())
-		go func() {
-			for f := range to {
-				f()
-				w.mu.Lock()
-				w.idle = append(w.idle, to)
-				w.mu.Unlock()
-				w.yield <- struct{}{}
+// choose is what is begun now, as a planner does; nil: nothing is.
+func (w *world) choose() *run {
+	for {
+		w.mu.Lock()
+		p, running, now := w.of.process, len(w.running), w.time()
+		if !w.down.IsZero() || w.draining || running >= p.MaxRunning() || slices.ContainsFunc(w.running, func(r *run) bool { return r.Crashes > 0 }) {
+			w.mu.Unlock()
+			return nil
+		}
+		schedules, jobs, waiting := []int64{}, []int64{}, []int64{}
+		leave := func(s subject) {
+			if s.job {
+				jobs = append(jobs, s.id)
+			} else {
+				schedules = append(schedules, s.id)
 			}
-		}()
+		}
+		keys, kinds := []string{}, []string{}
+		for _, r := range w.running {
+			leave(of(r.Due))
+			keys = append(keys, r.Key)
+			if w.full(r.Kind) {
+				kinds = append(kinds, r.Kind)
+			}
+		}
+		for s, until := range w.held {
+			if until.After(now) {
+				leave(s)
+			}
+		}
+		for s := range w.slotless { // other schedules are begun, and told to wait: or their ticks would be late for it
+			waiting = append(waiting, s.id)
+		}
+		w.mu.Unlock()
+		r := w.find(schedules, jobs, keys, kinds, waiting)
+		if r == nil || r.Crashes > 0 && running > 0 { // and nothing else begins before it
+			return nil
+		}
+		w.mu.Lock()
+		again := w.unclear[of(r.Due)] == r.state
+		delete(w.unclear, of(r.Due))
+		if again {
+			w.held[of(r.Due)] = now.Add(lookEvery)
+		}
+		w.mu.Unlock()
+		if !again {
+			return r
+		}
 	}
-	to <- f
 }
 
-// rest ends the goroutines that have nothing to do.
-func (w *world) rest() {
+// find asks what is due.
+func (w *world) find(schedules, jobs []int64, keys, kinds []string, waiting []int64) *run {
+	var next, id, due *int64
+	var job *bool
+	var priority, partition, crashes *int
+	var key, kind, state *string
+	w.must(w.ask(func(ctx context.Context) error {
+		return w.pool.QueryRow(ctx, w.text("due"), Group, schedules, jobs, keys, kinds, waiting).
+			Scan(&next, &id, &job, &priority, &partition, &key, &kind, &due, &crashes, &state)
+	}))
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, to := range w.idle {
-		close(to)
+	w.soonest = time.Time{}
+	if next != nil {
+		w.soonest = time.UnixMicro(*next).UTC()
 	}
-	w.idle = nil
-}
-
-// choose is what is begun now, as a planner does; nil: nothing is. mu is held.
-func (w *world) choose() *run {
-	p := w.of.process
-	if !w.down.IsZero() || w.draining || len(w.running) >= p.MaxRunning() || slices.ContainsFunc(w.running, func(r *run) bool { return r.Crashes > 0 }) {
+	if id == nil {
 		return nil
 	}
-	const priorities = 4
-	var first [priorities]*seam.Due
-	p.Due(w.time(), func(d seam.Due) bool {
-		alone := d.Crashes > 0 && len(w.running) > 0 // and nothing else begins before it
-		switch {
-		case first[d.Priority] != nil:
-		case w.held[of(d)].After(w.time()), slices.ContainsFunc(w.running, func(r *run) bool { return of(r.Due) == of(d) }):
-		case (d.Job || w.slotless[of(d)]) && w.full(d.Kind): // other schedules are begun, and told to wait: or their ticks would be late for it
-		case !alone && slices.ContainsFunc(w.running, func(r *run) bool { return r.Key == d.Key }):
-		default:
-			first[d.Priority] = &d
-		}
-		return first[priorities-1] == nil
-	})
-	for _, d := range slices.Backward(first[:]) {
-		switch {
-		case d == nil:
-		case d.Crashes > 0 && len(w.running) > 0:
-			return nil
-		default:
-			return &run{Due: *d, wake: make(chan struct{})}
-		}
+	return &run{
+		Due: seam.Due{
+			ID: *id, Job: *job, Priority: *priority, Partition: *partition, Key: *key, Kind: *kind, At: time.UnixMicro(*due).UTC(), Crashes: *crashes,
+		},
+		state: *state, wake: make(chan struct{}),
 	}
-	return nil
 }
 
 // full reports whether so many of a kind run as its limit allows. mu is held.
@@ -347,9 +422,9 @@ func (w *world) ended(r *run, known, slotless bool) {
 	defer w.mu.Unlock()
 	w.running = slices.DeleteFunc(w.running, func(o *run) bool { return o == r })
 	if !known {
-		w.held[of(r.Due)] = w.time().Add(lookEvery)
+		w.unclear[of(r.Due)] = r.state
 	}
-	if slotless {
+	if slotless && !r.Job {
 		w.slotless[of(r.Due)] = true
 	} else {
 		delete(w.slotless, of(r.Due))
