@@ -28,7 +28,10 @@ func newPool(t testing.TB) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(pool.Close)
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.Background(), "TRUNCATE closings") // for the next test
+		pool.Close()
+	})
 	return pool
 }
 
