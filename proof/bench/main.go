@@ -1,15 +1,15 @@
-// Command bench measures what the library costs and how fast it is, each figure beside its floor or its rival, which is
+// Command bench measures what the library costs and how fast it is. Each figure is beside a lower bound, or a competitor, which is
 // measured in the same run:
 //
-//	go run ./bench [-quick] [-whole] [-run REGEXP] [-o FILE]
+//	go run ./bench [-quick] [-run REGEXP] [-o FILE] [-clients N] [-leases N] [-ttl D]
 //
-// It starts a PostgreSQL and a PgBouncer of its own (package pgserver says from which programs) and prints a table in Markdown. With -o it
-// also writes a page with the table, the machine and the versions, and plots beside it. A figure says what was measured, also
-// where it missed its goal; the exit status tells only whether it could be measured.
+// It starts a PostgreSQL and a PgBouncer (package pgserver says from which programs) and prints tables in Markdown. With -o it also
+// writes a page with the tables, the machine and the versions. A figure says what was measured, even if it missed its goal; the exit
+// status says only whether it could be measured. The whole takes at most ten minutes on an idle machine.
 //
-// One file for each part of the table: values.go, heartbeat.go, guard.go, moves.go, events.go, plan.go, large.go, latency.go, crowd.go,
-// locks.go, viewers.go, jobs.go, schedules.go, multitude.go. The parts multitude, and names of locks.go, are measured only where -run names
-// them: they take minutes.
+// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go, large.go, latency.go, deploy.go, clients.go,
+// locks.go, jobs.go, schedules.go. They share measure.go (samples, rounds, tables), lab.go (servers and what they use), group.go
+// (clients and what they own) and worker.go (clients in processes that can be killed).
 package main
 
 import (
@@ -20,39 +20,38 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
 // parts are measured in this order.
 var parts = []struct {
 	name, title string
-	measure     func(context.Context, *lab, *part) error
-	named       bool // measured only where -run is given: it takes long
+	measure     func(context.Context, *lab, *part)
 }{
-	{"values", "Reading what is owned", measureValues, false},
-	{"heartbeat", "Heartbeats", measureHeartbeats, false},
-	{"guard", "Guard", measureGuard, false},
-	{"moves", "Partitions moved", measureMoves, false},
-	{"events", "What events cost", measureEvents, false},
-	{"plan", "The plan", measurePlans, false},
-	{"large", "Large leases", measureLarge, false},
-	{"listen", "How fast, with notifications", measureListening, false},
-	{"poll", "How fast, polling through PgBouncer", measurePolling, false},
-	{"crowd", "A crowd of clients", measureCrowd, false},
-	{"locks", "Named locks", measureLocks, false},
-	{"viewers", "Looking at the dashboard", measureViewers, false},
-	{"jobs", "Jobs", measureJobs, false},
-	{"schedules", "Schedules", measureSchedules, false},
-	{"multitude", "Ten thousand clients", measureMultitude, true},
-	{"names", "A million names of locks", measureNames, true},
+	{"values", "Reading what is owned", measureValues},
+	{"heartbeat", "Heartbeats", measureHeartbeats},
+	{"guard", "Guard", measureGuard},
+	{"events", "What events cost", measureEvents},
+	{"plan", "The plan", measurePlans},
+	{"large", "Large leases", measureLarge},
+	{"listen", "Join, Close and kill, with notifications", measureListening},
+	{"poll", "Join, Close and kill, polling through PgBouncer", measurePolling},
+	{"deploy", "A rolling deploy", measureDeploy},
+	{"clients", "Many clients", measureClients},
+	{"locks", "Named locks", measureLocks},
+	{"jobs", "Jobs", measureJobs},
+	{"schedules", "Schedules", measureSchedules},
 }
+
+const introduction = `# Figures
+
+What the library costs and how fast it is, as measured, also where it missed its goal. Each figure is beside a lower bound, the least that
+any implementation has to pay, or beside a competitor. Both are measured in the same run, most in turns: the ratio holds on other machines
+than this one. A figure is a median, with the range in parentheses. Client, harness and database share the machine's processors.
+
+`
 
 func main() {
 	workIfAsked()
@@ -66,12 +65,19 @@ func main() {
 
 // run is main, for the test too.
 func run(ctx context.Context, args []string, out, progress io.Writer) error {
+	var names []string
+	for _, p := range parts {
+		names = append(names, p.name)
+	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(progress)
-	quick := flags.Bool("quick", false, "small samples: shows that everything runs, not how fast")
-	whole := flags.Bool("whole", false, "beside an old snapshot, work jobs for ten minutes and not for 20 s")
-	only := flags.String("run", "", "measure only the parts that match this `regexp`: "+strings.Join(partNames(), ", "))
-	file := flags.String("o", "", "write a page to this `file`, and plots beside it")
+	l := &lab{}
+	flags.BoolVar(&l.quick, "quick", false, "small samples: shows that everything runs, not how fast")
+	flags.IntVar(&l.clients, "clients", 1000, "clients of the part named clients")
+	flags.IntVar(&l.leases, "leases", 1, "leases that those clients share")
+	flags.DurationVar(&l.ttl, "ttl", 6*time.Second, "TTL of those clients")
+	only := flags.String("run", "", "measure only the parts that match this `regexp`: "+strings.Join(names, ", "))
+	file := flags.String("o", "", "write a page to this `file`")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -79,159 +85,34 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("-run: %w", err)
 	}
-	if !slices.ContainsFunc(partNames(), wanted.MatchString) {
-		return fmt.Errorf("-run %s matches none of %s", *only, strings.Join(partNames(), ", "))
+	if l.quick {
+		l.clients, l.ttl = 20, time.Second
 	}
 	began := time.Now()
-	l, err := newLab(ctx, *quick)
-	if err != nil {
-		return err
+	if err = attempt(func() { l.start(ctx) }); err != nil {
+		return errors.Join(err, l.close())
 	}
-	l.whole = *whole
-	page, err := l.measure(ctx, wanted, progress)
-	err = errors.Join(err, l.close())
-	page.command = commandLine(args)
-	page.took = time.Since(began)
-	fmt.Fprintln(out, page.tables())
-	if *file != "" {
-		err = errors.Join(err, page.write(*file)) // what was measured before an error too
-	}
-	return err
-}
-
-// commandLine returns what a shell takes for a run with these arguments.
-func commandLine(args []string) string {
-	line := "go run ./bench"
-	for _, arg := range args {
-		if strings.ContainsAny(arg, " |&;()<>*?[]$\"\\") {
-			arg = "'" + arg + "'"
-		}
-		line += " " + arg
-	}
-	return line
-}
-
-func partNames() []string {
-	names := make([]string, len(parts))
-	for i, p := range parts {
-		names[i] = p.name
-	}
-	return names
-}
-
-// A lab is what the parts are measured with.
-type lab struct {
-	quick   bool
-	whole   bool              // what takes many minutes takes them
-	durable *pgserver.Server  // commits wait for the disk, as they do in production
-	fast    *pgserver.Server  // they do not: for what does not depend on it
-	counts  bool              // the server counts statements, in databases that ask for it
-	bouncer *pgserver.Bouncer // nil where PgBouncer is not installed
-	late    *lateness
-}
-
-// settings of the server: a checkpoint comes where a measurement asks for it.
-var settings = map[string]string{"checkpoint_timeout": "1h", "max_wal_size": "4GB"}
-
-// counting are settings with which the server counts statements, which it does in no database yet.
-var counting = map[string]string{
-	"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "none", "compute_query_id": "off",
-}
-
-// newLab starts the servers. In a hurry one has to do for both.
-func newLab(ctx context.Context, quick bool) (_ *lab, err error) {
-	l := &lab{quick: quick, late: watchMachine()}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, l.close())
-		}
-	}()
-	start := func(more ...pgserver.Option) (*pgserver.Server, error) {
-		return pgserver.Start(ctx, append(more, pgserver.WithSettings(settings))...)
-	}
-	if l.fast, err = start(pgserver.WithSettings(counting)); err == nil {
-		l.counts = true
-	} else if l.fast, err = start(); err != nil { // it may be without the extensions
-		return l, err
-	}
-	l.durable = l.fast
-	if !quick {
-		more := []pgserver.Option{pgserver.WithDurable()}
-		if l.counts {
-			more = append(more, pgserver.WithSettings(counting))
-		}
-		if l.durable, err = start(more...); err != nil {
-			return l, err
-		}
-	}
-	l.bouncer, err = pgserver.PgBouncer(ctx, l.durable.URL())
-	if errors.Is(err, pgserver.ErrNotInstalled) {
-		err = nil
-	}
-	return l, err
-}
-
-func (l *lab) close() error {
-	l.late.stop()
-	var errs []error
-	if l.bouncer != nil {
-		errs = append(errs, l.bouncer.Stop())
-	}
-	for _, server := range []*pgserver.Server{l.fast, l.durable} {
-		if server != nil {
-			errs = append(errs, server.Stop()) // idempotent
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// measure measures the wanted parts, one after the other; in a hurry all at once. What was measured before an error is
-// returned with it.
-func (l *lab) measure(ctx context.Context, wanted *regexp.Regexp, progress io.Writer) (*page, error) {
-	p := &page{system: describeSystem(l)}
-	var steps []func() error
-	var telling sync.Mutex // guards progress
+	var tables []string
+	system := l.describe()
 	for _, each := range parts {
-		if !wanted.MatchString(each.name) || each.named && wanted.String() == "" {
+		if err != nil || !wanted.MatchString(each.name) {
 			continue
 		}
-		done := &part{name: each.name, title: each.title}
-		p.parts = append(p.parts, done)
-		steps = append(steps, func() error {
-			began := time.Now()
-			if err := each.measure(ctx, l, done); err != nil {
-				return fmt.Errorf("%s: %w", each.name, err)
-			}
-			telling.Lock()
-			defer telling.Unlock()
-			fmt.Fprintf(progress, "bench: %s: %.1f s\n", each.name, time.Since(began).Seconds())
-			return nil
-		})
-	}
-	if l.quick {
-		return p, together(len(steps), func(i int) error { return steps[i]() })
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return p, err
+		p, from := &part{name: each.name, title: each.title}, time.Now()
+		if err = attempt(func() { each.measure(ctx, l, p) }); err != nil { // what was measured before the error is written too
+			err = fmt.Errorf("%s: %w", each.name, err)
 		}
+		tables = append(tables, p.String())
+		fmt.Fprintln(out, p)
+		fmt.Fprintf(progress, "bench: %s: %.1f s\n", each.name, time.Since(from).Seconds())
 	}
-	return p, nil
-}
-
-// pick returns a sample's size.
-func (l *lab) pick(quick, full int) int {
-	if l.quick {
-		return quick
+	err = errors.Join(err, l.close())
+	if len(tables) == 0 {
+		return errors.Join(err, fmt.Errorf("-run %s matches none of %s", *only, strings.Join(names, ", ")))
 	}
-	return full
+	if *file == "" {
+		return err
+	}
+	command := fmt.Sprintf("- command: `go run ./bench %s`, %s\n\n", strings.Join(args, " "), time.Since(began).Round(time.Second))
+	return errors.Join(err, os.WriteFile(*file, []byte(introduction+system+command+strings.Join(tables, "\n")), 0o644))
 }
-
-// newDatabase makes a database for one measurement. A drop that fails leaves it to the end of the server.
-func newDatabase(ctx context.Context, server *pgserver.Server) (url string, drop func(), err error) {
-	url, dropped, err := pgserver.CreateDatabase(ctx, server.URL())
-	return url, func() { _ = dropped() }, err
-}
-
-// beside returns the path of a file in the same folder.
-func beside(file, name string) string { return filepath.Join(filepath.Dir(file), name) }

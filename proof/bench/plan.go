@@ -12,135 +12,112 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-type planSize struct{ partitions, members int }
-
-var planSizes = []planSize{{1000, 100}, {10_000, 1000}, {100_000, 1000}}
-
-// planScenes are scenes of BenchmarkPlan, which sticky.go builds too.
-var planScenes = []struct{ name, what string }{
-	{"empty", "nothing is owned yet"},
-	{"one-returns", "one of the members owns nothing yet"},
+// planScenes are scenes of BenchmarkPlan.
+var planScenes = []struct {
+	name, what string
+	owner      func(partition, share int) int // -1: the partition has none
+}{
+	{"empty", "nothing is owned yet", func(int, int) int { return -1 }},
+	{"one-returns", "one of the members owns nothing yet", func(p, share int) int {
+		if owner := p / share; owner != 3 {
+			return owner
+		}
+		return p % 3
+	}},
 }
 
-// measurePlans compares the plan with the sticky balancer of franz-go and with sorting as many numbers. The plan is not
-// exported: its benchmark is run as a program.
-func measurePlans(ctx context.Context, l *lab, out *part) error {
-	folder, err := os.MkdirTemp("", "pgleases-bench-")
-	if err != nil {
-		return err
-	}
+// measurePlans compares the plan with the sticky balancer of franz-go, and with sorting as many numbers. The plan is not exported: its
+// benchmark is run as a program.
+func measurePlans(ctx context.Context, l *lab, out *part) {
+	folder := must(os.MkdirTemp("", "pgleases-bench-"))
 	defer os.RemoveAll(folder)
-	p := &planners{program: filepath.Join(folder, "plan"), rounds: l.pick(1, 3), span: 200 * time.Millisecond}
-	if l.quick {
-		p.span = 0
+	root := must(exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/pgleases/pgleases").Output())
+	program := filepath.Join(folder, "plan")
+	build := exec.CommandContext(ctx, "go", "test", "-c", "-o", program, ".")
+	build.Dir = strings.TrimSpace(string(root))
+	if text, err := build.CombinedOutput(); err != nil {
+		check(fmt.Errorf("%w: %s", err, text))
 	}
-	if err := p.build(ctx); err != nil {
-		return err
-	}
-	sizes := planSizes
+	sizes := []struct{ partitions, members int }{{1000, 100}, {10_000, 1000}, {100_000, 1000}}
 	if l.quick {
 		sizes = sizes[:1]
 	}
+	span := time.Duration(l.pick(1, 200)) * time.Millisecond
 	for _, size := range sizes {
 		for _, scene := range planScenes {
-			if err := p.compare(ctx, out, size.partitions, size.members, scene.name, scene.what); err != nil {
-				return err
-			}
+			took := l.alternate(3, side{"", nanoseconds, func() float64 {
+				return benchmark(ctx, program, span, fmt.Sprintf("1x%dx%d$/^%s", size.partitions, size.members, scene.name))
+			}}, side{"franz-go's sticky balancer", nanoseconds, func() float64 {
+				return sticky(size.partitions, size.members, scene.owner, span)
+			}}, side{"`slices.Sort` of as many ints", nanoseconds, func() float64 { return sorting(size.partitions) }})
+			what := fmt.Sprintf("%s partitions, %s members: %s", grouped(size.partitions), grouped(size.members), scene.what)
+			out.compare(what, took[0], took[1:]...).
+				goal("<= 20 ms, and faster than franz-go", median(took[0].values) <= 20e6 && took[0].over(took[1]) < 1)
 		}
 	}
-	out.note("Medians of %d rounds, in turns. franz-go balances a topic of as many partitions; what it needs to decode of its members' messages is not counted.", p.rounds)
-	return nil
-}
-
-type planners struct {
-	program string        // has BenchmarkPlan
-	rounds  int           // of each scene
-	span    time.Duration // of one round; 0: one plan
-}
-
-// build builds the tests of the library, which are in another module.
-func (p *planners) build(ctx context.Context) error {
-	root, err := goCommand(ctx, "", "list", "-m", "-f", "{{.Dir}}", "github.com/pgleases/pgleases")
-	if err != nil {
-		return err
-	}
-	_, err = goCommand(ctx, root, "test", "-c", "-o", p.program, ".")
-	return err
-}
-
-func goCommand(ctx context.Context, dir string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir = dir
-	text, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("go %s: %w: %s", args[0], err, text)
-	}
-	return strings.TrimSpace(string(text)), nil
-}
-
-func (p *planners) compare(ctx context.Context, out *part, partitions, members int, scene, what string) error {
-	var own, rival, sorting []float64
-	for range p.rounds {
-		ns, err := p.plan(ctx, partitions, members, scene)
-		if err != nil {
-			return err
-		}
-		own = append(own, ns)
-		if ns, err = stickyTime(partitions, members, scene, p.span); err != nil {
-			return err
-		}
-		rival = append(rival, ns)
-		sorting = append(sorting, sortTime(partitions))
-	}
-	r := row{
-		what:   fmt.Sprintf("%s partitions, %s members: %s", grouped(partitions), grouped(members), what),
-		figure: duration(time.Duration(median(own))),
-		floors: []floor{
-			{"`slices.Sort` of as many ints", duration(time.Duration(median(sorting))), times(median(ratios(own, sorting)))},
-			{"franz-go's sticky balancer", duration(time.Duration(median(rival))), times(median(ratios(own, rival)))},
-		},
-	}
-	faster := median(ratios(own, rival)) < 1
-	if partitions == 100_000 {
-		r.goal, r.met = "<= 20 ms, and faster than franz-go", judge(median(own) <= 20e6 && faster)
-	} else {
-		r.goal, r.met = "faster than franz-go", judge(faster)
-	}
-	out.add(r)
-	return nil
+	out.note("franz-go balances a topic of as many partitions. The time to decode its members' messages does not count.")
 }
 
 var benchmarkLine = regexp.MustCompile(`(?m)^BenchmarkPlan/\S+\s+\d+\s+([\d.]+) ns/op`)
 
-// plan runs one benchmark of the plan, and returns nanoseconds.
-func (p *planners) plan(ctx context.Context, partitions, members int, scene string) (float64, error) {
-	span := "1x"
-	if p.span > 0 {
-		span = p.span.String()
-	}
-	cmd := exec.CommandContext(ctx, p.program, "-test.run=NONE", "-test.benchtime="+span,
-		fmt.Sprintf("-test.bench=^BenchmarkPlan$/^1x%dx%d$/^%s$", partitions, members, scene))
-	text, err := cmd.CombinedOutput()
+func benchmark(ctx context.Context, program string, span time.Duration, name string) float64 {
+	text, err := exec.CommandContext(ctx, program, "-test.run=NONE", "-test.benchtime="+span.String(), "-test.bench=^BenchmarkPlan$/^"+name+"$").CombinedOutput()
 	found := benchmarkLine.FindSubmatch(text)
 	if err != nil || found == nil {
-		return 0, fmt.Errorf("benchmark of the plan: %v: %s", err, text)
+		check(fmt.Errorf("benchmark of the plan: %v: %s", err, text))
 	}
-	return strconv.ParseFloat(string(found[1]), 64)
+	return must(strconv.ParseFloat(string(found[1]), 64))
 }
 
-// sortTime returns how long sorting so many random numbers takes, in nanoseconds.
-func sortTime(n int) float64 {
-	random := rand.New(rand.NewPCG(1, 2))
+// sorting returns how long sorting so many random numbers takes, in nanoseconds.
+func sorting(n int) float64 {
 	numbers, took := make([]int, n), make([]float64, 5)
 	for i := range took {
 		for j := range numbers {
-			numbers[j] = random.Int()
+			numbers[j] = rand.Int()
 		}
 		began := time.Now()
 		slices.Sort(numbers)
 		took[i] = float64(time.Since(began))
+	}
+	return median(took)
+}
+
+// sticky returns how long the sticky balancer of franz-go takes for a plan, in nanoseconds: the median of what it does in the span.
+func sticky(partitions, members int, owner func(partition, share int) int, span time.Duration) float64 {
+	const topic = "work"
+	owned := make([][]int32, members)
+	for p := range partitions {
+		if m := owner(p, partitions/members); m >= 0 {
+			owned[m] = append(owned[m], int32(p))
+		}
+	}
+	kafka := kgo.StickyBalancer()
+	group := make([]kmsg.JoinGroupResponseMember, members)
+	for m := range group {
+		current := map[string][]int32{}
+		if len(owned[m]) > 0 {
+			current[topic] = owned[m]
+		}
+		group[m] = kmsg.NewJoinGroupResponseMember()
+		group[m].MemberID = fmt.Sprintf("member-%06d", m)
+		group[m].ProtocolMetadata = kafka.JoinGroupMetadata([]string{topic}, current, 1)
+	}
+	var took []float64
+	for began := time.Now(); len(took) == 0 || time.Since(began) < span; {
+		balancer, _, err := kafka.MemberBalancer(group)
+		check(err)
+		start := time.Now()
+		plan := must(balancer.(kgo.GroupMemberBalancerOrError).BalanceOrError(map[string]int32{topic: int32(partitions)}))
+		took = append(took, float64(time.Since(start)))
+		if got := len(plan.IntoSyncAssignment()); got != members {
+			check(fmt.Errorf("a plan for %d members, not %d", got, members))
+		}
 	}
 	return median(took)
 }

@@ -7,104 +7,71 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"testing"
 	"time"
 )
 
-// measureValues compares reading what is owned with reading the clock, which it cannot do without, and with a slice under
-// a read-write lock, which is how it is often done, without looking at the clock.
-func measureValues(ctx context.Context, l *lab, out *part) error {
-	url, drop, err := newDatabase(ctx, l.fast)
-	if err != nil {
-		return err
+// measureValues compares reading what is owned with reading the clock, which any implementation of a lease has to do, and with a slice under a
+// read-write lock, which is how it is often done, without reading the clock.
+func measureValues(ctx context.Context, l *lab, out *part) {
+	g := l.newGroup(ctx, l.fast, 1, 64, 0, nil)
+	defer g.end()
+	lease, now := g.members[0].Lease, time.Now()
+	var mu sync.RWMutex // guards values
+	values := slices.Clone(lease.Values())
+	locked := func() []int {
+		mu.RLock()
+		defer mu.RUnlock()
+		return values
 	}
-	defer drop()
-	m, err := join(ctx, member{url: url, id: "reader", lease: "work", partitions: 64})
-	if err != nil {
-		return err
-	}
-	defer m.close()
-	if err := m.Wait(ctx); err != nil {
-		return err
-	}
-	runners := readers(m)
-	rounds, calls := l.pick(11, 101), l.pick(2000, 20_000)
-	for _, goroutines := range slices.Compact([]int{1, runtime.GOMAXPROCS(0)}) {
-		addReads(out, goroutines, runners, race(rounds, calls, goroutines, runners))
-	}
-	return nil
-}
-
-// readers are two ways to read and the two that they are measured beside. Each has a loop of its own, so that the compiler
-// may inline the call as it would in an application.
-func readers(m *member) []runner {
-	lease, now, locked := m.Lease, time.Now(), &lockedSlice{values: slices.Clone(m.Values())}
-	return []runner{
-		{"`Values()`", func(n int) {
-			sum := 0
+	// Each has a loop of its own, so that the compiler may inline the call as it does in an application.
+	loops := []struct {
+		name string
+		loop func(n int) (sum int)
+	}{
+		{"`Values()`", func(n int) (sum int) {
 			for range n {
 				sum += len(lease.Values())
 			}
-			sink.Store(int64(sum))
+			return sum
 		}},
-		{"`Owns(42)`", func(n int) {
-			sum := 0
+		{"`Owns(42)`", func(n int) (sum int) {
 			for range n {
 				if lease.Owns(42) {
 					sum++
 				}
 			}
-			sink.Store(int64(sum))
+			return sum
 		}},
-		{"`time.Since`", func(n int) {
-			sum := time.Duration(0)
+		{"`time.Since`", func(n int) (sum int) {
 			for range n {
-				sum += time.Since(now)
+				sum += int(time.Since(now))
 			}
-			sink.Store(int64(sum))
+			return sum
 		}},
-		{"slice under RWMutex", func(n int) {
-			sum := 0
+		{"slice under RWMutex", func(n int) (sum int) {
 			for range n {
-				sum += len(locked.read())
+				sum += len(locked())
 			}
-			sink.Store(int64(sum))
+			return sum
 		}},
 	}
-}
-
-// sink takes results, so that no call is left out for having none.
-var sink atomic.Int64
-
-type lockedSlice struct {
-	mu     sync.RWMutex // guards values
-	values []int
-}
-
-func (s *lockedSlice) read() []int {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
-	return s.values
-}
-
-// addReads adds a row for each of the first two runners, beside the other two.
-func addReads(out *part, goroutines int, runners []runner, took [][]float64) {
-	for i := range 2 {
-		calls := runners[i].calls
-		what := fmt.Sprintf("%s, %d goroutine", runners[i].name, goroutines)
-		if goroutines > 1 {
-			what += "s at once"
+	var sink atomic.Int64 // takes the sums, so that no call is optimized away
+	calls := l.pick(2000, 20_000)
+	for _, goroutines := range slices.Compact([]int{1, runtime.GOMAXPROCS(0)}) {
+		var sides []side
+		for _, r := range loops {
+			sides = append(sides, side{r.name, fraction, func() float64 {
+				began := time.Now()
+				together(goroutines, func(int) { sink.Add(int64(r.loop(calls))) })
+				return float64(time.Since(began)) / float64(calls)
+			}})
 		}
-		r := row{
-			what:   what,
-			figure: fmt.Sprintf("%s, %v allocations", nanoseconds(median(took[i])), testing.AllocsPerRun(100, func() { calls(1) })),
+		took := l.alternate(101, sides...)
+		for i, own := range took[:2] {
+			what := fmt.Sprintf("%s, goroutines at once: %d", own.name, goroutines)
+			if r := out.compare(what, own, took[2:]...); i == 0 {
+				r.goal("<= 1.2 clock reads", own.over(took[2]) <= 1.2)
+			}
 		}
-		for j := 2; j < 4; j++ {
-			r.floors = append(r.floors, floor{runners[j].name, nanoseconds(median(took[j])), times(median(ratios(took[i], took[j])))})
-		}
-		if i == 0 {
-			r.goal, r.met = "<= 1.2 clock reads", judge(median(ratios(took[i], took[2])) <= 1.2)
-		}
-		out.add(r)
 	}
 }

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// measureDeploy replaces all clients of a lease, one after the other, and observes from outside what each partition meets.
+func measureDeploy(ctx context.Context, l *lab, out *part) {
+	clients, partitions := l.pick(3, 20), l.pick(64, 1024)
+	for _, deploy := range []struct {
+		what  string
+		least float64 // moves of a partition
+		why   string
+		one   func(g *group, i int) // replaces a client
+	}{
+		{"a new client joins, then an old one closes", 1, "each old client's partitions have to move once", func(g *group, i int) {
+			g.add(ctx, fmt.Sprintf("new-%02d", i))
+			g.settle(ctx)
+			g.remove(0)
+		}},
+		{"each client closes, then starts again under its ID", 2, "even shares: away, and back", func(g *group, _ int) {
+			id := g.members[0].id
+			g.remove(0)
+			g.add(ctx, id)
+		}},
+	} {
+		g := l.newGroup(ctx, l.durable, clients, partitions, 0, nil)
+		defer g.end()
+		o := observe(g)
+		began := time.Now()
+		for i := range clients {
+			deploy.one(g, i)
+			g.settle(ctx)
+		}
+		took := time.Since(began)
+		close(o.done)
+		o.wait.Wait()
+		o.report(out, deploy.what, deploy.least, deploy.why, took)
+	}
+	out.note("%d clients share %s partitions, default TTL, no hand-off delay; the next client is replaced when shares are even. "+
+		"An observer in the clients' process reads `Values` of all of them, again and again, and notes who owns each partition: "+
+		"a time without an owner is from the last reading with the owner before to the first with the next one. "+
+		"We know of no other library that publishes these figures.", clients, grouped(partitions))
+}
+
+// An observer reads what clients own, over and over.
+type observer struct {
+	done       chan struct{}
+	wait       sync.WaitGroup
+	partitions []observed
+	between    []time.Duration // two readings
+}
+
+// observed is what became of a partition.
+type observed struct {
+	owner   *member
+	moves   int
+	reading int       // the last one with an owner
+	until   time.Time // when that was
+	without time.Duration
+	longest time.Duration
+}
+
+func observe(g *group) *observer {
+	o := &observer{done: make(chan struct{}), partitions: make([]observed, g.partitions)}
+	last := time.Now()
+	o.read(g.everybody(), last)
+	o.wait.Go(func() {
+		again := time.NewTicker(time.Millisecond)
+		defer again.Stop()
+		for {
+			select {
+			case <-again.C:
+			case <-o.done:
+				return
+			}
+			members, now := g.everybody(), time.Now()
+			o.read(members, now)
+			o.between = append(o.between, now.Sub(last))
+			last = now
+		}
+	})
+	return o
+}
+
+// read notes who owns what.
+func (o *observer) read(members []*member, now time.Time) {
+	reading := len(o.between) + 1
+	for _, m := range members {
+		for _, p := range m.Values() {
+			of := &o.partitions[p]
+			if of.owner != nil && (of.owner != m || of.reading < reading-1) {
+				gap := now.Sub(of.until)
+				of.without, of.longest = of.without+gap, max(of.longest, gap)
+			}
+			if of.owner != nil && of.owner != m {
+				of.moves++
+			}
+			of.owner, of.reading, of.until = m, reading, now
+		}
+	}
+}
+
+func (o *observer) report(out *part, what string, least float64, why string, took time.Duration) {
+	var moves, without, gaps []float64
+	for _, of := range o.partitions {
+		moves = append(moves, float64(of.moves))
+		without, gaps = append(without, float64(of.without)), append(gaps, float64(of.longest))
+	}
+	mean := func(of []float64) float64 {
+		sum := 0.0
+		for _, x := range of {
+			sum += x
+		}
+		return sum / float64(len(of))
+	}
+	n := mean(moves)
+	out.figure(what+": moves of a partition", fmt.Sprintf("%.2f, at most %v", n, slices.Max(moves))).
+		than(why, fmt.Sprintf("%.2f", least), significant(n/least)+" x")
+	resolution := fmt.Sprintf("%s, at most %s", duration(median(o.between)), duration(slices.Max(o.between)))
+	out.figure(what+": time without an owner, of a partition in all", fmt.Sprintf("%s, at most %s; longest gap %s",
+		nanoseconds(mean(without)), nanoseconds(slices.Max(without)), nanoseconds(slices.Max(gaps)))).
+		than("the whole deploy", duration(took), percent(mean(without)/float64(took))).
+		than("the observer's resolution", resolution, "")
+}

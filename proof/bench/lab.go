@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/proof/pgserver"
+)
+
+// A lab is what the parts are measured with.
+type lab struct {
+	quick           bool
+	clients, leases int // of part clients
+	ttl             time.Duration
+
+	durable *pgserver.Server  // commits wait for the disk, as they do in production
+	fast    *pgserver.Server  // they do not: for what does not depend on it
+	bouncer *pgserver.Bouncer // nil if PgBouncer is not installed
+}
+
+const serverConnections = 20 // of PgBouncer
+
+// start starts the servers. A quick run has one.
+func (l *lab) start(ctx context.Context) {
+	settings := pgserver.WithSettings(map[string]string{
+		"checkpoint_timeout": "1h", "max_wal_size": "4GB", // a measurement asks for its checkpoints
+		"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track": "none", "compute_query_id": "off",
+	})
+	l.fast = must(pgserver.Start(ctx, settings))
+	l.durable = l.fast
+	if !l.quick {
+		l.durable = must(pgserver.Start(ctx, settings, pgserver.WithDurable()))
+	}
+	bouncer, err := pgserver.PgBouncer(ctx, l.durable.URL(), pgserver.WithPoolSize(serverConnections),
+		pgserver.WithBouncerSettings(map[string]string{"max_client_conn": fmt.Sprint(l.clients + 1000)}))
+	if !errors.Is(err, pgserver.ErrNotInstalled) {
+		check(err)
+		l.bouncer = bouncer
+	}
+}
+
+func (l *lab) close() (err error) {
+	if l.bouncer != nil {
+		err = l.bouncer.Stop()
+	}
+	for _, server := range []*pgserver.Server{l.fast, l.durable} {
+		if server != nil {
+			err = errors.Join(err, server.Stop()) // idempotent
+		}
+	}
+	return err
+}
+
+// pick returns the size of something.
+func (l *lab) pick(quick, full int) int {
+	if l.quick {
+		return quick
+	}
+	return full
+}
+
+// describe says what the figures were measured on.
+func (l *lab) describe() string {
+	machine, _, _ := strings.Cut(runtime.GOARCH+"\n", "\n")
+	text, _ := os.ReadFile("/proc/cpuinfo") // other systems have none
+	if _, after, found := strings.Cut(string(text), "model name"); found {
+		machine, _, _ = strings.Cut(strings.TrimLeft(after, " \t:"), "\n")
+	}
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	load, _ := os.ReadFile("/proc/loadavg")
+	average, _, _ := strings.Cut(string(load), " ")
+	pgx := "of unknown version"
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, dep := range info.Deps {
+			if dep.Path == "github.com/jackc/pgx/v5" {
+				pgx = strings.TrimPrefix(dep.Version, "v")
+			}
+		}
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "- machine: %s, %d cores, %s %s, load average of the minute before: %s\n",
+		machine, runtime.NumCPU(), runtime.GOOS, strings.TrimSpace(string(release)), average)
+	fmt.Fprintf(&b, "- Go %s, pgx %s\n", strings.TrimPrefix(runtime.Version(), "go"), pgx)
+	server, _, _ := strings.Cut(l.durable.Describe(), " from ")
+	fmt.Fprintf(&b, "- %s, with fsync, its data on disk; in memory for what one heartbeat writes\n", server)
+	if l.bouncer != nil {
+		bouncer, _, _ := strings.Cut(l.bouncer.Describe(), " from ")
+		fmt.Fprintf(&b, "- %s\n", bouncer)
+	}
+	return b.String()
+}
+
+// A database is one that a measurement has for itself.
+type database struct {
+	*pgxpool.Pool
+	url        string
+	postmaster int
+	drop       func() error
+}
+
+// newDatabase makes a database, with so many connections for the harness. Its statements are counted.
+func (l *lab) newDatabase(ctx context.Context, server *pgserver.Server, connections int) *database {
+	const count = `CREATE EXTENSION pg_stat_statements;
+DO $$
+BEGIN
+    EXECUTE format('ALTER DATABASE %I SET pg_stat_statements.track = top', current_database());
+    EXECUTE format('ALTER DATABASE %I SET compute_query_id = on', current_database());
+END $$`
+	url, drop, err := pgserver.CreateDatabase(ctx, server.URL())
+	check(err)
+	d := &database{Pool: newPool(ctx, url, connections), url: url, drop: drop}
+	d.all(ctx, count)
+	d.Reset() // sessions that begin from now on are counted
+	d.postmaster = one[int](ctx, d, "SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1)::int")
+	return d
+}
+
+// end drops the database. What fails is left to the end of the server.
+func (d *database) end() {
+	d.Close()
+	_ = d.drop()
+}
+
+func newPool(ctx context.Context, url string, connections int) *pgxpool.Pool {
+	config := must(pgxpool.ParseConfig(url))
+	config.MaxConns = int32(connections)
+	return must(pgxpool.NewWithConfig(ctx, config))
+}
+
+// connect returns a connection, and what closes it.
+func connect(ctx context.Context, url string) (conn *pgx.Conn, end func()) {
+	conn = must(pgx.Connect(ctx, url))
+	return conn, func() { _ = conn.Close(context.Background()) }
+}
+
+// one returns the one value of a query.
+func one[T any](ctx context.Context, d *database, query string, args ...any) (value T) {
+	check(d.QueryRow(ctx, query, args...).Scan(&value))
+	return value
+}
+
+// ask returns the one row of a query as a struct, by position.
+func ask[T any](ctx context.Context, d *database, query string, args ...any) T {
+	rows, _ := d.Query(ctx, query, args...) // collecting returns its error
+	return must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T]))
+}
+
+// all runs statements one after the other.
+func (d *database) all(ctx context.Context, statements ...string) {
+	for _, s := range statements {
+		must(d.Exec(ctx, s, pgx.QueryExecModeSimpleProtocol))
+	}
+}
+
+// patience bounds what a measurement waits for.
+const patience = 2 * time.Minute
+
+// until polls until a query returns true: no notification says when its answer changes.
+func (d *database) until(ctx context.Context, what, query string, args ...any) {
+	began, again := time.Now(), time.NewTicker(5*time.Millisecond)
+	defer again.Stop()
+	for !one[bool](ctx, d, query, args...) {
+		if <-again.C; time.Since(began) > patience {
+			check(fmt.Errorf("not within %v: %s", patience, what))
+		}
+	}
+}
+
+// A usage is what a server used in a while; 0 for what is not known.
+type usage struct {
+	span                time.Duration
+	server, pooler      time.Duration // processor time
+	wal                 float64       // bytes
+	statements          int
+	heartbeats, lockers int // of the statements: polls of locks
+}
+
+// statementCounts leaves out the harness's own statements.
+const statementCounts = `SELECT coalesce(sum(calls), 0)::int, coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat(%'), 0)::int,
+    coalesce(sum(calls) FILTER (WHERE query LIKE '%.lock_look(%'), 0)::int
+FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND query NOT LIKE '%pg_stat_statements%' AND query NOT LIKE '%pg_current_wal%' AND query NOT LIKE '%public.%'`
+
+// used returns what was used until now.
+func (d *database) used(ctx context.Context) (u usage) {
+	u.server, u.pooler = processorTimes(d.postmaster)
+	u.wal = one[float64](ctx, d, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8")
+	check(d.QueryRow(ctx, statementCounts).Scan(&u.statements, &u.heartbeats, &u.lockers))
+	return u
+}
+
+// during measures what is used while do runs.
+func (d *database) during(ctx context.Context, do func()) usage {
+	before, began := d.used(ctx), time.Now()
+	do()
+	span, after := time.Since(began), d.used(ctx)
+	return usage{span, after.server - before.server, after.pooler - before.pooler, after.wal - before.wal,
+		after.statements - before.statements, after.heartbeats - before.heartbeats, after.lockers - before.lockers}
+}
+
+// calm measures what is used in a while in which the harness does nothing.
+func (d *database) calm(ctx context.Context, span time.Duration) usage {
+	return d.during(ctx, func() {
+		select {
+		case <-time.After(span):
+		case <-ctx.Done():
+			check(context.Cause(ctx))
+		}
+	})
+}
+
+// processorTimes returns the processor time of a server's processes, also of those that have ended, and of this process's poolers.
+// It is 0 on a system without /proc.
+func processorTimes(postmaster int) (server, pooler time.Duration) {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // the process may have ended
+		before, rest, _ := strings.Cut(string(text), ") ")
+		fields := strings.Fields(rest)
+		if len(fields) < 15 {
+			continue
+		}
+		ticks := func(from, to int) (sum time.Duration) {
+			for _, field := range fields[from:to] {
+				n, _ := strconv.Atoi(field)
+				sum += time.Duration(n) * 10 * time.Millisecond
+			}
+			return sum
+		}
+		switch pid := filepath.Base(filepath.Dir(file)); {
+		case pid == strconv.Itoa(postmaster):
+			server += ticks(11, 15)
+		case fields[1] == strconv.Itoa(postmaster):
+			server += ticks(11, 13)
+		case fields[1] == strconv.Itoa(os.Getpid()) && strings.HasSuffix(before, "(pgbouncer"):
+			pooler += ticks(11, 13)
+		}
+	}
+	return server, pooler
+}

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A sample is what a measurement of one thing gave, round by round.
+type sample struct {
+	name   string
+	values []float64
+	unit   unit
+}
+
+// A unit writes a value.
+type unit func(float64) string
+
+func nanoseconds(ns float64) string { return duration(time.Duration(ns)) }
+func fraction(ns float64) string    { return significant(ns) + " ns" } // of what takes a few
+func perSecond(x float64) string    { return significant(x) + "/s" }
+func bytes(x float64) string        { return significant(x) + " bytes" }
+func number(x float64) string       { return significant(x) }
+
+// String writes the median and the range.
+func (s sample) String() string {
+	if len(s.values) == 1 {
+		return s.unit(s.values[0])
+	}
+	return fmt.Sprintf("%s (%s..%s)", s.unit(median(s.values)), s.unit(slices.Min(s.values)), s.unit(slices.Max(s.values)))
+}
+
+// over returns the median of the ratios, round by round: what slows a round down slows both sides.
+func (s sample) over(by sample) float64 {
+	if len(s.values) != len(by.values) {
+		return median(s.values) / median(by.values)
+	}
+	ratios := make([]float64, len(s.values))
+	for i := range ratios {
+		ratios[i] = s.values[i] / by.values[i]
+	}
+	return median(ratios)
+}
+
+// quantile returns the smallest of the values that at least the share q of them do not exceed.
+func quantile[T cmp.Ordered](of []T, q float64) T {
+	sorted := slices.Sorted(slices.Values(of))
+	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
+}
+
+func median[T cmp.Ordered](of []T) T { return quantile(of, 0.5) }
+
+// A side is one of the things that are measured in turns.
+type side struct {
+	name    string
+	unit    unit
+	measure func() float64
+}
+
+// alternate measures all sides in each round, one after the other. The first round of a full run warms up and does not count.
+func (l *lab) alternate(rounds int, sides ...side) []sample {
+	first := -1
+	if l.quick {
+		first, rounds = 0, 1
+	}
+	samples := make([]sample, len(sides))
+	for round := first; round < rounds; round++ {
+		for i, s := range sides {
+			samples[i].name, samples[i].unit = s.name, s.unit
+			if value := s.measure(); round >= 0 {
+				samples[i].values = append(samples[i].values, value)
+			}
+		}
+	}
+	return samples
+}
+
+// timed returns a side that takes as long as do takes.
+func timed(name string, do func()) side {
+	return side{name, nanoseconds, func() float64 {
+		began := time.Now()
+		do()
+		return float64(time.Since(began))
+	}}
+}
+
+// A failure ends a part: check panics with it, so that deferred calls end what the part started.
+type failure struct{ error }
+
+func check(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+func must[T any](value T, err error) T {
+	check(err)
+	return value
+}
+
+// attempt returns the error of a failure.
+func attempt(do func()) (err error) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case failure:
+			err = p.error
+		default:
+			panic(p)
+		}
+	}()
+	do()
+	return nil
+}
+
+// together runs n goroutines and waits for all of them.
+func together(n int, do func(i int)) {
+	errs := make(chan error, n)
+	var wait sync.WaitGroup
+	for i := range n {
+		wait.Go(func() { errs <- attempt(func() { do(i) }) })
+	}
+	wait.Wait()
+	close(errs)
+	for err := range errs {
+		check(err)
+	}
+}
+
+// A part is one part of the page: a table and notes.
+type part struct {
+	name, title string
+	rows        []*row
+	notes       []string
+}
+
+// A row is a figure beside lower bounds, or competitors.
+type row struct {
+	what, figure   string
+	beside, ratios []string
+	text, verdict  string // of the goal
+}
+
+// compare adds a row: a sample beside others.
+func (p *part) compare(what string, own sample, others ...sample) *row {
+	r := p.figure(what, own.String())
+	for _, o := range others {
+		r.than(o.name, o.String(), significant(own.over(o))+" x")
+	}
+	return r
+}
+
+// figure adds a row with a figure that is already written.
+func (p *part) figure(what, figure string) *row {
+	r := &row{what: what, figure: figure}
+	p.rows = append(p.rows, r)
+	return r
+}
+
+// than adds what the figure is measured beside, and how it compares.
+func (r *row) than(name, figure, ratio string) *row {
+	r.beside, r.ratios = append(r.beside, name+": "+figure), append(r.ratios, ratio)
+	return r
+}
+
+func (r *row) goal(text string, met bool) {
+	r.text, r.verdict = text, "**missed**"
+	if met {
+		r.verdict = "met"
+	}
+}
+
+const notMeasured = "not measured"
+
+// skip notes why something could not be measured on this machine.
+func (p *part) skip(what, why string) { p.figure(what, why).verdict = notMeasured }
+
+func (p *part) note(format string, args ...any) {
+	p.notes = append(p.notes, fmt.Sprintf(format, args...))
+}
+
+// String writes the part in Markdown.
+func (p *part) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "## %s\n\n| what | measured | beside | ratio | goal | |\n|---|---|---|---|---|---|\n", p.title)
+	for _, r := range p.rows {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n",
+			r.what, r.figure, strings.Join(r.beside, "<br>"), strings.Join(r.ratios, "<br>"), r.text, r.verdict)
+	}
+	for _, note := range p.notes {
+		fmt.Fprintf(&b, "\n%s\n", note)
+	}
+	return b.String()
+}
+
+func percent(x float64) string { return strconv.FormatFloat(100*x, 'f', 1, 64) + " %" }
+
+// significant writes a number with three significant digits, and groups of thousands.
+func significant(x float64) string {
+	if math.Abs(x) >= 999.5 {
+		return grouped(int(math.Round(x)))
+	}
+	if x == math.Trunc(x) {
+		return strconv.Itoa(int(x))
+	}
+	return strconv.FormatFloat(x, 'f', max(0, 2-int(math.Floor(math.Log10(math.Abs(x))))), 64)
+}
+
+// grouped writes a whole number with groups of thousands.
+func grouped(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
+}
+
+// duration writes a time with three significant digits.
+func duration(d time.Duration) string {
+	for _, u := range []struct {
+		name string
+		of   time.Duration
+	}{{"s", time.Second}, {"ms", time.Millisecond}, {"µs", time.Microsecond}} {
+		if d.Abs() >= u.of {
+			return significant(float64(d)/float64(u.of)) + " " + u.name
+		}
+	}
+	return significant(float64(d)) + " ns"
+}
+
+func share(of, by time.Duration) float64 { return float64(of) / float64(by) }
