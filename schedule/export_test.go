@@ -75,10 +75,3 @@ func MakeZone(name string, at []time.Time, offsets ...time.Duration) *time.Locat
 
 // SetZone has a zone be another from now on, as in a process with other zone data.
 func SetZone(name string, data *time.Location) { zones.Store(name, data) }
-
-// ExactPauses has the pauses between attempts, of all kinds that are registered, without what is random in them.
-func (s *Scheduler) ExactPauses() {
-	for _, k := range s.kinds {
-		k.limits.pauses.exact = true
-	}
-}

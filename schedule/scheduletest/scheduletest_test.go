@@ -508,8 +508,9 @@ func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
 		})
 		ok(t, in.Add("in", args{}, schedule.Every(time.Hour)))
 		s.Advance(0)
-		tx, err := pool.Begin(t.Context())
+		tx, err := pool.Begin(context.Background())
 		ok(t, err)
+		t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
 		ok(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
 		s.Advance(time.Hour + 2*time.Second)
 		expect(t, "fates while an edit is under way", fates(s, "in"), "")
