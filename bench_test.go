@@ -1,15 +1,13 @@
 package pgleases
 
 import (
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 )
 
 // What is measured in the process alone. The others are beside the tests of what they measure: BenchmarkValues, BenchmarkOwns and
-// BenchmarkTimeSince in values_test.go, BenchmarkPlan in rebalance_test.go. With a database, and beside floors and
-// rivals: cd proof && go run ./bench.
+// BenchmarkTimeSince in values_test.go, BenchmarkPlan in rebalance_test.go. With a database, beside lower bounds and
+// competitors: cd proof && go run ./bench.
 
 func BenchmarkPartitionFor(b *testing.B) {
 	l := &Lease{partitions: 128}
@@ -21,27 +19,4 @@ func BenchmarkPartitionFor(b *testing.B) {
 			}
 		})
 	}
-}
-
-// BenchmarkRWMutex is what Values is measured beside: a slice under a read-write lock, without a look at the clock.
-func BenchmarkRWMutex(b *testing.B) {
-	var mu sync.RWMutex
-	values := slices.Repeat([]int{1}, 64)
-	read := func() int {
-		mu.RLock()
-		defer mu.RUnlock()
-		return len(values)
-	}
-	b.Run("serial", func(b *testing.B) {
-		for b.Loop() {
-			read()
-		}
-	})
-	b.Run("parallel", func(b *testing.B) {
-		b.RunParallel(func(pb *testing.PB) {
-			for pb.Next() {
-				read()
-			}
-		})
-	})
 }
