@@ -394,3 +394,29 @@ func (p *proxy) set(away, frozen bool) {
 		clear(p.conns)
 	}
 }
+
+// lateness measures how late this process is woken, in sum, until the function that it returns is called. Wakes that are late by less
+// than 2 ms do not count. A deadline is asserted only beyond that.
+func lateness() func() time.Duration {
+	const step, usual = 10 * time.Millisecond, 2 * time.Millisecond
+	stop, sum := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		var late time.Duration
+		for {
+			began := time.Now()
+			select {
+			case <-time.After(step):
+				if l := time.Since(began) - step; l > usual {
+					late += l
+				}
+			case <-stop:
+				sum <- late
+				return
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(stop)
+		return <-sum
+	}
+}
