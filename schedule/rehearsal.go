@@ -23,8 +23,7 @@ type rehearsal struct {
 	planner *planner
 	fencing string // the statement
 
-	life, runs context.Context
-	epoch      int64
+	life context.Context
 }
 
 // rehearsalLockWait is how long a statement of a rehearsal waits for a lock. Mostly what has the lock waits for the test.
@@ -66,13 +65,12 @@ func (r *rehearsal) Start(ctx context.Context) error {
 
 // Own gives all partitions to the process. What waits is due at once, as for a new owner.
 func (r *rehearsal) Own(life, runs context.Context, epoch int64) error {
-	r.life, r.runs, r.epoch = life, runs, epoch
+	r.life = life
 	clear(r.planner.owned)
 	all := make([]int32, r.s.options.partitions)
 	for n := range all {
 		all[n] = int32(n)
-		o := &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: runs, cancel: func(error) {}}
-		r.planner.owned[n] = o
+		r.planner.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: runs, cancel: func(error) {}}
 	}
 	_, _, _, err := r.s.sendLook(life, r.s.pool, all, all, time.Time{}, 0, 1, []string{}, []string{})
 	return err
