@@ -50,12 +50,6 @@ func pinned(r read, partition int, to string) read {
 	r.Pins[partition] = to
 	return r
 }
-func (r read) homes(id string, partitions ...int) read {
-	for _, p := range partitions {
-		r.HomeIDs[p] = id
-	}
-	return r
-}
 func frozen(r read) read { r.Frozen = true; return r }
 
 // What is planned for one lease, as "partition>session"; sessions that are no members are dead.

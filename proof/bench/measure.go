@@ -25,7 +25,6 @@ func nanoseconds(ns float64) string { return duration(time.Duration(ns)) }
 func fraction(ns float64) string    { return significant(ns) + " ns" } // of what takes a few
 func perSecond(x float64) string    { return significant(x) + "/s" }
 func bytes(x float64) string        { return significant(x) + " bytes" }
-func number(x float64) string       { return significant(x) }
 
 // String writes the median and the range.
 func (s sample) String() string {
