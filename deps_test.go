@@ -29,7 +29,7 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 		".":                       {modules: pgx},
 		"./lock":                  {modules: pgx},
 		"./admin":                 {modules: pgx},
-		"./dashboard":             {modules: pgx},
+		"./dashboard":             {modules: withCron, schedule: true},
 		"./pgleasestest":          {modules: pgx},
 		"./schedule":              {modules: withCron},
 		"./schedule/scheduletest": {modules: withCron, schedule: true, testing: true},

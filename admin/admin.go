@@ -76,6 +76,9 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
 		locks: &store.Locks{Statements: store.StatementsFor(o.schema)}}, nil
 }
 
+// Database returns the pool and the schema that New was given, for example for schedule.Manage.
+func (a *Admin) Database() (pool *pgxpool.Pool, schema string) { return a.pool, a.options.schema }
+
 func checkSchema(name string) error {
 	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) {
 		return fmt.Errorf("admin: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8", name, maxSchemaBytes)

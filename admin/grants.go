@@ -23,7 +23,7 @@ const (
 	ForSteering Purpose = "steering" // looks, and steers clients and leases: drain, cordon, pause, freeze, pin, evict, drop
 
 	ForSchedules Purpose = "schedules" // besides the rights of clients: runs and manages schedules, whose tables are made already
-	// looks, and steers schedules and jobs, whose tables are made already: pause, resume, delete, trigger, backfill, cancel, retry
+	// looks, and changes schedules and jobs, whose tables are made already, with schedule.Manage: pause, resume, delete, trigger, backfill, cancel, retry
 	ForSteeringSchedules Purpose = "steering-schedules"
 )
 

@@ -157,7 +157,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	case errors.Is(err, ErrChanged):
 		return tried, fmt.Errorf("%w: %s\nPreview it again", err, a.changes(ctx, c, tried.read))
 	}
-	return tried, a.refusal(c, ForSteering, doubted(committing, err))
+	return tried, a.refusal(c, doubted(committing, err))
 }
 
 // binding is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it, but for

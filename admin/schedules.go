@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/store"
@@ -68,7 +67,7 @@ type Job struct {
 	ID        int64         `json:"id,string"`
 	Kind      string        `json:"kind"`
 	Name      string        `json:"name"`    // the schedule for which it runs, or its unique key
-	Trigger   string        `json:"trigger"` // job, manual, backfill, retry, request
+	Trigger   string        `json:"trigger"` // job, manual, backfill, retry
 	Key       string        `json:"key"`
 	Partition int           `json:"partition"`
 	Owner     string        `json:"owner"`
@@ -264,122 +263,4 @@ func (a *Admin) scheduleFailure(doing string, err error) error {
 		)
 	}
 	return a.failure(doing, err)
-}
-
-// The verbs on schedules and jobs. They are done at once, but that DeleteSchedule, the ticks of ResumeSchedule, and the jobs of
-// BackfillSchedule are seen to by a process of the group, within about a second.
-const (
-	PauseSchedule    Verb = "pause_schedule"
-	ResumeSchedule   Verb = "resume_schedule"   // from its next tick on
-	DeleteSchedule   Verb = "delete_schedule"   // its history stays; one that the code declares comes back with the next process that starts
-	TriggerSchedule  Verb = "trigger_schedule"  // run it now, besides its ticks
-	BackfillSchedule Verb = "backfill_schedule" // run it once more for ticks that have passed
-	RetryTick        Verb = "retry_tick"        // run a tick once more that is dead or lost
-	CancelJob        Verb = "cancel_job"
-	RetryJob         Verb = "retry_job" // run a job once more that is dead, lost or cancelled
-)
-
-// A Request is what an operator asks of a schedule, or of a job.
-type Request struct {
-	Verb            Verb
-	Group, Schedule string    // of the verbs on schedules, and RetryTick
-	Job             int64     // of CancelJob and RetryJob
-	Tick            time.Time // of RetryTick: the tick, as Ended.Until
-	After, Until    time.Time // of BackfillSchedule: ticks after the one, up to the other
-	CatchUp         bool      // of ResumeSchedule: the ticks that passed are late ones, and are not cancelled
-	// of DeleteSchedule: that of the schedule, as Schedule.ID; 0: whichever has the name. Where another has it by now, nothing is done: ErrChanged
-	ID     int64
-	Reason string // why: written beside it; not empty
-	Actor  string // who asks, besides the role that connects
-}
-
-// Request has a request carried out. It returns the job that comes of it; 0: none does. It needs the rights that Grants gives for steering
-// schedules. The errors: ErrRefused for a request that is none, or that cannot be, as where the name is not known; ErrChanged where the
-// name is another schedule's by now; ErrNoSchedules; ErrUnknown where the database does not answer.
-func (a *Admin) Request(ctx context.Context, r Request) (job int64, err error) {
-	statement, args, err := a.request(r)
-	if err != nil {
-		return 0, err
-	}
-	sent := false
-	var answer *int64
-	err = a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		sent = true
-		return conn.QueryRow(ctx, statement, args...).Scan(&answer)
-	})
-	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, fmt.Errorf("%w: schedule %q of group %q is not the one that was seen: it was deleted, and perhaps made anew", ErrChanged, r.Schedule, r.Group)
-	}
-	if store.Code(err) == "42883" {
-		return 0, a.scheduleFailure(fmt.Sprintf("%s %q", r.Verb, r.of()), err)
-	}
-	return value(answer), a.refusal(Change{Verb: r.Verb, Subject: r.of()}, ForSteeringSchedules, doubted(sent, err))
-}
-
-// of is what a request is about.
-func (r Request) of() string {
-	if r.Job != 0 {
-		return fmt.Sprint(r.Job)
-	}
-	return r.Group + "/" + r.Schedule
-}
-
-// request returns the call of the verb's SQL function, which returns a job, or null.
-func (a *Admin) request(r Request) (call string, args []any, err error) {
-	ofJob := r.Verb == CancelJob || r.Verb == RetryJob
-	switch {
-	case !ofJob && !slices.Contains([]Verb{PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule, BackfillSchedule, RetryTick}, r.Verb):
-		return "", nil, refusef("admin: %q is no verb on schedules or jobs", r.Verb)
-	case ofJob != (r.Job != 0), ofJob != (r.Group+r.Schedule == ""):
-		return "", nil, refusef(
-			"admin: %s of schedule %q of group %q, job %d: name a schedule with its group, or a job, as the verb is about", r.Verb,
-			r.Schedule, r.Group, r.Job,
-		)
-	case r.Reason == "":
-		return "", nil, refusef("admin: %s of %s: give a reason", r.Verb, r.of())
-	case r.ID != 0 && r.Verb != DeleteSchedule:
-		return "", nil, refusef("admin: %s of %s: ID is of %s", r.Verb, r.of(), DeleteSchedule)
-	case (r.Verb == RetryTick) == r.Tick.IsZero(), (r.Verb == BackfillSchedule) == r.After.IsZero(), (r.Verb == BackfillSchedule) == r.Until.IsZero(), r.CatchUp && r.Verb != ResumeSchedule:
-		return "", nil, refusef(
-			"admin: %s takes no such option, or lacks one: Tick is of %s, After and Until of %s, CatchUp of %s", r.Verb, RetryTick,
-			BackfillSchedule, ResumeSchedule,
-		)
-	}
-	var words []string
-	add := func(kind string, arg any) {
-		args = append(args, arg)
-		words = append(words, fmt.Sprintf("$%d::pg_catalog.%s", len(args), kind))
-	}
-	if ofJob {
-		add("int8", r.Job)
-	} else {
-		add("text", r.Group)
-		add("text", r.Schedule)
-	}
-	switch r.Verb {
-	case RetryTick:
-		add("timestamptz", r.Tick)
-	case BackfillSchedule:
-		add("timestamptz", r.After)
-		add("timestamptz", r.Until)
-	}
-	add("text", r.Reason)
-	add("text", r.Actor)
-	if r.Verb == ResumeSchedule {
-		add("bool", r.CatchUp)
-	}
-	function := fmt.Sprintf("%s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), r.Verb, strings.Join(words, ", "))
-	switch r.Verb {
-	case PauseSchedule, ResumeSchedule, CancelJob:
-		return "SELECT NULL::pg_catalog.int8 FROM " + function, args, nil
-	}
-	call = "SELECT " + function
-	if r.ID != 0 {
-		args = append(args, r.ID)
-		call += fmt.Sprintf(
-			" FROM %s AS s WHERE s.group_name = $1 AND s.name = $2 AND s.id = $%d",
-			pgx.Identifier{a.options.schema, "schedules"}.Sanitize(), len(args),
-		)
-	}
-	return call, args, nil
 }

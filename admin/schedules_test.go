@@ -2,15 +2,11 @@ package admin_test
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/admin/sql"
@@ -156,65 +152,11 @@ func TestWhatIsLateIsFoundInManyPartitions(t *testing.T) {
 	}
 }
 
-func TestSchedulesAndJobsAreSteered(t *testing.T) {
+func TestSchedulesRefusals(t *testing.T) {
 	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	a := newAdmin(t, newPool(t, pgtest.OwnerURL(pgtest.MigratedDatabase(t))))
 	if _, err := a.ScheduleGroups(t.Context()); !errors.Is(err, admin.ErrNoSchedules) {
 		t.Errorf("without tables: %v", err)
-	}
-	manySchedules(t, url)
-	ask := func(r admin.Request) int64 {
-		t.Helper()
-		r.Reason, r.Actor = "why", "ann"
-		job, err := a.Request(t.Context(), r)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return job
-	}
-	state := func(name string) admin.Schedule {
-		t.Helper()
-		page, err := a.Schedules(t.Context(), "billing", "", name, "", 1)
-		if err != nil || len(page) != 1 {
-			t.Fatalf("%+v, %v", page, err)
-		}
-		return page[0]
-	}
-	if job := ask(admin.Request{Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000"}); job != 0 || state("s0000").State != "paused" || !strings.HasPrefix(state("s0000").Why, "ann (") {
-		t.Errorf("job %d, %+v", job, state("s0000"))
-	}
-	ask(admin.Request{Verb: admin.ResumeSchedule, Group: "billing", Schedule: "s0000", CatchUp: true})
-	if s := state("s0000"); s.State != "due" {
-		t.Errorf("resumed: %+v", s)
-	}
-	manual := ask(admin.Request{Verb: admin.TriggerSchedule, Group: "billing", Schedule: "s0001"})
-	retried := ask(admin.Request{Verb: admin.RetryJob, Job: 99999})
-	backfill := ask(admin.Request{Verb: admin.BackfillSchedule, Group: "billing", Schedule: "s0000", After: time.Now().Add(-9 * time.Hour), Until: time.Now().Add(-8 * time.Hour)})
-	deleted := ask(admin.Request{Verb: admin.DeleteSchedule, Group: "billing", Schedule: "s0002"})
-	for job, trigger := range map[int64]string{manual: "manual", retried: "retry", backfill: "request", deleted: "request"} {
-		page, err := a.Jobs(t.Context(), "billing", admin.Due, job-1, 1)
-		if err != nil || len(page) != 1 || page[0].ID != job || page[0].Trigger != trigger {
-			t.Errorf("job %d, %s: %+v, %v", job, trigger, page, err)
-		}
-		ask(admin.Request{Verb: admin.CancelJob, Job: job})
-	}
-	for want, r := range map[string]admin.Request{
-		`has no schedule "none"`:    {Verb: admin.PauseSchedule, Group: "billing", Schedule: "none", Reason: "why"},
-		"there is no job 777777":    {Verb: admin.CancelJob, Job: 777777, Reason: "why"},
-		"give a reason":             {Verb: admin.CancelJob, Job: 1},
-		`"drain" is no verb`:        {Verb: admin.Drain, Group: "billing", Schedule: "s0000", Reason: "why"},
-		"as the verb is about":      {Verb: admin.RetryJob, Group: "billing", Schedule: "s0000", Reason: "why"},
-		"CatchUp of resume":         {Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000", CatchUp: true, Reason: "why"},
-		"lacks one: Tick":           {Verb: admin.RetryTick, Group: "billing", Schedule: "s0000", Reason: "why"},
-		"is not in the history":     {Verb: admin.RetryTick, Group: "billing", Schedule: "s0000", Tick: time.Now(), Reason: "why"},
-		"was retried, as job":       {Verb: admin.RetryJob, Job: 99999, Reason: "why"},
-		"there is nothing after":    {Verb: admin.BackfillSchedule, Group: "billing", Schedule: "s0000", After: time.Now(), Until: time.Now().Add(-time.Hour), Reason: "why"},
-		"name a schedule with its ": {Verb: admin.TriggerSchedule, Group: "billing", Schedule: "s0000", Job: 7, Reason: "why"},
-	} {
-		if _, err := a.Request(t.Context(), r); err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, admin.ErrUnknown) {
-			t.Errorf("%+v: %v, want %q", r, err, want)
-		}
 	}
 	for name, err := range map[string]error{
 		"which": func() error { _, err := a.Schedules(t.Context(), "billing", "dead", "", "", 1); return err }(),
@@ -223,41 +165,6 @@ func TestSchedulesAndJobsAreSteered(t *testing.T) {
 	} {
 		if err == nil || !strings.Contains(err.Error(), "out of range") {
 			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-// Who may not steer is told which rights are lacking: those of schedules are others than those of leases.
-func TestWhoMayNotSteerSchedulesIsToldWhichRightsThatNeeds(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	owner := pgtest.OwnerURL(url)
-	manySchedules(t, url)
-	role := "pgleases_test_" + strings.ToLower(rand.Text())
-	exec(t, owner, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role), "GRANT USAGE ON SCHEMA pgleases TO "+role)
-	dropping := newPool(t, owner)
-	t.Cleanup(func() { // before the database goes
-		if _, err := dropping.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Error(err)
-		}
-	})
-	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
-	a := newAdmin(t, newPool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.User, c.ConnConfig.Password = role, role }))
-	_, err := a.Request(t.Context(), admin.Request{Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000", Reason: "why"})
-	if err == nil || !strings.Contains(err.Error(), "pgleases grants ROLE --for=steering-schedules ") {
-		t.Errorf("a request without rights: %v", err)
-	}
-	grants, err := admin.Grants(role, "pgleases", admin.ForSteeringSchedules)
-	if err != nil {
-		t.Fatal(err)
-	}
-	exec(t, owner, grants)
-	for _, r := range []admin.Request{
-		{Verb: admin.PauseSchedule, Group: "billing", Schedule: "s0000", Reason: "why"},
-		{Verb: admin.DeleteSchedule, Group: "billing", Schedule: "s0000", Reason: "why"},
-	} {
-		if _, err := a.Request(t.Context(), r); err != nil {
-			t.Errorf("%s with what it named: %v", r.Verb, err)
 		}
 	}
 }

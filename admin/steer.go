@@ -102,7 +102,7 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 		_, err := conn.Exec(ctx, statement, args...)
 		return err
 	})
-	return a.refusal(c, ForSteering, doubted(sent, err))
+	return a.refusal(c, doubted(sent, err))
 }
 
 // doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has failed.
@@ -174,11 +174,11 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 }
 
 // refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad input, something else comes first, a lease
-// with members, an unknown name, a job that is there; and of a program that was too slow to commit.
-var refusals = []string{"22023", "55000", "55006", "42704", "23505", "25P03"}
+// with members, an unknown name; and of a program that was too slow to commit.
+var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
 
-// refusal says what to do about an error of a verb, whose rights are those for a purpose.
-func (a *Admin) refusal(c Change, purpose Purpose, err error) error {
+// refusal says what to do about an error of a verb.
+func (a *Admin) refusal(c Change, err error) error {
 	doing := fmt.Sprintf("%s %q", c.Verb, c.Subject)
 	if c.Verb == Pin || c.Verb == Unpin {
 		doing = fmt.Sprintf("%s %q", c.Verb, fmt.Sprintf("%s/%d", c.Subject, c.Partition))
@@ -186,7 +186,7 @@ func (a *Admin) refusal(c Change, purpose Purpose, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, purpose, a.options.schema)
+		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForSteering, a.options.schema)
 	case errors.As(err, &told) && told.Code == "55006" && c.Verb == Drain:
 		return refusef("admin: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &told) && told.Hint != "":

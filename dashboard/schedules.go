@@ -3,12 +3,16 @@ package dashboard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 // What is shown of package schedule: the groups to all, from time to time; lists to who looks at them, a page at a time, which those share
@@ -150,17 +154,17 @@ func number(text string) (int64, error) {
 
 // asked is a request as the page sends it.
 type asked struct {
-	Verb     admin.Verb `json:"verb"`
-	Group    string     `json:"group"`
-	Schedule string     `json:"schedule"`
-	ID       int64      `json:"id,string"` // of the schedule that is to be deleted, as it was shown
-	Job      int64      `json:"job,string"`
-	Tick     time.Time  `json:"tick"`
-	After    time.Time  `json:"after"`
-	Until    time.Time  `json:"until"`
-	CatchUp  bool       `json:"catch_up"`
-	Reason   string     `json:"reason"`
-	Token    string     `json:"token"`
+	Verb     string    `json:"verb"`
+	Group    string    `json:"group"`
+	Schedule string    `json:"schedule"`
+	ID       int64     `json:"id,string"` // of the schedule that is to be deleted, as it was shown
+	Job      int64     `json:"job,string"`
+	Tick     time.Time `json:"tick"`
+	After    time.Time `json:"after"`
+	Until    time.Time `json:"until"`
+	CatchUp  bool      `json:"catch_up"`
+	Reason   string    `json:"reason"`
+	Token    string    `json:"token"`
 }
 
 // ask has a verb on a schedule or a job carried out.
@@ -170,20 +174,84 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 		return nil, err
 	}
 	reason := strings.TrimSpace(a.Reason)
-	if reason == "" {
+	switch {
+	case reason == "":
 		return nil, bad("Say why, for whoever wonders later.")
-	}
-	if a.Verb == admin.DeleteSchedule && a.ID == 0 {
+	case manages[a.Verb] == nil:
+		return nil, bad("%q is no verb on schedules or jobs.", a.Verb)
+	case a.Verb == "delete_schedule" && a.ID == 0:
 		return nil, bad("Say which one: what is deleted is what was shown.")
 	}
 	return h.once(r, actor, a.Token, func(ctx context.Context) (any, error) {
-		job, err := h.hub.admin.Request(ctx, admin.Request{Verb: a.Verb, Group: a.Group, Schedule: a.Schedule, Job: a.Job, Tick: a.Tick, After: a.After, Until: a.Until, CatchUp: a.CatchUp, ID: a.ID,
-			Reason: reason, Actor: actor})
+		pool, schema := h.hub.admin.Database()
+		var jobs []int64
+		s, err := schedule.Manage(ctx, pool, a.Group, schedule.WithSchema(schema), schedule.WithReason(reason, actor))
+		if err == nil {
+			jobs, err = manages[a.Verb](ctx, s, a)
+		}
 		h.mu.Lock()
 		clear(h.pages) // who asked looks at once
 		h.mu.Unlock()
-		return struct {
-			Job int64 `json:"job,string"` // 0: none comes of it
-		}{job}, err
+		if err != nil {
+			return nil, a.refusal(err)
+		}
+		answer := struct {
+			Job  int64 `json:"job,string"` // 0: none comes of it, or several
+			Jobs int   `json:"jobs"`
+		}{0, len(jobs)}
+		if len(jobs) == 1 {
+			answer.Job = jobs[0]
+		}
+		return answer, nil
 	})
+}
+
+// manages are the verbs on schedules and jobs. Each returns the jobs that come of it.
+var manages = map[string]func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error){
+	"pause_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return nil, s.Pause(ctx, a.Schedule)
+	},
+	"resume_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		if a.CatchUp {
+			return nil, s.Resume(ctx, a.Schedule, schedule.CatchUp)
+		}
+		return nil, s.Resume(ctx, a.Schedule, schedule.FromNow)
+	},
+	"delete_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return nil, s.DeleteID(ctx, a.Schedule, a.ID)
+	},
+	"trigger_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return one(s.Trigger(ctx, a.Schedule))
+	},
+	"backfill_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return s.Backfill(ctx, a.Schedule, a.After, a.Until)
+	},
+	"retry_tick": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return one(s.RetryTick(ctx, a.Schedule, a.Tick))
+	},
+	"cancel_job": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return nil, s.Cancel(ctx, a.Job)
+	},
+	"retry_job": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
+		return one(s.Retry(ctx, a.Job))
+	},
+}
+
+func one(job int64, err error) ([]int64, error) { return []int64{job}, err }
+
+// refusal has the page know which error it is.
+func (a asked) refusal(err error) error {
+	switch {
+	case errors.Is(err, schedule.ErrUnknown):
+		return &refusal{http.StatusBadGateway, "unknown", err.Error()}
+	case errors.Is(err, schedule.ErrNotFound) && a.Verb == "delete_schedule":
+		return &refusal{http.StatusConflict, "changed", err.Error()}
+	case errors.Is(err, pgleases.ErrSchema):
+		return &refusal{http.StatusNotFound, "bad", err.Error()}
+	case store.Denied(err):
+		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, admin.ForSteeringSchedules)
+	case store.Code(err) == "": // it is not the database's
+		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
+	}
+	return err
 }

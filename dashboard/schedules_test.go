@@ -1,12 +1,18 @@
 package dashboard_test
 
 import (
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
@@ -59,16 +65,21 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		t.Errorf("after a verb: %+v", page)
 	}
 	for body, want := range map[string]string{
-		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":" "}`:             "Say why",
-		`{"verb":"pause_schedule","group":"billing","schedule":"none","reason":"why"}`:              `has no schedule "none"`,
-		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","reason":"why"}`:          "what is deleted is what was shown",
-		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","id":"1","reason":"why"}`: "is not the one that was seen",
-		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","id":"1","reason":"why"}`:  "ID is of delete_schedule",
-		`{"verb":"cancel_job","job":"x","reason":"why"}`:                                            "not what this page sends",
-		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:                    `"drain" is no verb`,
-		fmt.Sprintf(`{"verb":"cancel_job","reason":%q}`, strings.Repeat("x", 17_000)):               "longer than",
+		`{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":" "}`:                           "400 Say why",
+		`{"verb":"pause_schedule","group":"billing","schedule":"none","reason":"why"}`:                            `422 has no schedule "none"`,
+		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                        "400 what is deleted is what was shown",
+		`{"verb":"delete_schedule","group":"billing","schedule":"s000007","id":"1","reason":"why"}`:               "409 is not the one that was seen",
+		`{"verb":"cancel_job","group":"billing","job":"x","reason":"why"}`:                                        "400 not what this page sends",
+		`{"verb":"cancel_job","group":"billing","job":"7","reason":"why"}`:                                        "422 has no job 7",
+		`{"verb":"retry_job","group":"","job":"7","reason":"why"}`:                                                `422 group "" is empty`,
+		`{"verb":"drain","group":"billing","schedule":"s000007","reason":"why"}`:                                  `400 "drain" is no verb`,
+		`{"verb":"backfill_schedule","group":"billing","schedule":"s000007","reason":"why"}`:                      "422 there is nothing after",
+		`{"verb":"retry_tick","group":"billing","schedule":"s000007","reason":"why"}`:                             "422 is not in the history",
+		fmt.Sprintf(`{"verb":"cancel_job","group":"billing","job":"7","reason":"%s"}`, strings.Repeat("x", 4001)): "422 the reason has 4001 bytes",
+		fmt.Sprintf(`{"verb":"cancel_job","group":"billing","reason":%q}`, strings.Repeat("x", 17_000)):           "413 longer than",
 	} {
-		if got := post(t, h, "/ask", body); got.status < 400 || got.status > 502 || !strings.Contains(got.Text, want) || got.Kind == "unknown" {
+		status, text, _ := strings.Cut(want, " ")
+		if got := post(t, h, "/ask", body); fmt.Sprint(got.status) != status || !strings.Contains(got.Text, text) {
 			t.Errorf("%.60s: %+v, want %q", body, got, want)
 		}
 	}
@@ -79,6 +90,79 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		if w := do(t, h, "GET", path); w.Code != http.StatusBadRequest {
 			t.Errorf("%s: %d", path, w.Code)
 		}
+	}
+}
+
+// Every verb of the page does what it says, with the rights that are named where they are lacking.
+func TestAskRunsEachVerb(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	owner := pgtest.OwnerURL(url)
+	pool := newPool(t, owner, nil)
+	if err := schedule.Migrate(t.Context(), pool); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, owner, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+			VALUES ('billing', 'close', 'close', 0, 'books', '{}', '@every 1h', '2026-03-02Z', '{}', false, '2026-03-02 03:00Z', now() + interval '1 hour', 1, now())`,
+		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, ended_at, again) VALUES
+			(1, NULL, 'billing', 'close', 'books', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 1, 'dead', 'no paper', now(), NULL),
+			(0, 99999, 'billing', '', 'mail', now(), now(), 1, 'dead', 'no route', now(), '{"key": "j", "args": {}, "priority": 1}')`)
+	role := "pgleases_test_" + strings.ToLower(rand.Text())
+	exec(t, owner, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role))
+	t.Cleanup(func() { // before the database goes
+		if _, err := pool.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
+	config, err := pgtest.ParseConfig(direct)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.User, config.ConnConfig.Password = role, role
+	operators, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(operators.Close)
+	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	grants, err := admin.Grants(role, "pgleases", admin.ForReader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec(t, owner, grants)
+	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=steering-schedules") {
+		t.Errorf("without rights: %+v", got)
+	}
+	if grants, err = admin.Grants(role, "pgleases", admin.ForSteeringSchedules); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, owner, grants)
+	job := ""
+	for _, c := range []struct {
+		body string
+		jobs bool
+	}{
+		{`{"verb":"pause_schedule","schedule":"close"`, false}, {`{"verb":"resume_schedule","schedule":"close","catch_up":true`, false},
+		{`{"verb":"pause_schedule","schedule":"close"`, false}, {`{"verb":"resume_schedule","schedule":"close"`, false},
+		{`{"verb":"trigger_schedule","schedule":"close"`, true}, {`{"verb":"backfill_schedule","schedule":"close","after":"2026-03-02T01:00:00Z","until":"2026-03-02T02:00:00Z"`, true},
+		{`{"verb":"retry_tick","schedule":"close","tick":"2026-03-02T01:00:00Z"`, true}, {`{"verb":"retry_job","job":"99999"`, true},
+		{`{"verb":"cancel_job","job":"JOB"`, false}, {`{"verb":"delete_schedule","schedule":"close","id":"1"`, false},
+	} {
+		got := post(t, h, "/ask", strings.ReplaceAll(c.body, "JOB", job)+`,"group":"billing","reason":"why"}`)
+		if got.status != 200 || (got.Job != "0") != c.jobs {
+			t.Errorf("%s: %+v", c.body, got)
+		}
+		job = got.Job
+	}
+	var verbs string
+	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', verb, args ->> 'catch_up'), ', ' ORDER BY id) FROM pgleases.schedule_changes
+		WHERE reason = 'why' AND actor = 'ann (' || $1 || ')'`, role).Scan(&verbs); err != nil {
+		t.Fatal(err)
+	}
+	if want := "pause, resume true, pause, resume false, trigger, backfill, retry, retry, cancel, delete"; verbs != want {
+		t.Errorf("written down is %q, want %q", verbs, want)
 	}
 }
 

@@ -29,6 +29,7 @@ func as(access dashboard.Access, actor string) func(*http.Request) (dashboard.Ac
 type answer struct {
 	status     int
 	Kind, Text string
+	Job        string // of ask
 	Binding    string
 	Moves      []admin.Moving
 }
@@ -102,7 +103,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `It cannot stand for "soon"`},
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `It cannot stand for "-2h"`},
 		{"/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
-		{"/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 422, "is no verb on schedules or jobs"},
+		{"/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is no verb on schedules or jobs"},
 		{"/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
 		{"/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
@@ -202,7 +203,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	}
 	if got := post(
 		t, h, "/ask", `{"verb":"pause_schedule","group":"g","schedule":"s","reason":"why"}`,
-	); got.status != 404 || !strings.Contains(got.Text, "there are no schedules here") {
+	); got.status != 404 || !strings.Contains(got.Text, `package schedule in schema "pgleases" is missing`) {
 		t.Errorf("a schedule where there are none: %+v", got)
 	}
 	if w := do(t, h, "GET", "/explain?lease=orders&partition=0"); w.Code != 200 || !strings.Contains(w.Body.String(), `It is owned by \"two\"`) {

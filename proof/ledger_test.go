@@ -86,14 +86,14 @@ func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
 		}
 	}
 	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, fate, coalesce(error, ''), attempts, epoch, started_at, ended_at
-		FROM pgleases.history WHERE kind <> 'schedule.request' ORDER BY id`) {
+		FROM pgleases.history ORDER BY id`) {
 		if e.Job != nil {
 			l.jobs[*e.Job] = append(l.jobs[*e.Job], e)
 		} else {
 			l.history[e.Name] = append(l.history[e.Name], e)
 		}
 	}
-	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs WHERE kind <> 'schedule.request'") // CollectRows returns its error
+	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs") // CollectRows returns its error
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		t.Fatal(err)

@@ -62,7 +62,6 @@ var scheduleCrashes = []scheduleCrash{
 	{"take", withLimit, nil},
 	{"free", []string{"phoned"}, nil},
 	{"enqueue", []string{"ordered"}, nil},
-	{"answer", []string{"quick", "paid"}, (*scheduleVictims).ask},
 	{"end", nil, (*scheduleVictims).close},
 	{"trim", nil, (*scheduleVictims).close},
 }
@@ -72,7 +71,7 @@ var notScheduleCrashed = map[string]string{
 	"schema": "sent by Migrate", "functions": "sent by Migrate", "grants": "an administrator's script",
 	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads", "disabled": "it only reads, each hour",
 	"declare": "sent each hour, for schedules that nobody has declared for a day",
-	"cancel":  "a caller's, in one statement, as enqueue.sql", "retry": "a caller's, as enqueue.sql", "delete": "a caller's, in a transaction as put.sql", "takeback": "a caller's, in a transaction as put.sql", "noted": "an operator's, in a transaction as put.sql",
+	"edit":    "a caller's, in a transaction as put.sql", "change": "an operator's, in a transaction as put.sql",
 	"zoned": "sent where zone data has changed", "follow": "sent where zone data has changed",
 }
 
@@ -275,13 +274,6 @@ func (v *scheduleVictims) disarm() {
 	for _, victim := range v.living {
 		victim.wire.Disarm()
 	}
-}
-
-// ask asks for ticks to be run once more, as operators do.
-func (v *scheduleVictims) ask() {
-	v.t.Helper()
-	execute(v.t, v.pool, `SELECT pgleases.backfill_schedule(group_name, name, cursor - interval '2 seconds', cursor, 'a test') FROM (
-			SELECT * FROM pgleases.schedules WHERE NOT EXISTS (SELECT FROM pgleases.jobs WHERE kind = 'schedule.request') LIMIT 1) AS s`)
 }
 
 // close asks one of the two to close, if none is about to, and the other has had time to go on with its partitions.

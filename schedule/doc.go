@@ -44,9 +44,8 @@
 //
 // # In psql
 //
-// The views schedules_status and jobs_status tell what each schedule and each job does, and why. SQL functions pause, resume, delete,
-// trigger, backfill, cancel and retry, for roles that were granted them: see docs/operations.md. They do what the methods of Scheduler do.
-// What takes a rule, a process that runs the group carries out, once.
+// The views schedules_status and jobs_status tell what each schedule and each job does, and why. Operators change them with [Manage], the
+// command pgleases, or the dashboard: see docs/operations.md.
 //
 // # What is not promised
 //

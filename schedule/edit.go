@@ -21,6 +21,7 @@ import (
 
 // A Schedule is what is known of a schedule.
 type Schedule struct {
+	ID       int64 // of this schedule, and of no later one of its name
 	Name     string
 	Key      string
 	Kind     string
@@ -41,7 +42,7 @@ type Schedule struct {
 }
 
 func (r *record) schedule() Schedule {
-	s := Schedule{Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor}
+	s := Schedule{ID: r.ID, Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor}
 	for _, t := range []struct {
 		to   *time.Time
 		from *time.Time
@@ -280,103 +281,6 @@ func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
 	}
 	due := jitter(r.Name, tick.At, r.Policy.Jitter)
 	return &due
-}
-
-// Pause has a schedule not run until it is resumed; where it is paused already, it takes back that it is to be resumed, which an operator
-// asked and nobody has carried out yet. A run that is under way goes on. Ticks meanwhile are not missed: see Resume. ErrNotFound where
-// there is none of the name.
-func (s *Scheduler) Pause(ctx context.Context, name string) error {
-	return s.edited(ctx, s.ownTx(ctx), "pause", name, func(tx pgx.Tx, r *record, now time.Time) error {
-		if r.PausedAt != nil {
-			return s.sendTakeBack(ctx, tx, r.ID)
-		}
-		r.PausedAt, r.Due = &now, nil
-		if err := s.write(ctx, tx, r, nil); err != nil {
-			return err
-		}
-		return s.note(ctx, tx, "pause", &r.Name, 0, r.ID, 0, nil)
-	})
-}
-
-// From says where a schedule that was paused goes on.
-type From int
-
-const (
-	FromNow From = iota // with the next tick; those that passed are cancelled
-	CatchUp             // with those that passed, as if nobody could run them until now: see Missed
-)
-
-// Resume has a schedule run again; nothing, where it is not paused. ErrNotFound where there is none of the name.
-func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
-	return s.resume(ctx, s.ownTx(ctx), name, from)
-}
-
-func (s *Scheduler) resume(ctx context.Context, in inTx, name string, from From) error {
-	return s.edited(ctx, in, "resume", name, func(tx pgx.Tx, r *record, now time.Time) (err error) {
-		if r.PausedAt == nil {
-			return nil
-		}
-		var fates []fate
-		r.PausedAt, r.Failures = nil, 0
-		switch from {
-		case FromNow:
-			if fates, err = r.supersede(r, now); err != nil {
-				return err
-			}
-		case CatchUp:
-		default:
-			return fmt.Errorf("From(%d) is neither FromNow nor CatchUp", from)
-		}
-		r.Due = &now // its owner tells the next tick
-		if err = s.write(ctx, tx, r, fates); err != nil {
-			return err
-		}
-		return s.note(ctx, tx, "resume", &r.Name, 0, r.ID, 0, map[string]any{"catch_up": from == CatchUp})
-	})
-}
-
-// Delete deletes a schedule. Its history stays. A run that is under way is refused its commit. One that the code declares comes back with the next
-// process that starts. ErrNotFound where there is none of the name.
-func (s *Scheduler) Delete(ctx context.Context, name string) error {
-	return s.delete(ctx, s.ownTx(ctx), name)
-}
-
-func (s *Scheduler) delete(ctx context.Context, in inTx, name string) error {
-	return s.edited(ctx, in, "delete", name, func(tx pgx.Tx, r *record, now time.Time) error {
-		fates, err := r.supersede(r, now)
-		if err != nil {
-			return err
-		}
-		if err = s.sendDelete(ctx, tx, r.ID, fates); err != nil {
-			return err
-		}
-		return s.note(ctx, tx, "delete", &r.Name, 0, r.ID, 0, nil)
-	})
-}
-
-// write writes an edit.
-func (s *Scheduler) write(ctx context.Context, tx pgx.Tx, r *record, fates []fate) error {
-	r.Revision++
-	_, err := s.sendPut(ctx, tx, r, fates)
-	return err
-}
-
-// edited edits a schedule.
-func (s *Scheduler) edited(ctx context.Context, in inTx, doing, name string, f func(pgx.Tx, *record, time.Time) error) error {
-	err := in(func(tx pgx.Tx) error {
-		now, r, err := s.sendGet(ctx, tx, name, true)
-		switch {
-		case err != nil:
-			return err
-		case r == nil:
-			return ErrNotFound
-		}
-		return f(tx, r, now)
-	})
-	if err != nil {
-		return fmt.Errorf("schedule: %s schedule %q of group %q: %w", doing, name, s.group, err)
-	}
-	return nil
 }
 
 // Get returns a schedule of the group. ErrNotFound where there is none of the name.

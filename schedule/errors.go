@@ -12,6 +12,10 @@ var (
 	// and by Job, Cancel and Retry.
 	ErrNotFound = errors.New("schedule: not found")
 
+	// ErrUnknown is returned by the methods that change a schedule or a job: the connection failed at the commit, so the change may be made,
+	// or may not.
+	ErrUnknown = errors.New("schedule: it is not known whether this was done")
+
 	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see Unique.
 	ErrExists = errors.New("schedule: a job with this unique key exists")
 

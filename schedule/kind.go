@@ -49,7 +49,6 @@ const (
 	TriggerManual   Trigger = "manual"   // Scheduler.Trigger
 	TriggerBackfill Trigger = "backfill" // Scheduler.Backfill
 	TriggerRetry    Trigger = "retry"    // Scheduler.Retry and RetryTick
-	TriggerRequest  Trigger = "request"  // what an operator has asked in SQL: no handler of yours is called
 )
 
 // kind is a Kind as the scheduler runs it.

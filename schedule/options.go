@@ -83,8 +83,8 @@ func WithoutMigration() Option {
 	return Option{"WithoutMigration", func(o *options) { o.noMigration = true }}
 }
 
-// WithReason has what is changed through this Scheduler written down, with why and who, in the table schedule_requests, in the transaction
-// of the change; beside the actor stands the role that connects. The reason has 1 to 4,000 bytes, the actor up to 255: empty, it is the
+// WithReason has what is changed through this Scheduler written down, with why and who, in the table schedule_changes, in the transaction
+// of the change; beside the actor stands the role that connects. The role needs no rights on the tables then: see docs/roles.md. The reason has 1 to 4,000 bytes, the actor up to 255: empty, it is the
 // role alone. Only for Manage: code that calls Pause by itself has its reasons elsewhere.
 func WithReason(reason, actor string) Option {
 	return Option{"WithReason", func(o *options) { o.reason, o.actor = reason, actor }}

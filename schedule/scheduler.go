@@ -74,21 +74,6 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	return newScheduler(ctx, client, pool, group, o)
 }
 
-// Manage returns a Scheduler without a client, for people and tools: it lists, pauses, resumes and deletes the schedules of a group, and
-// Run is an error. The only options are WithSchema and WithReason; any other is an error. It makes no tables: pgleases.ErrSchema where they
-// are missing or too old. Otherwise it is New.
-func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
-	o, err := onlyOptions("Manage", opts, "WithSchema", "WithReason")
-	switch {
-	case err != nil:
-		return nil, err
-	case pool == nil:
-		return nil, errors.New("schedule: manage: pool is nil")
-	}
-	o.noMigration = true
-	return newScheduler(ctx, nil, pool, group, o)
-}
-
 func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, o options) (s *Scheduler, err error) {
 	size := int(pool.Config().MaxConns)
 	switch {
@@ -115,7 +100,6 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*record), told: make(map[string]bool),
 	}
-	s.kinds[requests] = s.requestKind()
 	return s, nil
 }
 
@@ -156,7 +140,7 @@ func (s *Scheduler) strange(it item, r *record) (unused []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name, k := range s.kinds {
-		if k.counts.begun.Load() == 0 && name != requests {
+		if k.counts.begun.Load() == 0 {
 			unused = append(unused, name)
 		}
 	}

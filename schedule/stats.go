@@ -61,9 +61,7 @@ func (s *Scheduler) Stats() Stats {
 	st := Stats{Looks: c.looks.Load(), LooksFailed: c.looksFailed.Load(), LookTime: time.Duration(c.lookTime.Load()), Kinds: make(map[string]KindStats)}
 	s.mu.Lock()
 	for name, k := range s.kinds {
-		if name != requests {
-			st.Kinds[name] = k.counts.stats()
-		}
+		st.Kinds[name] = k.counts.stats()
 	}
 	s.mu.Unlock()
 	for _, k := range st.Kinds {

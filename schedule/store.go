@@ -231,14 +231,14 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, cancel, retry, answer, noted, takeBack, get, put, delete, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free string
+	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, edit, change, get, put, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), openJob: text("openjob"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), cancel: text("cancel"), retry: text("retry"), answer: text("answer"), noted: text("noted"), takeBack: text("takeback"), get: text("get"), put: text("put"),
-		delete: text("delete"), list: text("list"), history: text("history"), trim: text("trim"),
+		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), openJob: text("openjob"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), edit: text("edit"), change: text("change"), get: text("get"), put: text("put"),
+		list: text("list"), history: text("history"), trim: text("trim"),
 		declare: text("declare"), disabled: text("disabled"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
 		makeSlots: text("makeslots"), take: text("take"), free: text("free"),
 	}
@@ -466,53 +466,43 @@ func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after 
 	return collect[jobRow](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
-// sendRetry runs a tick of a schedule once more, or where there is no name a job.
-func (s *Scheduler) sendRetry(ctx context.Context, q querier, name *string, tick *time.Time, job *int64) (id int64, err error) {
-	err = q.QueryRow(ctx, s.statements.retry, s.group, name, tick, job).Scan(&id)
+// sendChange has a schedule or a job changed: see edit.sql. What comes back as asks is null where it is done.
+func (s *Scheduler) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
+	text, err := json.Marshal(what)
+	if err != nil {
+		return nil, nil, 0, err
+	}
+	statement, args := s.statements.edit, []any{verb, s.group, name, string(text)}
+	if s.options.reason != "" {
+		statement, args = s.statements.change, append(args, s.options.actor, s.options.reason)
+	}
+	var asked *string
+	if err = tx.QueryRow(ctx, statement, args...).Scan(&asked, &ids, &refused); err != nil {
+		return nil, nil, 0, refusal(err)
+	}
+	asks, err = decode[record](asked)
+	return asks, ids, refused, err
+}
+
+// refusal is the error of a change that edit.sql refuses.
+func refusal(err error) error {
 	var told *pgconn.PgError
 	if !errors.As(err, &told) {
-		return id, err
+		return err
+	}
+	text := told.Message
+	if told.Hint != "" {
+		text += ": " + told.Hint
 	}
 	switch told.Code {
 	case "42704":
-		return 0, fmt.Errorf("%w: %s: %s", ErrNotFound, told.Message, told.Hint)
+		return fmt.Errorf("%w: %s", ErrNotFound, text)
 	case "23505":
-		return 0, fmt.Errorf("%w: %s: %s", ErrExists, told.Message, told.Hint)
-	case "55000":
-		return 0, fmt.Errorf("%s: %s", told.Message, told.Hint)
+		return fmt.Errorf("%w: %s", ErrExists, text)
+	case "55000", "22023":
+		return errors.New(text)
 	}
-	return 0, err
-}
-
-func (s *Scheduler) sendAnswer(ctx context.Context, q querier, request int64, answer string) error {
-	return void(ctx, q, s.statements.answer, request, answer)
-}
-
-// note writes down what was changed, with WithReason. A job is that which was put, or cancelled, and of is the one whose name it has, where name is nil.
-func (s *Scheduler) note(ctx context.Context, tx pgx.Tx, verb string, name *string, of, schedule, job int64, args map[string]any) error {
-	if s.options.reason == "" {
-		return nil
-	}
-	none := func(id int64) *int64 {
-		if id == 0 {
-			return nil
-		}
-		return &id
-	}
-	told, err := json.Marshal(args)
-	if err != nil {
-		return err
-	}
-	return void(ctx, tx, s.statements.noted, verb, s.group, name, none(of), none(schedule), none(job), string(told), s.options.actor, s.options.reason)
-}
-
-func (s *Scheduler) sendTakeBack(ctx context.Context, q querier, schedule int64) error {
-	return void(ctx, q, s.statements.takeBack, schedule)
-}
-
-func (s *Scheduler) sendCancel(ctx context.Context, q querier, id int64) (found bool, err error) {
-	err = q.QueryRow(ctx, s.statements.cancel, s.group, id, s.options.actor, s.options.reason).Scan(&found)
-	return found, err
+	return err
 }
 
 // sendGet returns the time, and the schedule; nil: there is none.
@@ -560,10 +550,6 @@ func (s *Scheduler) sendZoned(ctx context.Context, q querier, zone, after string
 
 func (s *Scheduler) sendFollow(ctx context.Context, q querier, zone, data string) error {
 	return void(ctx, q, s.statements.follow, s.group, zone, data)
-}
-
-func (s *Scheduler) sendDelete(ctx context.Context, q querier, id int64, fates []fate) error {
-	return void(ctx, q, s.statements.delete, id, encode(listed(fates)))
 }
 
 func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {

@@ -166,5 +166,5 @@ func TestNoStrangeCodeRunsWhereAReasonIsWrittenDown(t *testing.T) {
 	_, err = m.Retry(t.Context(), id)
 	ok(t, err)
 	ok(t, m.Delete(t.Context(), "close"))
-	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_requests"), "pause resume trigger cancel retry delete", "what is written down")
+	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume trigger cancel retry delete", "what is written down")
 }

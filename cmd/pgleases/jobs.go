@@ -38,7 +38,7 @@ that the processes gave to schedule.New.`,
 		if err != nil {
 			return err
 		}
-		return withCancel(args[0], func(ctx context.Context, s *schedule.Scheduler) error { return jobFailure(s.Cancel(ctx, id)) })
+		return withCancel(args[0], func(ctx context.Context, s *schedule.Scheduler) error { return s.Cancel(ctx, id) })
 	}
 	retry := &cobra.Command{Use: "retry GROUP ID", Short: "Run a job that failed once more",
 		Long: "Run a job that is dead, lost or cancelled once more: as a new job, with what it had, whose number is printed. Once: that one can be retried in its turn.", Args: exactly("GROUP", "ID")}
@@ -53,10 +53,10 @@ that the processes gave to schedule.New.`,
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), again)
 			}
-			return jobFailure(err)
+			return err
 		})
 	}
-	cmd.AddCommand(newJobList(), newJobShow(), cancel, retry)
+	cmd.AddCommand(newJobList(), newJobShow(), cancel, retry, newRetryDead())
 	return cmd
 }
 
@@ -114,14 +114,6 @@ is how many attempts have failed. A job that waits is not known, as it is, to th
 		})
 	}
 	return cmd
-}
-
-// jobFailure says what it means that a job is not found.
-func jobFailure(err error) error {
-	if errors.Is(err, schedule.ErrNotFound) {
-		return fmt.Errorf("%v: the group has no such job, or it has ended; what ended long ago is forgotten", err)
-	}
-	return err
 }
 
 func jobID(text string) (int64, error) {
@@ -185,8 +177,11 @@ NAME is its unique key, or the schedule of which it was made.`,
 		}
 		return withScheduler(cmd, args[0], func(ctx context.Context, s *schedule.Scheduler) error {
 			j, err := s.Job(ctx, id)
+			if errors.Is(err, schedule.ErrNotFound) {
+				return fmt.Errorf("%v: the group has no such job; what ended long ago is forgotten", err)
+			}
 			if err != nil {
-				return jobFailure(err)
+				return err
 			}
 			value := showJob(j)
 			return out.print(cmd.OutOrStdout(), value, func(w io.Writer) {
@@ -242,6 +237,35 @@ the job can be retried in its turn, with pgleases jobs retry.`,
 			id, err := s.RetryTick(ctx, args[1], tick)
 			if err == nil {
 				fmt.Fprintln(cmd.OutOrStdout(), id)
+			}
+			return err
+		})
+	}
+	return cmd
+}
+
+func newRetryDead() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "retry-dead GROUP KIND SINCE",
+		Short: "Retry all jobs and ticks of a kind that failed",
+		Long: `Retry all jobs and ticks of a kind that became dead or lost since a time, each once, the oldest 10,000: each as a new job, whose number is printed. What cannot be retried is counted: its
+schedule was deleted, or a living job has its unique key.`,
+		Example: `  pgleases jobs retry-dead books mail 2026-03-02T00:00:00Z --reason 'the mail server is back'`,
+		Args:    exactly("GROUP", "KIND", "SINCE"),
+	}
+	with := editing(cmd)
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		since, err := parsedTime(args[2])
+		if err != nil {
+			return err
+		}
+		return with(args[0], func(ctx context.Context, s *schedule.Scheduler) error {
+			ids, refused, err := s.RetryDead(ctx, args[1], since)
+			for _, id := range ids {
+				fmt.Fprintln(cmd.OutOrStdout(), id)
+			}
+			if err == nil && refused > 0 {
+				err = fmt.Errorf("%d cannot be retried, because their schedule was deleted, or a living job has their unique key", refused)
 			}
 			return err
 		})

@@ -370,9 +370,9 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		}
 		_ = tx.Rollback(t.Context())
 	}
-	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, false}, "steering": {true, false}, "steering-schedules": {true, true}, "guard": {false, false}} {
+	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, true}, "steering": {true, false}, "steering-schedules": {true, true}, "guard": {false, false}} {
 		pool := newPool(t, as(t, database, roles[purpose]))
-		for i, statement := range []string{`SELECT FROM "it's".schedules_status, "it's".jobs_status`, `SELECT "it's".pause_schedule('books', 'none', 'why')`} {
+		for i, statement := range []string{`SELECT FROM "it's".schedules_status, "it's".jobs_status`, `SELECT "it's".schedule_change('pause', 'books', 'none', '{}', '', 'why')`} {
 			if _, err := pool.Exec(t.Context(), statement); (err == nil || strings.Contains(err.Error(), "has no schedule")) != may[i] {
 				t.Errorf("%s as %s: %v", statement, purpose, err)
 			}
@@ -468,7 +468,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"jobs cancle books 7":              `there is no verb "cancle": pgleases jobs --help`,
 		"schedules list boks":              `there is no group "boks": pgleases schedules groups`,
 		"jobs list boks":                   `there is no group "boks"`,
-		"schedules history books goood":    "pgleases schedules list GROUP shows",
+		"schedules history books goood":    "pgleases schedules list GROUP and",
 		"schedules list books -n 0":        "give 1 to 1000",
 		"schedules list books --only dead": "give one of late, failing",
 	} {
@@ -541,22 +541,28 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if j := decoded[known](t, database, "jobs", "show", "books", waiting); j.Fate != "cancelled" {
 		t.Errorf("job %+v", j)
 	}
+	if text := changed("jobs", "retry-dead", "books", "none", "2020-01-01T00:00:00Z"); text != "" {
+		t.Errorf("jobs retry-dead of a kind without jobs: %s", text)
+	}
+	if text := changed("jobs", "retry-dead", "books", "close", "2020-01-01T00:00:00Z"); text == "" {
+		t.Error("jobs retry-dead tells no job")
+	}
 	changed("schedules", "delete", "books", "good")
 	var asked string
 	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
-		FROM pgleases.schedule_requests WHERE reason = 'why' AND actor = concat('ann (', session_user, ')') AND answer = 'done'`).Scan(&asked); err != nil {
+		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked); err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %s, delete good", failed, retriedJob, retried, again, waiting); asked != want {
+	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %s, retry_dead , retry_dead , delete good", failed, retriedJob, retried, again, waiting); asked != want {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{
-		"schedules pause books good --reason why":                                             "pgleases schedules list GROUP shows",
+		"schedules pause books good --reason why":                                             "pgleases schedules list GROUP and",
 		"schedules pause books bad":                                                           "--reason is missing",
 		"jobs cancel books " + failed:                                                         "--reason is missing",
 		"schedules pause books bad --reason why --actor " + strings.Repeat("x", 256):          "the actor 256",
 		"schedules pause books":                                                               "give the group and the schedule",
-		"schedules trigger books good --reason why":                                           "pgleases schedules list GROUP shows",
+		"schedules trigger books good --reason why":                                           "pgleases schedules list GROUP and",
 		"schedules backfill books bad x y":                                                    `"x" is no time`,
 		"schedules backfill books bad 2030-01-01T00:00:00Z":                                   "TO is missing",
 		"schedules backfill books bad 2020-01-01T00:00:00Z 2100-01-01T00:00:00Z --reason why": "are not all past",
@@ -564,17 +570,18 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"jobs show books 99999":                                                               "has no such job",
 		"jobs cancel books " + waiting + " --reason why":                                      "or it has ended",
 		"jobs retry books " + failed + " --reason why":                                        "was retried, as job",
-		"jobs retry books 99999 --reason why":                                                 "has no such job",
-		"jobs list":                                                                           "give a group, and a prefix",
-		"jobs list books -n 0":                                                                "give 1 or more",
-		"jobs list books --state asleep":                                                      "planned, due, runs, retries, waits",
-		"schedules retry books bad 2020-01-01T00:00:00Z --reason why":                         "is not in the history",
-		"schedules retry books bad x":                                                         `"x" is no time`,
-		"schedules retry books bad":                                                           "TICK is missing",
-		"jobs cancel books":                                                                   "ID is missing",
-		"schedules list":                                                                      "give a group",
-		"schedules history a b -n 0":                                                          "give 1 or more",
-		"schedules list books --schema none":                                                  "missing in this database",
+		"jobs retry books 99999 --reason why":                                                 "job 99999 is not in the history",
+		"jobs retry-dead books close x --reason why":                                          `"x" is no time`,
+		"jobs list":                      "give a group, and a prefix",
+		"jobs list books -n 0":           "give 1 or more",
+		"jobs list books --state asleep": "planned, due, runs, retries, waits",
+		"schedules retry books bad 2020-01-01T00:00:00Z --reason why": "is not in the history",
+		"schedules retry books bad x":                                 `"x" is no time`,
+		"schedules retry books bad":                                   "TICK is missing",
+		"jobs cancel books":                                           "ID is missing",
+		"schedules list":                                              "give a group",
+		"schedules history a b -n 0":                                  "give 1 or more",
+		"schedules list books --schema none":                          "missing in this database",
 	} {
 		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
 			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)

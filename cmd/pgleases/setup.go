@@ -88,7 +88,7 @@ What for:
     operator            besides the rights of clients, to drop leases and to call new_era
     steering            to look, and to steer clients and leases: drain, cordon, pause, freeze, pin, evict, drop
     schedules           besides the rights of clients, to run and manage schedules; migrate --schedules comes first
-    steering-schedules  to look, and to steer schedules and jobs by the functions in SQL; migrate --schedules comes first`,
+    steering-schedules  to look, and to change schedules and jobs; migrate --schedules comes first`,
 		Args: exactly("ROLE"),
 	}
 	var purposes []string

@@ -105,9 +105,9 @@ const scheduleList = newList($("schedule-list"), () => ({
 });
 
 const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelector(".of").value, which: $("job-list").querySelector(".which").value }), j => j.id, j => j.id, (row, j) => {
-  const ended = j.fate !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind;
-  const acts = !steering ? [] : !ended ? [steerButton({ kind: "job", subject: id, label: "job " + id }, "cancel_job")] :
-    j.retried !== "0" ? ["retried as " + j.retried] : [steerButton({ kind: "dead", subject: id, label: "job " + id }, "retry_job")];
+  const ended = j.fate !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
+  const acts = !steering ? [] : !ended ? [steerButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
+    j.retried !== "0" ? ["retried as " + j.retried] : [steerButton({ kind: "dead", subject: id, group, label: "job " + id }, "retry_job")];
   cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.fate : j.state), note(j.why), note(j.error)),
     cell("nowrap", clock(ended ? j.until : j.at || j.due)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
 });

@@ -20,7 +20,7 @@ const verbs = {
   resume_schedule: { of: "schedule", label: "Resume", asks: true, when: of => of.paused, fields: ["catch_up"], means: "It runs again, with its next tick. The ticks that passed are cancelled, or treated as late ones." },
   trigger_schedule: { of: "schedule", label: "Trigger", asks: true, means: "It runs now, besides its ticks, also where it is paused: as a job." },
   backfill_schedule: { of: "schedule", label: "Backfill", asks: true, fields: ["after", "until"], means: "It runs once more for ticks that have passed, 1,000 at most: each as a job of the lowest priority." },
-  delete_schedule: { of: "schedule", label: "Delete", asks: true, danger: true, shows: of => ["Deleted is ", name(of.subject), " of group ", name(of.group), ", of kind ", name(of.is.kind), ", by the rule ", name(of.is.rule), of.is.due ? ", due next at " + clock(of.is.due) : "", "."], means: "A process of the group deletes it within about a second: ticks that passed until then are cancelled. Its history stays. One that the code declares comes back with the next process that starts. Once done, this cannot be taken back." },
+  delete_schedule: { of: "schedule", label: "Delete", asks: true, danger: true, shows: of => ["Deleted is ", name(of.subject), " of group ", name(of.group), ", of kind ", name(of.is.kind), ", by the rule ", name(of.is.rule), of.is.due ? ", due next at " + clock(of.is.due) : "", "."], means: "It is deleted, and ticks that have passed are cancelled. Its history stays. One that the code declares comes back with the next process that starts. Once done, this cannot be taken back." },
   retry_tick: { of: "tick", label: "Retry", asks: true, means: "The schedule runs once more for this tick, as a job. The tick keeps its fate." },
   cancel_job: { of: "job", label: "Cancel", asks: true, means: "It does not run any more. A run that is under way is refused its commit; what it has done outside of the database is done." },
   retry_job: { of: "dead", label: "Retry", asks: true, means: "It runs once more, as a new job." },
@@ -129,7 +129,7 @@ const failed = text => setText($("steer-failure"), text);
 // wantedNow is the change that the dialog says.
 function wantedNow() {
   const verb = chosenVerb(), of = steer.of, change = !verbs[verb].asks ? { verb, subject: of.subject, force: $("steer-force").checked } :
-    of.kind === "schedule" || of.kind === "tick" ? { verb, group: of.group, schedule: of.subject, tick: of.tick } : { verb, job: of.subject };
+    of.kind === "schedule" || of.kind === "tick" ? { verb, group: of.group, schedule: of.subject, tick: of.tick } : { verb, group: of.group, job: of.subject };
   if (verb === "delete_schedule") change.id = of.is.id;
   for (const [field, value] of Object.entries(steer.values)) change[field] = value();
   if (verbs[verb].lasts) change.lasts = $("steer-lasts").value;
@@ -200,7 +200,7 @@ async function execute() {
   if (open) steer.doing = false;
   if (answer.kind === "ok") {
     if (open) $("steer").close(); // what is behind it is not heard
-    tellAll(what + " is written down. " + (verb === "drop" ? "" : !v.asks ? "The clients do it within a heartbeat, and when the work on what moves has ended." : answer.told.job !== "0" ? "It is job " + answer.told.job + "." : ""), "good");
+    tellAll(what + " is written down. " + (verb === "drop" ? "" : !v.asks ? "The clients do it within a heartbeat, and when the work on what moves has ended." : answer.told.job !== "0" ? "It is job " + answer.told.job + "." : verb === "backfill_schedule" ? many(answer.told.jobs, "job") + " come of it." : ""), "good");
     if (v.asks) for (const l of [scheduleList, jobList, historyList]) look(l);
     return;
   }

@@ -88,6 +88,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	}
 	spare()
 	x.until(row("#schedule-list", "spare") + ` !== undefined`)
+	eval[bool](x, `(window.spare = `+row("#schedule-list", "spare")+`) !== undefined`)
 	x.open("Steer spare", "delete_schedule")
 	x.until(`/^Deleted is spare of group billing, of kind books, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#steer-preview").textContent)`)
 	if err := s.Delete(t.Context(), "spare"); err != nil {
@@ -97,7 +98,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	x.run(chromedp.SendKeys("#steer-reason", "not needed\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("is not the one that was seen")`)
 	eval[bool](x, `document.querySelector("#steer").close() || true`)
-	x.until(`(() => { const before = window.spare ?? (window.spare = document.querySelector("#schedule-list tbody tr")); return !before.isConnected; })()`)
+	x.until(`!window.spare.isConnected`)
 	x.open("Steer spare", "delete_schedule")
 	x.confirm("not needed")
 	x.until(row("#schedule-list", "spare") + ` === undefined`)

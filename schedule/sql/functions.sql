@@ -453,24 +453,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int) IS 'Living jobs. See jobs.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_cancel(group_name pg_catalog.text, job bigint, why pg_catalog.text) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    j pgleases.jobs;
-BEGIN
-    DELETE FROM pgleases.jobs AS r WHERE r.group_name = $1 AND r.id = $2 RETURNING * INTO j;
-    IF NOT FOUND THEN
-        RETURN false;
-    END IF;
-    PERFORM pgleases.schedule_job_fates(j, jsonb_build_array(jsonb_build_object('fate', 'cancelled', 'attempts', j.trying -> 'attempts',
-        'error', coalesce($3, j.trying ->> 'error'))));
-    UPDATE pgleases.schedule_requests AS q SET answered = pgleases.schedule_clock(), answer = 'taken back'
-    WHERE j.trigger = 'request' AND q.id = (j.args ->> 'request')::bigint;
-    RETURN true;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text) IS 'Cancels a job. See cancel.sql.';
-
 -- The entry is locked until the end of the transaction: so of two who retry it at once, one does.
 CREATE OR REPLACE FUNCTION pgleases.schedule_retry(of_group pg_catalog.text, name pg_catalog.text, tick pg_catalog.timestamptz, job bigint, OUT retry bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
@@ -519,30 +501,7 @@ BEGIN
     UPDATE pgleases.history AS r SET retried = retry WHERE r.id = h.id;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Runs a tick or a job that failed once more, as a job. See retry.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_answer(request bigint, answer pg_catalog.text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    UPDATE pgleases.schedule_requests AS q SET answered = pgleases.schedule_clock(), answer = $2 WHERE q.id = $1;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_answer(bigint, pg_catalog.text) IS 'Notes what came of an operator''s request. See answer.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_take_back(schedule bigint, OUT job bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    j pgleases.jobs;
-BEGIN
-    SELECT r.* INTO j FROM pgleases.schedules AS s JOIN pgleases.jobs AS r ON r.group_name = s.group_name
-        AND r.kind = 'schedule.request' AND r.unique_key = format('resume %s', s.id)
-    WHERE s.id = $1;
-    IF pgleases.schedule_cancel(j.group_name, j.id, 'it was paused again') THEN
-        job := j.id;
-    END IF;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_take_back(bigint) IS 'Takes back that a schedule is to be resumed. See takeback.sql.';
+COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Runs a tick or a job that failed once more, as a job.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock_us bigint,
     OUT answer pg_catalog.jsonb)
@@ -647,17 +606,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_follow(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Notes by which zone data it is told when the schedules of a zone are due. See follow.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_delete(schedule bigint, fates pg_catalog.jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    DELETE FROM pgleases.schedules AS t WHERE t.id = $1 RETURNING * INTO s;
-    PERFORM pgleases.schedule_fates(s, $2);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_delete(bigint, pg_catalog.jsonb) IS 'Deletes a schedule that get.sql has locked, and tells what became of its overdue ticks.';
-
 CREATE OR REPLACE FUNCTION pgleases.schedule_list(group_name pg_catalog.text, prefix pg_catalog.text, after pg_catalog.text,
     most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -697,8 +645,8 @@ BEGIN
     more := kept IS NULL AND found = $5;
     DELETE FROM pgleases.history AS h WHERE h.id > $4 AND h.id <= up_to AND h.ended_at < $3 AND h.group_name = $1 AND (h.fate IN ('dead', 'lost')) = $2;
     IF $2 THEN
-        DELETE FROM pgleases.schedule_requests AS q
-        WHERE q.id IN (SELECT r.id FROM pgleases.schedule_requests AS r WHERE r.group_name = $1 AND r.at < $3 ORDER BY r.at LIMIT $5);
+        DELETE FROM pgleases.schedule_changes AS q
+        WHERE q.id IN (SELECT r.id FROM pgleases.schedule_changes AS r WHERE r.group_name = $1 AND r.at < $3 ORDER BY r.at LIMIT $5);
     END IF;
 END
 $pgleases_body$;
@@ -746,271 +694,131 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Frees the slot of a call that has ended. See free.sql.';
 
--- From here to the version: for operators, as the engine's verbs are. PUBLIC may execute none of them. They run with the rights of their
--- owner, so an operator needs no others; session_user stays who it is. What SQL can do is done at once, with the rules of the Go methods.
--- What it cannot, because it knows no cron, is put as a job of kind schedule.request, which a process of the group carries out as it runs
--- any job: soon, and once, whatever crashes.
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_asked(
-    verb pg_catalog.text, of_group pg_catalog.text, name pg_catalog.text, schedule bigint, job bigint, args pg_catalog.jsonb,
-    actor pg_catalog.text, reason pg_catalog.text, done boolean)
-RETURNS bigint
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+-- What changes schedules and jobs, for the methods of a Scheduler. SQL knows no rules: where the ticks of one are needed, the first call locks
+-- the schedule and returns it in asks, and the second has in seen what its rule says, in the same transaction.
+CREATE OR REPLACE FUNCTION pgleases.schedule_edit(
+    verb pg_catalog.text, of_group pg_catalog.text, of_name pg_catalog.text, what pg_catalog.jsonb, why pg_catalog.text,
+    OUT asks pg_catalog.jsonb, OUT ids bigint[], OUT refused int, OUT done boolean, OUT schedule bigint, OUT name pg_catalog.text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
-    request bigint;
+    now    CONSTANT timestamptz := pgleases.schedule_clock();
+    of_job CONSTANT bigint := ($4 ->> 'job')::bigint;
+    late   CONSTANT boolean := $1 = 'resume' AND coalesce(($4 ->> 'catch_up')::boolean, false); -- what has passed is not cancelled
+    seen   CONSTANT jsonb := CASE WHEN NOT late THEN $4 -> 'seen' END;
+    until  CONSTANT timestamptz := (seen ->> 'until')::timestamptz;
+    fates  jsonb := '[]';
+    s      pgleases.schedules;
+    j      pgleases.jobs;
+    h      record;
 BEGIN
-    INSERT INTO pgleases.schedule_requests (at, verb, group_name, name, schedule, job, args, actor, reason, answered, answer)
-    VALUES (pgleases.schedule_clock(), $1, $2, $3, $4, $5, $6, pgleases.schedule_actor($7), $8,
-            CASE WHEN $9 THEN pgleases.schedule_clock() END, CASE WHEN $9 THEN 'done' END)
-    RETURNING id INTO request;
-    RETURN request;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_asked(pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, bigint, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text, boolean) IS 'Part of the verbs of operators: writes down what was asked.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_actor(actor pg_catalog.text) RETURNS pg_catalog.text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN CASE WHEN coalesce($1, '') = '' THEN session_user::text ELSE $1 || ' (' || session_user || ')' END;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_actor(pg_catalog.text) IS 'Part of the verbs of operators: who asks.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_named(of_group pg_catalog.text, name pg_catalog.text, edit boolean) RETURNS pgleases.schedules
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    IF $3 THEN
-        SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $1 AND r.name = $2 FOR UPDATE;
-    ELSE
-        SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $1 AND r.name = $2;
+    ids := '{}';
+    IF ($3 IS NULL) <> ($1 IN ('cancel', 'retry_dead') OR of_job IS NOT NULL) THEN
+        RAISE EXCEPTION '% is of a schedule, or of jobs', $1 USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF s.id IS NULL THEN
-        RAISE EXCEPTION 'group "%" has no schedule "%"', $1, $2
-            USING ERRCODE = 'undefined_object', HINT = 'schedules_status lists those that there are, with their groups.';
+    name := coalesce($3, (SELECT r.name FROM pgleases.jobs AS r WHERE r.group_name = $2 AND r.id = of_job),
+                     (SELECT r.name FROM pgleases.history AS r WHERE r.group_name = $2 AND r.job = of_job ORDER BY r.id DESC LIMIT 1), '');
+    IF $3 IS NOT NULL THEN
+        PERFORM pgleases.schedule_get($2, $3, $1 IN ('pause', 'resume', 'delete')); -- which locks it
+        SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $2 AND r.name = $3;
+        IF s.id IS NULL AND $1 <> 'retry' THEN
+            RAISE EXCEPTION 'group "%" has no schedule "%"', $2, $3 USING ERRCODE = 'undefined_object';
+        ELSIF s.id <> ($4 ->> 'id')::bigint THEN
+            RAISE EXCEPTION 'schedule "%" of group "%" is not the one that was seen: that was deleted, and another was made', $3, $2
+                USING ERRCODE = 'undefined_object';
+        END IF;
+        schedule := s.id;
     END IF;
-    RETURN s;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_named(pg_catalog.text, pg_catalog.text, boolean) IS 'Part of the verbs of operators: a schedule, locked for an edit or not.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_request(
-    s pgleases.schedules, verb pg_catalog.text, args pg_catalog.jsonb, unique_key pg_catalog.text, actor pg_catalog.text,
-    reason pg_catalog.text, OUT job bigint)
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    request CONSTANT bigint := pgleases.schedule_asked($2, s.group_name, s.name, s.id, NULL, $3, $5, $6, false);
-BEGIN
-    job := (pgleases.schedule_enqueue(s.group_name, 1, jsonb_build_array(jsonb_build_object(
-        'kind', 'schedule.request', 'trigger', 'request', 'name', s.name, 'key', 'requests of ' || s.name, 'priority', 3, 'unique_key', $4,
-        'args', jsonb_build_object('request', request, 'verb', $2, 'schedule', s.id, 'name', s.name, 'rule', s.rule) || coalesce($3, '{}'))), 'skip'))[1];
-    IF job IS NULL THEN -- it was asked before, and is yet to be done
-        DELETE FROM pgleases.schedule_requests AS q WHERE q.id = request;
-    ELSE
-        UPDATE pgleases.schedule_requests AS q SET job = schedule_request.job WHERE q.id = request;
+    done := CASE $1 WHEN 'pause' THEN s.paused_at IS NULL WHEN 'resume' THEN s.paused_at IS NOT NULL ELSE true END;
+    IF done AND seen IS NULL AND ($1 IN ('delete', 'backfill') OR $1 = 'resume' AND NOT late) THEN
+        asks := pgleases.schedule_json(s);
+        done := false;
     END IF;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_request(pgleases.schedules, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: has a process of the group do what SQL cannot. Null: it was asked before under the unique key.';
-
-CREATE OR REPLACE FUNCTION pgleases.pause_schedule(group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text,
-    actor pg_catalog.text DEFAULT NULL) RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s        pgleases.schedules;
-    resuming bigint;
-BEGIN
-    PERFORM pgleases.operator('pause_schedule', $4, $3);
-    s := pgleases.schedule_named($1, $2, true);
-    resuming := pgleases.schedule_take_back(s.id);
-    IF s.paused_at IS NOT NULL AND resuming IS NULL THEN
-        RETURN false;
-    END IF;
-    UPDATE pgleases.schedules AS r SET paused_at = pgleases.schedule_clock(), due = 'infinity', revision = r.revision + 1 WHERE r.id = s.id;
-    PERFORM pgleases.schedule_asked('pause', $1, $2, s.id, resuming, NULL, $4, $3, true);
-    RETURN true;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'The schedule does not run until it is resumed. A run that is under way goes on. Whether it was not paused before.';
-
-CREATE OR REPLACE FUNCTION pgleases.resume_schedule(
-    group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, catch_up boolean DEFAULT false)
-RETURNS boolean
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    PERFORM pgleases.operator('resume_schedule', $4, $3);
-    IF $5 IS NULL THEN
-        RAISE EXCEPTION 'resume_schedule needs catch_up true or false, not null'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Without it, ticks that passed are cancelled; with it, they are late ones.';
-    END IF;
-    s := pgleases.schedule_named($1, $2, true);
-    IF s.paused_at IS NULL THEN
-        RETURN false;
-    END IF;
-    IF NOT $5 THEN
-        RETURN pgleases.schedule_request(s, 'resume', NULL, format('resume %s', s.id), $4, $3) IS NOT NULL;
-    END IF;
-    UPDATE pgleases.schedules AS r SET paused_at = NULL, failures = 0, due = pgleases.schedule_clock(), revision = r.revision + 1 WHERE r.id = s.id;
-    PERFORM pgleases.schedule_asked('resume', $1, $2, s.id, NULL, '{"catch_up": true}', $4, $3, true);
-    RETURN true;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean) IS 'A schedule that was paused runs again, with its next tick: those that passed are cancelled, within about a second, by a process of the group. With catch_up they are late ones, at once. Whether it was paused, and this was not asked before.';
-
-CREATE OR REPLACE FUNCTION pgleases.delete_schedule(
-    group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT job bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    PERFORM pgleases.operator('delete_schedule', $4, $3);
-    s := pgleases.schedule_named($1, $2, false);
-    job := pgleases.schedule_request(s, 'delete', NULL, format('delete %s', s.id), $4, $3);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.delete_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text)
-IS 'A process of the group deletes a schedule, within about a second: ticks that passed until then are cancelled. Its history stays. It returns the job that does that; null: it was asked before.';
-
-CREATE OR REPLACE FUNCTION pgleases.trigger_schedule(group_name pg_catalog.text, schedule pg_catalog.text, reason pg_catalog.text,
-    actor pg_catalog.text DEFAULT NULL, OUT job bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    PERFORM pgleases.operator('trigger_schedule', $4, $3);
-    s := pgleases.schedule_named($1, $2, false);
-    job := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(jsonb_build_object(
-        'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip'))[1];
-    PERFORM pgleases.schedule_asked('trigger', $1, $2, s.id, job, NULL, $4, $3, true);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule now, besides its ticks, also where it is paused: as a job, whose id it returns.';
-
-CREATE OR REPLACE FUNCTION pgleases.backfill_schedule(
-    group_name pg_catalog.text, schedule pg_catalog.text, after pg_catalog.timestamptz, until pg_catalog.timestamptz,
-    reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT job bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    PERFORM pgleases.operator('backfill_schedule', $6, $5);
-    s := pgleases.schedule_named($1, $2, false);
-    IF ($3 < $4) IS NOT TRUE THEN
-        RAISE EXCEPTION 'there is nothing after % up to %', coalesce($3::text, 'null'), coalesce($4::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'To run one tick again, give a time just before it, and the tick.';
-    END IF;
-    IF $4 > s.cursor THEN
-        RAISE EXCEPTION 'ticks up to % are not all past: schedule "%" has come as far as %', $4, $2, s.cursor
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'What is not past runs by itself. To run it now, trigger it.';
-    END IF;
-    IF $3 < '0001-01-01' THEN
-        RAISE EXCEPTION 'ticks after % are too long ago', $3 USING ERRCODE = 'invalid_parameter_value', HINT = 'At most 1,000 ticks are backfilled at once.';
-    END IF;
-    job := pgleases.schedule_request(s, 'backfill', jsonb_build_object('after', $3, 'until', $4), NULL, $6, $5);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule once more for its ticks after one instant, up to another, 1,000 at most: each as a job of the lowest priority, which a process of the group puts within about a second. It returns the job that does that; schedule_requests tells what came of it.';
-
-CREATE OR REPLACE FUNCTION pgleases.cancel_job(job bigint, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    j    pgleases.jobs;
-    fate text;
-BEGIN
-    PERFORM pgleases.operator('cancel_job', $3, $2);
-    SELECT * INTO j FROM pgleases.jobs AS r WHERE r.id = $1;
-    IF pgleases.schedule_cancel(j.group_name, j.id, concat(pgleases.schedule_actor($3), ': ', $2)) THEN
-        PERFORM pgleases.schedule_asked('cancel', j.group_name, j.name, NULL, $1, NULL, $3, $2, true);
+    IF NOT done THEN
         RETURN;
     END IF;
-    SELECT h.fate INTO fate FROM pgleases.history AS h WHERE h.job = $1 ORDER BY h.id DESC LIMIT 1;
-    IF fate IS NOT NULL THEN
-        RAISE EXCEPTION 'job % has ended: it is %', $1, fate
-            USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'What it did stands.';
-    END IF;
-    RAISE EXCEPTION 'there is no job %', coalesce($1::text, 'null')
-        USING ERRCODE = 'undefined_object', HINT = 'jobs_status lists those that have not ended. What ended long ago is forgotten.';
+    CASE $1
+    WHEN 'pause' THEN
+        UPDATE pgleases.schedules AS r SET paused_at = now, due = 'infinity', revision = r.revision + 1 WHERE r.id = s.id;
+    WHEN 'resume', 'delete' THEN
+        IF NOT late AND (until BETWEEN s.cursor AND greatest(s.cursor, now) AND (seen ->> 'ticks')::bigint >= 0) IS NOT TRUE THEN
+            RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be cancelled: it has come as far as %', $3, coalesce(until::text, 'null'), s.cursor
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        IF (seen ->> 'ticks')::bigint > 0 THEN
+            fates := jsonb_build_array(jsonb_build_object('since', s.cursor, 'until', until, 'ticks', seen -> 'ticks', 'fate', 'cancelled'));
+        END IF;
+        IF $1 = 'delete' THEN
+            DELETE FROM pgleases.schedules AS r WHERE r.id = s.id;
+        ELSE
+            UPDATE pgleases.schedules AS r
+            SET paused_at = NULL, failures = 0, due = now, revision = r.revision + 1, cursor = coalesce(until, r.cursor),
+                cursor_local = CASE WHEN late OR until = r.cursor THEN r.cursor_local END, trying = CASE WHEN late THEN r.trying END
+            WHERE r.id = s.id;
+            PERFORM pgleases.schedule_tell($2);
+        END IF;
+        PERFORM pgleases.schedule_fates(s, fates);
+    WHEN 'trigger' THEN
+        ids := pgleases.schedule_enqueue($2, 1, jsonb_build_array(jsonb_build_object(
+            'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip');
+    WHEN 'backfill' THEN
+        IF jsonb_array_length(seen) > 1000 OR EXISTS (SELECT FROM jsonb_to_recordset(seen) AS t (at timestamptz) WHERE (t.at <= s.cursor) IS NOT TRUE) THEN
+            RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: it has come as far as %', $3, s.cursor
+                USING ERRCODE = 'invalid_parameter_value';
+        END IF;
+        ids := coalesce(pgleases.schedule_enqueue($2, 1, (
+            SELECT jsonb_agg(jsonb_build_object('kind', s.kind, 'trigger', 'backfill', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 0,
+                                                'begins', t.begins, 'at', t.at, 'unique_key', format('backfill %s %s', s.id, t.at)) ORDER BY t.at)
+            FROM jsonb_to_recordset(seen) AS t (begins timestamptz, at timestamptz)), 'skip'), '{}');
+    WHEN 'cancel' THEN
+        DELETE FROM pgleases.jobs AS r WHERE r.group_name = $2 AND r.id = of_job RETURNING * INTO j;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'group "%" has no job %, or it has ended', $2, of_job USING ERRCODE = 'undefined_object';
+        END IF;
+        PERFORM pgleases.schedule_job_fates(j, jsonb_build_array(jsonb_build_object('fate', 'cancelled', 'attempts', j.trying -> 'attempts',
+            'error', coalesce($5, j.trying ->> 'error'))));
+        ids := ARRAY[of_job];
+    WHEN 'retry' THEN
+        ids := ARRAY[pgleases.schedule_retry($2, $3, ($4 ->> 'tick')::timestamptz, of_job)];
+    WHEN 'retry_dead' THEN
+        refused := 0;
+        FOR h IN SELECT r.name, r.until, r.job FROM pgleases.history AS r
+                 WHERE r.group_name = $2 AND r.kind = $4 ->> 'kind' AND r.fate IN ('dead', 'lost') AND r.retried IS NULL
+                   AND r.ended_at >= ($4 ->> 'since')::timestamptz ORDER BY r.id LIMIT 10000 LOOP
+            BEGIN
+                ids := ids || pgleases.schedule_retry($2, h.name, h.until, h.job);
+            EXCEPTION WHEN undefined_object OR object_not_in_prerequisite_state OR unique_violation THEN
+                refused := refused + 1;
+            END;
+        END LOOP;
+    END CASE;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text) IS 'Cancels a job. A run that is under way is refused its commit; what it has done outside of the database is done.';
+COMMENT ON FUNCTION pgleases.schedule_edit(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS 'Changes a schedule or a job. See edit.sql.';
 
-CREATE OR REPLACE FUNCTION pgleases.retry_job(job bigint, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, OUT retry bigint)
+-- For operators: it runs with the rights of its owner, so they need none on the tables, and session_user stays who it is. PUBLIC may not execute it.
+CREATE OR REPLACE FUNCTION pgleases.schedule_change(
+    verb pg_catalog.text, of_group pg_catalog.text, of_name pg_catalog.text, what pg_catalog.jsonb, actor pg_catalog.text,
+    reason pg_catalog.text, OUT asks pg_catalog.jsonb, OUT ids bigint[], OUT refused int)
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    of_group text;
-    name     text;
+    who CONSTANT text := pgleases.operator($1, $5, $6);
+    e   record;
 BEGIN
-    PERFORM pgleases.operator('retry_job', $3, $2);
-    SELECT h.group_name, h.name INTO of_group, name FROM pgleases.history AS h WHERE h.job = $1 LIMIT 1;
-    IF NOT FOUND THEN
-        SELECT j.group_name, j.name INTO of_group, name FROM pgleases.jobs AS j WHERE j.id = $1;
+    PERFORM set_config('idle_in_transaction_session_timeout', '4000', true); -- less than the ends of runs wait for what it locks
+    SELECT * INTO e FROM pgleases.schedule_edit($1, $2, $3, $4, who || ': ' || $6);
+    asks := e.asks;
+    ids := e.ids;
+    refused := e.refused;
+    IF e.done THEN
+        INSERT INTO pgleases.schedule_changes (at, verb, group_name, name, schedule, job, args, actor, reason)
+        VALUES (pgleases.schedule_clock(), $1, $2, e.name, e.schedule, CASE WHEN cardinality(ids) = 1 AND refused IS NULL THEN ids[1] END,
+                $4 - '{id,seen}'::text[] || CASE WHEN refused IS NULL THEN '{}' ELSE jsonb_build_object('retried', cardinality(ids), 'refused', refused) END,
+                who, $6);
     END IF;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'there is no job %', coalesce($1::text, 'null')
-            USING ERRCODE = 'undefined_object', HINT = 'What ended long ago is forgotten.';
-    END IF;
-    retry := pgleases.schedule_retry(of_group, NULL, NULL, $1);
-    PERFORM pgleases.schedule_asked('retry', of_group, name, NULL, retry, jsonb_build_object('job', $1), $3, $2, true);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text) IS 'Runs a job that is dead, lost or cancelled once more, as a new job, whose id it returns.';
-
-CREATE OR REPLACE FUNCTION pgleases.retry_tick(
-    group_name pg_catalog.text, schedule pg_catalog.text, tick pg_catalog.timestamptz, reason pg_catalog.text,
-    actor pg_catalog.text DEFAULT NULL, OUT retry bigint)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    s pgleases.schedules;
-BEGIN
-    PERFORM pgleases.operator('retry_tick', $5, $4);
-    s := pgleases.schedule_named($1, $2, false);
-    retry := pgleases.schedule_retry($1, $2, $3, NULL);
-    PERFORM pgleases.schedule_asked('retry', $1, $2, s.id, retry, jsonb_build_object('tick', $3), $5, $4, true);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs a schedule once more for a tick that is dead or lost, as a job, whose id it returns. The tick keeps its fate.';
-
-CREATE OR REPLACE FUNCTION pgleases.retry_dead(
-    group_name pg_catalog.text, kind pg_catalog.text, since pg_catalog.timestamptz, reason pg_catalog.text,
-    actor pg_catalog.text DEFAULT NULL, OUT retried int, OUT refused int)
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    h record;
-BEGIN
-    PERFORM pgleases.operator('retry_dead', $5, $4);
-    IF $1 IS NULL OR $2 IS NULL OR $3 IS NULL THEN
-        RAISE EXCEPTION 'retry_dead needs a group, a kind and an instant, not null'
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'For all that the history has, give the instant -infinity.';
-    END IF;
-    retried := 0;
-    refused := 0;
-    FOR h IN SELECT r.name, r.until, r.job FROM pgleases.history AS r
-             WHERE r.group_name = $1 AND r.kind = $2 AND r.fate IN ('dead', 'lost') AND r.retried IS NULL AND r.ended_at >= $3 ORDER BY r.id LIMIT 10000 LOOP
-        BEGIN
-            PERFORM pgleases.schedule_retry($1, h.name, h.until, h.job);
-            retried := retried + 1;
-        EXCEPTION WHEN undefined_object OR object_not_in_prerequisite_state OR unique_violation THEN
-            refused := refused + 1;
-        END;
-    END LOOP;
-    PERFORM pgleases.schedule_asked('retry', $1, '', NULL, NULL,
-        jsonb_build_object('kind', $2, 'since', $3, 'retried', retried, 'refused', refused), $5, $4, true);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.retry_dead(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) IS 'Runs what has become dead or lost of a kind since an instant once more, as retry_tick and retry_job do, the oldest 10,000 that were not retried. It returns how many, and how many they would refuse, as those whose schedule was deleted.';
-
-REVOKE EXECUTE ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean),
-    pgleases.delete_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text),
-    pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text),
-    pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text),
-    pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text),
-    pgleases.retry_dead(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) IS 'Changes a schedule or a job, and writes down who did it, and why. See change.sql.';
+REVOKE EXECUTE ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) FROM PUBLIC;
 
 -- Last, after all tables and functions: without its version the part counts as missing.
 INSERT INTO pgleases.schedule_version AS v (version, min_code) VALUES (1, 1)

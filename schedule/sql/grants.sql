@@ -2,7 +2,8 @@
 -- name for pgleases_app, your schema's for pgleases, and run the file as the owner.
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_zones, pgleases.schedule_owners TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_requests TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
+GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
@@ -25,31 +26,25 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_now(pg_ca
     pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb),
     pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text),
-    pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_cancel(pg_catalog.text, bigint, pg_catalog.text),
+    pgleases.schedule_job(pg_catalog.text, bigint),
     pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int),
-    pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint), pgleases.schedule_answer(bigint, pg_catalog.text),
-    pgleases.schedule_asked(pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, bigint, pg_catalog.jsonb, pg_catalog.text,
-    pg_catalog.text, boolean), pgleases.schedule_actor(pg_catalog.text),
-    pgleases.schedule_take_back(bigint), pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
+    pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint),
+    pgleases.schedule_edit(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text),
+    pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text),
+    pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]),
     pgleases.schedule_disabled(pg_catalog.text, pg_catalog.text[]),
     pgleases.schedule_zones(pg_catalog.text),
     pgleases.schedule_zoned(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
     pgleases.schedule_follow(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.schedule_delete(bigint, pg_catalog.jsonb),
     pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
     pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int),
     pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) TO pgleases_app;
 
--- A role that steers schedules and jobs needs no other right:
+-- A role that steers schedules and jobs, with schedule.Manage, needs no other right:
 --   GRANT USAGE ON SCHEMA pgleases TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.pause_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.resume_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, boolean) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.delete_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.trigger_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.backfill_schedule(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.cancel_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.retry_job(bigint, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.retry_tick(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.retry_dead(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT SELECT ON pgleases.schedule_version, pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_changes, pgleases.schedules_status, pgleases.jobs_status TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean), pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) TO operator;
+--   GRANT EXECUTE ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int), pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int) TO operator;

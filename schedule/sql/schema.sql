@@ -134,7 +134,7 @@ COMMENT ON COLUMN pgleases.jobs.key IS 'Transactional runs under one key of a gr
 COMMENT ON COLUMN pgleases.jobs.partition IS 'The partition of the group''s lease to which the key belongs: its owner runs the job.';
 COMMENT ON COLUMN pgleases.jobs.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
+COMMENT ON COLUMN pgleases.jobs.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more.';
 COMMENT ON COLUMN pgleases.jobs.unique_key IS 'No other living job of the group and kind has it; null: it has none.';
 COMMENT ON COLUMN pgleases.jobs.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.jobs.priority IS 'From 0 to 3: of what is due, the highest first.';
@@ -222,7 +222,7 @@ COMMENT ON COLUMN pgleases.history.ended_at IS 'When this was written.';
 COMMENT ON COLUMN pgleases.history.again IS 'Of a job that is not done, what it takes to run it again.';
 COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: none was asked for.';
 
-CREATE TABLE IF NOT EXISTS pgleases.schedule_requests (
+CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at         pg_catalog.timestamptz NOT NULL,
     verb       pg_catalog.text NOT NULL,
@@ -230,27 +230,23 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_requests (
     name       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     schedule   bigint,
     job        bigint,
-    args       pg_catalog.jsonb,
+    args       pg_catalog.jsonb NOT NULL,
     actor      pg_catalog.text NOT NULL,
-    reason     pg_catalog.text NOT NULL,
-    answered   pg_catalog.timestamptz,
-    answer     pg_catalog.text
+    reason     pg_catalog.text NOT NULL
 );
-CREATE INDEX IF NOT EXISTS schedule_requests_by_time ON pgleases.schedule_requests (group_name, at);
-CREATE INDEX IF NOT EXISTS schedule_requests_by_schedule ON pgleases.schedule_requests (schedule, at);
-COMMENT ON TABLE pgleases.schedule_requests IS 'What operators have asked of schedules and jobs, who, and why. Kept as long as failures in the history.';
-COMMENT ON COLUMN pgleases.schedule_requests.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.schedule_requests.at IS 'When it was asked.';
-COMMENT ON COLUMN pgleases.schedule_requests.verb IS 'pause, resume, trigger, backfill, cancel, retry or delete.';
-COMMENT ON COLUMN pgleases.schedule_requests.group_name IS 'The group.';
-COMMENT ON COLUMN pgleases.schedule_requests.name IS 'Of what: the schedule''s name, or the job''s.';
-COMMENT ON COLUMN pgleases.schedule_requests.schedule IS 'The schedule''s id; null: it is about a job.';
-COMMENT ON COLUMN pgleases.schedule_requests.job IS 'The job that was cancelled; or that was put: to run what is triggered or retried, or, where SQL cannot do what is asked, to have a process of the group do it. Null: none.';
-COMMENT ON COLUMN pgleases.schedule_requests.args IS 'What else was asked.';
-COMMENT ON COLUMN pgleases.schedule_requests.actor IS 'Who asked: the role, and who that said to be.';
-COMMENT ON COLUMN pgleases.schedule_requests.reason IS 'Why.';
-COMMENT ON COLUMN pgleases.schedule_requests.answered IS 'When it was carried out, or refused; null: it is yet to be.';
-COMMENT ON COLUMN pgleases.schedule_requests.answer IS 'What came of it.';
+CREATE INDEX IF NOT EXISTS schedule_changes_by_time ON pgleases.schedule_changes (group_name, at);
+CREATE INDEX IF NOT EXISTS schedule_changes_by_schedule ON pgleases.schedule_changes (schedule, at);
+COMMENT ON TABLE pgleases.schedule_changes IS 'What operators have changed about schedules and jobs, who, and why. Rows are kept as long as failures in the history.';
+COMMENT ON COLUMN pgleases.schedule_changes.id IS 'Rises with time.';
+COMMENT ON COLUMN pgleases.schedule_changes.at IS 'When it was changed.';
+COMMENT ON COLUMN pgleases.schedule_changes.verb IS 'pause, resume, delete, trigger, backfill, cancel, retry or retry_dead.';
+COMMENT ON COLUMN pgleases.schedule_changes.group_name IS 'The group.';
+COMMENT ON COLUMN pgleases.schedule_changes.name IS 'The name of the schedule or job; empty: a job without a name, or many.';
+COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id; null: the change is about a job.';
+COMMENT ON COLUMN pgleases.schedule_changes.job IS 'The job that was canceled, or enqueued; null: none, or several.';
+COMMENT ON COLUMN pgleases.schedule_changes.args IS 'The arguments of the verb.';
+COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'Who changed it: the role that connected, and the name that was given.';
+COMMENT ON COLUMN pgleases.schedule_changes.reason IS 'Why.';
 
 -- A run in a transaction leaves no trace in the tables before its end, as nothing is locked there until then. So it has a lock of its own,
 -- which is shared, and which nobody waits for: see schedule_open_tick.
@@ -276,7 +272,7 @@ SELECT s.group_name,
        e.state,
        CASE e.state
            WHEN 'paused' THEN coalesce(
-               (SELECT pg_catalog.concat(q.actor, ': ', q.reason) FROM pgleases.schedule_requests AS q
+               (SELECT pg_catalog.concat(q.actor, ': ', q.reason) FROM pgleases.schedule_changes AS q
                 WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
                     AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
@@ -427,7 +423,7 @@ COMMENT ON COLUMN pgleases.jobs_status.id IS 'Names this job and no later one.';
 COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group, whose processes run it.';
 COMMENT ON COLUMN pgleases.jobs_status.kind IS 'Which handler runs.';
 COMMENT ON COLUMN pgleases.jobs_status.name IS 'The schedule that it runs for; else the unique key, or empty.';
-COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more; request: it carries out what an operator asked.';
+COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job; manual, backfill or retry: it runs for a schedule, besides its ticks, or once more.';
 COMMENT ON COLUMN pgleases.jobs_status.key IS 'Transactional runs under one key of a group never overlap in effect.';
 COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';

@@ -1,0 +1,460 @@
+package schedule_test
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
+	"github.com/pgleases/pgleases/schedule/sql"
+)
+
+// An operator is a role that has the rights of an operator and no more.
+type operator struct {
+	db   *database
+	role string
+	pool *pgxpool.Pool
+}
+
+func newOperator(db *database) *operator {
+	db.t.Helper()
+	role := strings.ToLower("operator_" + rand.Text())
+	text, err := sql.Files.ReadFile("grants.sql")
+	ok(db.t, err)
+	_, grants, found := strings.Cut(string(text), "-- A role that steers schedules")
+	expect(db.t, found, true, "that grants.sql has the rights of operators")
+	var statements []string
+	for line := range strings.SplitSeq(grants, "\n") {
+		if statement, is := strings.CutPrefix(line, "--   "); is {
+			statements = append(statements, strings.ReplaceAll(statement, "TO operator;", "TO "+role+";"))
+		}
+	}
+	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.Join(statements, "\n"))
+	db.t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
+	config, err := pgtest.ParseConfig(pgtest.OwnerURL(db.url))
+	ok(db.t, err)
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SET ROLE "+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	ok(db.t, err)
+	db.t.Cleanup(pool.Close)
+	return &operator{db, role, pool}
+}
+
+// manage is what the operator changes things with, for a reason.
+func (o *operator) manage(reason, actor string) *schedule.Scheduler {
+	o.db.t.Helper()
+	m, err := schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor))
+	ok(o.db.t, err)
+	return m
+}
+
+// An operator runs every verb with the rights of grants.sql alone, and each is written down, with the role that connected.
+func TestOperatorRunsEachVerb(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	bad := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") })
+	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
+	ok(t, bad.Put(t.Context(), "broken", args{}, hourly))
+	planned, err := k.Enqueue(t.Context(), args{}, schedule.In(1000*time.Hour))
+	ok(t, err)
+	dead, err := bad.Enqueue(t.Context(), args{})
+	ok(t, err)
+	w.run()
+	expect(t, w.fate(dead).Fate, schedule.FateDead, "fate of the job")
+	closing, broken := newLedger(db, "close"), newLedger(db, "broken")
+	db.setClock(midnight.Add(time.Hour))
+	closing.settled(w.Scheduler)
+	broken.settled(w.Scheduler)
+
+	m := newOperator(db).manage("why", "ann")
+	ok(t, m.Pause(t.Context(), "close"))
+	ok(t, m.Pause(t.Context(), "close")) // it is paused already
+	db.shows("schedules_status", "close", "state, why", fmt.Sprintf("paused | ann (%s): why", one[string](db, "SELECT session_user::text")))
+	db.setClock(midnight.Add(2 * time.Hour))
+	db.looked()
+	ok(t, m.Resume(t.Context(), "close", schedule.CatchUp))
+	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
+	ok(t, m.Pause(t.Context(), "close"))
+	db.setClock(midnight.Add(4 * time.Hour))
+	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	ok(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
+	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2, schedule.FateCancelled: 2})
+	triggered, err := m.Trigger(t.Context(), "close")
+	ok(t, err)
+	expect(t, w.fate(triggered).Trigger, "", "trigger of what has ended")
+	ids, err := m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour))
+	ok(t, err)
+	expect(t, len(ids), 2, "jobs of a backfill")
+	none, err := m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute))
+	ok(t, err)
+	expect(t, len(none), 0, "jobs of a backfill without ticks")
+	for _, id := range ids {
+		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of a backfill")
+	}
+	ok(t, m.Cancel(t.Context(), planned))
+	expect(t, w.fate(planned).Error, fmt.Sprintf("ann (%s): why", one[string](db, "SELECT session_user::text")), "why it was canceled")
+	retried, err := m.Retry(t.Context(), planned)
+	ok(t, err)
+	tick, err := m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour))
+	ok(t, err)
+	w.fate(tick)
+	again, refused, err := m.RetryDead(t.Context(), "mail", midnight)
+	ok(t, err)
+	expect(t, fmt.Sprint(len(again), refused), "4 0", "what is retried of a kind: a job, the job of a retry, and two ticks")
+	s, err := m.Get(t.Context(), "close")
+	ok(t, err)
+	wraps(t, "to delete another of the name", m.DeleteID(t.Context(), "close", s.ID+1), schedule.ErrNotFound)
+	ok(t, m.DeleteID(t.Context(), "close", s.ID))
+	ok(t, m.Delete(t.Context(), "broken"))
+	wraps(t, "to delete it again", m.Delete(t.Context(), "broken"), schedule.ErrNotFound)
+	entries := 0
+	for _, err := range m.History(t.Context(), "close") {
+		ok(t, err)
+		entries++
+	}
+	expect(t, entries, 3, "entries of what was deleted")
+	for j, err := range m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"}) {
+		ok(t, err)
+		expect(t, j.ID, retried, "the job that lives")
+	}
+	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
+		FROM pgleases.schedule_changes WHERE actor = concat('ann (', session_user, ')') AND reason = 'why'`),
+		`pause close id {}, resume close id {"catch_up": true}, pause close id {}, resume close id {"catch_up": false}, trigger close id job {}, backfill close id {"until": "2026-03-02T01:00:00Z"}, `+
+			`cancel job {}, retry job {}, retry broken id job {}, retry_dead {"kind": "mail", "refused": 0, "retried": 4}, delete close id {}, delete broken id {}`, "what is written down")
+}
+
+// Nothing else is open to an operator: not the tables, not the change without a reason, and not the history beyond what a verb writes there.
+func TestOperatorCannotForgeHistory(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	o := newOperator(db)
+	for _, statement := range []string{
+		"INSERT INTO pgleases.history (group_name) VALUES ('tests')", "UPDATE pgleases.history SET fate = 'done'", "DELETE FROM pgleases.history",
+		"INSERT INTO pgleases.schedule_changes (actor) VALUES ('bob')", "UPDATE pgleases.schedule_changes SET actor = 'bob'", "DELETE FROM pgleases.schedule_changes",
+		"UPDATE pgleases.schedules SET args = '{}'", "DELETE FROM pgleases.schedules", "SELECT FROM pgleases.schedules FOR UPDATE",
+		"INSERT INTO pgleases.jobs (group_name) VALUES ('tests')", "UPDATE pgleases.jobs SET args = '{}'", "DELETE FROM pgleases.jobs",
+		"SELECT pgleases.schedule_edit('pause', 'tests', 'close', '{}', NULL)", "SELECT pgleases.schedule_retry('tests', NULL, NULL, 1)",
+		"SELECT pgleases.schedule_enqueue('tests', 1, '[]', 'skip')", "SELECT pgleases.schedule_put('tests', 1, '{}', '[]')",
+	} {
+		if _, err := o.pool.Exec(t.Context(), statement); code(err) != "42501" {
+			t.Errorf("%s: %v", statement, err)
+		}
+	}
+	m, err := schedule.Manage(t.Context(), o.pool, group)
+	ok(t, err)
+	if err := m.Pause(t.Context(), "close"); code(err) != "42501" {
+		t.Errorf("a pause without a reason: %v", err)
+	}
+	db.setClock(midnight.Add(90 * time.Minute))
+	change := func(verb, what, actor, reason string) string { // as Manage does not send it
+		_, err := o.pool.Exec(t.Context(), "SELECT pgleases.schedule_change($1, 'tests', 'close', $2::text::jsonb, $3, $4)", verb, what, actor, reason)
+		return fmt.Sprint(err)
+	}
+	for _, c := range []struct{ verb, what, actor, reason, says string }{
+		{"pause", `{}`, "", "", "pause needs a reason"},
+		{"pause", `{}`, "", strings.Repeat("x", 4001), "the reason has 4001 bytes"},
+		{"pause", `{}`, strings.Repeat("x", 256), "why", "the actor 256"},
+		{"move", `{}`, "", "why", "case not found"},
+		{"cancel", `{"job": 1}`, "", "why", "is of a schedule, or of jobs"}, // under the name of a schedule
+		{"pause", `{"job": 1}`, "", "why", "is of a schedule, or of jobs"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:31:00Z", "ticks": 1}}`, "", "why", "cannot be cancelled"},
+		{"delete", `{"seen": {"until": "2026-03-01T23:59:00Z", "ticks": 1}}`, "", "why", "cannot be cancelled"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": -1}}`, "", "why", "cannot be cancelled"},
+		{"delete", `{"seen": {"ticks": 1}}`, "", "why", "cannot be cancelled"},
+		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z"}}`, "", "why", "cannot be cancelled"},
+		{"backfill", `{"seen": [{"begins": "2026-03-02T00:00:00Z", "at": "2026-03-02T01:00:00Z"}]}`, "", "why", "not all past"},
+		{"backfill", `{"seen": [{}]}`, "", "why", "not all past"},
+	} {
+		if err := change(c.verb, c.what, c.actor, c.reason); !strings.Contains(err, c.says) {
+			t.Errorf("%s %s: %s, want %q", c.verb, c.what, err, c.says)
+		}
+	}
+	db.exec("UPDATE pgleases.schedules SET cursor = '2026-03-02T01:00:00Z'")
+	many := "[" + strings.Repeat(`{"at": "2026-03-02T01:00:00Z"},`, 1000) + `{"at": "2026-03-02T01:00:00Z"}]`
+	if err := change("backfill", `{"seen": `+many+`}`, "", "why"); !strings.Contains(err, "more than 1000") {
+		t.Error(err)
+	}
+	for _, table := range []string{"history", "schedule_changes", "jobs"} {
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases."+table), 0, "rows of "+table)
+	}
+	tx, err := o.pool.Begin(t.Context())
+	ok(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }() // an error: it has ended
+	_, err = tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')")
+	ok(t, err)
+	var bounds string
+	ok(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
+	expect(t, bounds, "4s 10s", "how long a transaction may idle after a verb, and a statement take")
+}
+
+// What cannot be done is refused, in plain words. Nothing of it is written down.
+func TestManageRefusals(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	done, err := mail.Enqueue(t.Context(), "done")
+	ok(t, err)
+	w.run()
+	w.fate(done)
+	living, err := mail.Enqueue(t.Context(), "later", schedule.In(1000*time.Hour))
+	ok(t, err)
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "a tick is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	m, ctx := newOperator(db).manage("why", ""), t.Context()
+	backfill := func(name string, from, to time.Time) error { return second(m.Backfill(ctx, name, from, to)) }
+	_, _, kindErr := m.RetryDead(ctx, "", midnight)
+	for says, err := range map[string]error{
+		`has no schedule "shut"`:                         m.Pause(ctx, "shut"),
+		`resume schedule "gone" of group "tests"`:        m.Resume(ctx, "gone", schedule.FromNow),
+		`delete schedule "gone" of group "tests"`:        m.Delete(ctx, "gone"),
+		`trigger schedule "gone" of group "tests"`:       second(m.Trigger(ctx, "gone")),
+		`backfill schedule "gone" of group "tests"`:      backfill("gone", midnight, midnight.Add(time.Hour)),
+		`of schedule "shut" of group "tests"`:            second(m.RetryTick(ctx, "shut", midnight)),
+		"is not in the history of group":                 second(m.RetryTick(ctx, "close", midnight.Add(time.Minute))),
+		"job 1000000 is not in the history":              second(m.Retry(ctx, 1000000)),
+		`has no job 1000000, or it has ended`:            m.Cancel(ctx, 1000000),
+		fmt.Sprintf(`has no job %d, or it has`, done):    m.Cancel(ctx, done),
+		"01:00:00+00 of schedule \"close\" is done":      second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
+		"is done: To be retried":                         second(m.Retry(ctx, done)),
+		"has not ended":                                  second(m.Retry(ctx, living)),
+		"there is nothing after":                         backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
+		"are not all past: it has come as far as":        backfill("close", midnight, midnight.Add(2*time.Hour)),
+		"there are more than 1000 ticks":                 backfill("close", midnight.AddDate(-1, 0, 0), midnight),
+		`retry what is dead of kind "" of group "tests"`: kindErr,
+	} {
+		if err == nil || !strings.Contains(err.Error(), says) || errors.Is(err, schedule.ErrUnknown) {
+			t.Errorf("%v, want %q", err, says)
+		}
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_changes"), 0, "what is written down")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 1, "jobs")
+}
+
+// The answer to the commit is lost: nobody knows whether it was done. Before the commit it was not.
+func TestManageUnknownOutcome(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	m, err := schedule.Manage(t.Context(), w.pool, group, schedule.WithReason("why", ""))
+	ok(t, err)
+	for _, lost := range []struct {
+		text  string
+		after bool
+		known bool
+		jobs  int64
+	}{{"schedule_change", false, true, 0}, {"schedule_change", true, true, 0}, {"commit\x00", true, false, 1}, {"commit\x00", false, false, 1}} {
+		w.wire.lose(lost.text, lost.after)
+		_, err := m.Trigger(t.Context(), "close")
+		if err == nil || errors.Is(err, schedule.ErrUnknown) == lost.known {
+			t.Errorf("%+v: %v", lost, err)
+		}
+		until(t, fmt.Sprintf("%+v is over", lost), func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == lost.jobs })
+	}
+}
+
+// The rule's zone is not known here: nobody can tell which ticks have passed, so nothing is changed.
+func TestManageWithoutZone(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	ok(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *'")
+	db.setClock(midnight.Add(time.Hour))
+	m := newOperator(db).manage("why", "")
+	ok(t, m.Pause(t.Context(), "close"))
+	for what, err := range map[string]error{
+		"resume": m.Resume(t.Context(), "close", schedule.FromNow), "delete": m.Delete(t.Context(), "close"),
+		"backfill": second(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight)),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "Mars/Olympus") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	ok(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // whoever knows the rule decides
+	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
+}
+
+func code(err error) string {
+	var told *pgconn.PgError
+	if errors.As(err, &told) {
+		return told.Code
+	}
+	return ""
+}
+
+// What is dead is run once more, once, with what it had.
+func TestRetry(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	var mended atomic.Bool
+	type call struct{ trigger, name, key, at, from string }
+	calls := make(chan call, 100)
+	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		if !mended.Load() && r.Args != "fine" {
+			return errors.New("no paper")
+		}
+		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
+		return note(ctx, tx, r)
+	})
+	ok(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.Key("books")))
+	first := func(id int64, err error) int64 { t.Helper(); ok(t, err); return id }
+	plain := first(mail.Enqueue(t.Context(), "plain", schedule.Key("ada"), schedule.Priority(3)))
+	unique := first(mail.Enqueue(t.Context(), "unique", schedule.Unique("inv-7", schedule.Raise)))
+	w.run()
+	expect(t, w.fate(plain).Fate, schedule.FateDead, "fate")
+	expect(t, w.fate(unique).Fate, schedule.FateDead, "fate")
+	db.setClock(midnight.Add(time.Hour))
+	until(t, "a tick is dead", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	ok(t, w.Pause(t.Context(), "close"))
+	again := first(w.Retry(t.Context(), plain)) // and is dead again
+	expect(t, w.fate(again).Fate, schedule.FateDead, "fate of what is still broken")
+	w.close()
+	mended.Store(true)
+	w = newWorker(db)
+	schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
+		return note(ctx, tx, r)
+	})
+	w.run()
+	o := newOperator(db)
+	m := o.manage("there is paper", "")
+	for _, err := range []error{second(w.Retry(t.Context(), plain)), second(m.Retry(t.Context(), plain))} {
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("was retried, as job %d", again)) {
+			t.Errorf("to retry what was: %v", err)
+		}
+	}
+	w.fate(first(w.Retry(t.Context(), again)))
+	expect(t, receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
+
+	other := first(mail.Enqueue(t.Context(), "fine", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise)))
+	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
+	ok(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
+	if j := w.fate(other); j.Fate != schedule.FateCancelled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
+		t.Errorf("the job that was cancelled is %+v", j)
+	}
+	w.fate(first(m.Retry(t.Context(), unique)))
+	expect(t, receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
+
+	w.fate(first(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))))
+	expect(t, receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
+	if err := second(m.RetryTick(t.Context(), "close", midnight.Add(time.Hour))); err == nil || !strings.Contains(err.Error(), "was retried") {
+		t.Errorf("to retry a tick again: %v", err)
+	}
+	for _, err := range []error{second(w.RetryTick(t.Context(), "close", midnight)), second(w.Retry(t.Context(), 1<<40))} {
+		wraps(t, "to retry what is not there", err, schedule.ErrNotFound)
+	}
+	ok(t, w.Delete(t.Context(), "close"))
+	db.exec("UPDATE pgleases.history SET retried = NULL")
+	wraps(t, "to retry a tick of what was deleted", second(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))), schedule.ErrNotFound)
+	got := db.effects()
+	slices.Sort(got)
+	expect(t, fmt.Sprint(got), "[plain tick unique]", "effects")
+	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, reason), ', ' ORDER BY id) FROM pgleases.schedule_changes"), "cancel not this one, retry there is paper", "what was asked")
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// Of many who retry one job at once, one does.
+func TestRetryAtOnce(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	id, err := mail.Enqueue(t.Context(), "later", schedule.In(time.Hour))
+	ok(t, err)
+	ok(t, w.Cancel(t.Context(), id))
+	const callers = 8
+	retried := make(chan error, callers)
+	for range callers {
+		go func() { retried <- second(w.Retry(t.Context(), id)) }()
+	}
+	n := 0
+	for range callers {
+		if err := receive(t, "it returns", retried); err == nil {
+			n++
+		}
+	}
+	expect(t, n, 1, "that it is retried")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 1, "jobs")
+}
+
+// The jobs that live, by kind, prefix and state; and what a cancelled one had behind it.
+func TestJobsAreListed(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	mail := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no paper") },
+		schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	letters := schedule.InTx(w.Scheduler, "letters", note)
+	_, err := letters.EnqueueMany(t.Context(), make([]string, 600), schedule.In(time.Hour))
+	ok(t, err)
+	failing, err := mail.Enqueue(t.Context(), "x", schedule.Unique("inv-7", schedule.Raise))
+	ok(t, err)
+	_, err = mail.Enqueue(t.Context(), "y", schedule.In(time.Hour), schedule.Unique("inv-8", schedule.Raise))
+	ok(t, err)
+	w.run()
+	until(t, "an attempt has failed", func() bool {
+		j, err := w.Job(t.Context(), failing)
+		ok(t, err)
+		return j.Attempts == 1
+	})
+	count := func(f schedule.JobFilter) (n int, last schedule.Job) {
+		t.Helper()
+		for j, err := range w.Jobs(t.Context(), f) {
+			ok(t, err)
+			if j.ID <= last.ID {
+				t.Fatalf("job %d comes after job %d", j.ID, last.ID)
+			}
+			n, last = n+1, j
+		}
+		return n, last
+	}
+	for _, c := range []struct {
+		filter schedule.JobFilter
+		want   int
+	}{
+		{schedule.JobFilter{}, 602}, {schedule.JobFilter{Kind: "letters"}, 600}, {schedule.JobFilter{Prefix: "inv-"}, 2}, {schedule.JobFilter{Prefix: "inv-8"}, 1},
+		{schedule.JobFilter{State: schedule.StateRetries}, 1}, {schedule.JobFilter{State: schedule.StatePlanned}, 601}, {schedule.JobFilter{Kind: "mail", State: schedule.StateWaits}, 0},
+	} {
+		n, _ := count(c.filter)
+		expect(t, n, c.want, fmt.Sprintf("jobs of %+v", c.filter))
+	}
+	_, j := count(schedule.JobFilter{State: schedule.StateRetries})
+	if j.ID != failing || j.Kind != "mail" || j.Name != "inv-7" || j.Trigger != schedule.TriggerJob || j.Attempts != 1 || j.Error != "no paper" || !j.Due.After(midnight) {
+		t.Errorf("the job is %+v", j)
+	}
+	for range w.Jobs(t.Context(), schedule.JobFilter{}) {
+		break // no error
+	}
+	for _, err := range w.Jobs(t.Context(), schedule.JobFilter{State: "asleep"}) {
+		if err == nil || !strings.Contains(err.Error(), `"asleep" is none of the states`) {
+			t.Errorf("an unknown state: %v", err)
+		}
+	}
+	ok(t, w.Cancel(t.Context(), failing))
+	if j := w.fate(failing); j.Attempts != 1 || j.Error != "no paper" {
+		t.Errorf("the job that was cancelled is %+v", j)
+	}
+}
