@@ -92,7 +92,16 @@ var crashCases = []crashCase{
 	}, goesOn},
 	{"lockacquire", "it takes locks", underLocks(atBalance("lockacquire", nil)), goesOn},
 	{"lockrelease", "it gives locks back", underLocks(atBalance("lockrelease", nil)), goesOn},
-	{"lockrelease", "it is closed", underLocks(atBalance("lockrelease", (*crash).close)), endsClosed},
+	{"lockrelease", "it is closed", underLocks(func(c *crash) {
+		c.bystand()
+		c.start()
+		c.balanced()
+		c.waitFor("the victim holds a lock", func() bool {
+			return value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.locks_status WHERE client = 'victim' AND state = 'holds')")
+		})
+		c.arm("lockrelease")
+		c.await((*crash).close)
+	}), endsClosed},
 	{"lockreleases", "it gives up places in queues", underLocks(atBalance("lockreleases", nil)), goesOn},
 	{"locklook", "it waits for locks", underLocks(atBalance("locklook", nil)), goesOn},
 	{"locksweep", "another has died", underLocks(atDeath("locksweep")), goesOn},
