@@ -365,8 +365,9 @@ func replan(read []store.LeasePlan) []store.Move {
 // planLeaseOf shows the planner one member per client ID, its highest incarnation, and every partition as with the client ID
 // that it is meant for. It also returns the session of each member, and the member of each living session.
 func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
-	lease := planLease{frozen: r.Frozen}
+	var lease planLease
 	var sessions []int64
+	var cordoned []bool
 	members := make(map[string]int32, len(r.Members)) // by client ID
 	living := make(map[int64]int32, len(r.Members))   // by session
 	for _, m := range r.Members {                     // the highest incarnation of an ID comes last
@@ -375,21 +376,21 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 			i = int32(len(sessions))
 			members[m.ID] = i
 			lease.members = append(lease.members, planMember{})
-			sessions = append(sessions, 0)
+			sessions, cordoned = append(sessions, 0), append(cordoned, false)
 		}
 		weight := m.Weight
 		if r.Paused || m.Drained || m.Incarnation < 0 {
 			weight = 0
 		}
-		lease.members[i], sessions[i] = planMember{m.ID, weight, m.Cordoned}, m.Session
+		lease.members[i], sessions[i] = planMember{m.ID, weight}, m.Session
+		cordoned[i] = m.Cordoned && weight > 0
 		living[m.Session] = i
 	}
 	lease.current = make([]int32, len(r.Owners))
 	lease.home = make([]int32, len(r.Owners))
-	lease.pinned = membersOf(members, r.Pins, len(r.Owners))
 	for p, owner := range r.Owners {
 		lease.home[p] = memberOf(members, r.HomeIDs[p])
-		if i, ok := living[owner]; ok && r.Frozen && lease.works(i) { // also where it was asked to hand over
+		if i, ok := living[owner]; ok && r.Frozen && lease.members[i].weight > 0 { // also where it was asked to hand over
 			lease.current[p] = i
 		} else if i, ok := living[r.Targets[p]]; ok {
 			lease.current[p] = i
@@ -402,19 +403,14 @@ func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
 			}
 		}
 	}
+	pinned := make(map[int]int32, len(r.Pins))
+	for p, id := range r.Pins {
+		if i, ok := members[id]; ok && lease.members[i].weight > 0 {
+			pinned[p] = i
+		}
+	}
+	lease.fix(r.Frozen, cordoned, pinned)
 	return lease, sessions, living
-}
-
-// membersOf returns the member by partition, of client IDs by partition; nil where there is none.
-func membersOf(members map[string]int32, ids map[int]string, partitions int) []int32 {
-	if len(ids) == 0 {
-		return nil
-	}
-	of := slices.Repeat([]int32{-1}, partitions)
-	for p, id := range ids {
-		of[p] = memberOf(members, id)
-	}
-	return of
 }
 
 func memberOf(members map[string]int32, id string) int32 {

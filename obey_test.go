@@ -18,25 +18,46 @@ import (
 
 // Plans of leases about which operators wish something.
 
-// checkObeys reports the first broken promise of a plan of such a lease.
-func checkObeys(l *planLease, to []int32) error {
-	if err := checkComplete(l, to); err != nil {
+// wishedLease is a lease, and what operators want of it.
+type wishedLease struct {
+	planLease
+	frozen   bool
+	cordoned []bool
+	pinned   map[int]int32
+}
+
+// planWished plans leases. It also returns what the planner was given.
+func planWished(leases []wishedLease) ([][]int32, []planLease) {
+	fixed := make([]planLease, len(leases))
+	for i, l := range leases {
+		fixed[i] = l.planLease
+		fixed[i].fix(l.frozen, l.cordoned, l.pinned)
+	}
+	return plan(fixed), fixed
+}
+
+// check reports the first broken promise of a plan of such a lease.
+func (l *wishedLease) check(to []int32) error {
+	if err := checkComplete(&l.planLease, to); err != nil {
 		return err
 	}
-	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (l.frozen || l.members[m].cordoned) }
-	open := slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight > 0 && !m.cordoned })
-	rest, moved := planLease{members: slices.Clone(l.members), home: []int32{}}, []int32{}
-	for i, m := range rest.members {
-		if m.cordoned && open {
-			rest.members[i].weight = 0
+	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (l.frozen || l.cordoned[m]) }
+	rest, moved, open := planLease{members: slices.Clone(l.members), home: []int32{}}, []int32{}, false
+	for m := range rest.members {
+		open = open || l.members[m].weight > 0 && !l.cordoned[m]
+	}
+	for m := range rest.members {
+		if l.cordoned[m] && open {
+			rest.members[m].weight = 0
 		}
 	}
-	has := countOwned(l, to)
+	has := countOwned(&l.planLease, to)
 	for p, m := range l.current {
+		pin, pinned := l.pinned[p]
 		switch {
-		case l.pinned[p] >= 0 && l.members[l.pinned[p]].weight > 0 && !(l.frozen && keeps(m)):
-			if to[p] != l.pinned[p] {
-				return fmt.Errorf("partition %d is pinned to member %d, and goes to %d", p, l.pinned[p], to[p])
+		case pinned && !(l.frozen && keeps(m)):
+			if to[p] != pin {
+				return fmt.Errorf("partition %d is pinned to member %d, and goes to %d", p, pin, to[p])
 			}
 			continue
 		case keeps(m) && to[p] != m:
@@ -70,41 +91,47 @@ func checkObeys(l *planLease, to []int32) error {
 func TestPlanObeysWishes(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
-		var leases, plain []planLease
+		var leases []wishedLease
 		for range rapid.IntRange(1, 4).Draw(t, "leases") {
-			l := drawLease(t, 12, 6, 3)
+			l := wishedLease{planLease: drawLease(t, 12, 6, 3), pinned: make(map[int]int32)}
 			if l.home == nil {
 				l.home = slices.Repeat([]int32{-1}, len(l.current))
 			}
-			l.pinned = slices.Repeat([]int32{-1}, len(l.current))
 			if rapid.Bool().Draw(t, "pins") {
-				l.pinned = drawOwners(t, "pinned", len(l.current), len(l.members))
+				for p, m := range drawOwners(t, "pinned", len(l.current), len(l.members)) {
+					if m >= 0 && l.members[m].weight > 0 {
+						l.pinned[p] = m
+					}
+				}
 			}
 			l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
-			for i := range l.members {
-				l.members[i].cordoned = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned")
+			for _, m := range l.members {
+				l.cordoned = append(l.cordoned, rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned") && m.weight > 0)
 			}
 			leases = append(leases, l)
-			if !l.wished() {
-				plain = append(plain, l)
-			}
 		}
-		plans, again := plan(leases), plan(plain)
+		plans, fixed := planWished(leases)
+		wished := func(l planLease) bool { return l.fixed != nil }
+		plain := plan(slices.DeleteFunc(slices.Clone(fixed), wished))
 		applied := slices.Clone(leases)
 		for i := range leases {
 			applied[i].current = plans[i]
-			if !leases[i].wished() {
-				if !slices.Equal(plans[i], again[0]) {
-					t.Fatalf("lease %d, of which nothing is wished, depends on others: %v, not %v", i, plans[i], again[0])
+			if l := leases[i]; wished(fixed[i]) != (l.frozen || len(l.pinned) > 0 || slices.Contains(l.cordoned, true)) {
+				t.Fatalf("lease %d: wished is %v\n%+v", i, wished(fixed[i]), l)
+			}
+			if !wished(fixed[i]) {
+				if !slices.Equal(plans[i], plain[0]) {
+					t.Fatalf("lease %d, of which nothing is wished, depends on others: %v, not %v", i, plans[i], plain[0])
 				}
-				again = again[1:]
+				plain = plain[1:]
 				continue
 			}
-			if err := checkObeys(&leases[i], plans[i]); err != nil {
+			if err := leases[i].check(plans[i]); err != nil {
 				t.Fatalf("lease %d: %v\n%+v\n%v", i, err, leases[i], plans[i])
 			}
 		}
-		for i, again := range plan(applied) {
+		again, _ := planWished(applied)
+		for i, again := range again {
 			if !slices.Equal(again, plans[i]) {
 				t.Fatalf("lease %d: planned %v, then, with that applied, %v\n%+v", i, plans[i], again, leases[i])
 			}

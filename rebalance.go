@@ -10,14 +10,16 @@ import (
 // The plan says which member every partition shall go to. It is a pure function of members and partitions: no clock, no I/O, no
 // randomness, ties broken by client ID. Two clients that read the same snapshot make the same plan.
 //
-// It goes in four steps.
+// It goes in four steps. They are about the partitions that are not fixed. A fixed partition goes to its member, whatever the shares say:
+// that is how pins, cordons and freezes enter (see fix).
 //
 //  1. Shares. A member of weight w is due N*w/W of a lease's N partitions, W being the sum of the weights. It gets the floor of that;
 //     what the floors leave over, the extras, goes to as many different members, one each. So no member is a whole partition away
 //     from its share (the quota rule of apportionment: Hamilton's method of largest remainders, see Balinski and Young, Fair
 //     Representation, 1982; but only ties go by remainder here, because staying comes first).
 //  2. Groups. Leases whose working members (weight above 0) are the same and of equal weight are balanced together. The floors are
-//     equal within a lease, so totals over the group are within one of each other exactly when the totals of extras are.
+//     equal within a lease, so totals over the group are within one of each other exactly when the totals of extras are. A lease
+//     with fixed partitions is balanced alone.
 //  3. Extras. A member keeps min(has, gets) partitions, so an extra saves one move where its receiver has more than its floor, else
 //     none. In a lease alone, the extras go where they save most: that is the minimum. Over a group it is a transport problem:
 //     every lease hands out its extras, every member takes the same number. See mend.
@@ -39,14 +41,12 @@ type planLease struct {
 	members []planMember // ids unique; the order changes nothing
 	current []int32      // per partition: the living member that has it, or that it is on its way to
 	home    []int32      // per partition: the member that lost it by leaving, dying or draining, until it went back. May be nil
-	pinned  []int32      // per partition: the member that shall have it where it works. May be nil
-	frozen  bool         // what a working member has stays with it
+	fixed   []int32      // per partition: the member that gets it whatever the shares say; -1: the shares decide. May be nil, and is if home is
 }
 
 type planMember struct {
-	id       string
-	weight   int  // 0 to 1,000; 0 owns nothing
-	cordoned bool // it keeps what it has, and gets nothing else
+	id     string
+	weight int // 0 to 1,000; 0 owns nothing that is not fixed
 }
 
 // plan returns per lease the member that each partition shall go to; -1 only where no member has a weight above 0. Pass the leases in a
@@ -56,9 +56,7 @@ func plan(leases []planLease) [][]int32 {
 	size := 0
 	for i := range leases {
 		size += len(leases[i].current)
-		if !leases[i].wished() {
-			shares[i] = newShare(&leases[i])
-		}
+		shares[i] = newShare(leases[i].withoutFixed())
 	}
 	for _, group := range groupShares(shares) {
 		placeExtras(group)
@@ -67,104 +65,93 @@ func plan(leases []planLease) [][]int32 {
 	for i := range leases {
 		n := len(leases[i].current)
 		plans[i], flat = flat[:n:n], flat[n:]
-		if leases[i].wished() {
-			leases[i].obey(plans[i])
-		} else {
-			shares[i].move(plans[i])
-		}
+		shares[i].move(plans[i][:len(shares[i].lease.current)])
+		leases[i].putFixed(plans[i], len(shares[i].lease.current))
 	}
 	return plans
 }
 
-// wished reports whether it is wished who has some of the partitions. Such a lease is planned alone.
-func (l *planLease) wished() bool {
-	return l.frozen || slices.ContainsFunc(l.members, func(m planMember) bool { return m.cordoned && m.weight > 0 }) ||
-		slices.ContainsFunc(l.pinned, l.works)
-}
-
-// works reports whether it is a member that may own partitions.
-func (l *planLease) works(m int32) bool { return m >= 0 && l.members[m].weight > 0 }
-
-// homeOf is the member to which a partition returns; -1: none.
-func (l *planLease) homeOf(p int) int32 {
-	if l.home == nil {
-		return -1
+// withoutFixed returns what there is to share of a lease.
+func (l *planLease) withoutFixed() *planLease {
+	if l.fixed == nil {
+		return l
 	}
-	return l.home[p]
-}
-
-// obey plans a lease with such wishes. What stays, and what is pinned, is taken out first, and the rest is shared as if there were nothing
-// else: among those that are not cordoned, or among all where all are. In a frozen lease, and where all are cordoned, the rest is what has
-// no owner that may keep it; there each partition goes home where that is below its share of the whole lease, else to the member that is
-// furthest below.
-func (l *planLease) obey(to []int32) {
-	open := func(m planMember) bool { return m.weight > 0 && !m.cordoned }
-	closed := !slices.ContainsFunc(l.members, open)
-	rest := planLease{members: slices.Clone(l.members)}
-	for i, m := range rest.members {
-		if m.cordoned && !closed {
-			rest.members[i].weight = 0
-		}
-	}
-	copy(to, l.current)
-	var places []int // of the rest
+	rest := planLease{members: l.members, fixed: []int32{}}
 	for p, m := range l.current {
-		switch {
-		case l.frozen && l.works(m):
-			continue
-		case l.pinned != nil && l.works(l.pinned[p]):
-			to[p] = l.pinned[p]
-			continue
-		case l.works(m) && l.members[m].cordoned:
-			continue
+		if l.fixed[p] < 0 {
+			rest.current, rest.home = append(rest.current, m), append(rest.home, l.home[p])
 		}
-		places = append(places, p)
-		rest.current = append(rest.current, m)
-		rest.home = append(rest.home, l.homeOf(p))
 	}
-	if l.frozen || closed {
-		rest.fill(to, places)
+	return &rest
+}
+
+// putFixed completes a plan that begins with so many partitions that are not fixed.
+func (l *planLease) putFixed(to []int32, free int) {
+	for p, m := range slices.Backward(l.fixed) {
+		if m < 0 {
+			free--
+			m = to[free]
+		}
+		to[p] = m
+	}
+}
+
+// fix fixes what operators want of a lease: which partitions are pinned, to members of a weight above 0, and which of these members are
+// cordoned, by index. A member of a frozen lease keeps what it has, a pinned partition goes to its member, and a cordoned member keeps
+// what it has and gets nothing else. The precedence, highest first: freeze, pin, cordon. If all members are cordoned, the lease is as if
+// it were frozen.
+//
+// In a frozen lease the rest has no owner that may keep it, and is fixed too: a partition goes home if its home is below its share of the
+// whole lease, else to the member that is furthest below.
+func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
+	if !frozen && len(pinned) == 0 && !slices.Contains(cordoned, true) {
 		return
 	}
-	s := newShare(&rest)
-	placeExtras([]*share{&s})
-	moved := make([]int32, len(places))
-	s.move(moved)
-	for i, p := range places {
-		to[p] = moved[i]
+	l.fixed = slices.Repeat([]int32{-1}, len(l.current))
+	for p, m := range l.current {
+		works := m >= 0 && l.members[m].weight > 0
+		if to, ok := pinned[p]; ok && !(works && frozen) {
+			l.fixed[p] = to
+		} else if works && (frozen || cordoned[m]) {
+			l.fixed[p] = m
+		}
+	}
+	open := slices.Clone(l.members)
+	for m := range open {
+		if cordoned[m] {
+			open[m].weight = 0
+		}
+	}
+	closed := !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 })
+	if !closed {
+		l.members = open
+	}
+	if frozen || closed {
+		l.fixRest()
 	}
 }
 
-// fill gives partitions of a lease, whose plan so far is in to, to working members.
-func (l *planLease) fill(to []int32, places []int) {
-	has := make([]int64, len(l.members))
-	for _, p := range places {
-		to[p] = -1
-	}
-	for _, m := range to {
+func (l *planLease) fixRest() {
+	s, has := newShare(l), make([]int64, len(l.members))
+	for _, m := range l.fixed {
 		if m >= 0 {
 			has[m]++
 		}
 	}
-	share := newShare(l)
-	working := share.working
-	for i, p := range places {
-		if h := l.home[i]; h >= 0 && has[h]*share.weights < int64(len(to))*int64(l.members[h].weight) {
-			to[p] = h
+	for p, h := range l.home {
+		if l.fixed[p] < 0 && h >= 0 && has[h]*s.weights < int64(len(l.home))*int64(l.members[h].weight) {
+			l.fixed[p] = h
 			has[h]++
 		}
 	}
-	for _, p := range places {
-		if to[p] >= 0 || len(working) == 0 {
+	for p, m := range l.fixed {
+		if m >= 0 || len(s.working) == 0 {
 			continue
 		}
-		least := working[0]
-		for _, m := range working {
-			if (has[m]+1)*int64(l.members[least].weight) < (has[least]+1)*int64(l.members[m].weight) {
-				least = m
-			}
-		}
-		to[p] = least
+		least := slices.MinFunc(s.working, func(a, b int32) int {
+			return cmp.Compare((has[a]+1)*int64(l.members[b].weight), (has[b]+1)*int64(l.members[a].weight))
+		})
+		l.fixed[p] = least
 		has[least]++
 	}
 }
@@ -177,11 +164,11 @@ type share struct {
 	quota   []int32 // the floor of its share; placeExtras adds the extras
 	weights int64
 	extras  int
-	even    bool // all working members have the same weight
+	even    bool // all working members have the same weight, and no partition is fixed
 }
 
 func newShare(l *planLease) share {
-	s := share{lease: l, even: true, has: make([]int32, len(l.members)), quota: make([]int32, len(l.members))}
+	s := share{lease: l, even: l.fixed == nil, has: make([]int32, len(l.members)), quota: make([]int32, len(l.members))}
 	s.working = make([]int32, 0, len(l.members))
 	for m, member := range l.members {
 		if member.weight > 0 {

@@ -311,7 +311,7 @@ func drawOwners(t *rapid.T, label string, partitions, members int) []int32 {
 func drawLease(t *rapid.T, partitions, members, weight int) planLease {
 	l := planLease{members: []planMember{}}
 	for _, id := range rapid.SliceOfNDistinct(rapid.IntRange(0, members), 0, members, rapid.ID[int]).Draw(t, "ids") {
-		l.members = append(l.members, planMember{string(rune('a' + id)), rapid.IntRange(0, weight).Draw(t, "weight"), false})
+		l.members = append(l.members, planMember{string(rune('a' + id)), rapid.IntRange(0, weight).Draw(t, "weight")})
 	}
 	n := rapid.IntRange(1, partitions).Draw(t, "partitions")
 	l.current = drawOwners(t, "current", n, len(l.members))
@@ -337,7 +337,7 @@ func drawTeam(t *rapid.T, leases, partitions, members int) []planLease {
 func teamOf(n int) []planMember {
 	members := make([]planMember, n)
 	for m := range members {
-		members[m] = planMember{fmt.Sprintf("client-%05d", m), 1, false}
+		members[m] = planMember{fmt.Sprintf("client-%05d", m), 1}
 	}
 	return members
 }
@@ -439,9 +439,9 @@ func TestPlanLeavesItsInputAlone(t *testing.T) {
 func TestPlanWithoutAnyoneToOwn(t *testing.T) {
 	for name, l := range map[string]planLease{
 		"no members":      {current: []int32{-1, -1}},
-		"all weights 0":   {members: []planMember{{"a", 0, false}, {"b", 0, false}}, current: []int32{0, -1, 1}, home: []int32{1, 0, -1}},
+		"all weights 0":   {members: []planMember{{"a", 0}, {"b", 0}}, current: []int32{0, -1, 1}, home: []int32{1, 0, -1}},
 		"no partitions":   {members: teamOf(2)},
-		"nothing at home": {members: []planMember{{"a", 0, false}}, current: []int32{0}, home: []int32{-1}},
+		"nothing at home": {members: []planMember{{"a", 0}}, current: []int32{0}, home: []int32{-1}},
 	} {
 		for p, m := range plan([]planLease{l})[0] {
 			if m != -1 {
@@ -499,7 +499,7 @@ func (c *planCluster) rebalance(t *testing.T) int {
 	t.Helper()
 	var members []planMember
 	for id, weight := range c.weights {
-		members = append(members, planMember{id, weight, false})
+		members = append(members, planMember{id, weight})
 	}
 	slices.SortFunc(members, func(a, b planMember) int { return cmp.Compare(a.id, b.id) })
 	index := func(ids []string) []int32 {
@@ -725,7 +725,7 @@ func decodeLeases(data []byte) []planLease {
 		if i == 0 || next(3) == 0 { // else the same team as the lease before
 			members = nil
 			for m := range next(7) {
-				members = append(members, planMember{string(rune('a' + m)), 1, false})
+				members = append(members, planMember{string(rune('a' + m)), 1})
 			}
 			if next(2) == 0 {
 				for m := range members {

@@ -233,21 +233,18 @@ var mutants = append(asleep(), []mutant{
 		{"sql/join.sql", `WHERE member.new`, `WHERE true`, 0},
 	}},
 	{"a cordoned member that gets more", "wished", `which is cordoned|they own`, []edit{
-		{"rebalance.go", `		if m.cordoned && !closed {`, `		if m.cordoned && len(to) == 0 {`, 0},
+		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && frozen {`, 0},
 	}},
-	{"a pin counted into the shares", "wished", `not within|is pinned to`, []edit{
-		{"rebalance.go", `			to[p] = l.pinned[p]
-			continue
-`, "", 0},
+	{"a pin that yields to the shares", "wished", `not within|is pinned to`, []edit{
+		{"rebalance.go", `ok && !(works && frozen) {`, `ok && !works {`, 0},
 	}},
 	{"an operator's eviction that others do not wait for", "steered", `^overlap|^epoch falls`, []edit{
 		{"sql/functions.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
     UPDATE pgleases.clients AS c SET incarnation = -1, expires_at = 'epoch' WHERE`, 0},
 	}},
 	{"a freeze that lets shares become even", "steered", `of a frozen lease went`, []edit{
-		{"rebalance.go", `		case l.frozen && l.works(m):
-			continue
-`, "", 0},
+		{"rebalance.go", `works && (frozen || cordoned[m])`, `works && cordoned[m]`, 0},
+		{"rebalance.go", `	if frozen || closed {`, `	if closed {`, 0},
 	}},
 	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
 		{"session.go", unnoticed, `false`, 0},
