@@ -41,7 +41,7 @@ type Finding struct {
 
 // Checks are the names of what Doctor looks at, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "table-locks", "timeline", "mark", "ttl", "dead",
-	"orphans", "wishes", "plans", "hand-overs", "locks", "transactions", "snapshots", "autovacuum", "dead-rows", "hot-updates", "connections"}
+	"orphans", "wishes", "plans", "hand-overs", "locks", "schedules", "transactions", "snapshots", "autovacuum", "dead-rows", "hot-updates", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
@@ -117,6 +117,12 @@ type facts struct {
 	Triggers, Rights []string
 }
 
+// scheduled reports whether the schema has the tables of package schedule.
+func (f *facts) scheduled() bool {
+	_, has := f.Tables["schedule_version"]
+	return has
+}
+
 func (d *doctor) examine(ctx context.Context) {
 	trip, err := d.roundTrip(ctx)
 	var f facts
@@ -149,6 +155,9 @@ func (d *doctor) examine(ctx context.Context) {
 	d.rows(&f)
 	if d.tableLocks(&f) {
 		d.state(ctx, trip)
+		if f.scheduled() {
+			d.schedules(ctx)
+		}
 	}
 }
 
@@ -258,7 +267,7 @@ func (d *doctor) wanted(f *facts) map[string][]string {
 		}
 	}
 	add(enginesql.Files)
-	if _, scheduled := f.Tables["schedule_version"]; scheduled {
+	if f.scheduled() {
 		add(schedulesql.Files)
 	}
 	return wanted
@@ -449,6 +458,34 @@ func (d *doctor) state(ctx context.Context, trip time.Duration) {
 		d.found("locks", Warning, "find out what the holder does; ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
 	} else {
 		d.found("locks", OK, "", "none is awaited for more than %v", d.Long)
+	}
+}
+
+// schedules finds schedules that no code declares any more.
+func (d *doctor) schedules(ctx context.Context) {
+	var undeclared []string
+	err := reading(ctx, d.conn, func(tx pgx.Tx) error {
+		var group, name string
+		var registered time.Time
+		rows, _ := tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("undeclared")) // ForEachRow returns its error
+		_, err := pgx.ForEachRow(rows, []any{&group, &name, &registered}, func() error {
+			undeclared = append(undeclared, fmt.Sprintf("%q of group %q since %s", name, group, registered.UTC().Format(time.DateOnly)))
+			return nil
+		})
+		return err
+	})
+	switch {
+	case err != nil && store.Denied(err):
+		d.found("schedules", Note, "as the tables' owner, run what pgleases grants ROLE --for=reader prints", "cannot read them: %v", err)
+	case err != nil:
+		d.found("schedules", Fault, "run pgleases migrate --schedules", "cannot read them: %v", err)
+	case len(undeclared) > 0:
+		d.found(
+			"schedules", Note, "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE",
+			"no process has declared them for a week, and they wait: %s", listed(undeclared),
+		)
+	default:
+		d.found("schedules", OK, "", "what code declared is declared still")
 	}
 }
 

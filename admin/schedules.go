@@ -47,7 +47,7 @@ type Schedule struct {
 	Partition int           `json:"partition"` // of the lease schedule/GROUP
 	Owner     string        `json:"owner"`     // client ID of who runs it
 	Rule      string        `json:"rule"`
-	State     string        `json:"state"` // runs, paused, disabled, waits, due, retries, planned, over
+	State     string        `json:"state"` // runs, paused, waits, due, retries, planned, over
 	Why       string        `json:"why"`
 	Done      time.Time     `json:"done,omitzero"` // the last tick whose run was done
 	LastFate  string        `json:"last_fate"`

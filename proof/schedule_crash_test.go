@@ -41,7 +41,6 @@ type scheduleCrash struct {
 var scheduleCrashes = []scheduleCrash{
 	{"put", nil, nil}, // while the schedules are not there yet
 	{"join", nil, nil},
-	{"zones", nil, nil},
 	{"get", nil, nil},
 	{"share", nil, nil},
 	{"listen", nil, nil},
@@ -69,10 +68,9 @@ var scheduleCrashes = []scheduleCrash{
 // notScheduleCrashed has the files that are no statements of it, or are not sent while anything runs, and why.
 var notScheduleCrashed = map[string]string{
 	"schema": "sent by Migrate", "functions": "sent by Migrate", "grants": "an administrator's script",
-	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads", "disabled": "it only reads, each hour",
+	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
 	"declare": "sent each hour, for schedules that nobody has declared for a day",
 	"edit":    "a caller's, in a transaction as put.sql", "change": "an operator's, in a transaction as put.sql",
-	"zoned": "sent where zone data has changed", "follow": "sent where zone data has changed",
 }
 
 // A process is killed before and after each statement, for each kind of handler: every tick and job has one fate and its effect once all the same.

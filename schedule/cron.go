@@ -1,8 +1,6 @@
 package schedule
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"math"
@@ -58,30 +56,6 @@ func loadZone(name string) (*time.Location, error) {
 	zones.Store(name, zone)
 	return zone, nil
 }
-
-// zone returns the zone of a rule of Cron, and a digest of the changes of its clocks in the years in which ticks lie; both are empty for Every.
-func (r Rule) zone() (name, data string) {
-	if r.clock == nil {
-		return "", ""
-	}
-	name, _, _ = strings.Cut(strings.TrimPrefix(r.text, zonePrefix), " ")
-	if known, ok := digests.Load(r.clock.location); ok {
-		return name, known.(string)
-	}
-	from, to := time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC).Unix(), time.Date(2060, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
-	digest, before := sha256.New(), math.MaxInt
-	for at := from; at < to; at = r.clock.end(at) {
-		if _, offset := time.Unix(at, 0).In(r.clock.location).Zone(); offset != before {
-			fmt.Fprintln(digest, at, offset)
-			before = offset
-		}
-	}
-	data = hex.EncodeToString(digest.Sum(nil)[:8])
-	digests.Store(r.clock.location, data)
-	return name, data
-}
-
-var digests sync.Map // of zones' data by *time.Location
 
 var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
 

@@ -23,11 +23,6 @@ const (
 	longest = time.Hour
 )
 
-// forgotten is for how long no process declares what is disabled then. Each that does says so each day.
-const forgotten = 7 * 24 * time.Hour
-
-var errForgotten = errors.New("no process has declared it for a week: it is disabled until one starts that does")
-
 // decide decides by the database's clock, at the moment when the schedule was read. It knows no database. What is suspected of killing the
 // process is charged before it is decided again, and its arguments are read then: that may be what kills it.
 func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) decision {
@@ -36,19 +31,11 @@ func (r *record) decide(k *kind, declared bool, epoch int64, suspected bool) dec
 		return r.decideJob(k, epoch, suspected)
 	}
 	now := r.Clock
-	switch {
-	case r.PausedAt != nil:
-		return d
-	case r.DisabledAt != nil:
-		d.Waits = r.Waits
+	if r.PausedAt != nil {
 		return d
 	}
 	rule, err := r.parse()
-	switch {
-	case r.Declared && !declared && now.Sub(r.Registered) >= forgotten:
-		d.Waits, d.DisabledAt = kept(errForgotten), &now
-		return d
-	case err == nil:
+	if err == nil {
 		err = r.readable(k, declared, suspected)
 	}
 	if err != nil {
@@ -105,7 +92,7 @@ func (r *record) readable(k *kind, declared, suspected bool) error {
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
 	case r.Declared && !declared:
-		return errors.New("it is declared in the code of another version only")
+		return fmt.Errorf("it is declared in the code of another version only, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
 	case suspected:
 		return nil
 	}

@@ -41,9 +41,6 @@ func (s *Scheduler) putDeclared(ctx context.Context) error {
 	if err := put(func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
 		return err
 	}
-	if err := s.followZones(ctx, put); err != nil {
-		return err
-	}
 	for few := range slices.Chunk(rows, together) {
 		if err := put(func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
 			return err
@@ -68,7 +65,7 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 	return nil
 }
 
-// keepDeclared says that the code declares what it does, until ctx ends: else that is disabled after a while; and enables it where it was.
+// keepDeclared says that the code declares what it does, until ctx ends.
 func (s *Scheduler) keepDeclared(ctx context.Context) {
 	s.mu.Lock()
 	names := slices.Sorted(maps.Keys(s.declared))
@@ -83,121 +80,9 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 		err := s.within(ctx, func(ctx context.Context) error {
 			return s.inTx(ctx, func(tx pgx.Tx) error { return s.sendDeclare(ctx, tx, names) })
 		})
-		if err == nil {
-			err = s.enable(ctx, names)
-		}
 		if err != nil && !failing && ctx.Err() == nil {
 			s.log.Warn("schedule: cannot note what the code declares, again each hour", slog.Any("error", err))
 		}
 		failing = err != nil
 	}
-}
-
-// enable puts what is disabled although this process declares it: it stood still for a week, or the database's clock was wrong.
-func (s *Scheduler) enable(ctx context.Context, names []string) (err error) {
-	var disabled []string
-	err = s.within(ctx, func(ctx context.Context) error {
-		disabled, err = s.sendDisabled(ctx, s.pool, names)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	var rows []*record
-	s.mu.Lock()
-	for _, name := range disabled {
-		rows = append(rows, s.declared[name])
-	}
-	s.mu.Unlock()
-	for few := range slices.Chunk(rows, together) {
-		put := func(ctx context.Context) error {
-			return s.inTx(ctx, func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) })
-		}
-		if err := s.within(ctx, put); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// followZones tells anew when schedules are due whose zone's data here is not that by which it was told before: that was of the past, or of
-// another host. Ticks that were later by that are due now, or would be late. Declared ones are put after this anyway.
-func (s *Scheduler) followZones(ctx context.Context, put func(func(pgx.Tx) error) error) error {
-	var zones map[string]string
-	err := put(func(tx pgx.Tx) (err error) {
-		zones, err = s.sendZones(ctx, tx)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	for zone, before := range zones {
-		_, data := Cron("* * * * *", zone).zone()
-		if data == before || data == "" { // empty: it is not known here
-			continue
-		}
-		if err := s.followZone(ctx, put, zone); err != nil {
-			return fmt.Errorf("follow the changed data of zone %q: %w", zone, err)
-		}
-		if err := put(func(tx pgx.Tx) error { return s.sendFollow(ctx, tx, zone, data) }); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (s *Scheduler) followZone(ctx context.Context, put func(func(pgx.Tx) error) error, zone string) error {
-	moved := 0
-	for after, more := "", true; more; {
-		rows, err := s.sendZoned(ctx, s.pool, zone, after, page)
-		if err != nil {
-			return err
-		}
-		var names []string
-		for _, r := range rows {
-			if _, moves := r.retold(); moves {
-				names = append(names, r.Name)
-			}
-			after = r.Name
-		}
-		more = len(rows) == page
-		moved += len(names)
-		for few := range slices.Chunk(names, together) {
-			if err := put(func(tx pgx.Tx) error { return s.retell(ctx, tx, few) }); err != nil {
-				return err
-			}
-		}
-	}
-	s.log.Info("schedule: the data of a zone has changed: its schedules are due by the new", slog.String("zone", zone), slog.Int("moved", moved))
-	return nil
-}
-
-// retell tells anew when schedules are due.
-func (s *Scheduler) retell(ctx context.Context, tx pgx.Tx, names []string) error {
-	for _, name := range names {
-		_, r, err := s.sendGet(ctx, tx, name, true)
-		if err != nil {
-			return err
-		}
-		if r == nil {
-			continue // it was deleted meanwhile
-		}
-		if due, moves := r.retold(); moves {
-			r.Due = due
-			if _, err := s.sendPut(ctx, tx, r, nil); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// retold returns when a schedule is due by the zone data here, and whether that is to be written down: not while it waits or is tried again.
-func (r *record) retold() (due *time.Time, moves bool) {
-	rule, err := Parse(r.Rule)
-	if err != nil || r.Due == nil || r.Waits != nil || r.Trying != nil || !r.Due.After(r.Clock) {
-		return nil, false
-	}
-	due = r.next(rule)
-	return due, due == nil || !due.Equal(*r.Due)
 }

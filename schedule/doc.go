@@ -90,6 +90,6 @@
 //
 // A tick is an instant, the same for all processes. [Tick] has beside it what the clocks of the zone show, and both belong into what
 // is stored: the zone data of hosts may differ, as places change their laws, and without the local time a host with other data would find the tick of
-// the same local time again. With it, local times rise, whoever computes them. A process that starts with other zone data than those before it
-// tells anew when the schedules of the zones that have changed are due.
+// the same local time again. With it, local times rise, whoever computes them. A schedule follows new zone data after its next tick, or when a
+// process starts that declares it.
 package schedule

@@ -3,13 +3,10 @@ package schedule
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
-	"log/slog"
 	"math"
 	"reflect"
 	"strconv"
@@ -26,19 +23,18 @@ type Schedule struct {
 	Key      string
 	Kind     string
 	Args     json.RawMessage
-	Rule     string    // as Parse reads it
-	Declared bool      // in the code, with Add
-	Cursor   time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
-	Due      time.Time // when its owner looks at it next; zero: never
-	Done     time.Time // the last tick that was done; zero: none was
-	PausedAt time.Time // zero: it is not paused
-	// DisabledAt is when it was found that no process had declared it for a week; zero: it was not. It stays, and runs again when a process
-	// starts that declares it, or goes on.
-	DisabledAt time.Time
-	Failures   int    // how many ticks in a row are dead since the last that was done, or since Resume
-	Attempts   int    // of the tick that is tried again at Due, how many have failed
-	Error      string // of the last of them
-	Waits      string // why the process that owns it cannot run it; empty: nothing is known against it
+	Rule     string // as Parse reads it
+	Declared bool   // in the code, with Add
+	// DeclaredAt is when it was last noted that a process declares it: when one starts, and once a day; zero: no code declares it.
+	DeclaredAt time.Time
+	Cursor     time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
+	Due        time.Time // when its owner looks at it next; zero: never
+	Done       time.Time // the last tick that was done; zero: none was
+	PausedAt   time.Time // zero: it is not paused
+	Failures   int       // how many ticks in a row are dead since the last that was done, or since Resume
+	Attempts   int       // of the tick that is tried again at Due, how many have failed
+	Error      string    // of the last of them
+	Waits      string    // why the process that owns it cannot run it; empty: nothing is known against it
 }
 
 func (r *record) schedule() Schedule {
@@ -46,10 +42,13 @@ func (r *record) schedule() Schedule {
 	for _, t := range []struct {
 		to   *time.Time
 		from *time.Time
-	}{{&s.Due, r.Due}, {&s.Done, r.Done}, {&s.PausedAt, r.PausedAt}, {&s.DisabledAt, r.DisabledAt}} {
+	}{{&s.Due, r.Due}, {&s.Done, r.Done}, {&s.PausedAt, r.PausedAt}} {
 		if t.from != nil {
 			*t.to = *t.from
 		}
+	}
+	if r.Declared {
+		s.DeclaredAt = r.Registered
 	}
 	s.Failures = r.Failures
 	if r.Trying != nil {
@@ -116,7 +115,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		switch {
 		case have == nil:
 			r.Cursor, r.Anchor = now, now
-		case have.Rule == r.Rule && have.DisabledAt == nil:
+		case have.Rule == r.Rule:
 			r.keep(have)
 		default:
 			r.keep(have)
@@ -127,24 +126,15 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
-		r.Zone, r.ZoneData = rule.zone()
-		inTurn := false
 		if have != nil && same(&r, have) {
 			if !r.Declared {
 				return nil
 			}
 		} else {
-			inTurn = r.replace(have)
 			r.Revision++
 			r.Waits = nil // but for what it has waited it is not late
 		}
 		written, err := s.sendPut(ctx, tx, &r, fates)
-		if err == nil && written && inTurn {
-			s.log.Warn(
-				"schedule: declared as it was before another version of the code declared it otherwise: the last to start wins",
-				slog.String("name", r.Name),
-			)
-		}
 		if err != nil || written {
 			return err
 		}
@@ -155,30 +145,11 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 func (r *record) keep(have *record) {
 	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
 	r.Waits, r.WaitsSince, r.Trying, r.Failures = have.Waits, have.WaitsSince, have.Trying, have.Failures
-	r.Replaced = have.Replaced
-}
-
-// replace notes what it replaces, where the code declares both, and reports whether that had replaced the same.
-func (r *record) replace(have *record) (inTurn bool) {
-	if have == nil || !have.Declared || !r.Declared {
-		r.Replaced = nil
-		return false
-	}
-	before := have.digest()
-	inTurn = have.Replaced != nil && *have.Replaced == r.digest() && before != *have.Replaced
-	r.Replaced = &before
-	return inTurn
-}
-
-// digest tells apart what is declared.
-func (r *record) digest() string {
-	sum := sha256.Sum256([]byte(encode([]any{r.Key, r.Kind, r.Rule, r.Policy, meaning(r.Args)})))
-	return hex.EncodeToString(sum[:8])
 }
 
 // same reports whether a schedule is what the caller wants already.
 func same(r, have *record) bool {
-	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared && have.DisabledAt == nil &&
+	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared &&
 		reflect.DeepEqual(meaning(r.Args), meaning(have.Args))
 }
 
@@ -261,7 +232,7 @@ func tickAt(cursor time.Time, local *time.Time) Tick {
 
 // next returns when the schedule's owner is to look at it next; nil: never.
 func (r *record) next(rule Rule) *time.Time {
-	if r.PausedAt != nil || r.DisabledAt != nil {
+	if r.PausedAt != nil {
 		return nil
 	}
 	switch t := r.Trying; {

@@ -147,9 +147,8 @@ func caught(err *error) {
 }
 
 // Add declares a schedule in the code: Run puts it. It runs only where the code declares it. Where no process of the group does any more it
-// waits; after a week it is disabled, see Schedule.DisabledAt, and never deleted. When a process starts that declares it again it runs by
-// its policy for what it waited for; once it was disabled it begins anew, and the ticks until then are cancelled. It is to be called before
-// Run.
+// waits, see Schedule.DeclaredAt, and is never deleted. When a process starts that declares it again it runs by its policy for the time that
+// it waited. It is to be called before Run.
 //
 // Where the schedule exists already it is edited, see Put.
 func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOption) error {

@@ -259,9 +259,6 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		}
 		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch, suspected)
-		if a.decided.DisabledAt != nil {
-			p.s.logOf(it).Warn("schedule: disabled, as no process has declared it for a week", slog.String("name", r.Name), slog.Time("declared", r.Registered))
-		}
 		// also where it is found that this run has begun: or a crash or a failover of the server would have it called once more
 		if a.decided.run != nil && k.calls == atMostOnce {
 			if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {

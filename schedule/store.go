@@ -63,10 +63,6 @@ type record struct {
 	Waits       *string         `json:"waits"`
 	WaitsSince  *time.Time      `json:"waits_since"`
 	Registered  time.Time       `json:"registered"`
-	DisabledAt  *time.Time      `json:"disabled_at"`
-	Replaced    *string         `json:"replaced"`
-	Zone        string          `json:"zone,omitempty"` // as put.sql takes it: of its rule
-	ZoneData    string          `json:"zone_data,omitempty"`
 	Nonce       string          `json:"nonce,omitempty"` // names it for others than this database
 	Clock       time.Time       `json:"clock"`           // when it was read
 	Job         bool            `json:"job"`
@@ -105,9 +101,8 @@ type step struct {
 	RanFrom     *time.Time `json:"ran_from,omitempty"`
 	RanUntil    *time.Time `json:"ran_until,omitempty"`
 	Trying      *trial     `json:"trying,omitempty"`
-	Failures    *int       `json:"failures,omitempty"`    // null: it changes nothing
-	PausedAt    *time.Time `json:"paused_at,omitempty"`   // null: it does not pause it
-	DisabledAt  *time.Time `json:"disabled_at,omitempty"` // null: it does not disable it
+	Failures    *int       `json:"failures,omitempty"`  // null: it changes nothing
+	PausedAt    *time.Time `json:"paused_at,omitempty"` // null: it does not pause it
 	Waits       *string    `json:"waits,omitempty"`
 	Fates       []fate     `json:"fates"`
 }
@@ -231,7 +226,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, edit, change, get, put, list, history, trim, declare, disabled, zones, zoned, follow, makeSlots, take, free string
+	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, edit, change, get, put, list, history, trim, declare, makeSlots, take, free string
 }
 
 func statementsFor(schema string) statements {
@@ -239,7 +234,7 @@ func statementsFor(schema string) statements {
 	return statements{
 		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), openJob: text("openjob"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), edit: text("edit"), change: text("change"), get: text("get"), put: text("put"),
 		list: text("list"), history: text("history"), trim: text("trim"),
-		declare: text("declare"), disabled: text("disabled"), zones: text("zones"), zoned: text("zoned"), follow: text("follow"),
+		declare:   text("declare"),
 		makeSlots: text("makeslots"), take: text("take"), free: text("free"),
 	}
 }
@@ -325,7 +320,7 @@ func readSchedule(row pgx.Row, id int64) (*record, error) {
 	r := &record{ID: id}
 	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Rule, inJSON{&r.Policy}, &r.Declared, inJSON{&r.Trying}, &r.Failures, &r.Revision, &r.Waits, &r.Nonce,
 		micros{&r.Anchor}, micros{&r.Cursor}, microsOrNull{&r.CursorLocal}, microsOrNull{&r.Due}, microsOrNull{&r.Done}, microsOrNull{&r.RanFrom}, microsOrNull{&r.RanUntil}, microsOrNull{&r.PausedAt},
-		microsOrNull{&r.WaitsSince}, micros{&r.Registered}, microsOrNull{&r.DisabledAt}, micros{&r.Clock})
+		microsOrNull{&r.WaitsSince}, micros{&r.Registered}, micros{&r.Clock})
 	return found(r, err)
 }
 
@@ -412,7 +407,7 @@ func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run
 
 // onlyDone reports whether one tick is done, and nothing else is to be written: what done.sql writes.
 func (st *step) onlyDone() bool {
-	return len(st.Fates) == 1 && st.Fates[0].Fate == FateDone && st.Trying == nil && st.Waits == nil && st.PausedAt == nil && st.DisabledAt == nil
+	return len(st.Fates) == 1 && st.Fates[0].Fate == FateDone && st.Trying == nil && st.Waits == nil && st.PausedAt == nil
 }
 
 // shownMicro is what clocks show, in microseconds since 1970 as if they were those of UTC.
@@ -524,32 +519,6 @@ func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []f
 
 func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
 	return void(ctx, q, s.statements.declare, s.group, names)
-}
-
-// sendDisabled returns which of some schedules are disabled.
-func (s *Scheduler) sendDisabled(ctx context.Context, q querier, names []string) ([]string, error) {
-	rows, _ := q.Query(ctx, s.statements.disabled, s.group, names) // CollectRows returns its error
-	return pgx.CollectRows(rows, pgx.RowTo[string])
-}
-
-// sendZones returns the zones of schedules, with the digest of the data by which it was told when they are due.
-func (s *Scheduler) sendZones(ctx context.Context, q querier) (zones map[string]string, err error) {
-	zones = make(map[string]string)
-	var zone, data string
-	rows, _ := q.Query(ctx, s.statements.zones, s.group) // ForEachRow returns its error
-	_, err = pgx.ForEachRow(rows, []any{&zone, &data}, func() error {
-		zones[zone] = data
-		return nil
-	})
-	return zones, err
-}
-
-func (s *Scheduler) sendZoned(ctx context.Context, q querier, zone, after string, most int) ([]*record, error) {
-	return collect[record](ctx, q, s.statements.zoned, s.group, zone, after, most)
-}
-
-func (s *Scheduler) sendFollow(ctx context.Context, q querier, zone, data string) error {
-	return void(ctx, q, s.statements.follow, s.group, zone, data)
 }
 
 func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {

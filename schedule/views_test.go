@@ -84,8 +84,6 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "stops", what, "paused | 1 ticks in a row are dead")
 	db.shows("schedules_status", "paused", "state, why, lateness, due", "paused | infinity")
 	db.shows("schedules_status", "over", "state, due", "over | infinity")
-	db.exec("UPDATE pgleases.schedules SET disabled_at = registered, due = 'infinity', waits = NULL, waits_since = NULL WHERE name = 'over'")
-	db.shows("schedules_status", "over", "state, why LIKE 'no process has declared it since %', lateness", "disabled | t")
 	db.shows("schedules_status", "waits", `state, split_part(why, ';', 1)`, `waits | kind "unknown" is not registered`)
 	db.shows("schedules_status", "retries", "state, why LIKE 'attempt 2 is at %', attempts, failures, error, lateness", "retries | t | 1 | 0 | no ink | 00:01:00")
 }

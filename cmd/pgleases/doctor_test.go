@@ -262,6 +262,24 @@ func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
 	expectIll(t, "postgres://127.0.0.1:1/none", "fault connect", "connect", "--long", "1m")
 }
 
+// Schedules that no process has declared for a week are named, with the date.
+func TestDoctorNamesUndeclaredSchedules(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	output1(t, database, "migrate", "--schedules")
+	expectIll(t, database, "", "")
+	execute(t, database, `INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+		SELECT 'books', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now(), 1, registered
+		FROM (VALUES ('put', false, '2026-03-02Z'), ('new', true, now() - interval '6 days 23 hours')) AS s (name, declared, registered)`)
+	expectIll(t, database, "", "")
+	execute(t, database, "UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'")
+	expectIll(t, database, "note schedules", `"old" of group "books" since 2026-03-02`)
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role, "--for=reader"), "REVOKE SELECT ON pgleases.schedules FROM "+role)
+	expectIll(t, as(t, database, role), "note rights, note schedules, note transactions, note snapshots", "cannot run clients")
+}
+
 func TestDoctorTellsAReaderWhatItCannotSee(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)

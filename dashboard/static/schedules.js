@@ -89,7 +89,7 @@ const cell = (kind, ...content) => ({ kind, content });
 
 const lateText = ns => ns > 0 ? span(ns / 1e6) : "";
 const isBad = s => s === "waits" || s === "dead" || s === "lost";
-const mark = (text, kind) => make("span", "mark " + (kind ?? (isBad(text) ? "bad" : ["paused", "disabled", "retries"].includes(text) ? "warn" : "")), plain(text));
+const mark = (text, kind) => make("span", "mark " + (kind ?? (isBad(text) ? "bad" : ["paused", "retries"].includes(text) ? "warn" : "")), plain(text));
 const note = text => text ? make("div", "sub", name(text)) : "";
 
 const scheduleList = newList($("schedule-list"), () => ({

@@ -393,7 +393,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > time.Minute) && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
-		{"schedule/edit.go", `case have.Rule == r.Rule && have.DisabledAt == nil:`, `case have.Rule == r.Rule && have.DisabledAt == nil && !r.Declared:`, 0},
+		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
 		{"schedule/edit.go", `if have != nil && same(&r, have) {`, `if have != nil && !r.Declared && same(&r, have) {`, 0},
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `fate of what was in deadlocks`, []edit{

@@ -78,7 +78,7 @@ BEGIN
         UPDATE pgleases.schedules AS s SET due = now
         WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
                        WHERE w.group_name = $1 AND w.partition = ANY ($3) AND w.waits IS NOT NULL
-                           AND w.paused_at IS NULL AND w.disabled_at IS NULL AND w.due > now
+                           AND w.paused_at IS NULL AND w.due > now
                        LIMIT 1000 FOR UPDATE SKIP LOCKED);
         UPDATE pgleases.jobs AS j SET due = now
         WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
@@ -166,7 +166,7 @@ RETURNS TABLE (settings pg_catalog.text, name pg_catalog.text, key pg_catalog.te
     revision bigint,
     waits pg_catalog.text, nonce pg_catalog.text, anchor_us bigint, cursor_us bigint, cursor_local_us bigint, due_us bigint,
     done_us bigint, ran_from_us bigint, ran_until_us bigint, paused_at_us bigint, waits_since_us bigint, registered_us bigint,
-    disabled_at_us bigint, clock_us bigint)
+    clock_us bigint)
 LANGUAGE plpgsql VOLATILE ROWS 1 SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     guarded CONSTANT pg_catalog.text := pgleases.guard($1, $2, $3); -- what is read below is read after it has its lock
@@ -186,7 +186,6 @@ BEGIN
            (extract(epoch FROM s.ran_until) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM s.paused_at) OPERATOR(pg_catalog.*) 1000000)::bigint,
            (extract(epoch FROM s.waits_since) OPERATOR(pg_catalog.*) 1000000)::bigint,
            (extract(epoch FROM s.registered) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM s.disabled_at) OPERATOR(pg_catalog.*) 1000000)::bigint,
            (extract(epoch FROM pgleases.schedule_clock()) OPERATOR(pg_catalog.*) 1000000)::bigint
     FROM pgleases.schedules AS s
     WHERE s.id OPERATOR(pg_catalog.=) $4 AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;
@@ -268,7 +267,6 @@ BEGIN
     SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
         ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
         trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
-        disabled_at = coalesce(r.disabled_at, t.disabled_at),
         due = CASE WHEN r.revision <> $3 THEN soon ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
         waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
     WHERE r.id = $1 AND r.cursor = $4 RETURNING r.* INTO s;
@@ -524,7 +522,6 @@ DECLARE
     s       pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
     now     CONSTANT timestamptz := pgleases.schedule_clock();
     soon    timestamptz;
-    written boolean;
 BEGIN
     IF s.due < now + interval '1 second' THEN
         PERFORM pgleases.schedule_tell($1);
@@ -546,16 +543,11 @@ BEGIN
                 WHEN t.partition = s.partition THEN least(soon, greatest(s.due, t.due)) -- the clock may be ahead for a moment, and the owner knows what was due
                 ELSE soon END,
             trying = s.trying, failures = s.failures,
-            revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered,
-            disabled_at = s.disabled_at, replaced = s.replaced
+            revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
         WHERE t.id = s.id;
         PERFORM pgleases.schedule_fates(s, $4);
     END IF;
-    written := FOUND OR s.id <> 0;
-    IF $3 ? 'zone' AND NOT EXISTS (SELECT FROM pgleases.schedule_zones AS z WHERE z.group_name = $1 AND z.zone = $3 ->> 'zone') THEN
-        INSERT INTO pgleases.schedule_zones (group_name, zone, data) VALUES ($1, $3 ->> 'zone', $3 ->> 'zone_data') ON CONFLICT DO NOTHING;
-    END IF;
-    RETURN written;
+    RETURN FOUND OR s.id <> 0;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb) IS 'Writes a schedule. See put.sql.';
@@ -570,41 +562,6 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]) IS 'Notes that a process declares schedules. See declare.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_disabled(group_name pg_catalog.text, names pg_catalog.text[],
-    OUT name pg_catalog.text) RETURNS SETOF pg_catalog.text
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN QUERY SELECT s.name::text FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = ANY ($2) AND s.disabled_at IS NOT NULL ORDER BY s.name;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_disabled(pg_catalog.text, pg_catalog.text[]) IS 'Which of the schedules that a process declares are disabled. See disabled.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_zones(group_name pg_catalog.text, OUT zone pg_catalog.text, OUT data pg_catalog.text) RETURNS SETOF record
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN QUERY SELECT z.zone::text, z.data FROM pgleases.schedule_zones AS z WHERE z.group_name = $1 ORDER BY z.zone;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_zones(pg_catalog.text) IS 'The zones of schedules, and by which zone data it was told when these are due. See zones.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_zoned(group_name pg_catalog.text, zone pg_catalog.text, after pg_catalog.text,
-    most int) RETURNS SETOF pg_catalog.jsonb
-LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    RETURN QUERY SELECT pgleases.schedule_json(s) FROM pgleases.schedules AS s
-    WHERE s.group_name = $1 AND s.name > $3 AND starts_with(s.rule, 'CRON_TZ=' || $2 || ' ') ORDER BY s.name LIMIT $4;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_zoned(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Schedules with rules of a zone, by name. See zoned.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_follow(group_name pg_catalog.text, zone pg_catalog.text, data pg_catalog.text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    UPDATE pgleases.schedule_zones AS z SET data = $3 WHERE z.group_name = $1 AND z.zone = $2;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_follow(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Notes by which zone data it is told when the schedules of a zone are due. See follow.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_list(group_name pg_catalog.text, prefix pg_catalog.text, after pg_catalog.text,
     most int) RETURNS SETOF pg_catalog.jsonb

@@ -1,7 +1,7 @@
 -- grants.sql: the rights of a role that runs schedules, besides those of the engine's grants.sql, where another role owns the tables. Write your role's
 -- name for pgleases_app, your schema's for pgleases, and run the file as the owner.
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
-GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_zones, pgleases.schedule_owners TO pgleases_app;
+GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owners TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
 GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
@@ -34,10 +34,6 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_now(pg_ca
     pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean),
     pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb),
     pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]),
-    pgleases.schedule_disabled(pg_catalog.text, pg_catalog.text[]),
-    pgleases.schedule_zones(pg_catalog.text),
-    pgleases.schedule_zoned(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
-    pgleases.schedule_follow(pg_catalog.text, pg_catalog.text, pg_catalog.text),
     pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
     pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int),
     pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) TO pgleases_app;

@@ -28,17 +28,6 @@ COMMENT ON COLUMN pgleases.schedule_groups.partitions IS 'Number of the lease''s
 CREATE SEQUENCE IF NOT EXISTS pgleases.schedule_told MINVALUE 0;
 COMMENT ON SEQUENCE pgleases.schedule_told IS 'When listeners were last told that something was put, and of which groups. A sequence, as it is locked for no time, and not undone.';
 
-CREATE TABLE IF NOT EXISTS pgleases.schedule_zones (
-    group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    zone       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    data       pg_catalog.text NOT NULL,
-    PRIMARY KEY (group_name, zone)
-);
-COMMENT ON TABLE pgleases.schedule_zones IS 'The zones of the rules of schedules, and by which zone data it was told when these are due.';
-COMMENT ON COLUMN pgleases.schedule_zones.group_name IS 'The group.';
-COMMENT ON COLUMN pgleases.schedule_zones.zone IS 'The zone''s name.';
-COMMENT ON COLUMN pgleases.schedule_zones.data IS 'A digest of the changes of its clocks, as the process had them that started last with others than those here.';
-
 -- Half of every page stays free for the new versions of its rows.
 CREATE TABLE IF NOT EXISTS pgleases.schedules (
     id           bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -65,9 +54,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     waits        pg_catalog.text,
     waits_since  pg_catalog.timestamptz,
     registered   pg_catalog.timestamptz NOT NULL,
-    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
-    disabled_at  pg_catalog.timestamptz,
-    replaced     pg_catalog.text
+    nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid()
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
@@ -99,8 +86,6 @@ COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it 
 COMMENT ON COLUMN pgleases.schedules.waits IS 'Why its owner cannot run it, as a kind that it does not know; null: nothing is known against it.';
 COMMENT ON COLUMN pgleases.schedules.waits_since IS 'Since when; the time from there on makes no tick late.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last put it, or declared it: at its start, and each day.';
-COMMENT ON COLUMN pgleases.schedules.disabled_at IS 'When its owner found that no process had declared it for a week; null: it did not. It runs when a process that declares it starts, or goes on.';
-COMMENT ON COLUMN pgleases.schedules.replaced IS 'A digest of what another version of the code declared before this; null: none did. Where that comes again, two versions take turns.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Names it in idempotency keys: after a failover that has lost it, its id is given to another.';
 
 -- Living rows only: what has ended is in the history.
@@ -277,7 +262,6 @@ SELECT s.group_name,
                     AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif((s.policy OPERATOR(pg_catalog.->>) 'pause_after')::int, 0)
                     THEN pg_catalog.format('%s ticks in a row are dead', s.failures) END)
-           WHEN 'disabled' THEN pg_catalog.format('no process has declared it since %s', s.registered)
            WHEN 'waits' THEN s.waits
            WHEN 'retries' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, s.due)
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner' END
@@ -290,7 +274,7 @@ SELECT s.group_name,
        s.ran_from,
        s.ran_until,
        s.due,
-       CASE WHEN e.state OPERATOR(pg_catalog.=) ANY ('{paused,disabled}'::pg_catalog.text[]) THEN NULL
+       CASE WHEN e.state OPERATOR(pg_catalog.=) 'paused' THEN NULL
             WHEN s.waits IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.waits_since
             WHEN s.trying IS NOT NULL THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) (s.trying OPERATOR(pg_catalog.->>) 'at')::pg_catalog.timestamptz
             WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_clock() OPERATOR(pg_catalog.-) s.due
@@ -312,8 +296,7 @@ SELECT s.group_name,
        s.registered,
        s.args,
        s.policy,
-       s.id,
-       s.disabled_at
+       s.id
 FROM pgleases.schedules AS s
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name)
     AND p.partition OPERATOR(pg_catalog.=) s.partition
@@ -330,7 +313,6 @@ CROSS JOIN LATERAL (
                 WHEN o.owner IS NOT NULL AND (s.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
                      AND (s.trying OPERATOR(pg_catalog.->>) 'called')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'runs'
                 WHEN s.paused_at IS NOT NULL THEN 'paused'
-                WHEN s.disabled_at IS NOT NULL THEN 'disabled'
                 WHEN s.waits IS NOT NULL THEN 'waits'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
                 WHEN s.trying IS NOT NULL THEN 'retries'
@@ -345,7 +327,7 @@ COMMENT ON COLUMN pgleases.schedules_status.key IS 'Transactional runs under one
 COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The partition of the lease schedule/GROUP to which the key belongs.';
 COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs it; null: none.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'When it runs.';
-COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs; paused; disabled: no process has declared it for a week; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.state IS 'runs; paused; waits: its owner cannot run it; due: it is to begin now; retries: its tick is tried again at due; planned: at due; over: it has no further tick.';
 COMMENT ON COLUMN pgleases.schedules_status.why IS 'Why it is in this state, as far as that is known.';
 COMMENT ON COLUMN pgleases.schedules_status.done IS 'The last tick whose run was done; null: there is none.';
 COMMENT ON COLUMN pgleases.schedules_status.last_fate IS 'What became of the last tick that has a fate; null: none has, or it is no longer in the history.';
@@ -366,7 +348,6 @@ COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last p
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'What the handler is given.';
 COMMENT ON COLUMN pgleases.schedules_status.policy IS 'What becomes of late ticks, and other choices.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Names this schedule and no later one of its name.';
-COMMENT ON COLUMN pgleases.schedules_status.disabled_at IS 'When it was found that no process had declared it for a week; null: it was not.';
 
 CREATE OR REPLACE VIEW pgleases.jobs_status AS
 SELECT j.id,
