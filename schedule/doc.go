@@ -58,7 +58,8 @@
 //     beside the call that goes on, and with [AtMostOnce] that tick may be lost. Pause the schedule before, and resume it when the call has ended.
 //   - The database's clock is doubted by processes that know it. One that starts while it is wrong believes it, and so does what is called then: a new
 //     schedule, or a new rule, begins at the time that it shows, what an edit cancels stays cancelled, and a job that is put, also for an instant that has
-//     not come, begins no earlier than it shows. [Scheduler.Resume] begins then, or not at once. An edit that keeps rule and key, and a start, put nothing off.
+//     not come, begins no earlier than it shows. [Scheduler.Resume] begins then, or not at once. A start, an edit, or the end of a run while the clock is
+//     ahead may put schedules off by as much, and what is late, or has waited, is told by the wrong time.
 //   - The history is not kept for good: see [WithRetention]. No entry is read by the scheduler but cancelled ones, while a run is under way.
 //
 // # Locks

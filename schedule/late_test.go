@@ -261,33 +261,26 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 		released(ctx, end)
 		return effect(ctx, tx, r)
 	})
-	ledgers := []*ledger{newLedger(db, "close"), newLedger(db, "edited")}
-	for _, l := range ledgers {
-		l.should = func(after, until time.Time) (ticks []time.Time) {
-			for t := after.Truncate(40 * time.Second).Add(40 * time.Second); !t.After(until); t = t.Add(40 * time.Second) {
-				ticks = append(ticks, t)
-			}
-			return ticks
+	l := newLedger(db, "close")
+	l.should = func(after, until time.Time) (ticks []time.Time) {
+		for t := after.Truncate(40 * time.Second).Add(40 * time.Second); !t.After(until); t = t.Add(40 * time.Second) {
+			ticks = append(ticks, t)
 		}
-		ok(t, k.Put(t.Context(), l.name, args{}, schedule.Every(40*time.Second)))
+		return ticks
 	}
+	ok(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
 	w.run()
 	db.looked()
 	db.setClock(midnight.Add(40 * time.Second))
-	for range ledgers {
-		receive(t, "it runs", began)
-	}
+	receive(t, "it runs", began)
 	db.setClock(midnight.Add(8 * time.Hour))
 	until(t, "it is doubted", func() bool { return log.count("has stepped") == 1 })
-	ok(t, k.Put(t.Context(), "edited", args{2}, schedule.Every(40*time.Second)))
 	close(end)
-	until(t, "the runs have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 2 })
+	until(t, "the run has ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
 	db.setClock(midnight.Add(40 * time.Second))
 	until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
 	db.setClock(midnight.Add(80 * time.Second))
-	for _, l := range ledgers {
-		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
-	}
+	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }
 
 // The host's clock is set forward while the process runs: that moves nothing.

@@ -316,7 +316,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		} else if !a.charged && a.decided.unchanged(r) {
 			return nil
 		}
-		return p.sendClose(ctx, tx, r, run, a.decided.step)
+		return p.s.sendClose(ctx, tx, r, run, a.decided.step)
 	})
 	if err != nil && a.decided.RanUntil != nil && a.handler == nil && !moved(err) {
 		a.handler = err // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
@@ -405,7 +405,7 @@ func (p *planner) write(life context.Context, o *ownership, a attempt) error {
 	run := rand.Text()
 	open := p.opening(o.Partition, new(*record), subject{a.row.ID, a.row.Job}, run, closing, closing)
 	return p.guarded(life, open, func(ctx context.Context, tx *transaction) error {
-		return p.sendClose(ctx, tx, a.row, run, a.decided.step)
+		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
 	})
 }
 

@@ -93,7 +93,6 @@ type jobRow struct {
 
 // A step is what close.sql writes.
 type step struct {
-	Now         time.Time  `json:"now"`
 	Cursor      time.Time  `json:"cursor"`
 	CursorLocal *time.Time `json:"cursor_local,omitempty"`
 	Due         *time.Time `json:"due,omitempty"`
@@ -370,9 +369,8 @@ func (j inJSON) ScanText(v pgtype.Text) error {
 }
 
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
-func (p *planner) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
-	s := p.s
-	st.Now, st.Fates = p.now(), listed(st.Fates)
+func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
+	st.Fates = listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
 	}

@@ -179,7 +179,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 			short := wrote(`SELECT pgleases.schedule_done_tick(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
 				'2026-03-01 11:00:01 UTC', '2026-03-01 11:00:03.5 UTC', 2, 77, '2026-03-01 11:00:02 UTC')`)
 			long := wrote(`SELECT pgleases.schedule_close(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', jsonb_build_object('cursor', '2026-03-01T11:00:00.000001Z', 'cursor_local', '2026-03-01T12:00:00.000001+01:00', 'due', %2$s,
-				'done', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0, 'now', '2026-03-01T11:00:03.5Z',
+				'done', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,
 				'fates', '[{"since": "2026-03-01T10:00:00Z", "until": "2026-03-01T11:00:00.000001Z", "ticks": 1, "fate": "done", "attempts": 2, "epoch": 77, "started_at": "2026-03-01T11:00:02Z"}]'::jsonb))`)
 			expect(t, short, long, fmt.Sprintf("due at %s, %q", at, had))
 			expect(t, strings.Contains(short, `"ticks": 1`), !strings.HasPrefix(had, "cursor"), fmt.Sprintf("that the tick %q has its fate: %s", had, short))

@@ -5,8 +5,7 @@
 -- $2 text         mark of the run, from open.sql
 -- $3 bigint       revision that open.sql read
 -- $4 timestamptz  cursor that open.sql read
--- $5 jsonb        the step: now, by the process, as the server's clock may be wrong for a moment;
---                 cursor; cursor_local; due, when to look at it next, where nobody has edited it meanwhile, null: never; done, the tick that was done, null: none
+-- $5 jsonb        the step: cursor; cursor_local; due, when to look at it next, where nobody has edited it meanwhile, null: never; done, the tick that was done, null: none
 --                 was; ran_from and ran_until, when a handler was called and ended, null: none was; trying, the tick that is to be tried again, null: none is;
 --                 failures; paused_at, null: it does not pause it; waits, why it cannot be run here, null: it can; fates, an array of {since, until, ticks, fate, error, attempts, epoch, started_at}, of which each begins where the last ends
 --

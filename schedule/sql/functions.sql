@@ -238,15 +238,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_fates(pgleases.schedules, pg_catalog.jsonb) IS 'Writes down what became of ticks.';
 
--- Of a process that runs something: it has doubted a clock that steps. The server's own, where they agree: so all agree.
-CREATE OR REPLACE FUNCTION pgleases.schedule_now(believed pg_catalog.timestamptz) RETURNS pg_catalog.timestamptz
-LANGUAGE sql STABLE AS $pgleases_body$
-    SELECT CASE WHEN $1 OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '1 minute')
-                  OR $1 OPERATOR(pg_catalog.>) (pgleases.schedule_clock() OPERATOR(pg_catalog.+) interval '1 minute')
-                THEN $1 ELSE pgleases.schedule_clock() END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_now(pg_catalog.timestamptz) IS 'The server''s time, or, where that is off by more than a minute, what a process believes it to be.';
-
 -- The row is locked here at the end of the run and not at its beginning: else an edit would wait for as long as the handler runs, and
 -- handlers that put schedules would wait for each other.
 CREATE OR REPLACE FUNCTION pgleases.schedule_close(schedule bigint, run pg_catalog.text, revision bigint,
@@ -257,8 +248,7 @@ DECLARE
     t     pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $5);
     fates CONSTANT jsonb := $5 -> 'fates';
     total bigint;
-    now   CONSTANT timestamptz := pgleases.schedule_now(($5 ->> 'now')::timestamptz);
-    soon  CONSTANT timestamptz := least(now, pgleases.schedule_clock()); -- where one of both is wrong, a sweep finds it within a minute
+    now   CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -267,7 +257,7 @@ BEGIN
     SET cursor = t.cursor, cursor_local = t.cursor_local, done = coalesce(t.done, r.done),
         ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
         trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
-        due = CASE WHEN r.revision <> $3 THEN soon ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
+        due = CASE WHEN r.revision <> $3 THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner looks what the edit made of it
         waits = t.waits, waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) WHEN t.due <= now THEN r.waits_since END -- it catches up
     WHERE r.id = $1 AND r.cursor = $4 RETURNING r.* INTO s;
     IF NOT FOUND THEN -- where an edit passed over these ticks while they ran, they have run all the same
@@ -302,7 +292,7 @@ BEGIN
     WITH stepped AS (
         UPDATE pgleases.schedules AS r
         SET cursor = $5, cursor_local = 'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), due = coalesce($7, 'infinity'), done = $5, ran_from = $8, ran_until = $9, trying = NULL, failures = 0,
-            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) pgleases.schedule_now($9) THEN r.waits_since END
+            waits = NULL, waits_since = CASE WHEN $7 OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN r.waits_since END
         WHERE r.id OPERATOR(pg_catalog.=) $1 AND r.revision OPERATOR(pg_catalog.=) $3 AND r.cursor OPERATOR(pg_catalog.=) $4
             AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) $2
         RETURNING r.id, r.group_name, r.name, r.kind
@@ -314,7 +304,7 @@ BEGIN
         PERFORM pgleases.schedule_close($1, $2, $3, $4, pg_catalog.jsonb_build_object(
             'cursor', $5, 'cursor_local',
             'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', $7, 'done',
-            $5, 'ran_from', $8, 'ran_until', $9, 'failures', 0, 'now', $9,
+            $5, 'ran_from', $8, 'ran_until', $9, 'failures', 0,
             'fates', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('since', $4, 'until', $5, 'ticks', 1, 'fate',
             'done', 'attempts', $10, 'epoch', $11, 'started_at', $12))));
     END IF;
@@ -340,7 +330,6 @@ DECLARE
     j     pgleases.jobs;
     t     pgleases.jobs;
     fates CONSTANT jsonb := $4 -> 'fates';
-    now   CONSTANT timestamptz := pgleases.schedule_now(($4 ->> 'now')::timestamptz);
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -354,7 +343,7 @@ BEGIN
     ELSIF j.revision = $3 THEN
         t := jsonb_populate_record(NULL::pgleases.jobs, $4);
         UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, waits = t.waits,
-            waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, now) END
+            waits_since = CASE WHEN t.waits IS NOT NULL THEN coalesce(r.waits_since, pgleases.schedule_clock()) END
         WHERE r.id = $1;
     END IF; -- else it was replaced: what ran was the one before, and this one is to run
     PERFORM pgleases.schedule_job_fates(j, fates);
@@ -519,30 +508,24 @@ COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, bool
 CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    s       pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
-    now     CONSTANT timestamptz := pgleases.schedule_clock();
-    soon    timestamptz;
+    s   pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, $3);
+    now CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
     IF s.due < now + interval '1 second' THEN
         PERFORM pgleases.schedule_tell($1);
     END IF;
     s.group_name := $1;
     s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1), $2));
-    s.due := coalesce(s.due, 'infinity');
-    soon := greatest(s.due, now); -- what has been due for long is not looked for each time
+    s.due := greatest(coalesce(s.due, 'infinity'), now); -- what has been due for long is not looked for each time
     s.args := coalesce(s.args, 'null'); -- that of JSON comes as that of SQL
     IF s.id = 0 THEN
         INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, soon, 1, s.registered)
+        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
         ON CONFLICT DO NOTHING; -- a schedule of this name was made meanwhile
     ELSE
         UPDATE pgleases.schedules AS t
         SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
-            cursor = s.cursor, cursor_local = s.cursor_local,
-            due = CASE
-                WHEN t.partition = s.partition THEN least(soon, greatest(s.due, t.due)) -- the clock may be ahead for a moment, and the owner knows what was due
-                ELSE soon END,
-            trying = s.trying, failures = s.failures,
+            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures,
             revision = s.revision, paused_at = s.paused_at, waits = s.waits, waits_since = s.waits_since, registered = s.registered
         WHERE t.id = s.id;
         PERFORM pgleases.schedule_fates(s, $4);

@@ -7,7 +7,7 @@ GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_now(pg_catalog.timestamptz), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_share(pg_catalog.text),
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_catalog.text), pgleases.schedule_share(pg_catalog.text),
     pgleases.schedule_json(pgleases.schedules), pgleases.schedule_join(pg_catalog.text, int),
     pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[], pg_catalog.text[]),
     pgleases.schedule_begin(pg_catalog.text, int, bigint, int),
