@@ -78,30 +78,21 @@ const (
 
 // An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
 type Entry struct {
-	Since, Until time.Time // it tells of the ticks after Since, up to Until. Of a run, Until is the tick
-	Ticks        int64     // how many
-	Fate         Fate
-	Attempts     int       // of a run, how many there were; see Retry
-	Error        string    // of a dead one; its first 64 KiB, with U+FFFD for each NUL
-	Epoch        int64     // under which it ran; 0: nothing ran
-	StartedAt    time.Time // zero: nothing ran
-	EndedAt      time.Time // when it was written
+	Since     time.Time `json:"since"` // it tells of the ticks after Since, up to Until
+	Until     time.Time `json:"until"` // of a run, the tick
+	Ticks     int64     `json:"ticks"` // how many
+	Fate      Fate      `json:"fate"`
+	Attempts  int       `json:"attempts"`   // of a run, how many there were; see Retry
+	Error     string    `json:"error"`      // of a dead one; its first 64 KiB, with U+FFFD for each NUL
+	Epoch     int64     `json:"epoch"`      // under which it ran; 0: nothing ran
+	StartedAt time.Time `json:"started_at"` // zero: nothing ran
+	EndedAt   time.Time `json:"ended_at"`   // when it was written
 }
 
-// entry is an Entry as the database has it.
-type entry struct {
-	ID        int64      `json:"id"`
-	Name      string     `json:"name"`
-	Kind      string     `json:"kind"`
-	Since     time.Time  `json:"since"`
-	Until     time.Time  `json:"until"`
-	Ticks     int64      `json:"ticks"`
-	Fate      Fate       `json:"fate"`
-	Attempts  int        `json:"attempts"`
-	Error     string     `json:"error"`
-	Epoch     int64      `json:"epoch"`
-	StartedAt *time.Time `json:"started_at"`
-	EndedAt   time.Time  `json:"ended_at"`
+// An entryRow is an Entry as the database has it.
+type entryRow struct {
+	ID int64 `json:"id"`
+	Entry
 }
 
 // put makes or edits a schedule, in a transaction.
@@ -299,11 +290,7 @@ func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, e
 				return
 			}
 			for _, e := range rows {
-				entry := Entry{e.Since, e.Until, e.Ticks, e.Fate, e.Attempts, e.Error, e.Epoch, time.Time{}, e.EndedAt}
-				if e.StartedAt != nil {
-					entry.StartedAt = *e.StartedAt
-				}
-				if !yield(entry, nil) {
+				if !yield(e.Entry, nil) {
 					return
 				}
 				before = e.ID

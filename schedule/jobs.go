@@ -257,24 +257,24 @@ func (j *newJob) checkJob(together int) error {
 
 // A Job is what is known of a job.
 type Job struct {
-	ID       int64
-	Name     string // its Unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
-	Kind     string
-	Fate     Fate      // empty: it has not ended
-	At       time.Time // the time that it was put for
-	Attempts int       // that have failed; of one that has ended, all
-	Error    string    // of the last attempt that failed; of one that is done it is empty
+	ID       int64     `json:"id"`
+	Name     string    `json:"name"` // its Unique key, or empty; of Trigger, Backfill and RetryTick the name of the schedule
+	Kind     string    `json:"kind"`
+	Fate     Fate      `json:"fate"`     // empty: it has not ended
+	At       time.Time `json:"at"`       // the time that it was put for
+	Attempts int       `json:"attempts"` // that have failed; of one that has ended, all
+	Error    string    `json:"error"`    // of the last attempt that failed; of one that is done it is empty
 	// What follows is of a job that has not ended.
-	Key     string
-	Trigger Trigger
-	Args    json.RawMessage
-	State   State
-	Due     time.Time // when its owner looks at it next
-	Waits   string    // why the process that owns it cannot run it; empty: nothing is known against it
+	Key     string          `json:"key"`
+	Trigger Trigger         `json:"trigger"`
+	Args    json.RawMessage `json:"args"`
+	State   State           `json:"state"`
+	Due     time.Time       `json:"due"`   // when its owner looks at it next; zero: never
+	Waits   string          `json:"waits"` // why the process that owns it cannot run it; empty: nothing is known against it
 	// What follows is of a job that has.
-	Epoch     int64     // under which it ran last; 0: it did not
-	StartedAt time.Time // zero: it did not
-	EndedAt   time.Time
+	Epoch     int64     `json:"epoch"`      // under which it ran last; 0: it did not
+	StartedAt time.Time `json:"started_at"` // zero: it did not
+	EndedAt   time.Time `json:"ended_at"`
 }
 
 // Job returns a job of the group, or what became of it. ErrNotFound where there is neither.
@@ -286,25 +286,7 @@ func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 	if err != nil {
 		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.group, err)
 	}
-	return r.job(id), nil
-}
-
-func (r *jobRow) job(id int64) Job {
-	if e := r.Ended; e != nil {
-		j := Job{ID: id, Name: e.Name, Kind: e.Kind, Fate: e.Fate, At: e.Until, Attempts: e.Attempts, Error: e.Error, Epoch: e.Epoch, EndedAt: e.EndedAt}
-		if e.StartedAt != nil {
-			j.StartedAt = *e.StartedAt
-		}
-		return j
-	}
-	j := Job{
-		ID: id, Name: r.Name, Kind: r.Kind, At: r.At, Attempts: r.Attempts, Error: r.Error, Key: r.Key, Trigger: r.Trigger, Args: r.Args,
-		State: r.State, Waits: r.Waits,
-	}
-	if r.Due != nil {
-		j.Due = *r.Due
-	}
-	return j
+	return *r, nil
 }
 
 // A State is what a job does that has not ended.
@@ -343,7 +325,7 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 				return
 			}
 			for _, r := range rows {
-				if !yield(r.job(r.ID), nil) {
+				if !yield(*r, nil) {
 					return
 				}
 				after = r.ID

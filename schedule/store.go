@@ -74,23 +74,6 @@ type record struct {
 	unused []string // where its kind is not registered here: the kinds that are, and that nothing has called; one of them may be meant
 }
 
-// A jobRow is a job as jobs_status tells it; or only what has become of it.
-type jobRow struct {
-	ID       int64           `json:"id"`
-	Name     string          `json:"name"`
-	Kind     string          `json:"kind"`
-	Trigger  Trigger         `json:"trigger"`
-	Key      string          `json:"key"`
-	Args     json.RawMessage `json:"args"`
-	State    State           `json:"state"`
-	At       time.Time       `json:"at"`
-	Due      *time.Time      `json:"due"`
-	Attempts int             `json:"attempts"`
-	Error    string          `json:"error"`
-	Waits    string          `json:"waits"`
-	Ended    *entry          `json:"ended"`
-}
-
 // A step is what close.sql writes.
 type step struct {
 	Cursor      time.Time  `json:"cursor"`
@@ -447,16 +430,16 @@ func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, t
 }
 
 // sendJob returns a job, or what became of it; nil: there is neither.
-func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*jobRow, error) {
+func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*Job, error) {
 	var found *string
 	if err := q.QueryRow(ctx, s.statements.job, s.group, id).Scan(&found); err != nil {
 		return nil, err
 	}
-	return decode[jobRow](found)
+	return decode[Job](found)
 }
 
-func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*jobRow, error) {
-	return collect[jobRow](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
+func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*Job, error) {
+	return collect[Job](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
 // sendChange has a schedule or a job changed: see edit.sql. What comes back as asks is null where it is done.
@@ -523,8 +506,8 @@ func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after strin
 	return collect[record](ctx, q, s.statements.list, s.group, prefix, after, most)
 }
 
-func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entry, error) {
-	return collect[entry](ctx, q, s.statements.history, s.group, name, before, most)
+func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entryRow, error) {
+	return collect[entryRow](ctx, q, s.statements.history, s.group, name, before, most)
 }
 
 func (s *Scheduler) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {

@@ -424,7 +424,7 @@ LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UT
 BEGIN
     RETURN coalesce((SELECT to_jsonb(j) || jsonb_build_object('due', nullif(j.due, 'infinity')) FROM pgleases.jobs_status AS j
         WHERE j.group_name = $1 AND j.id = $2),
-                    (SELECT jsonb_build_object('ended', to_jsonb(h)) FROM pgleases.history AS h
+                    (SELECT to_jsonb(h) || jsonb_build_object('id', h.job, 'at', h.until) FROM pgleases.history AS h
                     WHERE h.group_name = $1 AND h.job = $2 ORDER BY h.id DESC LIMIT 1));
 END
 $pgleases_body$;
