@@ -39,7 +39,7 @@ func TestStatementsThatAreSentOftenAreNotPlannedEachTime(t *testing.T) {
 			for range 5 {
 				_, _ = conn.Exec(ctx, "SELECT pgleases.guard('no lease', 0, 0)") // which raises that nobody owns it
 			}
-			_, _ = conn.Exec(ctx, "SELECT pgleases.schedule_open_job('no lease', 0, 0, 0, '', 0, 0, 0)")
+			_, _ = conn.Exec(ctx, "SELECT pgleases.schedule_open('no lease', 0, 0, 0, true, '', 0, 0, 0)")
 			return nil
 		}
 	})

@@ -54,7 +54,6 @@ var scheduleCrashes = []scheduleCrash{
 	{"close", outside, nil}, // it is noted that a call outside begins
 	{"done", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
 	{"commit a run", nil, nil},
-	{"openjob", []string{"ordered"}, nil},
 	{"closejob", []string{"ordered"}, nil},
 	{"donejob", []string{"ordered"}, nil},
 	{"makeslots", withLimit, nil},

@@ -364,7 +364,7 @@ func (a *attempt) due() time.Time {
 func (a *attempt) told(o *ownership) Run[json.RawMessage] {
 	r := a.row
 	told := Run[json.RawMessage]{
-		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At, Missed: a.decided.missed,
+		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(), Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: o.Number, Epoch: o.Epoch,
 	}
 	if r.Job {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -208,13 +207,13 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names.
 type statements struct {
-	share, join, look, begin, end, open, openJob, limit, close, done, closeJob, doneJob, enqueue, job, jobs, edit, change, get, put, list, history, trim, declare, makeSlots, take, free string
+	share, join, look, begin, end, open, limit, close, done, closeJob, doneJob, enqueue, job, jobs, edit, change, get, put, list, history, trim, declare, makeSlots, take, free string
 }
 
 func statementsFor(schema string) statements {
 	text := store.Texts(sql.Files, schema)
 	return statements{
-		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), openJob: text("openjob"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), edit: text("edit"), change: text("change"), get: text("get"), put: text("put"),
+		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), edit: text("edit"), change: text("change"), get: text("get"), put: text("put"),
 		list: text("list"), history: text("history"), trim: text("trim"),
 		declare:   text("declare"),
 		makeSlots: text("makeslots"), take: text("take"), free: text("free"),
@@ -286,69 +285,15 @@ func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charg
 func (s *Scheduler) queueOpen(
 	batch *pgx.Batch, f fence, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
 ) error {
-	statement, read := s.statements.open, readSchedule
-	if of.Job {
-		statement, read = s.statements.openJob, readJob
-	}
-	args := []any{of.ID, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds()}
-	return f.queueGuarded(batch, p, statement, args, func(row pgx.Row) (err error) {
-		*r, err = read(row, of.ID)
+	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds()}
+	return f.queueGuarded(batch, p, s.statements.open, args, func(row pgx.Row) error {
+		var found *string
+		err := row.Scan(&found)
+		if err == nil {
+			*r, err = decode[record](found)
+		}
 		return err
 	})
-}
-
-// readSchedule reads what open.sql returns.
-func readSchedule(row pgx.Row, id int64) (*record, error) {
-	r := &record{ID: id}
-	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Rule, inJSON{&r.Policy}, &r.Declared, inJSON{&r.Trying}, &r.Failures, &r.Revision, &r.Waits, &r.Nonce,
-		micros{&r.Anchor}, micros{&r.Cursor}, microsOrNull{&r.CursorLocal}, microsOrNull{&r.Due}, microsOrNull{&r.Done}, microsOrNull{&r.RanFrom}, microsOrNull{&r.RanUntil}, microsOrNull{&r.PausedAt},
-		microsOrNull{&r.WaitsSince}, micros{&r.Registered}, micros{&r.Clock})
-	return found(r, err)
-}
-
-// found returns a row that was read; nil: there was none.
-func found(r *record, err error) (*record, error) {
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil, nil
-	}
-	return r, err
-}
-
-// readJob reads what openjob.sql returns.
-func readJob(row pgx.Row, id int64) (*record, error) {
-	r := &record{ID: id, Job: true}
-	err := row.Scan(nil, &r.Name, &r.Key, &r.Partition, &r.Kind, inJSON{&r.Args}, &r.Trigger, inJSON{&r.Trying}, &r.Revision, &r.Waits, &r.Nonce,
-		microsOrNull{&r.Since}, micros{&r.At}, microsOrNull{&r.Due}, microsOrNull{&r.WaitsSince}, micros{&r.Clock})
-	return found(r, err)
-}
-
-// micros scans a time in microseconds, which is the same under all settings of a session.
-type micros struct{ t *time.Time }
-
-func (m micros) ScanInt64(v pgtype.Int8) error {
-	*m.t = time.UnixMicro(v.Int64).UTC()
-	return nil
-}
-
-// microsOrNull scans a time that may be null.
-type microsOrNull struct{ t **time.Time }
-
-func (m microsOrNull) ScanInt64(v pgtype.Int8) error {
-	if v.Valid {
-		t := time.UnixMicro(v.Int64).UTC()
-		*m.t = &t
-	}
-	return nil
-}
-
-// inJSON scans what the database returns as a text in JSON; null changes nothing.
-type inJSON struct{ into any }
-
-func (j inJSON) ScanText(v pgtype.Text) error {
-	if !v.Valid {
-		return nil
-	}
-	return json.Unmarshal([]byte(v.String), j.into)
 }
 
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.

@@ -1,8 +1,8 @@
 -- donejob.sql: closejob.sql for a job that is done, as most end so.
 --
 -- $1 bigint  job
--- $2 text    mark of the run, from openjob.sql
--- $3 bigint  revision that openjob.sql read
+-- $2 text    mark of the run, from open.sql
+-- $3 bigint  revision that open.sql read
 -- $4 int     how many attempts there were
 -- $5 bigint  epoch
 -- $6 bigint  when the run began, microseconds since 1970

@@ -157,73 +157,34 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_check_interval() IS 'How often a run looks whether its client is still there, milliseconds; 0: the server''s system cannot do it.';
 
--- A run is opened in one statement with its guard, and without JSON: each thing more costs it some microseconds. So would a search_path,
--- here and in what ends most runs: all is named with its schema. The lock only shows that it runs, see schedule_runs.
-CREATE OR REPLACE FUNCTION pgleases.schedule_open_tick(lease pg_catalog.text, number int, epoch bigint, schedule bigint,
-    run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int)
-RETURNS TABLE (settings pg_catalog.text, name pg_catalog.text, key pg_catalog.text, partition int, kind pg_catalog.text,
-    args pg_catalog.text, rule pg_catalog.text, policy pg_catalog.text, declared boolean, trying pg_catalog.text, failures int,
-    revision bigint,
-    waits pg_catalog.text, nonce pg_catalog.text, anchor_us bigint, cursor_us bigint, cursor_local_us bigint, due_us bigint,
-    done_us bigint, ran_from_us bigint, ran_until_us bigint, paused_at_us bigint, waits_since_us bigint, registered_us bigint,
-    clock_us bigint)
-LANGUAGE plpgsql VOLATILE ROWS 1 SET enable_seqscan = off SET jit = off AS $pgleases_body$
+-- A run is opened in one statement with its guard: each thing more costs it some microseconds. So would a search_path, here and in what
+-- ends most runs: all is named with its schema. The lock only shows that it runs, see schedule_runs. If nothing is found, what closes it
+-- says so, and until then the guard keeps the partition from others: so the limits are set in any case.
+CREATE OR REPLACE FUNCTION pgleases.schedule_open(lease pg_catalog.text, number int, epoch bigint, subject bigint, of_job boolean,
+    run pg_catalog.text, timeout_ms int, idle_ms int, lock_ms int) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
     guarded CONSTANT pg_catalog.text := pgleases.guard($1, $2, $3); -- what is read below is read after it has its lock
+    limits  CONSTANT pg_catalog.text := pg_catalog.concat(
+        pg_catalog.set_config('schedule.run', $6, true), pg_catalog.set_config('statement_timeout', $7::pg_catalog.text, true),
+        pg_catalog.set_config('idle_in_transaction_session_timeout', $8::pg_catalog.text, true),
+        pg_catalog.set_config('lock_timeout', $9::pg_catalog.text, true),
+        pg_catalog.set_config('client_connection_check_interval', pgleases.schedule_check_interval(), true));
+    found   pg_catalog.jsonb;
 BEGIN
-    RETURN QUERY
-    SELECT pg_catalog.concat(pg_catalog.set_config('schedule.run', $5, true), pg_catalog.set_config('statement_timeout', $6::pg_catalog.text, true),
-                             pg_catalog.set_config('idle_in_transaction_session_timeout', $7::pg_catalog.text, true),
-                             pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true),
-                             pg_catalog.set_config('client_connection_check_interval', pgleases.schedule_check_interval(), true)),
-           s.name::pg_catalog.text, s.key::pg_catalog.text, s.partition, s.kind::pg_catalog.text, s.args::pg_catalog.text,
-           s.rule, s.policy::pg_catalog.text, s.declared, s.trying::pg_catalog.text, s.failures, s.revision,
-           s.waits, s.nonce::pg_catalog.text,
-           (extract(epoch FROM s.anchor) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM s.cursor) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM s.cursor_local) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           CASE WHEN s.due OPERATOR(pg_catalog.<) 'infinity' THEN (extract(epoch FROM s.due) OPERATOR(pg_catalog.*) 1000000)::bigint END,
-           (extract(epoch FROM s.done) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM s.ran_from) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM s.ran_until) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM s.paused_at) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM s.waits_since) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM s.registered) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM pgleases.schedule_clock()) OPERATOR(pg_catalog.*) 1000000)::bigint
-    FROM pgleases.schedules AS s
-    WHERE s.id OPERATOR(pg_catalog.=) $4 AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;
-    IF NOT FOUND THEN -- what closes it says so; and the guard keeps the partition from others all the same, until the transaction ends
-        PERFORM pg_catalog.set_config('schedule.run', $5, true), pg_catalog.set_config('idle_in_transaction_session_timeout', $7::pg_catalog.text, true);
+    IF $5 THEN
+        SELECT pg_catalog.to_jsonb(j) OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('job', true, 'clock', pgleases.schedule_clock(),
+               'due', CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN j.due END)
+        INTO found FROM pgleases.jobs AS j
+        WHERE j.id OPERATOR(pg_catalog.=) $4 AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(j.id, j.tableoid::bigint)) IS NOT NULL;
+    ELSE
+        SELECT pgleases.schedule_json(s) INTO found FROM pgleases.schedules AS s
+        WHERE s.id OPERATOR(pg_catalog.=) $4 AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;
     END IF;
+    RETURN found;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_open_tick(pg_catalog.text, int, bigint, bigint, pg_catalog.text, int, int, int) IS 'Opens the run of a schedule in a transaction. See open.sql.';
-
-CREATE OR REPLACE FUNCTION pgleases.schedule_open_job(lease pg_catalog.text, number int, epoch bigint, job bigint, run pg_catalog.text,
-    timeout_ms int, idle_ms int, lock_ms int)
-RETURNS TABLE (settings pg_catalog.text, name pg_catalog.text, key pg_catalog.text, partition int, kind pg_catalog.text,
-    args pg_catalog.text, trigger pg_catalog.text, trying pg_catalog.text, revision bigint, waits pg_catalog.text, nonce pg_catalog.text,
-    begins_us bigint, at_us bigint, due_us bigint, waits_since_us bigint, clock_us bigint)
-LANGUAGE plpgsql VOLATILE ROWS 1 SET enable_seqscan = off SET jit = off AS $pgleases_body$
-DECLARE
-    guarded CONSTANT pg_catalog.text := pgleases.guard($1, $2, $3); -- what is read below is read after it has its lock
-BEGIN
-    RETURN QUERY
-    SELECT pg_catalog.concat(pg_catalog.set_config('schedule.run', $5, true), pg_catalog.set_config('statement_timeout', $6::pg_catalog.text, true),
-                             pg_catalog.set_config('idle_in_transaction_session_timeout', $7::pg_catalog.text, true),
-                             pg_catalog.set_config('lock_timeout', $8::pg_catalog.text, true),
-                             pg_catalog.set_config('client_connection_check_interval', pgleases.schedule_check_interval(), true)),
-           j.name::pg_catalog.text, j.key::pg_catalog.text, j.partition, j.kind::pg_catalog.text, j.args::pg_catalog.text,
-           j.trigger, j.trying::pg_catalog.text, j.revision, j.waits, j.nonce::pg_catalog.text,
-           (extract(epoch FROM j.begins) OPERATOR(pg_catalog.*) 1000000)::bigint, (extract(epoch FROM j.at) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN (extract(epoch FROM j.due) OPERATOR(pg_catalog.*) 1000000)::bigint END,
-           (extract(epoch FROM j.waits_since) OPERATOR(pg_catalog.*) 1000000)::bigint,
-           (extract(epoch FROM pgleases.schedule_clock()) OPERATOR(pg_catalog.*) 1000000)::bigint
-    FROM pgleases.jobs AS j
-    WHERE j.id OPERATOR(pg_catalog.=) $4 AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(j.id, j.tableoid::bigint)) IS NOT NULL;
-    IF NOT FOUND THEN -- what closes it says so; and the guard keeps the partition from others all the same, until the transaction ends
-        PERFORM pg_catalog.set_config('schedule.run', $5, true), pg_catalog.set_config('idle_in_transaction_session_timeout', $7::pg_catalog.text, true);
-    END IF;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_open_job(pg_catalog.text, int, bigint, bigint, pg_catalog.text, int, int, int) IS 'Opens the run of a job in a transaction. See openjob.sql.';
+COMMENT ON FUNCTION pgleases.schedule_open(pg_catalog.text, int, bigint, bigint, boolean, pg_catalog.text, int, int, int) IS 'Opens the run of a schedule or a job in a transaction. See open.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$

@@ -1,16 +1,16 @@
--- open.sql: opens the run of a schedule in the transaction: guards its partition, sets its limits, marks it, and reads the schedule.
+-- open.sql: opens the run of a schedule or a job in the transaction: guards its partition, sets its limits, marks it, and reads it.
 --
--- $1 text    lease
--- $2 int     partition
--- $3 bigint  epoch
--- $4 bigint  schedule
--- $5 text    mark of the run, random; close.sql finds it where the transaction is still the same
--- $6 int     the most that one statement takes, milliseconds; 0: no limit
--- $7 int     the most that the transaction may be idle, milliseconds
--- $8 int     the most that a statement waits for a lock, milliseconds
+-- $1 text     lease
+-- $2 int      partition
+-- $3 bigint   epoch
+-- $4 bigint   the id of the schedule or job
+-- $5 boolean  it is a job
+-- $6 text     mark of the run, random; close.sql and closejob.sql find it where the transaction is still the same
+-- $7 int      the most that one statement takes, milliseconds; 0: no limit
+-- $8 int      the most that the transaction may be idle, milliseconds
+-- $9 int      the most that a statement waits for a lock, milliseconds
 --
--- The schedule, and the time; times are microseconds since 1970, that of a zone's clocks as if it were one
--- of UTC. No row: there is none, and only the mark and the limit of being idle are set.
+-- The schedule or job as JSON, with the time; null: there is none.
 --
 -- PL001: the partition is not owned under the epoch.
-SELECT * FROM pgleases.schedule_open_tick($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::pg_catalog.text, $6::int, $7::int, $8::int)
+SELECT pgleases.schedule_open($1::pg_catalog.text, $2::int, $3::bigint, $4::bigint, $5::boolean, $6::pg_catalog.text, $7::int, $8::int, $9::int)

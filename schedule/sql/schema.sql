@@ -234,7 +234,7 @@ COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'Who changed it: the role t
 COMMENT ON COLUMN pgleases.schedule_changes.reason IS 'Why.';
 
 -- A run in a transaction leaves no trace in the tables before its end, as nothing is locked there until then. So it has a lock of its own,
--- which is shared, and which nobody waits for: see schedule_open_tick.
+-- which is shared, and which nobody waits for: see schedule_open.
 CREATE OR REPLACE VIEW pgleases.schedule_runs AS
 SELECT (l.classid::bigint OPERATOR(pg_catalog.<<) 32) OPERATOR(pg_catalog.|) l.objid::bigint AS run,
        pg_catalog.min(l.pid) AS backend
