@@ -8,7 +8,7 @@
 //	...
 //	mux.Handle("/ops/leases/", http.StripPrefix("/ops/leases", leases))
 //
-// The database is asked the same however many look: see stream.go. Names of clients, leases and locks are what processes choose, so the page shows
+// The database is asked the same however many look: see poll.go. Names of clients, leases and locks are what processes choose, so the page shows
 // them as text, and what text can hide as escapes.
 package dashboard
 
@@ -44,21 +44,16 @@ const (
 // Options are those of Handler. The zero value lets everybody look who reaches the handler.
 type Options struct {
 	// Authorize decides about each request, and says who it is, for the page to show; empty: it shows nothing. What somebody has changed is written with that
-	// name as the actor. It is asked again every 10 s while a page is open, with the request by which the page began to look, so it has to look up a session
-	// that can end each time. It is called concurrently. nil: everybody has ReadOnly.
+	// name as the actor. An open page polls each second, so it should be quick, and has to look up
+	// a session that can end each time. It is called concurrently. nil: everybody has ReadOnly.
 	Authorize func(*http.Request) (access Access, actor string)
 
 	// Title stands at the top of the page, to tell one environment from another; default "Leases".
 	Title string
-
-	// MaxViewers is how many pages can be open at once; default 200. A page that is in the background is not counted, and
-	// those of one browser count once. One more gets 503, and tries again.
-	MaxViewers int
 }
 
 const (
-	defaultTitle      = "Leases"
-	defaultMaxViewers = 200
+	defaultTitle = "Leases"
 
 	// policy allows no code, style or target but the handler's own files, and none in the page itself.
 	policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
@@ -75,19 +70,13 @@ var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
 // Handler returns the dashboard of what a sees. Mount it at any path that ends in a slash, with http.StripPrefix; all its URLs are
-// relative, so that a proxy in front may add to the path or take from it. It needs a server whose ResponseWriters can flush and have
-// deadlines, as those of net/http: what wraps them needs a method Unwrap.
+// relative, so that a proxy in front may add to the path or take from it. A viewer that does not take an answer within 10 s is given up if the server's
+// ResponseWriters can have deadlines, as those of net/http: what wraps them needs a method Unwrap.
 //
 // It asks the database only while somebody looks. An error is that of a bad option.
 func Handler(a *admin.Admin, o Options) (http.Handler, error) {
-	switch {
-	case a == nil:
+	if a == nil {
 		return nil, errors.New("dashboard: admin is nil")
-	case o.MaxViewers < 0:
-		return nil, fmt.Errorf("dashboard: MaxViewers %d is out of range: 1 or more, or 0 for %d", o.MaxViewers, defaultMaxViewers)
-	}
-	if o.MaxViewers == 0 {
-		o.MaxViewers = defaultMaxViewers
 	}
 	if o.Title == "" {
 		o.Title = defaultTitle
@@ -117,7 +106,7 @@ type handler struct {
 
 func newHandler(a *admin.Admin, o Options, t times) *handler {
 	return &handler{
-		options: o, hub: newHub(a, o.MaxViewers), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1),
+		options: o, hub: newHub(a, t), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1),
 		pages: make(map[string]page),
 	}
 }
@@ -154,8 +143,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusPermanentRedirect)
 	case name == "":
 		h.page(w, access, actor)
-	case name == "stream":
-		h.stream(w, r)
+	case name == "poll":
+		h.poll(w, r)
 	case isLook:
 		h.answer(w, r, actor, ask, h.looking)
 	case isFile:

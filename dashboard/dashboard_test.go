@@ -1,16 +1,18 @@
 package dashboard_test
 
 import (
-	"bufio"
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	neturl "net/url"
 	"regexp"
+	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -69,9 +71,6 @@ func TestBadOptionsAreRefused(t *testing.T) {
 	if _, err := dashboard.Handler(nil, dashboard.Options{}); err == nil || err.Error() != "dashboard: admin is nil" {
 		t.Error(err)
 	}
-	if _, err := dashboard.Handler(idle(t), dashboard.Options{MaxViewers: -1}); err == nil || !strings.Contains(err.Error(), "MaxViewers -1 is out of range") {
-		t.Error(err)
-	}
 }
 
 func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
@@ -97,8 +96,8 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 		{"PUT", "/", "", 405, "text/plain; charset=utf-8"},
 		{"GET", "/", "nobody", 403, "text/plain; charset=utf-8"},
 		{"GET", "/dashboard.js", "nobody", 403, "text/plain; charset=utf-8"},
-		{"GET", "/stream", "nobody", 403, "text/plain; charset=utf-8"},
-		{"HEAD", "/stream", "nobody", 403, "text/plain; charset=utf-8"},
+		{"GET", "/poll", "", 200, "application/json"},
+		{"GET", "/poll", "nobody", 403, "text/plain; charset=utf-8"},
 	} {
 		w := do(t, h, test.method, test.path, "As", test.as)
 		name := test.method + " " + test.path + " " + test.as
@@ -118,7 +117,7 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 			t.Errorf("%s: policy %q", name, policy)
 		}
 		for header, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
-			"Cross-Origin-Resource-Policy": "same-origin", "Access-Control-Allow-Origin": ""} {
+			"Cross-Origin-Resource-Policy": "same-origin", "Access-Control-Allow-Origin": "", "Cache-Control": map[bool]string{true: "private, no-cache", false: "no-store"}[test.status == 200 && strings.Contains(test.path, ".")]} {
 			if got := w.Header().Get(header); got != want {
 				t.Errorf("%s: %s is %q, want %q", name, header, got, want)
 			}
@@ -195,113 +194,17 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 	}
 }
 
-// A viewer reads a stream.
+var browser = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 200}}
+
+// A viewer polls as the page does.
 type viewer struct {
 	t      *testing.T
-	events chan event // closed at the end of the stream
-	end    func()
-}
-
-type event struct {
-	topic string
-	data  []byte
-}
-
-// connect opens a stream, and returns its status too.
-func connect(t *testing.T, url string, headers ...string) (*viewer, int) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/stream", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := 0; i < len(headers); i += 2 {
-		r.Header.Set(headers[i], headers[i+1])
-	}
-	response, err := http.DefaultTransport.RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	v := &viewer{t: t, events: make(chan event)}
-	var reading sync.WaitGroup
-	reading.Go(func() {
-		defer close(v.events)
-		lines := bufio.NewReader(response.Body)
-		var e event
-		for {
-			line, err := lines.ReadBytes('\n')
-			if err != nil {
-				return
-			}
-			switch text := strings.TrimSuffix(string(line), "\n"); {
-			case strings.HasPrefix(text, "event: "):
-				e.topic = text[7:]
-			case strings.HasPrefix(text, "data: "):
-				e.data = []byte(text[6:])
-			case text == "":
-				select {
-				case v.events <- e:
-				case <-ctx.Done():
-					return
-				}
-			}
-		}
-	})
-	v.end = sync.OnceFunc(func() {
-		cancel()
-		_ = response.Body.Close()
-		reading.Wait()
-	})
-	t.Cleanup(v.end)
-	return v, response.StatusCode
-}
-
-// next reads on until is says so, and returns that event.
-func (v *viewer) next(what string, is func(event) bool) (event, error) {
-	late := time.After(patience)
-	for {
-		select {
-		case e, more := <-v.events:
-			if !more {
-				return e, fmt.Errorf("the stream has ended before: %s", what)
-			}
-			if is(e) {
-				return e, nil
-			}
-		case <-late:
-			return event{}, fmt.Errorf("never so: %s", what)
-		}
-	}
-}
-
-func (v *viewer) until(what string, is func(event) bool) event {
-	v.t.Helper()
-	e, err := v.next(what, is)
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	return e
-}
-
-func (v *viewer) untilTopic(topic string) event {
-	v.t.Helper()
-	return v.until("topic "+topic, func(e event) bool { return e.topic == topic })
-}
-
-// ended waits for the end of the stream.
-func (v *viewer) ended() {
-	v.t.Helper()
-	late := time.After(patience)
-	for {
-		select {
-		case _, more := <-v.events:
-			if !more {
-				return
-			}
-		case <-late:
-			v.t.Fatal("the stream did not end")
-		}
-	}
+	url    string
+	as     string
+	shows  neturl.Values              // versions, by part
+	leases map[string]json.RawMessage // by name
+	parts  map[string]string          // the others
+	status status
 }
 
 type status struct {
@@ -311,18 +214,76 @@ type status struct {
 	Failure string
 }
 
-func (v *viewer) untilStatus(what string, is func(status) bool) {
+func newViewer(t *testing.T, url, as string) *viewer {
+	return &viewer{t: t, url: url, as: as, shows: make(neturl.Values), leases: make(map[string]json.RawMessage), parts: make(map[string]string)}
+}
+
+// poll returns the status, and how long the answer was.
+func (v *viewer) poll() (code, length int, err error) {
+	r, err := http.NewRequest(http.MethodGet, v.url+"/poll?"+v.shows.Encode(), nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	r.Header.Set("As", v.as)
+	response, err := browser.Do(r)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil || response.StatusCode != http.StatusOK {
+		return response.StatusCode, len(body), err
+	}
+	var answer struct {
+		Status status
+		Parts  map[string]struct {
+			Version string
+			Content json.RawMessage
+		}
+	}
+	if err := json.Unmarshal(body, &answer); err != nil {
+		return 0, 0, err
+	}
+	v.status = answer.Status
+	for name, p := range answer.Parts {
+		v.shows.Set(name, p.Version)
+		if name != "leases" {
+			v.parts[name] = string(p.Content)
+			continue
+		}
+		var told struct {
+			Names   []string
+			Changed []json.RawMessage
+		}
+		err = json.Unmarshal(p.Content, &told)
+		for _, text := range told.Changed {
+			var l struct{ Name string }
+			err = errors.Join(err, json.Unmarshal(text, &l))
+			v.leases[l.Name] = text
+		}
+		maps.DeleteFunc(v.leases, func(name string, _ json.RawMessage) bool { return !slices.Contains(told.Names, name) })
+	}
+	return response.StatusCode, len(body), err
+}
+
+// until polls until is says so.
+func (v *viewer) until(what string, is func() bool) {
 	v.t.Helper()
-	v.until(what, func(e event) bool {
-		var s status
-		if e.topic != "status" {
-			return false
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for late := time.After(patience); ; {
+		if code, _, err := v.poll(); err != nil || code != http.StatusOK {
+			v.t.Fatalf("%s: %d, %v", what, code, err)
 		}
-		if err := json.Unmarshal(e.data, &s); err != nil {
-			v.t.Fatal(err)
+		if is() {
+			return
 		}
-		return is(s)
-	})
+		select {
+		case <-again.C:
+		case <-late:
+			v.t.Fatalf("never so: %s", what)
+		}
+	}
 }
 
 func serve(t *testing.T, h http.Handler) *httptest.Server {
@@ -335,106 +296,55 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 	return server
 }
 
-func TestTheStreamTellsWhatIsThere(t *testing.T) {
+func TestThePollsTellWhatIsThere(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.MigratedDatabase(t), nil)
 	one := newClient(t, pool, "one\n\ndata: \u202e<b>")
 	join(t, one, "orders", 8)
-	server := serve(t, newHandler(t, newAdmin(t, pool, admin.WithInterval(100*time.Millisecond)), dashboard.Options{}))
-	v, code := connect(t, server.URL)
-	if code != 200 {
-		t.Fatal(code)
+	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{}))
+	v := newViewer(t, server.URL, "")
+	owned := func(want string) func() bool {
+		return func() bool { return strings.Contains(string(v.leases["orders"]), want) }
 	}
+	v.until("it owns all", owned(`"owned":8,"coming":0,"going":0`)) // else nothing would be handed over to the next
 	var clients []struct {
 		ID   string
 		Slot int
 	}
-	if err := json.Unmarshal(v.untilTopic("clients").data, &clients); err != nil || len(clients) != 1 || clients[0].ID != one.ID() || clients[0].Slot != 0 {
+	if err := json.Unmarshal([]byte(v.parts["clients"]), &clients); err != nil || len(clients) != 1 || clients[0].ID != one.ID() || clients[0].Slot != 0 {
 		t.Errorf("clients %+v, %v", clients, err)
 	}
-	owned := func(want string) func(event) bool {
-		return func(e event) bool { return e.topic == "leases" && strings.Contains(string(e.data), want) }
+	if !v.status.Seen || v.status.Stale || v.status.Failure != "" {
+		t.Errorf("status %+v", v.status)
 	}
-	v.until("it owns all", owned(`"owned":8,"coming":0,"going":0`)) // else nothing would be handed over to the next
-	v.untilStatus("it is live", func(s status) bool { return s.Seen && !s.Stale && s.Failure == "" })
-	two := newClient(t, pool, "two")
-	join(t, two, "orders", 8)
-	shares, even, told := owned(`"owned":4,"coming":0,"going":0`), false, false
-	v.until("two owns four, and the events say so", func(e event) bool { // each is sent once, in any order
-		even = even || shares(e)
-		told = told || e.topic == "events" && strings.Contains(string(e.data), `"cause":"joined"`) && strings.Contains(
-			string(e.data), `"cause":"handed over"`,
-		) && strings.Contains(string(e.data), `"to":"two"`)
-		return even && told
+	join(t, newClient(t, pool, "two"), "orders", 8)
+	v.until("two owns four", owned(`"owned":4,"coming":0,"going":0`))
+	v.until("the events say so", func() bool {
+		told := v.parts["events"]
+		return strings.Contains(told, `"cause":"joined"`) && strings.Contains(told, `"cause":"handed over"`) && strings.Contains(told, `"to":"two"`)
 	})
-	late, _ := connect(t, server.URL)
-	late.until("who comes later sees the events", func(e event) bool { return e.topic == "events" && strings.Contains(string(e.data), `"to":"two"`) })
-	late.untilTopic("health")
+	v.until("the health", func() bool { return v.parts["health"] != "" })
 }
 
-func TestOneViewerTooManyIsToldSo(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t), nil)
-	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{MaxViewers: 2}))
-	one, _ := connect(t, server.URL)
-	two, _ := connect(t, server.URL)
-	one.untilTopic("leases")
-	two.untilTopic("leases")
-	response, err := http.Get(server.URL + "/stream")
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, _ := io.ReadAll(response.Body)
-	_ = response.Body.Close()
-	if response.StatusCode != 503 || response.Header.Get("Retry-After") != "15" || !strings.HasPrefix(string(body), "2 pages are open") {
-		t.Errorf("%d, %q", response.StatusCode, body)
-	}
-	if head, err := http.Head(server.URL + "/stream"); err != nil || head.StatusCode != 503 {
-		t.Errorf("HEAD: %v, %v", head, err)
-	}
-	one.end()
-	awaitRoom(t, server.URL)
-}
-
-// awaitRoom waits until one more viewer may look.
-func awaitRoom(t *testing.T, url string) {
-	t.Helper()
-	look := time.NewTicker(10 * time.Millisecond)
-	defer look.Stop()
-	late := time.After(patience)
-	for {
-		head, err := http.Head(url + "/stream")
-		if err == nil && head.StatusCode == 200 && head.Header.Get("Content-Type") == "text/event-stream" {
-			return
-		}
-		select {
-		case <-look.C:
-		case <-late:
-			t.Fatalf("there is no room: %v, %v", head, err)
-		}
-	}
-}
-
-func TestWhoMayNotLookAnyMoreIsShownNothingMore(t *testing.T) {
+// Each poll is authorized: a session that ended is shown nothing more, and others go on.
+func TestEachPollIsAuthorized(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.MigratedDatabase(t), nil)
 	var out atomic.Bool
-	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{MaxViewers: 9, Authorize: func(r *http.Request) (dashboard.Access, string) {
+	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(r *http.Request) (dashboard.Access, string) {
 		if out.Load() && r.Header.Get("As") == "eve" {
 			return dashboard.Denied, ""
 		}
 		return dashboard.ReadOnly, ""
-	}}, time.Minute, 20*time.Millisecond)
-	server := serve(t, h)
-	ann, _ := connect(t, server.URL, "As", "ann")
-	eve, _ := connect(t, server.URL, "As", "eve")
-	eve.untilTopic("leases")
+	}}))
+	ann, eve := newViewer(t, server.URL, "ann"), newViewer(t, server.URL, "eve")
+	eve.until("she sees", func() bool { return eve.status.Seen })
 	out.Store(true)
-	eve.ended()
-	ann.untilTopic("status")
-	ann.untilTopic("status")
-	if _, code := connect(t, server.URL, "As", "eve"); code != 403 {
-		t.Errorf("eve gets %d", code)
+	for range 2 {
+		if code, length, err := eve.poll(); code != http.StatusForbidden || length > 100 {
+			t.Errorf("eve gets %d, %d bytes, %v", code, length, err)
+		}
+		ann.until("she sees", func() bool { return ann.status.Seen })
 	}
 }
 
@@ -459,35 +369,96 @@ func (l narrow) Accept() (net.Conn, error) {
 	return conn, err
 }
 
-func TestAViewerThatDoesNotReadLosesItsPlace(t *testing.T) {
-	t.Parallel()
+// A wideServer serves a lease whose text fills a narrow connection many times, and has looked at it.
+func wideServer(t *testing.T, write time.Duration, configure func(*http.Server)) (*httptest.Server, *viewer) {
+	t.Helper()
 	url := pgtest.MigratedDatabase(t)
-	scatter(t, url, 65536)
-	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url, nil)), dashboard.Options{MaxViewers: 1,
-		Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.ReadOnly, "" }}, 200*time.Millisecond, time.Minute)
+	scatter(t, url, 16384)
+	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url, nil)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, time.Second, patience, write)
 	server := httptest.NewUnstartedServer(h)
 	server.Listener = narrow{server.Listener}
+	configure(server.Config)
 	server.Start()
 	t.Cleanup(func() {
 		server.CloseClientConnections()
 		server.Close()
 	})
+	v := newViewer(t, server.URL, "")
+	v.until("the lease", func() bool { return len(v.leases["wide"]) > 1<<17 })
+	return server, v
+}
+
+// doNotRead asks for all from an address that it returns, and reads no more than the beginning of the answer.
+func doNotRead(t *testing.T, server *httptest.Server) (from string) {
+	t.Helper()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
+	t.Cleanup(func() { _ = conn.Close() })
 	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.WriteString(conn, "GET /stream HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(conn, "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
-	first := make([]byte, 12)
-	if _, err := io.ReadFull(conn, first); err != nil || string(first) != "HTTP/1.1 200" {
-		t.Fatalf("%q, %v", first, err)
+	begin := make([]byte, 12)
+	if _, err := io.ReadFull(conn, begin); err != nil || string(begin) != "HTTP/1.1 200" {
+		t.Fatalf("%q, %v", begin, err)
 	}
-	awaitRoom(t, server.URL) // conn is still open, and reads nothing
+	return conn.LocalAddr().String()
+}
+
+// Viewers that do not read cost no more than their connections: all are sent the same bytes.
+func TestAThousandViewersThatDoNotReadCostLittle(t *testing.T) { // not in parallel: it measures what the process has
+	const viewers, most = 1000, 50 << 20
+	server, first := wideServer(t, time.Hour, func(*http.Server) {})
+	used := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapInuse + m.StackInuse)
+	}
+	before := used()
+	for i := range viewers {
+		doNotRead(t, server)
+		if (i+1)%100 != 0 {
+			continue
+		}
+		cost := used() - before
+		if cost > most {
+			t.Fatalf("%d viewers cost %.1f MB, want at most %d", i+1, float64(cost)/(1<<20), most>>20)
+		}
+		if i+1 == viewers {
+			t.Logf("%d viewers cost %.1f MB", viewers, float64(cost)/(1<<20))
+		}
+	}
+	if code, _, err := first.poll(); code != http.StatusOK { // and they keep nobody from looking
+		t.Error(code, err)
+	}
+}
+
+func TestAViewerThatDoesNotReadIsGivenUp(t *testing.T) {
+	t.Parallel()
+	ended := make(chan string, 10)
+	server, _ := wideServer(t, 5*time.Second, func(s *http.Server) {
+		s.ConnState = func(conn net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				ended <- conn.RemoteAddr().String()
+			}
+		}
+	})
+	from := doNotRead(t, server)
+	for late := time.After(patience); ; {
+		select {
+		case of := <-ended:
+			if of == from {
+				return
+			}
+		case <-late:
+			t.Fatal("it still has its connection")
+		}
+	}
 }
 
 func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
@@ -495,21 +466,18 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	join(t, newClient(t, newPool(t, url, nil), "one"), "orders", 8)
 	c := new(cable)
-	server := serve(t, newHandler(t, newAdmin(t, newPool(t, url, c), admin.WithInterval(100*time.Millisecond)), dashboard.Options{}))
-	v, _ := connect(t, server.URL)
-	owned := func(e event) bool { return e.topic == "leases" && strings.Contains(string(e.data), `"owned":8`) }
-	v.until("one owns all", owned)
-	v.untilStatus("it is live", func(s status) bool { return s.Seen && !s.Stale })
+	server := serve(t, newHandler(t, newAdmin(t, newPool(t, url, c)), dashboard.Options{}))
+	v := newViewer(t, server.URL, "")
+	owned := func(v *viewer) bool { return strings.Contains(string(v.leases["orders"]), `"owned":8`) }
+	v.until("one owns all", func() bool { return owned(v) && v.status.Seen && !v.status.Stale })
 	c.set(true)
-	v.untilStatus("it is stale", func(s status) bool { return s.Seen && s.Stale && s.Failure != "" })
-	v.end()
-	again, _ := connect(t, server.URL) // the one viewer has gone, and comes back
-	again.until("what was seen", owned)
-	var before int64
-	again.untilStatus("it is stale", func(s status) bool { before = s.Age; return s.Seen && s.Stale && s.Failure != "" })
-	again.untilStatus("it grows older", func(s status) bool { return s.Stale && s.Age > before })
+	v.until("it is stale", func() bool { return v.status.Seen && v.status.Stale && v.status.Failure != "" })
+	later := newViewer(t, server.URL, "") // who comes only now sees that, too
+	later.until("what was seen", func() bool { return owned(later) && later.status.Stale && later.status.Failure != "" })
+	before := later.status.Age
+	later.until("it grows older", func() bool { return later.status.Stale && later.status.Age > before })
 	c.set(false)
-	again.untilStatus("it is live again", func(s status) bool { return s.Seen && !s.Stale && s.Failure == "" })
+	later.until("it is live again", func() bool { return later.status.Seen && !later.status.Stale && later.status.Failure == "" })
 }
 
 // A connection that hangs, as behind a pooler, keeps nobody from looking on, also where the pool has no other.
@@ -528,58 +496,48 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			u.RawQuery = query.Encode()
 			c := new(cable)
 			c.hang.Store(text)
-			h := dashboard.HandlerWith(newAdmin(t, newPool(t, u.String(), c), admin.WithInterval(100*time.Millisecond)), dashboard.Options{MaxViewers: 1,
-				Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.ReadOnly, "" }}, time.Minute, time.Minute)
-			dashboard.SetAnswers(h, 3*time.Second) // an examination of a busy machine has to come as far as to listen
-			v, _ := connect(t, serve(t, h).URL)
-			v.until("it hangs", func(event) bool { return c.hangs.Load() })
+			// an examination of a busy machine has to come as far as to listen
+			h := dashboard.HandlerWith(newAdmin(t, newPool(t, u.String(), c)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
+			v := newViewer(t, serve(t, h).URL, "")
+			v.until("it hangs", c.hangs.Load)
 			c.hang.Store("")
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
-			v.until("a look", func(e event) bool { return e.topic == "leases" && strings.Contains(string(e.data), "made meanwhile") })
+			v.until("a look", func() bool { return v.leases["made meanwhile"] != nil })
 		})
 	}
 }
 
-// A middleware that hides what the connection can do is told apart from a database that is away.
-func TestAWriterWithoutDeadlinesIsRefused(t *testing.T) {
-	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{})
-	if w := do(t, h, "GET", "/stream"); w.Code != 500 || !strings.Contains(w.Body.String(), "Unwrap") {
-		t.Errorf("%d %s", w.Code, w.Body)
-	}
-}
-
-// However many look, the database is asked the same.
+// However many look, the database is asked the same, and once nobody does it is asked nothing.
 func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	t.Parallel()
 	const viewers, partitions, looks, interval = 100, 10_000, 20, 200 * time.Millisecond
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, partitions)
 	c := new(cable)
-	a := newAdmin(t, newPool(t, url, c), admin.WithInterval(interval))
-	server := serve(t, newHandler(t, a, dashboard.Options{}))
+	a := newAdmin(t, newPool(t, url, c))
+	server := serve(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, interval, patience, patience))
 	began := time.Now()
 	var all sync.WaitGroup
-	var bytes atomic.Int64
 	for range viewers {
-		v, code := connect(t, server.URL)
-		if code != 200 {
-			t.Fatal(code)
-		}
+		v := newViewer(t, server.URL, "")
 		all.Go(func() {
-			seen := false
-			for range looks {
-				e, err := v.next("the next look", func(e event) bool {
-					bytes.Add(int64(len(e.data)))
-					seen = seen || e.topic == "leases" && strings.Contains(string(e.data), `"partitions":10000`)
-					return e.topic == "ages"
-				})
-				if err != nil || len(e.data) > 64*12 {
-					t.Errorf("ages of 64 clients are %d bytes, %v", len(e.data), err)
+			again := time.NewTicker(interval / 2)
+			defer again.Stop()
+			for seen, last := 0, ""; seen < looks; <-again.C {
+				_, length, err := v.poll()
+				if err != nil {
+					t.Error(err)
 					return
 				}
+				if ages := v.parts["ages"]; ages != last {
+					if last != "" && length > 4096 {
+						t.Errorf("a second in which nothing moves is %d bytes for 64 clients", length)
+						return
+					}
+					seen, last = seen+1, ages
+				}
 			}
-			if !seen {
+			if v.leases["wide"] == nil {
 				t.Error("a viewer was not told of the lease")
 			}
 		})
@@ -593,10 +551,19 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	if sent > most || sent < looks {
 		t.Errorf("%d messages to the database in %v, want at most %d", sent, elapsed, most)
 	}
-	began = time.Now()
-	if _, err := a.Snapshot(t.Context()); err != nil {
-		t.Fatal(err)
+	again := time.NewTicker(interval)
+	defer again.Stop()
+	late := time.After(patience)
+	for quiet := 0; quiet < 10; quiet++ {
+		before := c.sent.Load()
+		select {
+		case <-again.C:
+		case <-late:
+			t.Fatal("it is asked though nobody looks")
+		}
+		if c.sent.Load() != before {
+			quiet = 0
+		}
 	}
-	t.Logf("%d viewers of %d partitions in %v: %d messages to the database, %.1f MB to the viewers; a look takes %v", viewers, partitions, elapsed.Round(time.Millisecond),
-		sent, float64(bytes.Load())/1e6, time.Since(began).Round(time.Millisecond))
+	t.Logf("%d viewers of %d partitions in %v: %d messages to the database", viewers, partitions, elapsed.Round(time.Millisecond), sent)
 }

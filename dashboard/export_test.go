@@ -8,9 +8,6 @@ import (
 )
 
 // HandlerWith is Handler with other times, without the protection against other origins.
-func HandlerWith(a *admin.Admin, o Options, write, authorize time.Duration) http.Handler {
-	return newHandler(a, o, times{write, authorize})
+func HandlerWith(a *admin.Admin, o Options, look, answers, write time.Duration) http.Handler {
+	return newHandler(a, o, times{look, answers, write})
 }
-
-// SetAnswers has the locks and an examination take no longer than d.
-func SetAnswers(h http.Handler, d time.Duration) { h.(*handler).hub.answers = d }

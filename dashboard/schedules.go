@@ -35,7 +35,7 @@ type shownGroups struct {
 func (h *hub) count(ctx context.Context) {
 	for {
 		began := time.Now()
-		limited, cancel := context.WithTimeout(ctx, h.answers)
+		limited, cancel := context.WithTimeout(ctx, h.times.answers)
 		groups, err := h.admin.ScheduleGroups(limited)
 		cancel()
 		told := shownGroups{Groups: groups}
@@ -75,7 +75,7 @@ func (h *handler) shared(r *http.Request, ask func(ctx context.Context) (any, er
 	if has && time.Since(p.at) < kept {
 		return p.content, nil
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
 	defer cancel()
 	content, err := ask(ctx)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// What a page asks for besides the stream. One look and one change at a time go to the database, whoever asks: so many ask it no more than one.
+// What a page asks for besides the polls. One look and one change at a time go to the database, whoever asks: so many ask it no more than one.
 
 // maxBody is the longest text of a POST, in bytes. Names have 255 at most.
 const maxBody = 16 << 10
@@ -183,7 +183,7 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
 	defer cancel()
 	p, err := h.hub.admin.Preview(ctx, c)
 	return p, told(err)
@@ -224,7 +224,7 @@ func (h *handler) once(r *http.Request, actor, token string, do func(context.Con
 		return h.outcomes[i].content, h.outcomes[i].err
 	}
 	h.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.hub.answers)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), h.times.answers)
 	defer cancel()
 	content, err := do(ctx)
 	err = told(err)
@@ -258,7 +258,7 @@ func (h *handler) explain(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, bad("Partition %q is no number.", query.Get("partition"))
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
 	defer cancel()
 	e, err := h.hub.admin.Explain(ctx, query.Get("lease"), partition)
 	if err != nil {
@@ -269,9 +269,9 @@ func (h *handler) explain(r *http.Request, _ string) (any, error) {
 	}{e.Reasons}, nil
 }
 
-// events tells more of the latest ones than the stream does.
+// events tells more of the latest ones than the polls do.
 func (h *handler) events(r *http.Request, _ string) (any, error) {
-	ctx, cancel := context.WithTimeout(r.Context(), h.hub.answers)
+	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
 	defer cancel()
 	return h.hub.readEvents(ctx, r.URL.Query().Get("lease"), mostEvents), nil
 }

@@ -137,22 +137,28 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	pool := newPool(t, url, nil)
 	join(t, newClient(t, pool, "one"), "orders", 8)
 	join(t, newClient(t, pool, "two"), "orders", 8)
-	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url), nil), admin.WithInterval(100*time.Millisecond))
+	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url), nil))
 	var may atomic.Int32
 	may.Store(int32(dashboard.Steering))
 	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
 	calm := func(owned ...int) *admin.Snapshot {
 		t.Helper()
-		for s, err := range a.Watch(t.Context()) {
+		again := time.NewTicker(20 * time.Millisecond)
+		defer again.Stop()
+		for late := time.After(patience); ; {
+			s, err := a.Snapshot(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
 			if m := s.Lease("orders").Members; len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero() {
 				return s
 			}
+			select {
+			case <-again.C:
+			case <-late:
+				t.Fatalf("never so: %v", owned)
+			}
 		}
-		t.Fatal("the test has ended")
-		return nil
 	}
 	calm(4, 4)
 	p := post(t, h, "/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
@@ -255,7 +261,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 // stuck says something to a server whose buffers are small, over a connection of which only the beginning of the answer is read. lost is closed when the server gives it up.
 func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url string, lost <-chan struct{}) {
 	t.Helper()
-	server := httptest.NewUnstartedServer(dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, write, time.Minute))
+	server := httptest.NewUnstartedServer(dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, patience, write))
 	server.Listener = narrow{server.Listener}
 	gone := make(chan struct{})
 	var once sync.Once
@@ -348,8 +354,7 @@ func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, 100*time.Millisecond, time.Minute)
-	dashboard.SetAnswers(h, time.Second)
+	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, time.Second, 100*time.Millisecond)
 	server := serve(t, h)
 	var all sync.WaitGroup
 	for range 3 { // the last of which waits for two

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"bufio"
 	"io"
 	"net/http"
 	"regexp"
@@ -49,17 +48,10 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	if response, _ := ask("POST", "", ""); response.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d", response.StatusCode)
 	}
-	stream, err := http.Get(found[1] + "stream")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stream.Body.Close()
-	lines := bufio.NewScanner(stream.Body)
-	for lines.Scan() && !strings.Contains(lines.Text(), `"name":"l","partitions":2`) {
-	}
-	if err := lines.Err(); err != nil || !strings.Contains(lines.Text(), `"owner":"a"`) {
-		t.Errorf("the stream tells %q, %v", lines.Text(), err)
-	}
+	await(t, "a poll tells whose the partitions are", func() bool {
+		_, told := ask("GET", "poll", "")
+		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
+	})
 
 	busy := run(t, databaseEnv(database), "serve", "--listen", found[2])
 	if code := busy.wait(); code != exitFailed || !strings.Contains(busy.output.String(), "Give --listen an address of this machine and a port that is free") {
@@ -74,7 +66,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 			t.Errorf("listening on %s: %d, want %d", listen, response.StatusCode, want)
 		}
 	}
-	c.signal(syscall.SIGINT) // while the stream is open
+	c.signal(syscall.SIGINT)
 	if code := c.wait(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)
 	}

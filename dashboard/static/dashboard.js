@@ -1,4 +1,4 @@
-// Draws what the stream tells. Whatever a process has named goes through name(), as text: nothing here makes markup of it.
+// Draws what the polls return. Whatever a process has named goes through name(), as text: nothing here makes markup of it.
 "use strict";
 
 // ---- Colours. Each owner has a colour, a pattern that differs from that of the next ten, and letters: no two are alike in all three.
@@ -150,32 +150,41 @@ const state = {
   older: [], olderOf: "", olderFailure: "", // events that a filter is about, of which lease, and why there are none
   status: null,
   seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
-  heardAt: 0, // when the stream last said anything
-  link: "connecting", // or open, lost, denied, full
+  link: "connecting", // or open, lost, denied
   filter: "", chosen: null, // the ID of the client whose partitions stand out
 };
 
-const topics = {
+const slots = new Map(); // by ID: the number of a living client's colour. Here it stays, even if another server answers, which has given other ones
+
+const parts = {
   clients(list) {
     state.clients = list;
+    const living = new Set(list.map(c => c.id));
+    for (const id of slots.keys()) if (!living.has(id)) slots.delete(id);
+    const taken = new Set(slots.values());
+    for (const c of list) {
+      while (!slots.has(c.id) && taken.has(c.slot)) c.slot++;
+      c.slot = slots.get(c.id) ?? c.slot;
+      slots.set(c.id, c.slot);
+      taken.add(c.slot);
+    }
     state.bySession = new Map(list.map(c => [c.session, c]));
     state.byID = new Map();
     for (const c of list) if (!state.byID.has(c.id) || !c.superseded) state.byID.set(c.id, c);
     if (state.chosen !== null && !state.byID.has(state.chosen)) state.chosen = null;
     later("leases", "clients", "locks", "events", "wishes", "summary");
   },
-  leases(list) { state.leases = list; later("leases", "clients", "summary"); },
+  leases({ names, changed }) { // the others are as before
+    const known = new Map(state.leases.concat(changed).map(l => [l.name, l]));
+    state.leases = names.map(n => known.get(n));
+    later("leases", "clients", "summary");
+  },
   ages(list) { state.ages = list; later("ages", "summary"); },
   locks(told) { state.locks = told; later("locks", "summary"); },
   events(told) { state.events = told; later("events"); },
   wishes(list) { state.wishes = list; later("wishes", "leases", "clients", "summary"); },
   schedules(told) { state.schedules = told; later("groups"); },
   health(told) { state.health = told; later("health", "summary"); },
-  status(told) {
-    state.status = told;
-    if (told.seen) state.seenAt = Date.now() - told.age_ms;
-    later("state");
-  },
 };
 
 // later draws once for all that came at once.
@@ -459,15 +468,14 @@ const draws = {
 
   // How fresh all that is.
   state() {
-    const silence = Date.now() - state.heardAt, link = state.link === "open" && silence > silent ? "lost" : state.link;
-    const stale = link !== "open" || !!state.status?.stale;
+    const link = state.link;
+    const stale = link !== "open" || !!state.status?.stale || state.seenAt > 0 && Date.now() - state.seenAt > old; // a server that has just started may have seen nothing
     const since = state.seenAt > 0 ? clock(state.seenAt) : "";
     const kind = stale && (state.seenAt > 0 || link !== "connecting" || state.status?.failure) ? "stale" : state.seenAt > 0 ? "live" : "connecting";
     const quiet = kind === "stale" && link === "connecting"; // it was away for a moment, or comes back
     $("state").dataset.kind = quiet ? "connecting" : kind;
     setText($("state-text"), quiet || kind === "connecting" ? "Connecting" : kind === "live" ? "Live" : since ? "Stale since " + since : "No data");
     const why = link === "denied" ? "You may not look any more. " + signIn :
-      link === "full" ? "Too many pages are open. This one tries again by itself." :
       link === "lost" ? "The dashboard does not answer. This page tries again by itself." : "The database does not answer as it should. The dashboard tries again each second.";
     const show = kind === "stale" && !quiet;
     if (show) setText($("banner-text"), why + (since ? " What you see is from " + since + "." : " Nothing was seen yet."));
@@ -485,7 +493,7 @@ const draws = {
   },
 };
 
-// ---- The filter over events. What is older than the stream's is read once, when the filter changes: of one lease, where it names that.
+// ---- The filter over events. What is older than the polls' is read once, when the filter changes: of one lease, where it names that.
 
 const eventFilter = () => [$("event-lease").value.toLowerCase(), $("event-client").value.toLowerCase(), $("event-cause").value];
 const filtered = () => eventFilter().some(text => text !== "");
@@ -761,103 +769,52 @@ function sentence(e, p) {
   return words;
 }
 
-// ---- The stream. A browser has but six connections to a server over HTTP/1.1, and a stream keeps one. So a page in the background has none, and of the others one, which holds the
-// lock, tells its siblings what it hears. Over plain HTTP from another machine a browser gives no locks: there each page has a stream of its own.
+// ---- The polls. Each second the page sends the versions of the parts that it shows, and gets those that differ. In the background it asks for nothing.
 
-let source = null, turn = null, retry = 0, retries = 0, openedAt = 0;
+const versions = {}; // by part
+const patience = 8000; // ms for an answer
+const old = 4000; // ms from which what was seen is stale
+let polling = false, timer = 0, failures = 0;
 
-const silent = 8000; // ms without a word of a stream, which says something each second: the way to it is cut, and nobody tells the browser
-
-const shared = "pgleases " + location.pathname;
-const siblings = new BroadcastChannel(shared);
-const latest = new Map(); // by topic: the text, for siblings that come later
-
-siblings.addEventListener("message", ({ data }) => {
-  if (data === "hello") {
-    if (source) for (const told of latest) siblings.postMessage(told);
-  } else if (turn && !source) hear(...data);
-});
-
-function hear(topic, text) {
-  state.heardAt = Date.now();
-  if (state.link !== "open") {
-    state.link = "open";
-    retries = 0;
-    later("state");
-  }
-  topics[topic]?.(JSON.parse(text)); // a sibling may be of another version
-}
-
-// connect waits for its turn to have the stream, and hears meanwhile what the one tells that has it; with steal it takes the turn from one that says nothing.
-function connect(steal) {
-  clearTimeout(retry);
-  if (turn || document.hidden) return;
-  openedAt = Date.now();
-  const mine = turn = { waits: new AbortController() };
-  if (!navigator.locks) {
-    open();
-    return;
-  }
-  const over = new Promise(end => { mine.end = end; });
-  navigator.locks.request(shared, steal ? { steal } : { signal: mine.waits.signal }, () => {
-    if (turn !== mine) return;
-    open();
-    return over;
-  }).catch(() => {
-    if (turn !== mine) return; // it was given up
-    disconnect(); // it was stolen
-    connect();
-  });
-  siblings.postMessage("hello");
-}
-
-function open() {
-  openedAt = Date.now();
-  latest.clear();
-  source = new EventSource("stream");
-  for (const topic of Object.keys(topics)) {
-    source.addEventListener(topic, event => {
-      latest.set(topic, event.data);
-      hear(topic, event.data);
-      siblings.postMessage([topic, event.data]);
-    });
-  }
-  source.addEventListener("error", () => {
-    disconnect();
-    ask();
-  });
-}
-
-function disconnect() {
-  source?.close();
-  turn?.waits.abort();
-  turn?.end?.();
-  source = turn = null;
-  clearTimeout(retry);
-}
-
-// ask finds out why there is no stream, which an EventSource does not tell.
-async function ask() {
-  let link = "lost";
-  try {
-    const answer = await fetch("stream", { method: "HEAD", redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(silent) });
-    const streams = (answer.headers.get("Content-Type") || "").startsWith("text/event-stream");
-    // A proxy in front has a 503 of its own, while there is nothing behind it.
-    link = answer.status === 503 && answer.headers.has("Content-Security-Policy") ? "full" : answer.ok && streams ? "connecting" : denies(answer) ? "denied" : "lost";
-  } catch { /* the network, or the server, is away */ }
+async function poll() {
+  clearTimeout(timer);
+  if (polling || document.hidden) return;
+  polling = true;
+  const { link, told } = await ask();
+  polling = false;
+  timer = setTimeout(poll, link === "open" ? (told.status.seen || told.status.failure ? 1000 : 200) : link === "denied" ? 15000 : Math.min(10000, 500 * 2 ** failures++));
   state.link = link;
   later("state");
-  retry = setTimeout(connect, link === "full" || link === "denied" ? 15000 : Math.min(10000, 500 * 2 ** retries++));
+  if (sharpFor !== window.devicePixelRatio) { // the window has come to another screen, or was zoomed
+    sharpFor = window.devicePixelRatio;
+    later("leases");
+  }
+  if (!told) return;
+  failures = 0;
+  state.status = told.status;
+  if (told.status.seen) state.seenAt = Date.now() - told.status.age_ms;
+  for (const [part, { version, content }] of Object.entries(told.parts)) {
+    parts[part]?.(content); // the server may be of another version
+    versions[part] = version;
+  }
+}
+
+// ask returns what came of a poll, and the answer if there is one.
+async function ask() {
+  try {
+    const answer = await fetch("poll?" + new URLSearchParams(versions), { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(patience) });
+    const isJSON = (answer.headers.get("Content-Type") || "").startsWith("application/json"), told = answer.ok && isJSON ? await answer.json() : null;
+    return told?.status ? { link: "open", told } : { link: denies(answer) ? "denied" : "lost" };
+  } catch { // the network, or the server, is away
+    return { link: "lost" };
+  }
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (document.hidden) {
-    disconnect();
-  } else {
-    if (state.link !== "denied") state.link = "connecting";
-    connect();
-    later("state");
-  }
+  if (document.hidden) return;
+  if (state.link !== "denied") state.link = "connecting";
+  poll();
+  later("state");
 });
 $("filter").addEventListener("input", event => {
   state.filter = event.target.value.toLowerCase();
@@ -866,16 +823,4 @@ $("filter").addEventListener("input", event => {
 for (const id of ["event-lease", "event-client", "event-cause"]) $(id).addEventListener("input", filterEvents);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => later("leases"));
 let sharpFor = window.devicePixelRatio;
-setInterval(() => {
-  later("state");
-  if (turn && Date.now() - Math.max(openedAt, state.heardAt) > silent) {
-    const waited = !source;
-    disconnect();
-    if (waited) connect(true);
-    else ask();
-  }
-  if (sharpFor === window.devicePixelRatio) return;
-  sharpFor = window.devicePixelRatio; // the window has come to another screen, or was zoomed
-  later("leases");
-}, 1000);
-document.addEventListener("DOMContentLoaded", () => connect()); // when the other files are there, too
+document.addEventListener("DOMContentLoaded", () => poll()); // when the other files are there, too

@@ -1,4 +1,4 @@
-// Schedules and jobs: the groups, which the stream tells, and lists of which the page asks for what it shows, a page at a time, again and again while one sees them.
+// Schedules and jobs: the groups, which the polls return, and lists of which the page asks for what it shows, a page at a time, again and again while one sees them.
 "use strict";
 
 const again = 5000; // between two looks at a list that is seen, in milliseconds

@@ -220,20 +220,6 @@ func (c *cable) set(cut bool) {
 	}
 }
 
-// A gate is a proxy whose server can go away.
-type gate struct {
-	handler http.Handler
-	shut    atomic.Bool
-}
-
-func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if g.shut.Load() {
-		http.Error(w, "Bad Gateway", http.StatusBadGateway)
-		return
-	}
-	g.handler.ServeHTTP(w, r)
-}
-
 func must(h http.Handler, err error) http.Handler {
 	if err != nil {
 		panic(err)
@@ -286,26 +272,14 @@ func endBrowser() {
 // A tab of the browser, in a profile of its own. What its page says is wrong fails the test.
 type tab struct {
 	*testing.T
-	ctx     context.Context
-	profile cdp.BrowserContextID
+	ctx context.Context
 }
 
 func newTab(t *testing.T, width, height int64) tab {
 	t.Helper()
 	started.Store(true)
 	parent, _ := browser()
-	profile, err := newProfile(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newTabOf(t, profile, width, height)
-}
-
-// newTabOf returns a tab of a profile, which other tabs may have too.
-func newTabOf(t *testing.T, profile cdp.BrowserContextID, width, height int64) tab {
-	t.Helper()
-	parent, _ := browser()
-	id, err := newWindow(parent, profile)
+	id, err := newWindow(parent)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,19 +299,19 @@ func newTabOf(t *testing.T, profile cdp.BrowserContextID, width, height int64) t
 			}
 		}
 	})
-	x := tab{t, ctx, profile}
+	x := tab{t, ctx}
 	x.run(log.Enable(), chromedp.EmulateViewport(width, height))
 	return x
 }
 
-// newProfile makes a profile with cookies of its own.
-func newProfile(ctx context.Context) (cdp.BrowserContextID, error) {
-	return target.CreateBrowserContext().WithDisposeOnDetach(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
-}
-
-// newWindow opens a window. A tab behind another one would be hidden, and its page look at nothing.
-func newWindow(ctx context.Context, profile cdp.BrowserContextID) (target.ID, error) {
-	return target.CreateTarget("about:blank").WithBrowserContextID(profile).WithNewWindow(true).Do(cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser))
+// newWindow opens a window in a profile with cookies of its own. A tab behind another one would be hidden, and its page look at nothing.
+func newWindow(ctx context.Context) (target.ID, error) {
+	to := cdp.WithExecutor(ctx, chromedp.FromContext(ctx).Browser)
+	profile, err := target.CreateBrowserContext().WithDisposeOnDetach(true).Do(to)
+	if err != nil {
+		return "", err
+	}
+	return target.CreateTarget("about:blank").WithBrowserContextID(profile).WithNewWindow(true).Do(to)
 }
 
 func (x tab) run(actions ...chromedp.Action) {

@@ -52,8 +52,7 @@ func run(ctx context.Context, databaseURL string, login *login) error {
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 10 * time.Second,
-		WriteTimeout:      30 * time.Second,                                  // the dashboard's stream sets its own
-		BaseContext:       func(net.Listener) context.Context { return ctx }, // which ends the streams, else Shutdown would wait for them
+		WriteTimeout:      30 * time.Second,
 	}
 	context.AfterFunc(ctx, func() {
 		ending, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -13,9 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/chromedp/cdproto/debugger"
 	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -236,20 +234,15 @@ func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
 	_, pool := database(t)
 	join(t, openClient(t, pool, "one"), "orders", 8)
 	login := newLogin("secret", "look")
-	gate := &gate{handler: must(pages(pool, login))}
-	server := httptest.NewServer(gate)
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
+	server, front := fronted(t, must(pages(pool, login)))
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL)
-	gate.shut.Store(true)
+	front.Store(answering(http.StatusBadGateway, ""))
 	server.CloseClientConnections()
 	x.until(`/^The dashboard does not answer\. .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
 	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent) && document.querySelector("#main").classList.contains("stale")`)
 	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
-	gate.shut.Store(false)
+	front.Store(nil)
 	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
 	login.mu.Lock()
 	clear(login.sessions)
@@ -258,70 +251,53 @@ func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
 	x.until(`document.querySelector("#banner-text").textContent.startsWith("You may not look any more.") && !document.querySelector("#banner").hidden`)
 }
 
-// A hushed answer says nothing more once its line is cut, and does not end: as where a firewall forgets a connection, or a machine wakes up elsewhere.
-type hushed struct {
-	http.ResponseWriter
-	cut *atomic.Bool
-}
-
-func (h hushed) Write(b []byte) (int, error) {
-	if h.cut.Load() {
-		return len(b), nil
-	}
-	return h.ResponseWriter.Write(b)
-}
-
-func (h hushed) Unwrap() http.ResponseWriter { return h.ResponseWriter }
-
-func TestThePageComesBackFromAStreamThatIsCutAndDoesNotEnd(t *testing.T) {
+// As when a firewall forgets a connection, or a machine wakes up elsewhere.
+func TestThePageGivesUpAPollThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	_, pool := database(t)
 	client := openClient(t, pool, "one")
 	join(t, client, "orders", 8)
-	handler := must(pages(pool, newLogin("secret", "look")))
-	var line atomic.Pointer[atomic.Bool]
-	line.Store(new(atomic.Bool))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		handler.ServeHTTP(hushed{w, line.Load()}, r)
-	}))
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
+	server, front := fronted(t, must(pages(pool, newLogin("secret", "look"))))
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL)
 	x.until(`document.querySelectorAll(".lease").length === 1 && document.querySelector("#state-text").textContent === "Live"`)
-	line.Swap(new(atomic.Bool)).Store(true)
+	hangs := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	front.Store(&hangs)
 	join(t, client, "more", 8)
+	x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.")`)
+	front.Store(nil)
 	x.until(`document.querySelectorAll(".lease").length === 2 && document.querySelector("#state-text").textContent === "Live"`)
 }
 
-// A proxy answers 503 where nothing is behind it, as in a deployment: that is no full house.
-func TestAProxyWithNothingBehindItIsNotTakenForAFullDashboard(t *testing.T) {
+// Another process answers, of another database: at first it knows nothing itself. What it does not have does not stay on the page.
+func TestThePageOfAServerThatRestartsShowsWhatThatHas(t *testing.T) {
 	t.Parallel()
-	_, pool := database(t)
-	join(t, openClient(t, pool, "one"), "orders", 8)
-	handler := must(pages(pool, newLogin("secret", "look")))
-	var away atomic.Bool
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if away.Load() {
-			http.Error(w, "Service Temporarily Unavailable", http.StatusServiceUnavailable)
-			return
+	_, before := database(t)
+	join(t, openClient(t, before, "one"), "orders", 8)
+	databaseURL, after := database(t)
+	join(t, openClient(t, after, "two"), "invoices", 8)
+	login, reachable := newLogin("secret", "look"), make(chan struct{})
+	next := must(pages(newPool(t, databaseURL, func(ctx context.Context, network, addr string) (net.Conn, error) {
+		select {
+		case <-reachable:
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
-		handler.ServeHTTP(w, r)
-	}))
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
+	}), login)).ServeHTTP
+	server, front := fronted(t, must(pages(before, login)))
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL)
-	x.until(`document.querySelector("#state-text").textContent === "Live"`)
-	away.Store(true)
-	server.CloseClientConnections()
-	x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.")`)
-	away.Store(false)
-	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+	x.until(owns("one", "=== 8") + ` && document.querySelector("#event-list li") !== null`)
+	front.Store((*http.HandlerFunc)(&next))
+	x.until(`/^Stale since /.test(document.querySelector("#state-text").textContent) && !state.status.seen && !state.status.failure`) // before its first look has failed
+	close(reachable)
+	x.until(owns("two", "=== 8") + ` && document.querySelector("#state-text").textContent === "Live"`)
+	x.until(`document.querySelectorAll(".lease").length === 1 && document.querySelectorAll("#client-rows tr").length === 1`)
+	x.until(rows("#event-list li") + `.some(text => text.includes("invoices"))`)
+	if eval[bool](x, `document.body.textContent.includes("orders")`) {
+		t.Error("what the server before had is still on the page")
+	}
 }
 
 // A proxy in front has answers of its own where nothing is behind it: they say nothing about who one is.
@@ -332,7 +308,7 @@ func TestAnIngressWithoutARouteIsNotTakenForADenial(t *testing.T) {
 	server, front := fronted(t, must(pages(pool, newLogin("secret", "look"))))
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL)
-	for _, status := range []int{http.StatusNotFound, http.StatusMisdirectedRequest} {
+	for _, status := range []int{http.StatusNotFound, http.StatusMisdirectedRequest, http.StatusServiceUnavailable} {
 		front.Store(answering(status, ""))
 		server.CloseClientConnections()
 		x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.")`)
@@ -399,79 +375,6 @@ func TestALoginInFrontThatExpiresLosesNothingThatWasTyped(t *testing.T) {
 		x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
 		eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
 		x.confirm("typed before")
-	}
-}
-
-// A browser has six connections to a host over HTTP/1.1: pages of one browser share a stream, so that there is one left for what one does.
-func TestManyPagesOfOneBrowserLeaveAConnectionForWhatOneDoes(t *testing.T) {
-	t.Parallel()
-	databaseURL, pool := database(t)
-	for _, id := range []string{"one", "two"} {
-		join(t, openClient(t, pool, id), "orders", 8)
-	}
-	url := serve(t, operators(t, databaseURL))
-	first := newTab(t, 1280, 900)
-	first.signIn(url)
-	profile := first.profile
-	tabs := []tab{first}
-	for range 6 {
-		x := newTabOf(t, profile, 1280, 900)
-		x.run(chromedp.Navigate(url + "/ops/leases/"))
-		tabs = append(tabs, x)
-	}
-	for _, x := range tabs {
-		x.until(`document.querySelector("#state-text").textContent === "Live" && ` + owns("one", "=== 4"))
-	}
-	last := tabs[len(tabs)-1]
-	last.open("Steer one", "drain")
-	last.confirm("a disk")
-	for _, x := range tabs {
-		x.until(owns("one", "=== 0"))
-	}
-	// Who has the stream goes, or stands still, and another takes its place.
-	first.run(chromedp.Navigate("about:blank"))
-	last.open("Undrain one", "")
-	last.confirm("it stays")
-	for _, x := range tabs[1:] {
-		x.until(`document.querySelector("#state-text").textContent === "Live" && ` + owns("one", "> 0"))
-	}
-	var still int
-	for i := 1; i < len(tabs); i++ {
-		if eval[bool](tabs[i], `source !== null`) {
-			if still != 0 {
-				t.Errorf("pages %d and %d have a stream each", still, i)
-			}
-			still = i
-		}
-	}
-	tabs[still].run(chromedp.ActionFunc(func(ctx context.Context) error {
-		_, err := debugger.Enable().Do(ctx)
-		return errors.Join(err, debugger.Pause().Do(ctx))
-	}))
-	join(t, openClient(t, pool, "three"), "orders", 8)
-	for i, x := range tabs[1:] {
-		if i+1 != still {
-			x.until(`document.querySelector("#state-text").textContent === "Live" && ` + owns("three", "> 0"))
-		}
-	}
-}
-
-// Over plain HTTP from another machine a browser gives a page no locks.
-func TestAPageWithoutLocksHasAStreamOfItsOwn(t *testing.T) {
-	t.Parallel()
-	_, pool := database(t)
-	join(t, openClient(t, pool, "one"), "orders", 8)
-	x := newTab(t, 1280, 900)
-	x.run(chromedp.ActionFunc(func(ctx context.Context) error {
-		_, err := page.AddScriptToEvaluateOnNewDocument(`Object.defineProperty(navigator, "locks", { value: undefined })`).Do(ctx)
-		return err
-	}))
-	url := serve(t, pool)
-	x.signIn(url)
-	y := newTabOf(t, x.profile, 1280, 900)
-	y.run(chromedp.Navigate(url + "/ops/leases/"))
-	for _, z := range []tab{x, y} {
-		z.until(owns("one", "=== 8") + ` && source !== null`)
 	}
 }
 
@@ -590,7 +493,7 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 		_ = response.Body.Close()
 		return response.StatusCode
 	}
-	for _, path := range []string{"/ops/leases/", "/ops/leases/stream", "/ops/leases/dashboard.js"} {
+	for _, path := range []string{"/ops/leases/", "/ops/leases/poll", "/ops/leases/dashboard.js"} {
 		if code := get(path); code != http.StatusForbidden {
 			t.Errorf("%s: %d", path, code)
 		}
