@@ -167,7 +167,7 @@ func openError(doing, schema string, err error) error {
 		return fmt.Errorf("pgleases: %s: %w: %s: run pgleases.Migrate, or the DDL that pgleases.Schema returns, as a role that may",
 			doing, ErrSchema, misfit)
 	case store.Denied(err):
-		return fmt.Errorf("pgleases: %s: the role lacks rights in schema %q, see sql/grants.sql: %w", doing, schema, err)
+		return fmt.Errorf("pgleases: %s: the role lacks rights in schema %q, see sql/grants/application.sql: %w", doing, schema, err)
 	}
 	return fmt.Errorf("pgleases: %s: %w", doing, err)
 }

@@ -138,7 +138,7 @@
 //
 // The tables are in the schema pgleases, or the one given to [WithSchema]. NewClient makes them where they are missing;
 // to make them yourself, run [Migrate] or the DDL that [Schema] returns, and open clients [WithoutMigration]. A role that owns
-// nothing can run a client with the rights in sql/grants.sql. Each table and column has a comment.
+// nothing can run a client with the rights in sql/grants/application.sql. Each table and column has a comment.
 //
 // Three views are for people: pgleases.status has every partition with its owner, epoch and where it is going;
 // pgleases.members_status has every member with the age of its last heartbeat, what it owns and what it should own;

@@ -329,7 +329,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	renamed := regexp.MustCompile(`pgleases_(owner|app|reader)\b`)
 	sql := func(text string) string { return renamed.ReplaceAllString(text, "pgleases_${1}"+suffix) }
 	blocks := codeBlocks(t, "docs/roles.md", "sql")
-	if len(blocks) != 3 {
+	if len(blocks) != 2 {
 		t.Fatalf("%d blocks of SQL on the page", len(blocks))
 	}
 	as := func(name string) *pgxpool.Pool {
@@ -345,9 +345,10 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	if err := pgleases.Migrate(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}
-	execute(t, owner, sql(blocks[2]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
-	execute(t, owner, sql(readFile(t, "sql/grants.sql")), pgx.QueryExecModeSimpleProtocol)
-	execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol)
+	execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
+	for _, name := range []string{"application", "reader"} {
+		execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
+	}
 
 	app := as("app")
 	open := func(id string) *pgleases.Lease {
@@ -399,8 +400,8 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	}
 	// As it is by default: all but the verbs of operators.
 	execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
-	revoke := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindString(readFile(t, "sql/functions.sql"))
-	execute(t, owner, revoke)
+	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(readFile(t, "sql/functions.sql"), -1)
+	execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0')",
 		"SELECT pgleases.drop_lease('work')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
 	_, queries := headed(t, "docs/operations.md")

@@ -20,10 +20,8 @@ import (
 )
 
 const (
-	defaultSchema   = "pgleases"
-	maxSchemaBytes  = 63
-	defaultInterval = time.Second
-	minInterval     = 100 * time.Millisecond
+	defaultSchema  = "pgleases"
+	maxSchemaBytes = 63
 
 	// answers is how long the server may take for one statement. A snapshot of 65,536 partitions takes a fraction of a second.
 	answers = 10 * time.Second
@@ -35,38 +33,30 @@ type Admin struct {
 	options             options
 	snapshot, partition string // statements
 	locks               *store.Locks
-	shared              shared // by all that watch
 }
 
 type options struct {
-	schema   string
-	interval time.Duration
+	schema string
 }
 
-// An Option changes where or how an Admin looks.
+// An Option changes where an Admin looks.
 type Option func(*options)
 
 // WithSchema sets the schema of the tables, as pgleases.WithSchema does for clients; default "pgleases".
 func WithSchema(name string) Option { return func(o *options) { o.schema = name } }
 
-// WithInterval sets the time between two looks of Watch: 100ms or more, default 1s.
-func WithInterval(d time.Duration) Option { return func(o *options) { o.interval = d } }
-
 // New returns an Admin on a pool, which it borrows and never closes. It connects to nothing, so only a bad option is an error. What it reads needs the
 // rights that Grants gives to readers.
 func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
-	o := options{schema: defaultSchema, interval: defaultInterval}
+	o := options{schema: defaultSchema}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("admin: option is nil")
 		}
 		opt(&o)
 	}
-	switch {
-	case pool == nil:
+	if pool == nil {
 		return nil, errors.New("admin: pool is nil")
-	case o.interval < minInterval:
-		return nil, fmt.Errorf("admin: interval %v is out of range: %v or more", o.interval, minInterval)
 	}
 	if err := checkSchema(o.schema); err != nil {
 		return nil, err

@@ -6,12 +6,9 @@ import (
 	"errors"
 	"math"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -20,13 +17,11 @@ import (
 	"github.com/pgleases/pgleases/lock"
 )
 
-const soon = 100 * time.Millisecond // between two looks of a test that waits
-
 func TestASnapshotTellsWhatTheClientsKnow(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
-	a := newAdmin(t, pool, admin.WithInterval(soon))
+	a := newAdmin(t, pool)
 	one, two := newClient(t, pool, "one"), newClient(t, pool, "two\n\x1b[2J\u202e")
 	x, y := joined(t, one, "orders", 12), joined(t, two, "orders", 12, pgleases.WithWeight(3))
 	joined(t, two, "leader", 1)
@@ -147,111 +142,6 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	}
 }
 
-func TestAllThatWatchShareTheLooks(t *testing.T) {
-	t.Parallel()
-	var looks atomic.Int64
-	pool := newPool(t, pgtest.MigratedDatabase(t), func(config *pgxpool.Config) {
-		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { looks.Add(1); return true, nil }
-	})
-	a := newAdmin(t, pool, admin.WithInterval(soon))
-	const watchers, each = 50, 5
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	seen := make(map[*admin.Snapshot]int)
-	for range watchers {
-		wg.Go(func() {
-			n := 0
-			for s, err := range a.Watch(t.Context()) {
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				mu.Lock()
-				seen[s]++
-				mu.Unlock()
-				if n++; n == each {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if n := looks.Load(); n < each || int(n) > 2*len(seen) || n >= watchers*each/2 {
-		t.Errorf("%d looks for %d snapshots that %d saw", n, len(seen), watchers)
-	}
-	after := looks.Load()
-	for s, err := range a.Watch(t.Context()) { // after a pause it looks again
-		if err != nil || seen[s] > 0 {
-			t.Errorf("an old snapshot, or %v", err)
-		}
-		break
-	}
-	if looks.Load() == after {
-		t.Error("nobody looked again")
-	}
-}
-
-func TestWhoIsSlowGetsTheLatestAlone(t *testing.T) {
-	t.Parallel()
-	a := newAdmin(t, newPool(t, pgtest.MigratedDatabase(t)), admin.WithInterval(soon))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	quick := make(chan *admin.Snapshot)
-	go func() {
-		defer close(quick)
-		for s := range a.Watch(ctx) {
-			select {
-			case quick <- s:
-			case <-ctx.Done():
-			}
-		}
-	}()
-	var latest *admin.Snapshot
-	for s, err := range a.Watch(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if latest != nil {
-			if s.At.Before(latest.At) {
-				t.Errorf("a look of %v, where there was one of %v", s.At, latest.At)
-			}
-			break
-		}
-		for range 4 { // it is slow
-			latest = <-quick
-		}
-	}
-	cancel()
-	for range quick {
-	}
-}
-
-// An outage is told, and over when the database is back.
-func TestAWatchGoesOnAfterAnError(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	a := newAdmin(t, newPool(t, url), admin.WithInterval(soon))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	stage := 0
-	for s, err := range a.Watch(ctx) {
-		switch {
-		case stage == 0 && err == nil:
-			exec(t, url, "ALTER TABLE pgleases.leases RENAME TO hidden")
-			stage = 1
-		case stage == 1 && err != nil:
-			if s != nil || !strings.Contains(err.Error(), "pgleases migrate") {
-				t.Errorf("%v, %v", s, err)
-			}
-			exec(t, url, "ALTER TABLE pgleases.hidden RENAME TO leases")
-			stage = 2
-		case stage == 2 && err == nil:
-			return
-		}
-	}
-	t.Errorf("it stayed in stage %d", stage)
-}
-
 func TestLocksTellsWhoHoldsThem(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -289,51 +179,6 @@ func TestLocksTellsWhoHoldsThem(t *testing.T) {
 	}
 }
 
-func TestALagQueryCanButRead(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	exec(t, url, "CREATE TABLE public.work (partition int, n int); INSERT INTO public.work VALUES (1, 10), (1, 5), (3, 7); GRANT ALL ON public.work TO PUBLIC",
-		"CREATE FUNCTION public.sneak() RETURNS int LANGUAGE plpgsql AS 'BEGIN DELETE FROM public.work; RETURN 1; END'")
-	pool := newPool(t, url)
-	a := newAdmin(t, pool)
-	for _, query := range []string{"SELECT partition, sum(n) FROM public.work GROUP BY 1", "SELECT partition, n FROM public.work; -- all"} {
-		lag, err := a.Lag(t.Context(), query, patience)
-		if strings.HasSuffix(query, "all") {
-			if err == nil {
-				t.Error("a second statement passed")
-			}
-			continue
-		}
-		if err != nil || len(lag) != 2 || lag[1] != 15 || lag[3] != 7 {
-			t.Errorf("%s: %v, %v", query, lag, err)
-		}
-	}
-	for query, want := range map[string]string{
-		"SELECT partition, n FROM public.work -- rows;":                                           "",
-		"DELETE FROM public.work RETURNING partition, n":                                          "syntax error",
-		"SELECT 1, public.sneak()":                                                                "read-only transaction",
-		"SELECT 1, 2) AS q (partition, lag); DELETE FROM public.work; SELECT 1 FROM (SELECT 1, 2": "cannot insert multiple commands",
-		"SELECT 1, set_config('transaction_read_only', 'off', true)::int":                         "read-write",
-		"SELECT 1":            "2 columns",
-		"SELECT NULL::int, 1": "NULL",
-	} {
-		_, err := a.Lag(t.Context(), query, patience)
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "two columns")) {
-			t.Errorf("%s: %v, want %q", query, err, want)
-		}
-	}
-	if _, err := a.Lag(t.Context(), "SELECT 1, 2 FROM pg_sleep(1000)", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "57014") {
-		t.Errorf("a query that takes long: %v", err)
-	}
-	if _, err := a.Lag(t.Context(), "SELECT 1, 2", 0); err == nil {
-		t.Error("a limit of 0")
-	}
-	var n int
-	if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM public.work").Scan(&n); err != nil || n != 3 {
-		t.Errorf("%d rows are left, %v", n, err)
-	}
-}
-
 func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.EmptyDatabase(t))
@@ -342,9 +187,8 @@ func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
 		opt  admin.Option
 		want string
 	}{
-		{nil, admin.WithInterval(time.Second), "pool is nil"},
+		{nil, admin.WithSchema("s"), "pool is nil"},
 		{pool, nil, "option is nil"},
-		{pool, admin.WithInterval(0), "interval 0s is out of range: 100ms or more"},
 		{pool, admin.WithSchema(""), `schema name ""`},
 		{pool, admin.WithSchema(strings.Repeat("x", 64)), "1 to 63 bytes"},
 	} {

@@ -277,9 +277,9 @@ var tablesPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+) ON (?:SEQUENCE )?(
 var executePattern = regexp.MustCompile(`(?s)GRANT EXECUTE ON FUNCTION (.*?) TO`)
 var namePattern = regexp.MustCompile(`pgleases\.(\w+)\(`)
 
-// rights compares what the role may with what grants.sql gives to clients.
+// rights compares what the role may with what a role that runs clients needs.
 func (d *doctor) rights(f *facts) {
-	text, _ := clientsGrants()
+	text := grants(enginesql.Files, ForApplication)
 	wanted := []string{"USAGE"}
 	for _, match := range tablesPattern.FindAllStringSubmatch(text, -1) {
 		for relation := range strings.SplitSeq(match[2], ",") {

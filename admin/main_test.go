@@ -90,20 +90,22 @@ func exec(t *testing.T, url string, statements ...string) {
 	}
 }
 
-// awaitSnapshot watches until a snapshot is as it should be, and returns it.
+// awaitSnapshot reads snapshots until one is as it should be, and returns it.
 func awaitSnapshot(t *testing.T, a *admin.Admin, what string, is func(*admin.Snapshot) bool) *admin.Snapshot {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var last *admin.Snapshot
-	for s, err := range a.Watch(ctx) {
+	again := time.NewTicker(20 * time.Millisecond)
+	defer again.Stop()
+	for {
+		s, err := a.Snapshot(ctx)
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("%s: %v; before it was %+v", what, err, last)
 		}
 		if last = s; is(s) {
 			return s
 		}
+		<-again.C
 	}
-	t.Fatalf("not so within %v: %s: %+v", patience, what, last)
-	return nil
 }

@@ -186,7 +186,7 @@ func (a *Admin) refusal(c Change, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForSteering, a.options.schema)
+		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.options.schema)
 	case errors.As(err, &told) && told.Code == "55006" && c.Verb == Drain:
 		return refusef("admin: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &told) && told.Hint != "":

@@ -3,7 +3,6 @@ package admin_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -19,7 +18,7 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
-	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	a, operator := newAdmin(t, pool), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
 	x, y := newClient(t, pool, "x"), newClient(t, pool, "y")
 	joined(t, x, "orders", 4)
 	joined(t, y, "orders", 4)
@@ -147,7 +146,7 @@ func TestALeaseOnWhichNobodyWorksIsDropped(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
-	a, operator := newAdmin(t, pool, admin.WithInterval(soon)), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	a, operator := newAdmin(t, pool), newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
 	x := newClient(t, pool, "x")
 	worked := func(partitions int) (epoch int64) { // by a member that has left again, also by the tables
 		t.Helper()
@@ -228,158 +227,5 @@ func TestHowLongAWishStandsIsToldByTheDatabasesClock(t *testing.T) {
 	}
 	if stands := until.Sub(began); stands < time.Hour || stands > time.Hour+patience {
 		t.Errorf("it stands for %v", stands)
-	}
-}
-
-// Events that are there already, and those that come, each once and in order, also those that a long transaction keeps back.
-func TestWhoFollowsTheEventsGetsEachOnce(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	owner := newPool(t, pgtest.OwnerURL(url))
-	looks := make(chan struct{}, 10_000)
-	a := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
-		config.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { looks <- struct{}{}; return true, nil }
-	}), admin.WithInterval(soon))
-	exec(t, url, "INSERT INTO pgleases.events (cause, from_id) SELECT 'old', n FROM generate_series(1, 5) AS n")
-	for settled := false; !settled; { // transactions of other tests are under way, too
-		if err := owner.QueryRow(t.Context(), "SELECT max(tx::text::bigint) < pg_snapshot_xmin(pg_current_snapshot())::text::bigint FROM pgleases.events").Scan(&settled); err != nil {
-			t.Fatal(err)
-		}
-	}
-	tx, err := owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), "INSERT INTO pgleases.events (cause, from_id) VALUES ('late', '1')"); err != nil {
-		t.Fatal(err)
-	}
-	exec(t, url, "INSERT INTO pgleases.events (cause, from_id, partitions) SELECT 'new', n, '{[0,5),[7,8)}' FROM generate_series(1, 1500) AS n")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	committed := make(chan error, 1)
-	go func() {
-		for range 4 { // the first, and some that find nothing, as the transaction is open
-			select {
-			case <-looks:
-			case <-ctx.Done():
-			}
-		}
-		committed <- tx.Commit(ctx)
-	}()
-	var got []string
-	news := 0
-	for e, err := range a.Follow(ctx, "", 2) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e.Cause == "new" {
-			if news++; e.Partitions.String() != "0-4,7" {
-				t.Fatalf("partitions %v", e.Partitions)
-			}
-		} else {
-			got = append(got, e.Cause+e.From)
-		}
-		if news == 1500 {
-			exec(t, url, "INSERT INTO pgleases.events (cause, from_id) VALUES ('end', '1')")
-			news++
-		}
-		if e.Cause == "end" {
-			break
-		}
-	}
-	if err := <-committed; err != nil {
-		t.Error(err)
-	}
-	if text := strings.Join(got, " "); text != "old4 old5 late1 end1" || news != 1501 {
-		t.Errorf("events %s, and %d new ones", text, news-1)
-	}
-}
-
-// What a dump brought from another cluster has numbers above all that happens here.
-func TestWhoFollowsTheEventsOfARestoredDumpIsToldWhatHappensThere(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	a := newAdmin(t, newPool(t, url), admin.WithInterval(soon))
-	exec(t, url, "INSERT INTO pgleases.events (tx, cause, from_id) SELECT (900000000000 + n)::text::xid8, 'old', n FROM generate_series(1, 5) AS n")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var got []string
-	for e, err := range a.Follow(ctx, "", 2) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got = append(got, e.Cause+e.From); len(got) == 2 {
-			exec(t, url, "INSERT INTO pgleases.events (cause, from_id) VALUES ('new', '1')")
-		}
-		if e.Cause == "new" {
-			break
-		}
-	}
-	if text := strings.Join(got, " "); text != "old4 old5 new1" {
-		t.Errorf("events %s", text)
-	}
-}
-
-// looks are the arguments of each look after the first for events.
-type looks chan string
-
-func (l looks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
-	if strings.Contains(q.SQL, "(e.tx, e.id) >") {
-		select {
-		case l <- fmt.Sprint(q.Args...):
-		case <-ctx.Done():
-		}
-	}
-	return ctx
-}
-
-func (looks) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-// It goes on from what it has read, of whatever lease: else each look would read again all that happened to others.
-func TestWhoFollowsOneLeaseGoesOnFromTheEventsOfOthers(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	looks := make(looks)
-	a := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) { config.ConnConfig.Tracer = looks }), admin.WithInterval(soon))
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	told := make(chan []string, 1)
-	go func() {
-		var got []string
-		for e, err := range a.Follow(ctx, "rare", 0) {
-			if err != nil {
-				t.Error(err)
-				break
-			}
-			if got = append(got, e.Cause); e.Cause == "end" {
-				break
-			}
-		}
-		told <- got
-	}()
-	look := func() string {
-		select {
-		case look := <-looks:
-			return look
-		case <-ctx.Done():
-			t.Fatal("it looks no more")
-			return ""
-		}
-	}
-	first := look()
-	exec(t, url, "INSERT INTO pgleases.events (cause, lease) VALUES ('others', 'other')")
-	for look() == first {
-	}
-	exec(t, url, "INSERT INTO pgleases.events (cause, lease) VALUES ('end', 'rare')")
-	for {
-		select {
-		case <-looks:
-			continue
-		case got := <-told:
-			if text := strings.Join(got, " "); text != "end" {
-				t.Errorf("events %s", text)
-			}
-		}
-		return
 	}
 }

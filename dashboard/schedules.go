@@ -249,7 +249,7 @@ func (a asked) refusal(err error) error {
 	case errors.Is(err, pgleases.ErrSchema):
 		return &refusal{http.StatusNotFound, "bad", err.Error()}
 	case store.Denied(err):
-		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, admin.ForSteeringSchedules)
+		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, admin.ForScheduleOperators)
 	case store.Code(err) == "": // it is not the database's
 		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
 	}

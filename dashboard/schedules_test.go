@@ -132,10 +132,10 @@ func TestAskRunsEachVerb(t *testing.T) {
 		t.Fatal(err)
 	}
 	exec(t, owner, grants)
-	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=steering-schedules") {
+	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
 	}
-	if grants, err = admin.Grants(role, "pgleases", admin.ForSteeringSchedules); err != nil {
+	if grants, err = admin.Grants(role, "pgleases", admin.ForScheduleOperators); err != nil {
 		t.Fatal(err)
 	}
 	exec(t, owner, grants)

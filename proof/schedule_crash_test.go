@@ -66,7 +66,7 @@ var scheduleCrashes = []scheduleCrash{
 
 // notScheduleCrashed has the files that are no statements of it, or are not sent while anything runs, and why.
 var notScheduleCrashed = map[string]string{
-	"schema": "sent by Migrate", "functions": "sent by Migrate", "grants": "an administrator's script",
+	"schema": "sent by Migrate", "functions": "sent by Migrate",
 	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
 	"declare": "sent each hour, for schedules that nobody has declared for a day",
 	"edit":    "a caller's, in a transaction as put.sql", "change": "an operator's, in a transaction as put.sql",

@@ -79,7 +79,7 @@ func newDatabaseAt(t testing.TB, url string) *database {
 	t.Helper()
 	db := &database{t, url, newPool(t, pgtest.OwnerURL(url), nil)}
 	ok(t, schedule.Migrate(t.Context(), db.Pool))
-	grants, err := sql.Files.ReadFile("grants.sql")
+	grants, err := sql.Files.ReadFile("grants/application.sql")
 	ok(t, err)
 	if url != pgtest.OwnerURL(url) {
 		db.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + string(grants))

@@ -30,17 +30,9 @@ type operator struct {
 func newOperator(db *database) *operator {
 	db.t.Helper()
 	role := strings.ToLower("operator_" + rand.Text())
-	text, err := sql.Files.ReadFile("grants.sql")
+	grants, err := sql.Files.ReadFile("grants/operator.sql")
 	ok(db.t, err)
-	_, grants, found := strings.Cut(string(text), "-- A role that steers schedules")
-	expect(db.t, found, true, "that grants.sql has the rights of operators")
-	var statements []string
-	for line := range strings.SplitSeq(grants, "\n") {
-		if statement, is := strings.CutPrefix(line, "--   "); is {
-			statements = append(statements, strings.ReplaceAll(statement, "TO operator;", "TO "+role+";"))
-		}
-	}
-	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.Join(statements, "\n"))
+	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.ReplaceAll(string(grants), "pgleases_operator", role))
 	db.t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	config, err := pgtest.ParseConfig(pgtest.OwnerURL(db.url))
 	ok(db.t, err)
@@ -62,7 +54,7 @@ func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 	return m
 }
 
-// An operator runs every verb with the rights of grants.sql alone, and each is written down, with the role that connected.
+// An operator runs every verb with the rights of grants/operator.sql alone, and each is written down, with the role that connected.
 func TestOperatorRunsEachVerb(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

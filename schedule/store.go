@@ -200,7 +200,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 		return fmt.Errorf("schedule: %s: %w: %s: run schedule.Migrate, or the DDL that schedule.Schema returns, as a role that may",
 			doing, pgleases.ErrSchema, misfit)
 	case store.Denied(err):
-		return fmt.Errorf("schedule: %s: the role lacks rights in schema %q, see schedule/sql/grants.sql: %w", doing, schema, err)
+		return fmt.Errorf("schedule: %s: the role lacks rights in schema %q, see schedule/sql/grants/application.sql: %w", doing, schema, err)
 	}
 	return fmt.Errorf("schedule: %s: %w", doing, err)
 }

@@ -1240,7 +1240,7 @@ REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_c
 -- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.
 CREATE OR REPLACE FUNCTION pgleases.new_era() RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     -- nobody dead is taken out meanwhile
     PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
@@ -1248,6 +1248,7 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.new_era() IS 'To be called once in a restored dump, snapshot or copy of the database, before clients use it: epochs then go on above all that were given after the copy was made.';
+REVOKE EXECUTE ON FUNCTION pgleases.new_era() FROM PUBLIC;
 
 -- From here to guard_lock: the named locks.
 --

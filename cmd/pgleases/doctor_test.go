@@ -307,7 +307,7 @@ func TestWhoLacksRightsOnSchedulesIsToldWhichToGet(t *testing.T) {
 	database := pgtest.MigratedDatabase(t)
 	role := newRole(t, database)
 	c := run(t, databaseEnv(as(t, database, role)), "schedules", "pause", "books", "close", "--reason", "why")
-	if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), "pgleases grants ROLE --for=steering-schedules") {
+	if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), "pgleases grants ROLE --for=schedule-operators") {
 		t.Errorf("exit code %d, output %q, want %d and the grants", code, c.output.String(), exitFailed)
 	}
 }

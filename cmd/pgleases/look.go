@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"os"
 	"runtime"
 	"slices"
@@ -19,36 +20,7 @@ import (
 
 // The verbs that look, and change nothing.
 
-// A lag is the flags of an application's query for what waits in each partition.
-type lag struct {
-	query string
-	limit time.Duration
-}
-
-func lagFlags(cmd *cobra.Command) *lag {
-	l := new(lag)
-	cmd.Flags().StringVar(&l.query, "lag-query", "", "query of two columns, partition and count, as 'SELECT partition, count(*) FROM orders GROUP BY 1':\nit adds a column with what waits; it runs in a transaction that can write nothing")
-	cmd.Flags().DurationVar(&l.limit, "lag-timeout", 5*time.Second, "after which the server ends the query")
-	return l
-}
-
-// read returns what waits in each partition; nil where it is not asked for.
-func (l *lag) read(ctx context.Context, a *admin.Admin) (map[int]int64, error) {
-	if l.query == "" {
-		return nil, nil
-	}
-	return a.Lag(ctx, l.query, l.limit)
-}
-
-// sum adds up what waits in some partitions.
-func sum(waits map[int]int64, ranges admin.Ranges) (n int64) {
-	for _, r := range ranges {
-		for partition := r.First; partition <= r.Last; partition++ {
-			n += waits[partition]
-		}
-	}
-	return n
-}
+const poll = 11 * time.Second // limit of a look that is made again and again: the server ends one after 10 s
 
 func newList() *cobra.Command {
 	cmd := &cobra.Command{
@@ -83,12 +55,6 @@ func writeLeases(w io.Writer, s *admin.Snapshot) {
 	t.write(w)
 }
 
-// described is what describe prints as JSON.
-type described struct {
-	*admin.Lease
-	Lag map[int]int64 `json:"lag,omitempty"`
-}
-
 func newDescribe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "describe LEASE",
@@ -100,22 +66,14 @@ does when its work on them has ended.`,
 		Args:              exactly("LEASE"),
 		ValidArgsFunction: complete("LEASE"),
 	}
-	out, lag := outputFlag(cmd), lagFlags(cmd)
+	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			s, err := a.Snapshot(ctx)
-			if err != nil {
-				return err
-			}
+		return withSnapshot(cmd, func(s *admin.Snapshot) error {
 			l, err := leaseOf(s, args[0])
 			if err != nil {
 				return err
 			}
-			waits, err := lag.read(ctx, a)
-			if err != nil {
-				return err
-			}
-			return out.print(cmd.OutOrStdout(), described{l, waits}, func(w io.Writer) { writeLease(w, s, l, waits) })
+			return out.print(cmd.OutOrStdout(), l, func(w io.Writer) { writeLease(w, s, l) })
 		})
 	}
 	return cmd
@@ -128,7 +86,7 @@ func leaseOf(s *admin.Snapshot, name string) (*admin.Lease, error) {
 	return nil, fmt.Errorf("there is no lease %q: pgleases list shows those that there are", name)
 }
 
-func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease, waits map[int]int64) {
+func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease) {
 	due := "none is due"
 	if !l.Due.IsZero() {
 		due = "one is due"
@@ -143,9 +101,6 @@ func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease, waits map[int]in
 	members.write(w)
 	fmt.Fprintln(w)
 	holdings := table{{"PARTITIONS", "COUNT", "OWNER", "SINCE", "MOVING TO", "ASKED"}}
-	if waits != nil {
-		holdings[0] = append(holdings[0], "LAG")
-	}
 	for _, h := range l.Holdings {
 		to := ""
 		if h.OwnerSession != h.TargetSession {
@@ -155,11 +110,7 @@ func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease, waits map[int]in
 		if h.Owner == "" && h.LastOwner != "" {
 			owner = "- (last: " + shown(h.LastOwner) + ")"
 		}
-		row := []string{short(h.Partitions), strconv.Itoa(h.Partitions.Count()), owner, ago(s.At, h.Since), orNothing(to), ago(s.At, h.Asked)}
-		if waits != nil {
-			row = append(row, strconv.FormatInt(sum(waits, h.Partitions), 10))
-		}
-		holdings.add(row...)
+		holdings.add(short(h.Partitions), strconv.Itoa(h.Partitions.Count()), owner, ago(s.At, h.Since), orNothing(to), ago(s.At, h.Asked))
 	}
 	holdings.write(w)
 }
@@ -239,35 +190,29 @@ When the database does not answer, what was seen last stays, with its age.`,
 		Args:              atMostOne("name", "[LEASE]"),
 		ValidArgsFunction: complete("LEASE"),
 	}
-	out, lag := outputFlag(cmd), lagFlags(cmd)
+	out := outputFlag(cmd)
 	interval := cmd.Flags().Duration("interval", time.Second, "time between two looks, 100ms or more")
 	count := cmd.Flags().Int("count", 0, "end after so many looks (default: never)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if lag.query != "" && len(args) == 0 {
-			return errors.New("--lag-query is for the partitions of one lease: pgleases watch LEASE")
+		if *interval < 100*time.Millisecond {
+			return fmt.Errorf("--interval %v: give 100ms or more", *interval)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			n := 0
 			var last error
 			screen := newScreen(cmd.OutOrStdout())
-			for s, err := range a.Watch(ctx) {
+			for s, err := range snapshots(ctx, a, *interval) {
 				var l *admin.Lease
-				var waits map[int]int64
 				if err == nil && len(args) > 0 {
-					if l, err = leaseOf(s, args[0]); err == nil {
-						waits, err = lag.read(ctx, a)
-					}
-				}
-				if ctx.Err() != nil {
-					break
+					l, err = leaseOf(s, args[0])
 				}
 				flag, _ := cmd.Flags().GetString("database")
 				err = unreachable(err, databaseURL(flag))
 				last = err
 				if *out == "json" {
-					err = screen.line(s, l, waits, err)
+					err = screen.line(s, l, err)
 				} else {
-					err = screen.draw(s, l, waits, err)
+					err = screen.draw(s, l, err)
 				}
 				if err != nil {
 					return err
@@ -277,9 +222,30 @@ When the database does not answer, what was seen last stays, with its age.`,
 				}
 			}
 			return nil
-		}, admin.WithInterval(*interval))
+		})
 	}
 	return cmd
+}
+
+// snapshots yields a snapshot, or an error, at each interval, until ctx ends.
+func snapshots(ctx context.Context, a *admin.Admin, interval time.Duration) iter.Seq2[*admin.Snapshot, error] {
+	return func(yield func(*admin.Snapshot, error) bool) {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			limited, cancel := context.WithTimeout(ctx, poll) // also if the server says nothing any more
+			s, err := a.Snapshot(limited)
+			cancel()
+			if ctx.Err() != nil || !yield(s, err) {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 // A screen shows what is seen.
@@ -301,7 +267,7 @@ func newScreen(out io.Writer) *screen {
 }
 
 // draw shows a snapshot, or one lease of it; with an error what was seen last.
-func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]int64, err error) error {
+func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, err error) error {
 	var b strings.Builder
 	switch {
 	case err != nil && s.at.IsZero():
@@ -311,7 +277,7 @@ func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]in
 	default:
 		fmt.Fprintf(&b, "%s\n\n", snapshot.At.Format(time.DateTime))
 		if l != nil {
-			writeLease(&b, snapshot, l, waits)
+			writeLease(&b, snapshot, l)
 		} else {
 			writeLeases(&b, snapshot)
 			b.WriteByte('\n')
@@ -328,13 +294,13 @@ func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]in
 }
 
 // line shows it as a line of JSON.
-func (s *screen) line(snapshot *admin.Snapshot, l *admin.Lease, waits map[int]int64, err error) error {
+func (s *screen) line(snapshot *admin.Snapshot, l *admin.Lease, err error) error {
 	var value any = snapshot
 	switch {
 	case err != nil:
 		value = map[string]string{"error": told(err)}
 	case l != nil:
-		value = described{l, waits}
+		value = l
 	}
 	text, err := asJSON(value, "")
 	if err == nil {
@@ -356,7 +322,7 @@ before their owner went away.`,
 		Args:              exactly("LEASE/PARTITION"),
 		ValidArgsFunction: complete("LEASE/PARTITION"),
 	}
-	out, lag := outputFlag(cmd), lagFlags(cmd)
+	out := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		lease, partition, err := partitionOf(args[0])
 		if err != nil {
@@ -370,24 +336,10 @@ before their owner went away.`,
 			if err != nil {
 				return err
 			}
-			waits, err := lag.read(ctx, a)
-			if err != nil {
-				return err
-			}
-			value := struct {
-				*admin.Explanation
-				Lag *int64 `json:"lag,omitempty"`
-			}{Explanation: e}
-			if n := waits[partition]; waits != nil {
-				value.Lag = &n
-			}
-			return out.print(cmd.OutOrStdout(), value, func(w io.Writer) {
+			return out.print(cmd.OutOrStdout(), e, func(w io.Writer) {
 				fmt.Fprintf(w, "%s/%d, epoch %d\n\n", shown(e.Lease), e.Partition, e.Epoch)
 				for _, sentence := range e.Reasons {
 					fmt.Fprintln(w, printable(sentence))
-				}
-				if waits != nil {
-					fmt.Fprintf(w, "%d wait in it.\n", waits[partition])
 				}
 				fmt.Fprintln(w)
 				t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING"}}

@@ -147,23 +147,15 @@ func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 			t.Errorf("client %+v", c)
 		}
 	}
-	query := "SELECT p, p + 100 FROM generate_series(0, 4) AS p"
-	described := decoded[map[string]any](t, database, "describe", "fleet", "--lag-query", query)
-	if lag, ok := described["lag"].(map[string]any); !ok || len(lag) != 5 || lag["4"] != 104.0 || described["name"] != "fleet" {
-		t.Errorf("describe: %v", described)
+	if l := decoded[admin.Lease](t, database, "describe", "fleet"); l.Name != "fleet" || len(l.Members) != 3 || len(l.Holdings) != 3 {
+		t.Errorf("describe: %+v", l)
 	}
-	describe := output1(t, database, "describe", "fleet", "--lag-query", query)
-	sum, n := 0, 0
-	for _, match := range regexp.MustCompile(`(?m)^[0-9,-]+ +2 +\S.* +([0-9]+)$`).FindAllStringSubmatch(describe, -1) {
-		var lag int
-		_, _ = fmt.Sscan(match[1], &lag)
-		sum, n = sum+lag, n+1
+	describe := output1(t, database, "describe", "fleet")
+	if n := len(regexp.MustCompile(`(?m)^[0-9,-]+ +2 +\S`).FindAllString(describe, -1)); n != 3 || !strings.HasPrefix(describe, "fleet: 6 partitions, generation ") {
+		t.Errorf("describe has %d rows: %s", n, describe)
 	}
-	if n != 3 || sum != 100+101+102+103+104 || !strings.HasPrefix(describe, "fleet: 6 partitions, generation ") {
-		t.Errorf("describe adds up to %d in %d rows: %s", sum, n, describe)
-	}
-	explain := output1(t, database, "explain", "fleet/5", "--lag-query", query)
-	if !strings.Contains(explain, "of weight 1, whose share is 2.00 of 6 partitions among 3 working members; it owns 2.") || !strings.Contains(explain, "0 wait in it.") {
+	explain := output1(t, database, "explain", "fleet/5")
+	if !strings.Contains(explain, "of weight 1, whose share is 2.00 of 6 partitions among 3 working members; it owns 2.") {
 		t.Errorf("explain: %s", explain)
 	}
 	if e := decoded[admin.Explanation](t, database, "explain", "fleet/5"); !slices.Contains(ids, e.Owner) || e.Epoch < 1 || len(e.Reasons) == 0 {
@@ -173,8 +165,8 @@ func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 	if strings.Count(watch, "LEASE ") != 2 || strings.Count(watch, "CLIENT ") != 2 {
 		t.Errorf("watch: %s", watch)
 	}
-	one := output1(t, database, "watch", "fleet", "--count", "1", "--lag-query", query, "-o", "json")
-	if strings.Count(one, "\n") != 1 || !strings.Contains(one, `"lag":{"0":100,`) {
+	one := output1(t, database, "watch", "fleet", "--count", "1", "-o", "json")
+	if strings.Count(one, "\n") != 1 || !strings.Contains(one, `"name":"fleet","partitions":6`) {
 		t.Errorf("watch of one lease: %s", one)
 	}
 	for line, want := range map[string]string{"describe fl": "fleet\n:4\n", "events fl": "fleet\n:4\n", "drop fl": "fleet\n:4\n", "explain fl": "fleet/\n:6\n", "drain o": "one\n:4\n",
@@ -295,9 +287,8 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "explain orders/0", `0 of lease "orders": pgleases list shows`},
 		{database, "watch a b", `"b" is one name too many`},
 		{database, "watch --interval 1ms", "100ms or more"},
-		{database, "watch --lag-query x", "pgleases watch LEASE"},
 		{database, "grants", "ROLE is missing"},
-		{database, "grants r --for=all", "clients, reader, guard, operator, steering, schedules, steering-schedules"},
+		{database, "grants r --for=all", "application, guard, reader, operator, schedules, schedule-operators"},
 		{database, "doctor --skip all", "give some of connect,"},
 		{database, "doctor --long 0s", "give 1ms or more"},
 		{database, "unlock plain", "locks"},
@@ -336,7 +327,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		return c.wait(), c.output.String()
 	}
 	for _, verb := range [][]string{{"list"}, {"clients"}, {"locks"}, {"watch", "--count", "1"}} {
-		for _, purpose := range []string{"reader", "clients", "operator", "steering"} {
+		for _, purpose := range []string{"reader", "application", "operator"} {
 			if code, text := in(purpose, verb...); code != 0 {
 				t.Errorf("%s as %s: %s", verb, purpose, text)
 			}
@@ -348,29 +339,29 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			t.Errorf("pause as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
-	c := run(t, databaseEnv(as(t, database, roles["clients"])), "run", "reports", "--once", "--schema", "it's", "--", "true")
+	c := run(t, databaseEnv(as(t, database, roles["application"])), "run", "reports", "--once", "--schema", "it's", "--", "true")
 	if code := c.wait(); code != 0 {
-		t.Errorf("run with the rights of clients: %d, %s", code, c.output.String())
+		t.Errorf("run with the rights of an application: %d, %s", code, c.output.String())
 	}
-	for purpose, want := range map[string]int{"steering": 0, "reader": exitFailed, "operator": exitFailed} {
+	for purpose, want := range map[string]int{"operator": 0, "reader": exitFailed, "application": exitFailed} {
 		if code, text := in(purpose, "freeze", "reports", "--preview"); code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
 			t.Errorf("preview as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
-	if code, text := in("steering", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != exitFailed || !strings.Contains(text, `, joined of "`) {
+	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != exitFailed || !strings.Contains(text, `, joined of "`) {
 		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
 	}
-	for purpose, want := range map[string]bool{"reader": false, "clients": false, "guard": false, "operator": true} {
+	for purpose, want := range map[string]bool{"reader": false, "application": false, "guard": false, "operator": true} {
 		tx, err := newPool(t, as(t, database, roles[purpose])).Begin(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := tx.Exec(t.Context(), `SELECT "it's".drop_lease('reports')`); (err == nil) != want {
-			t.Errorf("drop_lease as %s: %v", purpose, err)
+		if _, err := tx.Exec(t.Context(), `SELECT "it's".drop_lease('reports', 'why'), "it's".new_era()`); (err == nil) != want {
+			t.Errorf("drop_lease and new_era as %s: %v", purpose, err)
 		}
 		_ = tx.Rollback(t.Context())
 	}
-	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, true}, "steering": {true, false}, "steering-schedules": {true, true}, "guard": {false, false}} {
+	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, true}, "operator": {true, false}, "schedule-operators": {true, true}, "guard": {false, false}} {
 		pool := newPool(t, as(t, database, roles[purpose]))
 		for i, statement := range []string{`SELECT FROM "it's".schedules_status, "it's".jobs_status`, `SELECT "it's".schedule_change('pause', 'books', 'none', '{}', '', 'why')`} {
 			if _, err := pool.Exec(t.Context(), statement); (err == nil || strings.Contains(err.Error(), "has no schedule")) != may[i] {

@@ -76,7 +76,7 @@ func withScheduler(cmd *cobra.Command, group string, use func(ctx context.Contex
 		case store.ReadOnly(err) || store.Code(err) == "0A000":
 			remedy = "the server is a standby: give the address of the primary"
 		case store.Denied(err):
-			remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=%s prints for schema %q", admin.ForSteeringSchedules, schema)
+			remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=%s prints for schema %q", admin.ForScheduleOperators, schema)
 		}
 		if remedy != "" {
 			err = fmt.Errorf("%w\n%s", err, remedy)
@@ -87,7 +87,7 @@ func withScheduler(cmd *cobra.Command, group string, use func(ctx context.Contex
 
 const editHelp = `
 
-It is written down with the reason, with the role that connects, and with --actor, in the table schedule_changes. It needs the rights that pgleases grants ROLE --for=steering-schedules prints.`
+It is written down with the reason, with the role that connects, and with --actor, in the table schedule_changes. It needs the rights that pgleases grants ROLE --for=schedule-operators prints.`
 
 // editing has a verb that changes schedules or jobs take a reason and an actor, and returns withScheduler with them.
 func editing(cmd *cobra.Command) func(group string, use func(ctx context.Context, s *schedule.Scheduler) error) error {

@@ -34,7 +34,7 @@ else a page of any site could have the browser take this server for that site's 
 
 With --steer it prints a second address, which has a secret in it, another one each time: who opens that may steer, all others only look. It is refused where it
 listens to other machines: mount package dashboard in an application that knows its users instead. What is changed is written with the name of --actor, and
-needs the rights that pgleases grants ROLE --for=steering prints.
+needs the rights that pgleases grants ROLE --for=operator prints.
 
 It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`,
 		Args: cobra.NoArgs,
@@ -130,10 +130,9 @@ func onlyFor(hosts []string, next http.Handler) http.Handler {
 	})
 }
 
-// serve serves until ctx ends, and the requests with it.
+// serve serves until ctx ends.
 func serve(ctx context.Context, listener net.Listener, handler http.Handler) error {
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
-		BaseContext: func(net.Listener) context.Context { return ctx }} // it ends the streams, for which Shutdown would wait
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(ended)

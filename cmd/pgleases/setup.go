@@ -82,20 +82,19 @@ func newGrants() *cobra.Command {
 
 What for:
 
-    clients             to run clients, and pgleases run
-    reader              to look: all verbs that change nothing
-    guard               to write under Guard, without a client
-    operator            besides the rights of clients, to drop leases and to call new_era
-    steering            to look, and to steer clients and leases: drain, cordon, pause, freeze, pin, evict, drop
-    schedules           besides the rights of clients, to run and manage schedules; migrate --schedules comes first
-    steering-schedules  to look, and to change schedules and jobs; migrate --schedules comes first`,
+    application         run clients, and pgleases run
+    guard               write under Guard, without a client
+    reader              read everything: all verbs that change nothing
+    operator            read everything, steer clients and leases, and call new_era
+    schedules           run clients, and run and manage schedules; run migrate --schedules first
+    schedule-operators  read everything, and change schedules and jobs; run migrate --schedules first`,
 		Args: exactly("ROLE"),
 	}
 	var purposes []string
 	for _, p := range admin.Purposes {
 		purposes = append(purposes, string(p))
 	}
-	purpose := cmd.Flags().String("for", string(admin.ForClients), strings.Join(purposes, ", "))
+	purpose := cmd.Flags().String("for", string(admin.ForApplication), strings.Join(purposes, ", "))
 	_ = cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions(purposes, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases/admin"
@@ -26,7 +27,7 @@ a client ID or a lease. It outlives restarts and failovers, until it is taken ba
 
 const steerHelp = `
 
-It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=steering prints.
+It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=operator prints.
 
 With --preview it changes nothing, and prints `
 
@@ -189,7 +190,7 @@ func end(text string) (at time.Time, lasts time.Duration, err error) {
 
 // awaitDone returns when nothing is owned any more of what was drained or paused.
 func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
-	for s, err := range a.Watch(ctx) {
+	for s, err := range snapshots(ctx, a, time.Second) {
 		if err != nil {
 			return fmt.Errorf("%w\nThe wish stands", err)
 		}
@@ -255,9 +256,8 @@ func newEvents() *cobra.Command {
 		Long: `Show what happened to members and partitions, and why, the newest last: who joined, left and was evicted, who handed over what to whom, and what operators wished.
 docs/operations.md explains each cause. An event without an actor is the clients' own doing.
 
-With --follow it goes on with those that come. An event is then shown when all transactions have ended that were open when it was written, anywhere on the
-server: so none is missed. Where the database goes away, as in a restart or while another takes its place, stderr says so once, and it goes on from the last event when it
-answers again. A password that is refused, or a database that is no more, ends it.`,
+With --follow it polls each second for those that come, among the latest 1,000. If the database goes away, for example in a restart, stderr says so once, and says when it starts
+again. It says that too on a server that lacks the events before, such as a promoted standby. A password that is refused, or a database that does not exist any more, ends it.`,
 		Args:              atMostOne("name", "[LEASE]"),
 		ValidArgsFunction: complete("LEASE"),
 	}
@@ -281,30 +281,104 @@ answers again. A password that is refused, or a database that is no more, ends i
 				}
 				return out.print(w, events, func(w io.Writer) { writeEvents(w, events, true) })
 			}
-			for e, err := range a.Follow(ctx, lease, *most) {
-				if errors.Is(err, admin.ErrAway) {
-					fmt.Fprintf(cmd.ErrOrStderr(), "pgleases: %s\nIt is tried again, and goes on from the last event.\n", lines(told(err)))
-					continue
-				}
-				if err != nil {
-					return err
-				}
+			return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) error {
 				if *out != "json" {
 					writeEvents(w, []admin.Event{e}, false)
-					continue
+					return nil
 				}
 				text, err := asJSON(e, "")
 				if err == nil {
 					_, err = w.Write(text)
 				}
-				if err != nil {
-					return err
-				}
-			}
-			return nil
+				return err
+			})
 		})
 	}
 	return cmd
+}
+
+// followEvents shows the last events, and those that come, until ctx ends.
+func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func(admin.Event) error) error {
+	l := tail{admin: a, seen: make(map[string]bool)}
+	_, _, err := l.look(ctx)
+	if err != nil {
+		return err
+	}
+	news, err := a.Events(ctx, lease, most)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for away, gap := false, false; ; away = err != nil {
+		for _, e := range news {
+			l.seen[keyOf(e)] = true
+			if lease != "" && e.Lease != lease {
+				continue
+			}
+			if err := show(e); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+		news, gap, err = l.look(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case refused(err):
+			return err
+		case err != nil && !away:
+			fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
+		case err == nil && (away || gap):
+			fmt.Fprintln(notes, "pgleases: the events start again. Some may be missing, if more than 1,000 came meanwhile, or if this server lacks some.")
+		}
+	}
+}
+
+// A tail polls the latest events, and knows which it has seen: so it finds one that is committed later than another with a higher number.
+type tail struct {
+	admin *admin.Admin
+	seen  map[string]bool
+	last  string // the latest of the look before; empty: none
+}
+
+// look returns the events that are new, and whether the latest of the look before is gone.
+func (l *tail) look(ctx context.Context) (news []admin.Event, gap bool, err error) {
+	const latest, known = 1000, 10_000
+	limited, cancel := context.WithTimeout(ctx, poll)
+	defer cancel()
+	all, err := l.admin.Events(limited, "", latest)
+	if err != nil {
+		return nil, false, err
+	}
+	last := l.last
+	gap, l.last = last != "", ""
+	now := make(map[string]bool)
+	for _, e := range all {
+		key := keyOf(e)
+		gap = gap && key != last
+		if !l.seen[key] {
+			news = append(news, e)
+		}
+		now[key], l.seen[key], l.last = true, true, key
+	}
+	if len(l.seen) > known {
+		l.seen = now
+	}
+	return news, gap, nil
+}
+
+// keyOf names an event. A server that takes the place of another may give its number again.
+func keyOf(e admin.Event) string { return e.ID + " " + e.At.String() }
+
+// refused reports whether an error is that of a login that is not permitted, or of a database that does not exist: somebody has to fix that.
+func refused(err error) bool {
+	var told *pgconn.PgError
+	return errors.As(err, &told) && (strings.HasPrefix(told.Code, "28") || told.Code == "3D000")
 }
 
 func writeEvents(w io.Writer, events []admin.Event, heading bool) {

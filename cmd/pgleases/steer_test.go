@@ -152,7 +152,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drain one --preview --binding x", "[binding preview]"},
 		{database, "drain one --preview --wait", "[preview wait]"},
 		{database, "drain one --reason x --binding x", `binding "x" is none: give the one that Preview tells`},
-		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=steering"},
+		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=operator"},
 		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "Give a time to come"},
 		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
 		{database, "freeze none --reason x", "does not exist"},
@@ -160,7 +160,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drop none --preview", `lease "none" does not exist`},
 		{database, "drop orders --reason x", `lease "orders" has living members: `},
 		{database, "drop orders --reason x --until 2h", "unknown flag: --until"},
-		{as(t, database, role), "drop orders --preview", "pgleases grants ROLE --for=steering"},
+		{as(t, database, role), "drop orders --preview", "pgleases grants ROLE --for=operator"},
 		{database, "resume orders --reason x", "no pause of"},
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},
@@ -168,7 +168,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "unpin orders/1 --reason x", `no pin of "orders/1"`},
 		{database, "events -n 0", "give 1 to 1000"},
 		{database, "events a b", "one name too many"},
-		{as(t, database, role), "cordon one --reason x", "pgleases grants ROLE --for=steering"},
+		{as(t, database, role), "cordon one --reason x", "pgleases grants ROLE --for=operator"},
 	} {
 		if c := run(t, databaseEnv(test.database), strings.Fields(test.args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), test.want) {
 			t.Errorf("%s: told %q, want %q", test.args, c.output.String(), test.want)
@@ -177,7 +177,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	if c := run(t, databaseEnv(database), "drain", "one", "--reason", "x"); c.wait() != exitFailed || !strings.Contains(c.output.String(), "--force") {
 		t.Errorf("the last one: %s", c.output.String())
 	}
-	execute(t, database, output1(t, database, "grants", role, "--for=steering"))
+	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	asPreviewed(t, as(t, database, role), "cordon", "one")
 	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on")
 	for _, args := range []string{"uncordon one --reason x", "uncordon one --preview", "evict one --reason x"} {
@@ -205,7 +205,7 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 		t.Fatal(err)
 	}
 	role := newRole(t, database)
-	execute(t, database, output1(t, database, "grants", role, "--for=steering"))
+	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	operator := as(t, database, role)
 	found := regexp.MustCompile(`^The lease has 4 partitions, and nobody works on it: they would be forgotten\.\nTo have this done, and nothing else: --binding (\S+)\n$`).
 		FindStringSubmatch(output1(t, operator, "drop", "orders", "--preview"))
@@ -284,7 +284,7 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 	}
 }
 
-// Where the database goes away it says so once, and goes on without a gap or a double; what somebody has to mend ends it.
+// Where the database goes away it says so once, and when it starts again, without a double; so it does on a server that lacks the latest events. What somebody has to fix ends it.
 func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	for _, end := range []struct {
@@ -318,9 +318,16 @@ func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 				execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
 			}
 			way := newProxy(t, as(t, database, role))
+			late, err := newPool(t, database).Begin(t.Context())
+			if err == nil {
+				_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
 			happens("first")
 			follower := run(t, databaseEnv(way.url), "events", "-f", "-o", "json")
-			const lost = "the connection was lost"
+			const lost, again = "It is tried again each second", "the events start again"
 			told := func(what string, n int) func() bool {
 				return func() bool { return strings.Count(follower.output.String(), what) == n }
 			}
@@ -331,16 +338,24 @@ func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 				await(t, "it says that the connection was lost", told(lost, i+1))
 				way.set(false, false)
 				await(t, "it goes on", told(fmt.Sprintf(`"meanwhile%d"`, i), 1))
+				await(t, "it says so", told(again, i+1))
 				happens(fmt.Sprintf("after%d", i))
 				await(t, "it goes on further", told(fmt.Sprintf(`"after%d"`, i), 1))
 			}
+			if err := late.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			await(t, "it is told of what was committed after others", told(`"late"`, 1))
+			execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after1'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
+			await(t, "it says so", told(again, 3))
+			await(t, "it goes on", told(`"promoted"`, 1))
 			way.set(true, false)
 			end.do(t, database, role, drop)
 			way.set(false, false)
 			if code := follower.wait(); code != exitFailed || !strings.Contains(follower.output.String(), end.want) {
 				t.Errorf("exit code %d", code)
 			}
-			for _, what := range []string{"first", "meanwhile0", "after0", "meanwhile1", "after1"} {
+			for _, what := range []string{"first", "meanwhile0", "after0", "meanwhile1", "after1", "promoted"} {
 				if !told(`"`+what+`"`, 1)() {
 					t.Errorf("%s is not told once", what)
 				}

@@ -30,7 +30,7 @@ func database(t *testing.T) (url string, owner *pgxpool.Pool) {
 		t.Fatal(err)
 	}
 	if url != pgtest.OwnerURL(url) {
-		if _, err := owner.Exec(t.Context(), string(must(sql.Files.ReadFile("grants.sql"))), pgx.QueryExecModeSimpleProtocol); err != nil {
+		if _, err := owner.Exec(t.Context(), string(must(sql.Files.ReadFile("grants/application.sql"))), pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -179,12 +179,12 @@ func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
 const (
 	roleVariable = "PGLEASES_TEST_ROLE"
 
-	app         = "pgleases_app"   // the name in sql/grants.sql
+	app         = "pgleases_app"   // the name in sql/grants/application.sql
 	tablesOwner = "pgleases_owner" // the name in docs/roles.md
 )
 
 // forApp makes the library's tables in an empty database, and returns the URL of a role with the rights of
-// sql/grants.sql, which gets nothing from PUBLIC. For its own tables it has a schema of its own, and may make others, as
+// sql/grants/application.sql, which gets nothing from PUBLIC. For its own tables it has a schema of its own, and may make others, as
 // applications do. The two roles stay on the server.
 func forApp(ctx context.Context, databaseURL, role string) (string, error) {
 	if role != app {
@@ -206,7 +206,7 @@ func forApp(ctx context.Context, databaseURL, role string) (string, error) {
 		"SET client_min_messages = warning",
 		file("schema.sql"), file("functions.sql"),
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
-		file("grants.sql"))
+		file("grants/application.sql"))
 	if err != nil {
 		return "", fmt.Errorf("make the tables for %s: %w", app, err)
 	}

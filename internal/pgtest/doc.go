@@ -11,5 +11,5 @@
 //	PGLEASES_TEST_POSTGRES_BIN    directory of the server programs; means programs
 //	PGLEASES_TEST_POSTGRES_IMAGE  image for Docker, postgres:18-alpine by default
 //	PGLEASES_TEST_DIRECT_URL      the server of DATABASE_URL past the pooler that DATABASE_URL leads through
-//	PGLEASES_TEST_ROLE            pgleases_app: tests connect as a role with the rights of sql/grants.sql and no more
+//	PGLEASES_TEST_ROLE            pgleases_app: tests connect as a role with the rights of sql/grants/application.sql and no more
 package pgtest

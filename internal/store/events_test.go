@@ -93,7 +93,7 @@ func TestOldEventsGoInBatchesAndNoClientDeletesAny(t *testing.T) {
 	t.Parallel()
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
-	grants, err := os.ReadFile("../../sql/grants.sql")
+	grants, err := os.ReadFile("../../sql/grants/application.sql")
 	f.ok(err)
 	f.exec(strings.ReplaceAll(string(grants), "pgleases_app", role))
 	f.runAs = role

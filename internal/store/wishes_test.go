@@ -247,14 +247,11 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	a.join("empty", 1)
 	a.release(nil, "empty")
 	f.events()
-	grants, err := os.ReadFile("../../sql/grants.sql")
-	f.ok(err)
 	steers, app := f.role(), f.role()
-	f.exec(strings.ReplaceAll(string(grants), "pgleases_app", app))
-	for line := range strings.Lines(string(grants)) {
-		if grant, ok := strings.CutPrefix(line, "--   "); ok && strings.Contains(grant, "TO steersman;") {
-			f.exec(strings.ReplaceAll(grant, "steersman", steers))
-		}
+	for file, names := range map[string][]string{"application": {"pgleases_app", app}, "operator": {"pgleases_operator", steers}} {
+		grants, err := os.ReadFile("../../sql/grants/" + file + ".sql")
+		f.ok(err)
+		f.exec(strings.ReplaceAll(string(grants), names[0], names[1]))
 	}
 	user := f.text("SELECT session_user")
 	var told []string

@@ -16,7 +16,7 @@
 //     starts one.
 //   - PGLEASES_TEST_DIRECT_URL: the URL of the same server past the pooler, where DATABASE_URL leads through one.
 //   - PGLEASES_TEST_ROLE: the role that clients connect as. It owns nothing; another role has made the tables, and gave
-//     it what sql/grants.sql gives.
+//     it what sql/grants/application.sql gives.
 //
 // The package is for Unix: other systems have no signals to freeze and kill servers with.
 package pgserver

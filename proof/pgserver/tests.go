@@ -131,7 +131,7 @@ func Main(m interface{ Run() int }) int {
 
 // The roles, under the names that they have on docs/roles.md.
 const (
-	App         = "pgleases_app"   // of clients that may do what sql/grants.sql gives, and no more
+	App         = "pgleases_app"   // of clients that may do what sql/grants/application.sql gives, and no more
 	tablesOwner = "pgleases_owner" // of the tables
 )
 
@@ -151,7 +151,7 @@ func prepare(ctx context.Context, databaseURL, role string) error {
 	if err != nil {
 		return err
 	}
-	grants, err := sql.Files.ReadFile("grants.sql")
+	grants, err := sql.Files.ReadFile("grants/application.sql")
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,7 @@ package sql
 
 import "embed"
 
-// Files are schema.sql, functions.sql, grants.sql, and one file for each statement.
+// Files are schema.sql, functions.sql, the rights of roles in grants, and one file for each statement.
 //
-//go:embed *.sql
+//go:embed *.sql grants/*.sql
 var Files embed.FS

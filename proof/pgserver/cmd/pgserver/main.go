@@ -6,7 +6,7 @@
 //
 // The command gets the server's URL in DATABASE_URL. With -bouncer that leads through a PgBouncer in transaction mode, and
 // PGLEASES_TEST_DIRECT_URL is the URL past it. With -app, PGLEASES_TEST_ROLE names a role with which the clients of tests
-// connect, and which has the rights of sql/grants.sql alone.
+// connect, and which has the rights of sql/grants/application.sql alone.
 //
 // It exits with the command's status, 128 plus the signal if that ended it, and 2 if it could not be run.
 package main
@@ -26,7 +26,7 @@ import (
 
 func main() {
 	bouncer := flag.Bool("bouncer", false, "put PgBouncer, in transaction mode, in front of the server")
-	app := flag.Bool("app", false, "have tests connect as a role that may do what sql/grants.sql gives, and no more")
+	app := flag.Bool("app", false, "have tests connect as a role that may do what sql/grants/application.sql gives, and no more")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "usage: pgserver [-bouncer] [-app] -- command [argument ...]")
 		flag.PrintDefaults()

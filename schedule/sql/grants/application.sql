@@ -1,5 +1,5 @@
--- grants.sql: the rights of a role that runs schedules, besides those of the engine's grants.sql, where another role owns the tables. Write your role's
--- name for pgleases_app, your schema's for pgleases, and run the file as the owner.
+-- application.sql: the rights of a role that runs and manages schedules, besides those of application.sql of the engine. Write your
+-- role's name for pgleases_app and your schema's for pgleases, and run the file as the tables' owner, again after each migration.
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owners TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
@@ -36,10 +36,3 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_tell(pg_c
     pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int),
     pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int),
     pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) TO pgleases_app;
-
--- A role that steers schedules and jobs, with schedule.Manage, needs no other right:
---   GRANT USAGE ON SCHEMA pgleases TO operator;
---   GRANT SELECT ON pgleases.schedule_version, pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_changes, pgleases.schedules_status, pgleases.jobs_status TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.schedule_clock(), pgleases.schedule_json(pgleases.schedules), pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean), pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) TO operator;
---   GRANT EXECUTE ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int), pgleases.schedule_job(pg_catalog.text, bigint), pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int) TO operator;

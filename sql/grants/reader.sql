@@ -1,0 +1,16 @@
+-- reader.sql: the rights of a role that reads everything, for people and monitoring, and changes nothing. Write your role's name
+-- for pgleases_reader; the rest is as for application.sql.
+GRANT USAGE ON SCHEMA pgleases TO pgleases_reader;
+GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO pgleases_reader;
+-- For databases where PUBLIC may not execute functions.
+GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.lock_list(pg_catalog.text, pg_catalog.text, int),
+    pgleases.snapshot(pg_catalog.text[], boolean), pgleases.leases_of(pg_catalog.text, pg_catalog.text) TO pgleases_reader;
+DO $pgleases_body$
+BEGIN
+    IF to_regprocedure($pgleases_name$pgleases.schedule_clock()$pgleases_name$) IS NOT NULL THEN
+        GRANT EXECUTE ON FUNCTION pgleases.schedule_clock() TO pgleases_reader;
+    END IF;
+END
+$pgleases_body$;
+-- To see what other roles' sessions do, which pgleases doctor checks:
+--   GRANT pg_monitor TO pgleases_reader;
