@@ -6,13 +6,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
 func good() (figures, []event, probe) {
-	return figures{Once: jobCount, Workers: 5}, []event{{name: "close"}, {name: "kill"}}, probe{asked: 32, refused: 32}
+	return figures{Once: jobCount, Workers: 5, Ticks: 900, Outcomes: 900, Ran: 900}, []event{{name: "close"}, {name: "kill"}}, probe{asked: 32, refused: 32}
 }
 
 func TestVerdictFindsEveryWrongFigure(t *testing.T) {
@@ -23,11 +21,14 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 		spoil func(*figures, []event, *probe)
 		want  string
 	}{
-		{func(f *figures, _ []event, _ *probe) { f.Once-- }, "19,999 jobs were done once, not 20,000"},
+		{func(f *figures, _ []event, _ *probe) { f.Once-- }, "5,999 jobs were done once, not 6,000"},
 		{func(f *figures, _ []event, _ *probe) { f.Twice = 1 }, "1 jobs were done more than once"},
 		{func(f *figures, _ []event, _ *probe) { f.Left = 1200 }, "1,200 jobs are left over"},
 		{func(f *figures, _ []event, _ *probe) { f.Outdated = 3 }, "3 jobs were done by an owner after the next one had begun"},
 		{func(f *figures, _ []event, _ *probe) { f.AfterThaw = 2 }, "the frozen worker did 2 jobs under what it owned before"},
+		{func(f *figures, _ []event, _ *probe) { f.Ran = 899 }, "of 900 ticks 899 ran, and 900 have an outcome"},
+		{func(f *figures, _ []event, _ *probe) { f.Outcomes = 899 }, "of 900 ticks 900 ran, and 899 have an outcome"},
+		{func(f *figures, _ []event, _ *probe) { f.Doubles = 2 }, "2 ticks ran more than once"},
 		{func(_ *figures, e []event, _ *probe) { e[1].failure = "nobody came" }, "kill: nobody came"},
 		{func(_ *figures, _ []event, p *probe) { p.refused = 31 }, "the guard let 1 of 32 outdated epochs pass"},
 	} {
@@ -46,18 +47,12 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 
 func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	ctx := t.Context()
-	pool, err := connect(ctx, pgtest.Database(t))
+	pool, err := connect(ctx, pgtest.OwnerURL(pgtest.Database(t)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	if err := pgleases.Migrate(ctx, pool); err != nil {
-		t.Fatal(err)
-	}
-	if err := jobs.Create(ctx, pool, 10, 1); err != nil { // of one customer, hence in one partition
-		t.Fatal(err)
-	}
-	if _, err := pool.Exec(ctx, refusalsTable); err != nil {
+	if err := prepare(ctx, pool, 10, 1); err != nil { // of one customer, hence in one partition
 		t.Fatal(err)
 	}
 	var partition int
@@ -80,9 +75,22 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// The schedule has six ticks up to its cursor, of which the history tells five: 1 to 4 ran, 2 twice, and 7 is after the cursor.
+	_, err = pool.Exec(ctx, `
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+		VALUES ('fleet', 'second/1', 'x', 0, 'tick', '{}', '@every 1s', '2026-03-02 00:00:00.5Z', '{}', true, '2026-03-02 00:00:06.5Z', 'infinity', 1, now());
+		INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
+		VALUES (1, 'fleet', 'second/1', '2026-03-02 00:00:00.5Z', '2026-03-02 00:00:05.5Z', 5, 'done', now());
+		INSERT INTO pgleases_example.ticks (name, at, worker, ran_at)
+		SELECT 'second/1', t, 'a', t + late FROM (VALUES (1, interval '20 ms'), (2, '10 ms'), (2, '3 s'), (3, '30 ms'), (4, '30 ms'), (7, '40 ms')) AS r (n, late),
+			LATERAL (SELECT timestamptz '2026-03-02 00:00:00.5Z' + n * interval '1 s') AS at (t)`)
+	if err != nil {
+		t.Fatal(err)
+	}
 	h := &handover{from: "a", thawed: thawed, epochs: map[int]int64{partition: 5}}
 	f, err := count(ctx, pool, h)
-	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Refused: 1, Workers: 2}); err != nil || f != want {
+	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Refused: 1, Workers: 2,
+		Ticks: 6, Outcomes: 5, Ran: 4, Doubles: 1, Median: 30 * time.Millisecond, Latest: 3 * time.Second}); err != nil || f != want {
 		t.Errorf("counted %+v, %v, want %+v", f, err, want)
 	}
 	if f, err := count(ctx, pool, nil); err != nil || f.AfterThaw != 0 {

@@ -2,17 +2,18 @@
 //
 //	go run ./examples/fleet
 //
-// Four worker processes share 20,000 jobs over 128 partitions. While they work, a fifth is added, one is closed, one is
-// frozen for longer than the TTL and thawed, and one is killed. You see who owns what all the time. At the end it counts,
-// in the database, how often each job was done, and tells how long each change of owners took; the exit status is 1 if
-// anything is not as it should be.
+// Four worker processes share 6,000 jobs over 128 partitions, and 40 schedules of each second. While they work, a fifth is
+// added, one is closed, one is frozen for longer than the TTL and thawed, and one is killed. You see who owns what all the
+// time. At the end it counts, in the database, how often each job was done, and each tick of the schedules, and tells how long
+// each change of owners took; the exit status is 1 if anything is not as it should be.
 //
 // It prints the URL of its database, for the command pgleases, which shows the leases from another terminal.
 //
 // It uses the PostgreSQL server that DATABASE_URL points to, else it starts one for the time of the run. It works in a
 // database of its own, which it drops again, unless it is itself killed. Ctrl-C ends it early.
 //
-// The loop of the workers is in examples/internal/jobs, the same that examples/worker runs. The rest is the show: story.go
+// What an application would write is in worker.go. The loop of the jobs is in examples/internal/jobs, the same that
+// examples/worker runs; examples/cron is a program of schedules alone. The rest is the show: story.go
 // has the events, observe.go what is read of the tables of pgleases, screen.go what is shown, and summary.go the figures; the
 // processes and the display are in examples/internal/show.
 package main
@@ -32,14 +33,14 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/examples/internal/show"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 const (
-	jobCount      = 20_000
+	jobCount      = 6_000
 	customerCount = 500
 
 	// limit is for the jobs; what is not done by then is counted as left over. A machine that has nothing else to do needs half a
@@ -103,7 +104,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, drop()) }()
-	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers\n", ttl, jobs.Partitions, show.Thousands(jobCount), customerCount)
+	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers, %d schedules of each second\n", ttl, jobs.Partitions, show.Thousands(jobCount), customerCount, schedules)
 	fmt.Printf("to look at it from another terminal: export DATABASE_URL='%s'\n", shownURL(databaseURL))
 
 	pool, err := connect(ctx, databaseURL)
@@ -111,13 +112,7 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 		return nil, err
 	}
 	defer pool.Close()
-	if err := pgleases.Migrate(ctx, pool); err != nil {
-		return nil, err
-	}
-	if err := jobs.Create(ctx, pool, jobCount, customerCount); err != nil {
-		return nil, err
-	}
-	if _, err := pool.Exec(ctx, refusalsTable); err != nil {
+	if err := prepare(ctx, pool, jobCount, customerCount); err != nil {
 		return nil, err
 	}
 
@@ -154,6 +149,18 @@ func run(ctx context.Context, ttl time.Duration, verbose bool) (problems []strin
 	return problems, nil
 }
 
+// prepare makes the tables, with so many jobs of so many customers.
+func prepare(ctx context.Context, pool *pgxpool.Pool, jobCount, customers int) error {
+	if err := schedule.Migrate(ctx, pool); err != nil {
+		return err
+	}
+	if err := jobs.Create(ctx, pool, jobCount, customers); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, showTables, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
 // shownURL is the database's URL, without the password where the server is not one of ours.
 func shownURL(databaseURL string) string {
 	if u, err := url.Parse(databaseURL); err == nil && os.Getenv("DATABASE_URL") != "" {
@@ -168,7 +175,7 @@ func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = 2
+	config.MaxConns = maxRunning + 2
 	// Without prepared statements, which a pooler in transaction mode loses. The clients of pgleases see to that by themselves.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 	return pgxpool.NewWithConfig(ctx, config)

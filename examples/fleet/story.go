@@ -12,7 +12,7 @@ import (
 
 const (
 	// between is the time from one event to the next, to see the workers at work.
-	between = 4 * time.Second
+	between = 3 * time.Second
 	// patience is how long, beyond the TTL, a change of owners may take before it counts as one that never came. It is long: on a
 	// busy machine processes wait for their turn, and the figures tell how long a change took.
 	patience = time.Minute
@@ -67,7 +67,7 @@ func (f *fleet) steps(ctx context.Context, deadline time.Time) (err error) {
 			return err
 		}
 	}
-	f.screen.Event("the other jobs are left to %d workers", len(f.crew.Living()))
+	f.screen.Event("what is left, %d workers do", len(f.crew.Living()))
 	return f.finish(ctx)
 }
 
@@ -184,16 +184,21 @@ func (f *fleet) killOne(ctx context.Context) error {
 	return nil
 }
 
-// finish waits until all jobs are done.
+// finish waits until all jobs are done, and all ticks that were due before.
 func (f *fleet) finish(ctx context.Context) error {
+	now, err := databaseTime(ctx, f.pool)
+	if err != nil {
+		return err
+	}
 	for {
 		var done bool
-		err := f.pool.QueryRow(ctx, "SELECT NOT EXISTS (SELECT FROM pgleases_example.jobs WHERE done_at IS NULL)").Scan(&done)
+		err := f.pool.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM pgleases_example.jobs WHERE done_at IS NULL)
+			AND NOT EXISTS (SELECT FROM pgleases.schedules WHERE cursor < $1::timestamptz - interval '1 s')`, now).Scan(&done)
 		if err != nil {
 			return err
 		}
 		if done {
-			f.screen.Event("all jobs are done")
+			f.screen.Event("all jobs are done, and all ticks")
 			return nil
 		}
 		if err := show.Pause(ctx, 100*time.Millisecond); err != nil {

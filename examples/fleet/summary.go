@@ -20,6 +20,13 @@ type figures struct {
 	AfterThaw         int // jobs that the frozen worker did, after it went on, under epochs from before
 	Refused           int // by Guard, to workers at work
 	Workers           int // that did something
+
+	Ticks    int // that each schedule had up to its cursor, counted without package schedule
+	Outcomes int // of them, in the history
+	Ran      int // of them, once or more often
+	Doubles  int // that ran once more
+
+	Median, Latest time.Duration // from when they were due to when they ran
 }
 
 const countFigures = `
@@ -32,6 +39,8 @@ WITH runs AS (
     SELECT epoch, max(epoch) OVER (PARTITION BY partition ORDER BY ran_at) AS highest FROM runs
 ), frozen AS (
     SELECT * FROM unnest($2::int[], $3::bigint[]) AS f(partition, epoch)
+), ticks AS (
+    SELECT s.name, t AS at FROM pgleases.schedules AS s, generate_series(s.anchor + interval '1 s', s.cursor, '1 s') AS t
 )
 SELECT (SELECT count(*) FROM per_job WHERE runs = 1 AND done_at IS NOT NULL),
        (SELECT count(*) FROM per_job WHERE runs > 1),
@@ -40,7 +49,13 @@ SELECT (SELECT count(*) FROM per_job WHERE runs = 1 AND done_at IS NOT NULL),
        (SELECT count(*) FROM runs JOIN frozen USING (partition)
         WHERE runs.worker = $1 AND runs.epoch <= frozen.epoch AND runs.ran_at >= $4),
        (SELECT count(*) FROM pgleases_example.refusals),
-       (SELECT count(DISTINCT worker) FROM runs)`
+       (SELECT count(DISTINCT worker) FROM runs),
+       (SELECT count(*) FROM ticks),
+       (SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history),
+       (SELECT count(*) FROM (SELECT * FROM ticks INTERSECT SELECT name, at FROM pgleases_example.ticks) AS r),
+       (SELECT count(*) - count(DISTINCT (name, at)) FROM pgleases_example.ticks),
+       (SELECT coalesce(percentile_disc(0.5) WITHIN GROUP (ORDER BY ran_at - at), '0') FROM pgleases_example.ticks),
+       (SELECT coalesce(max(ran_at - at), '0') FROM pgleases_example.ticks)`
 
 // count counts the figures; h is of the worker that was frozen, nil if none was.
 func count(ctx context.Context, pool *pgxpool.Pool, h *handover) (figures, error) {
@@ -82,6 +97,12 @@ func verdict(f figures, events []event, p probe) (problems []string) {
 	if p.refused != p.asked {
 		wrong("the guard let %d of %d outdated epochs pass", p.asked-p.refused, p.asked)
 	}
+	if f.Ran != f.Ticks || f.Outcomes != f.Ticks {
+		wrong("of %s ticks %s ran, and %s have an outcome", show.Thousands(f.Ticks), show.Thousands(f.Ran), show.Thousands(f.Outcomes))
+	}
+	if f.Doubles != 0 {
+		wrong("%s ticks ran more than once", show.Thousands(f.Doubles))
+	}
 	for _, e := range events {
 		if e.failure != "" {
 			wrong("%s: %s", e.name, e.failure)
@@ -120,9 +141,12 @@ func summary(f figures, events []event, p probe, problems []string, ttl, took ti
 		line("\nThe guard refused %d jobs to workers at work.", f.Refused)
 	}
 
+	line("\nThe ticks of %d schedules: %s, of which %s ran, %s more than once; late by %s (median), by %s at most.", schedules,
+		show.Thousands(f.Ticks), show.Thousands(f.Ran), show.Thousands(f.Doubles), show.Seconds(f.Median), show.Seconds(f.Latest))
+
 	if len(problems) == 0 {
-		line("\nAll is as it should be: %s jobs over %d partitions, none lost, none done twice, in %.1f s.",
-			show.Thousands(jobCount), jobs.Partitions, took.Seconds())
+		line("\nAll is as it should be: %s jobs over %d partitions and %s ticks, none lost, none done twice, in %.1f s.",
+			show.Thousands(jobCount), jobs.Partitions, show.Thousands(f.Ticks), took.Seconds())
 	} else {
 		line("\nNOT as it should be, after %.1f s:\n", took.Seconds())
 		for _, problem := range problems {

@@ -3,15 +3,18 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/examples/internal/jobs"
 	"github.com/pgleases/pgleases/examples/internal/show"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 const (
@@ -19,22 +22,30 @@ const (
 	envWorker = "PGLEASES_FLEET_WORKER"
 	envURL    = "PGLEASES_FLEET_URL"
 
-	// pace is how long a worker takes for a job, at least leastWork of it within the transaction. It makes 20,000 jobs
+	// pace is how long a worker takes for a job, at least leastWork of it within the transaction. It makes the jobs
 	// last through all events, however fast the machine.
-	pace      = 6 * time.Millisecond
+	pace      = 16 * time.Millisecond
 	leastWork = 2 * time.Millisecond
+
+	schedules  = 40 // of each second, over all workers
+	maxRunning = 2  // of their ticks at once in one worker
 )
 
-// refusalsTable keeps what Guard refused, so that it can be counted after its worker was killed.
-const refusalsTable = `
+// showTables keep what Guard refused, so that it can be counted after its worker was killed, and what the ticks of the schedules write. A tick
+// that is done twice is seen, not prevented: so there is no unique key.
+const showTables = `
 CREATE TABLE pgleases_example.refusals (
     worker     text NOT NULL,
     partition  int NOT NULL,
     epoch      bigint NOT NULL,
     refused_at timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+CREATE TABLE pgleases_example.ticks (
+    name text NOT NULL, at timestamptz NOT NULL,
+    worker text NOT NULL, ran_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )`
 
-// work is a worker process: examples/worker, with work that takes a set time.
+// work is a worker process: examples/worker, with work that takes a set time, and schedules as in examples/cron.
 func work(id string, ttl time.Duration) (err error) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := show.Told()
@@ -58,6 +69,10 @@ func work(id string, ttl time.Duration) (err error) {
 	if err != nil {
 		return err
 	}
+	s, err := scheduler(ctx, client, pool, id)
+	if err != nil {
+		return err
+	}
 	var next time.Time
 	worker := jobs.Worker{
 		Pool: pool, Client: client, Lease: lease,
@@ -77,5 +92,36 @@ func work(id string, ttl time.Duration) (err error) {
 			}
 		},
 	}
-	return worker.Run(ctx)
+	ended := make(chan error, 2)
+	ctx, end := context.WithCancel(ctx) // if one of the two fails, the other ends too
+	defer end()
+	for _, run := range []func(context.Context) error{worker.Run, s.Run} {
+		go func() {
+			err := run(ctx)
+			if ctx.Err() != nil {
+				err = nil // it was asked to end
+			}
+			end()
+			ended <- err
+		}()
+	}
+	return errors.Join(<-ended, <-ended)
+}
+
+// scheduler has a tick of each second write that it ran, in the transaction that also writes its outcome.
+func scheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id string) (*schedule.Scheduler, error) {
+	s, err := schedule.New(ctx, client, pool, "fleet", schedule.WithMaxRunning(maxRunning))
+	if err != nil {
+		return nil, err
+	}
+	tick := schedule.InTx(s, "tick", func(ctx context.Context, tx pgx.Tx, r schedule.Run[struct{}]) error {
+		_, err := tx.Exec(ctx, "INSERT INTO pgleases_example.ticks (name, at, worker) VALUES ($1, $2, $3)", r.Name, r.At, id)
+		return err
+	}, schedule.Idle(time.Second)) // a worker that is frozen in a tick delays the next owner by no more
+	for n := range schedules {
+		if err := tick.Add(fmt.Sprintf("second/%d", n), struct{}{}, schedule.Every(time.Second), schedule.MissedAll, schedule.OverlapBuffer); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }

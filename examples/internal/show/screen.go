@@ -1,4 +1,4 @@
-// Package show has what the examples that tell a story share: the display, and the processes to which things happen.
+// Package show has the display of examples/fleet, and the processes to which things happen.
 package show
 
 import (
