@@ -170,7 +170,7 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
-	w.Give(100 * time.Millisecond)
+	w.Give(500 * time.Millisecond)
 	w.LookFor(time.Second) // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"

@@ -36,9 +36,9 @@ func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
 	both := version{"close": hourly, "poll": schedule.Every(time.Hour)}
 	w := both.deploy(db, nil)
 	ledgers := []*ledger{newLedger(db, "close"), newLedger(db, "poll")}
-	now := midnight.Add(59*time.Minute + 35*time.Second)
+	now := midnight.Add(59*time.Minute + 45*time.Second)
 	for range 3 {
-		for range 5 {
+		for range 3 {
 			db.setClock(now)
 			w = both.deploy(db, w)
 			now = now.Add(10 * time.Second)
@@ -46,7 +46,7 @@ func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
 		for _, l := range ledgers {
 			l.settled(w.Scheduler)
 		}
-		now = now.Add(time.Hour - 50*time.Second)
+		now = now.Add(time.Hour - 30*time.Second)
 	}
 	for _, l := range ledgers {
 		l.expectFates(fates{schedule.FateDone: 3})
@@ -75,7 +75,7 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	var made *ledger
 	var last *worker
 	now := midnight
-	for n := range 6 {
+	for n := range 4 {
 		now = now.Add(20 * time.Minute) // no tick of either rule
 		at(now)
 		next := versions[(n+1)%2].deploy(db, nil)
@@ -93,10 +93,10 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	}
 	w = versions[0].deploy(db, w)
 	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS twice"), 0, "ticks that ran twice")
-	ledgers[0].expectFates(fates{schedule.FateDone: 7})
-	ledgers[1].settled(w.Scheduler).expectFates(fates{schedule.FateDone: 7}) // what waited was not late
+	ledgers[0].expectFates(fates{schedule.FateDone: 4})
+	ledgers[1].settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4}) // what waited was not late
 	w = versions[1].deploy(db, w)
-	made.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 7})
+	made.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
 }
 
 // A schedule is renamed, and the deploy rolled back. The new name begins at the deploy. The old one is not missed meanwhile: it goes on from where it was, as its policy says.

@@ -19,7 +19,7 @@ func BelievesLast(readings ...[2]time.Duration) (believed bool) {
 }
 
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
-func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 10*time.Millisecond, 0 }
+func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 25*time.Millisecond, 0 }
 
 // LookAlways has a scheduler look before whatever else it does.
 func (s *Scheduler) LookAlways() { s.lookEvery = 0 }

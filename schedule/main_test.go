@@ -51,7 +51,9 @@ var midnight = time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 
 func newDatabase(t testing.TB) *database {
 	t.Helper()
-	return newDatabaseAt(t, pgtest.MigratedDatabase(t))
+	ddl, err := schedule.Schema()
+	ok(t, err)
+	return newDatabaseAt(t, pgtest.MigratedDatabase(t, ddl))
 }
 
 // newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
@@ -311,7 +313,7 @@ func wraps(t testing.TB, what string, err, want error) {
 
 func until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
+	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
 	for late := time.After(patience); !holds(); {
 		select {

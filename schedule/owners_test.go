@@ -18,7 +18,7 @@ import (
 func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	const schedules = 12
+	const schedules = 6
 	inHandler := make(chan *worker, 1000) // who is in a handler now
 	start := func() *worker {
 		w := newWorker(db, schedule.WithDrain(time.Minute))
@@ -43,7 +43,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 		now = now.Add(time.Duration(hours) * time.Hour)
 		db.setClock(now)
 	}
-	w := start().has("close 11")
+	w := start().has("close 5")
 	for _, end := range []func(*worker){
 		(*worker).die,
 		func(w *worker) { w.wire.lose("commit", false); w.die() },

@@ -373,7 +373,7 @@ func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, waits, waits_since)
-		SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'mail', '', 'job', '"x"', 1, now, now + interval '1 hour', 'unknown', now FROM public.test_clock, generate_series(1, 2200) AS n`)
+		SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'mail', '', 'job', '"x"', 1, now, now + interval '1 hour', 'unknown', now FROM public.test_clock, generate_series(1, 1200) AS n`)
 	w := newWorker(db, schedule.WithPartitions(1))
 	schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
 	w.run()

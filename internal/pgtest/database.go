@@ -49,8 +49,8 @@ func Database(tb TB) string {
 }
 
 // MigratedDatabase is Database with the library's tables always: for a test of what clients do in them. On a server of ours it
-// is a copy, which takes a third of the time.
-func MigratedDatabase(tb TB) string {
+// is a copy, which takes a third of the time, and which more DDL has been run in.
+func MigratedDatabase(tb TB, more ...string) string {
 	tb.Helper()
 	if os.Getenv(roleVariable) != "" {
 		return Database(tb)
@@ -66,15 +66,22 @@ func MigratedDatabase(tb TB) string {
 		}
 		return url
 	}
-	template, err := migratedTemplate()
+	template, err := migratedTemplate(strings.Join(more, "\n"))
 	if err != nil {
 		tb.Fatal(err)
 	}
 	return newDatabase(tb, template)
 }
 
+var templates sync.Map // by the DDL run after that of the library, functions that return a name
+
 // migratedTemplate returns the name of a database with the tables, to which nobody connects. It goes with the server.
-var migratedTemplate = sync.OnceValues(func() (string, error) {
+func migratedTemplate(more string) (string, error) {
+	f, _ := templates.LoadOrStore(more, sync.OnceValues(func() (string, error) { return newTemplate(more) }))
+	return f.(func() (string, error))()
+}
+
+func newTemplate(more string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	databaseURL, _, err := newFrom(ctx, "template0")
@@ -85,11 +92,15 @@ var migratedTemplate = sync.OnceValues(func() (string, error) {
 	if err == nil {
 		err = makeTables(databaseURL)
 	}
+	if err == nil && more != "" {
+		direct, _ := DirectURL(databaseURL)
+		err = execute(ctx, direct, "SET client_min_messages = warning", more)
+	}
 	if err != nil {
 		return "", fmt.Errorf("pgtest: %w", err)
 	}
 	return strings.TrimPrefix(u.Path, "/"), nil
-})
+}
 
 // makeTables makes the library's tables as their owner.
 func makeTables(databaseURL string) error {

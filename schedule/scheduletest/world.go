@@ -28,7 +28,7 @@ var files embed.FS
 
 const (
 	lookEvery = time.Second // how soon a process looks again at what it could not do
-	mostOfOne = 1000        // runs of one schedule or job at one instant
+	mostOfOne = 250         // runs of one schedule or job at one instant
 	most      = 1_000_000   // runs at one instant
 	answers   = time.Minute // how long the database is given for an answer
 )
