@@ -13,8 +13,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// patience bounds what is waited for. It is reached only where that never comes.
-const patience = 2 * time.Minute
+// Patience bounds what is waited for. It is reached only where that never comes.
+const Patience = 2 * time.Minute
 
 // Main runs the tests of a package for its TestMain, and exits. They wait most of the time: unless -parallel says otherwise, four times as many
 // as there are processors run beside each other. It fails where they leave goroutines.
@@ -35,7 +35,7 @@ func Main(m *testing.M) {
 
 // Leftover waits until no goroutine is left but the expected ones, and tells of those that stay.
 func Leftover(expected ...goleak.Option) (err error) {
-	for late := time.Now().Add(patience); time.Now().Before(late); { // Find itself looks for a second
+	for late := time.Now().Add(Patience); time.Now().Before(late); { // Find itself looks for a second
 		if err = goleak.Find(expected...); err == nil {
 			return nil
 		}

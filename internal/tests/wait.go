@@ -1,0 +1,80 @@
+package tests
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+)
+
+// OK ends the test at an error.
+func OK(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Pool returns a pool on a database, closed with the test.
+func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgtest.ParseConfig(databaseURL)
+	OK(t, err)
+	for _, f := range configure {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	OK(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// Execute runs statements; those without arguments may be several in one text.
+func Execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
+	t.Helper()
+	if len(args) == 0 {
+		args = []any{pgx.QueryExecModeSimpleProtocol}
+	}
+	if _, err := pool.Exec(context.Background(), statements, args...); err != nil {
+		t.Fatalf("%s: %v", statements, err)
+	}
+}
+
+// Value returns the one value of a query.
+func Value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) (value T) {
+	t.Helper()
+	if err := pool.QueryRow(context.Background(), query, args...).Scan(&value); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return value
+}
+
+// Until looks every few milliseconds until something is so that nobody tells of.
+func Until(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	look := time.NewTicker(5 * time.Millisecond)
+	defer look.Stop()
+	for late := time.After(Patience); !is(); {
+		select {
+		case <-look.C:
+		case <-late:
+			t.Fatalf("not so within %v: %s", Patience, what)
+		}
+	}
+}
+
+// Receive waits for a value that should come soon.
+func Receive[T any](t testing.TB, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case <-time.After(Patience):
+		t.Fatalf("not so within %v: %s", Patience, what)
+		panic("unreachable")
+	}
+}
