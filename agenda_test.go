@@ -430,7 +430,7 @@ func TestAnOpeningWhoseAnswerWasLostIsNewerThanAProcessThatCameMeanwhile(t *test
 // Each check takes a while, in which one client of twenty has its heartbeat, and hears that the check is due.
 func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 	inWorld(t, func(w *world) {
-		const clients, ttl, calm = 600, 6 * time.Second, 20 * time.Second
+		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
 		w.blind = true
 		w.inject(func(_, op string) (fault, bool) {
 			return fault{after: w.span(0, 100*time.Millisecond)}, op == "heartbeat"

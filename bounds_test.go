@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
@@ -59,32 +60,6 @@ func TestClosingDoesNotWaitForTheGuardedTransactionOfAnother(t *testing.T) {
 	})
 }
 
-func TestCloseWhoseContextEndsUnderWorkReturnsThen(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p, l := w.listening()
-		h := l.Hold(context.Background())
-		defer h.Release()
-		began := time.Now()
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if err := p.c.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
-		}
-		if took := time.Since(began); took > 5*time.Second+soon {
-			t.Errorf("Close took %v", took)
-		}
-	})
-}
-
-// listening opens a client as alone does, which waits for notifications.
-func (w *world) listening() (*proc, *Lease) {
-	w.t.Helper()
-	p := w.start("a", WithTTL(10*time.Minute), WithHeartbeat(5*time.Minute))
-	l := p.mustJoin("x", 2)
-	w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
-	return p, l
-}
-
 func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a := w.start("a")
@@ -95,9 +70,7 @@ func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
 		w.blind = true // it shows what was taken from it by hand
 		w.mu.Unlock()
 		w.evict("a")
-		if err := w.db.Drop("x"); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, w.db.Drop("x"))
 		w.remake("x", 5)
 		w.within(3*time.Second, "it is lost", func() bool { return len(shown(l)) == 0 })
 		if _, err := a.c.Lease(patiently(w.t), "x", 3); !errors.Is(err, ErrPartitionCount) {
@@ -213,9 +186,7 @@ func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 1)
-		if err := p.c.request(context.Background(), nil, func(e *engine) { e.connection.conn = deafConn{e.connection.conn} }); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, p.c.request(context.Background(), nil, func(e *engine) { e.connection.conn = deafConn{e.connection.conn} }))
 		w.notify("a")                // it waits anew
 		time.Sleep(20 * time.Second) // which passes only if the engine sleeps
 		if shows(l) != "0" {

@@ -2,16 +2,13 @@ package pgleases
 
 import (
 	"context"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // copyOf returns a client that goes on from where this one is, as in a copy of its virtual machine: under the same session, on
@@ -19,9 +16,7 @@ import (
 func copyOf(t *testing.T, c *Client, connect func(context.Context) (conn, error)) *Client {
 	t.Helper()
 	first, err := connect(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	twin := &Client{
 		options: c.options, log: c.log, guardStatement: c.guardStatement,
 		requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -62,9 +57,7 @@ func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
 				})
 				twin := copyOf(t, a.c, func(ctx context.Context) (conn, error) { return w.connect(ctx, "copy") })
 				copied, err := twin.Lease(context.Background(), "x", 4)
-				if err != nil {
-					t.Fatal(err)
-				}
+				tests.OK(t, err)
 				w.within(2*time.Second, "both own them", func() bool { return shows(lease) == "0-3" && shows(copied) == "0-3" })
 				both := w.within(4*time.Second, "one owns them", func() bool { return shows(lease) == "-" || shows(copied) == "-" })
 				t.Logf("both owned them for %v", both)
@@ -120,48 +113,4 @@ func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestTwoCopiesOfAProcessFindEachOtherOnAServer(t *testing.T) {
-	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), pgtest.Database(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	client, err := NewClient(t.Context(), pool, WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond),
-		WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = client.Close(context.Background()) }()
-	lease, err := client.Lease(t.Context(), "x", 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	until := func(what string, holds func() bool) {
-		t.Helper()
-		look := time.NewTicker(time.Millisecond)
-		defer look.Stop()
-		for late := time.Now().Add(time.Minute); !holds(); <-look.C {
-			if time.Now().After(late) {
-				t.Fatalf("not so within a minute: %s", what)
-			}
-		}
-	}
-	until("it owns them", func() bool { return shows(lease) == "0-3" })
-	connector := store.NewConnector(pool.Config().ConnConfig, nil, "pgleases", time.Minute)
-	twin := copyOf(t, client, func(ctx context.Context) (conn, error) { return connector.Connect(ctx, time.Minute) })
-	defer func() { _ = twin.Close(context.Background()) }()
-	copied, err := twin.Lease(t.Context(), "x", 4)
-	if err != nil {
-		t.Fatal(err)
-	}
-	number := func(c *Client) (n int64) {
-		done := make(chan error, 1)
-		_ = c.request(t.Context(), done, func(e *engine) { n = e.session.number; done <- nil })
-		return n
-	}
-	until("each has a session of its own", func() bool { return number(client) != number(twin) })
-	until("one owns them", func() bool { return (shows(lease) == "0-3") != (shows(copied) == "0-3") })
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -109,7 +110,7 @@ func headed(t *testing.T, page string) (headings []string, blocks map[string]str
 func TestTheQueriesForOperatorsTell(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	clients, pool := newPool(t, url), ownersPool(t, url) // operators may more
+	clients, pool := tests.Pool(t, url), ownersPool(t, url) // operators may more
 	client := func(id string) *pgleases.Client {
 		return newClient(t, clients, pgleases.WithClientID(id), pgleases.WithHeartbeat(50*time.Millisecond))
 	}
@@ -168,16 +169,14 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	}
 	until(t, "whoever follows the events is told of all", func() bool { return slices.Equal(run("Follow the events"), happened) })
 	tells("Partitions without an owner", "reports 0 gone ", "reports 1 gone ")
-	if timeline := value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
+	if timeline := tests.Value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
 		t.Error("the server does not tell its timeline")
 	} else {
 		tells("After a failover", timeline+" "+timeline+" 0")
 	}
 
 	held, err := lock.New(one, clients).TryAcquire(t.Context(), "report")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	await, giveUp := context.WithCancel(t.Context())
 	waited := make(chan error, 1)
 	go func() {
@@ -187,10 +186,10 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	holds, waits := fmt.Sprintf("report holds f 1 worker-1 %d", held.Token()), "report waits t 2 worker-2 "
 	until(t, "both are shown", func() bool { return slices.Equal(run("Who holds which lock"), []string{holds, waits}) })
 	tells("Locks awaited for long")
-	execute(t, pool, `UPDATE pgleases.locks SET since = since - interval '1 minute'`)
+	tests.Execute(t, pool, `UPDATE pgleases.locks SET since = since - interval '1 minute'`)
 	tells("Locks awaited for long", "report worker-2 2 worker-1")
 	giveUp()
-	wraps(t, "who waits gives up", receive(t, "who waits gives up", waited), context.Canceled)
+	wraps(t, "who waits gives up", tests.Receive(t, "who waits gives up", waited), context.Canceled)
 	if err := held.Release(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -203,14 +202,12 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	untilOwns(t, c, 2)
 	untilOwns(t, b, 4)
 	until(t, "the first was asked", func() bool { return len(numbers(a)) == 4 })
-	execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
-	execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+	tests.Execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
+	tests.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
 		VALUES (1, 'dead', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
-	execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
+	tests.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
 	idle, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer func() { _ = idle.Rollback(context.Background()) }()
 	pid := idle.Conn().PgConn().PID()
 
@@ -231,15 +228,15 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	if slices.Sort(got); !slices.Equal(got, []string{"dead 00:10:00", "worker-1 00:01:00", "worker-2 00:01:00", "worker-3 00:01:00"}) {
 		t.Errorf("the heartbeats are of %q", got)
 	}
-	if first := value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
+	if first := tests.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
 	tells("Dead clients", "dead")
 	if _, err := idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"); err != nil {
 		t.Fatal(err)
 	}
-	tells("Locked tables", value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
-	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, value[string](t, pool, "SELECT session_user::text")))
+	tells("Locked tables", tests.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
+	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, tests.Value[string](t, pool, "SELECT session_user::text")))
 
 	tellsOf := func(pid uint32) bool {
 		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid)) })
@@ -248,9 +245,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		t.Error("a transaction without a snapshot is told of as if it had one")
 	}
 	report, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer func() { _ = report.Rollback(context.Background()) }()
 	if _, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status"); err != nil || !tellsOf(report.Conn().PgConn().PID()) {
 		t.Errorf("it does not tell of the report that has a snapshot: %v", err)
@@ -259,12 +254,12 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	hold.Release()
 	untilOwns(t, c, 4)
 	tells("Wishes")
-	execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
-	role := value[string](t, pool, "SELECT session_user::text")
+	tests.Execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
+	role := tests.Value[string](t, pool, "SELECT session_user::text")
 	tells("Wishes", "cordon   worker-2 too hot maria ("+role+") infinity 4")
-	execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
+	tests.Execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
 	tells("Forcing a client out", "1")
-	receive(t, "the third ends", three.Done())
+	tests.Receive(t, "the third ends", three.Done())
 	wraps(t, "it ended with", three.Err(), pgleases.ErrSuperseded)
 	if text := three.Err().Error(); !strings.Contains(text, "an operator has evicted this one") {
 		t.Errorf("it says %q", text)
@@ -323,7 +318,7 @@ var _ = ownersConfig // the test below does the same
 func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
-	admin := newPool(t, url)
+	admin := tests.Pool(t, url)
 	suffix := "_" + strings.ToLower(rand.Text())
 	role := func(name string) string { return "pgleases_" + name + suffix }
 	renamed := regexp.MustCompile(`pgleases_(owner|app|reader)\b`)
@@ -333,21 +328,19 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		t.Fatalf("%d blocks of SQL on the page", len(blocks))
 	}
 	as := func(name string) *pgxpool.Pool {
-		return newPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
+		return tests.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
 	}
 	t.Cleanup(func() { // before the database goes
 		for _, name := range []string{"reader", "app", "owner"} {
-			execute(t, admin, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
+			tests.Execute(t, admin, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
 		}
 	})
-	execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
+	tests.Execute(t, admin, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
 	owner := as("owner")
-	if err := pgleases.Migrate(t.Context(), owner); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
+	tests.OK(t, pgleases.Migrate(t.Context(), owner))
+	tests.Execute(t, owner, sql(blocks[1]), pgx.QueryExecModeSimpleProtocol) // nobody gets anything from PUBLIC
 	for _, name := range []string{"application", "reader"} {
-		execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
+		tests.Execute(t, owner, sql(readFile(t, "sql/grants/"+name+".sql")), pgx.QueryExecModeSimpleProtocol)
 	}
 
 	app := as("app")
@@ -367,7 +360,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	if err := b.Leave(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if n := value[int](t, app, "SELECT (SELECT count(*) FROM pgleases.status) * (SELECT count(*) FROM pgleases.members_status) + (SELECT count(*) FROM pgleases.locks_status)"); n != 4 {
+	if n := tests.Value[int](t, app, "SELECT (SELECT count(*) FROM pgleases.status) * (SELECT count(*) FROM pgleases.members_status) + (SELECT count(*) FROM pgleases.locks_status)"); n != 4 {
 		t.Errorf("the app reads %d rows, not 4", n)
 	}
 	refuses := func(pool *pgxpool.Pool, who string, statements ...string) {
@@ -384,7 +377,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 
 	reader := as("reader")
 	relations := func(kind string) []string {
-		return value[[]string](t, admin, `SELECT array_agg('pgleases.' || c.relname ORDER BY c.relname) FROM pg_class AS c
+		return tests.Value[[]string](t, admin, `SELECT array_agg('pgleases.' || c.relname ORDER BY c.relname) FROM pg_class AS c
 			WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind = $1`, kind)
 	}
 	tables, views := relations("r"), relations("v")
@@ -392,16 +385,16 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		t.Errorf("only %q and %q are in the schema", tables, views)
 	}
 	for _, relation := range append(tables, views...) {
-		execute(t, reader, "SELECT * FROM "+relation)
+		tests.Execute(t, reader, "SELECT * FROM "+relation)
 	}
 	for _, table := range tables {
 		refuses(reader, "reader", "INSERT INTO "+table+" DEFAULT VALUES", "DELETE FROM "+table, "SELECT FROM "+table+" FOR KEY SHARE",
 			"TRUNCATE "+table, "DO 'BEGIN LOCK "+table+" IN ROW EXCLUSIVE MODE; END'")
 	}
 	// As it is by default: all but the verbs of operators.
-	execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
+	tests.Execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
 	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(readFile(t, "sql/functions.sql"), -1)
-	execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
+	tests.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0')",
 		"SELECT pgleases.drop_lease('work')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
 	_, queries := headed(t, "docs/operations.md")
@@ -410,7 +403,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		case "Forcing a client out", "Dropping a lease", "A restored copy of the database":
 			refuses(reader, "reader", query)
 		default:
-			execute(t, reader, query)
+			tests.Execute(t, reader, query)
 		}
 	}
 }

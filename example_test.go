@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // README.md shows lines of these examples word for word; TestReadmeShowsCompiledCode sees to that.
@@ -252,7 +253,7 @@ type example struct {
 
 func begin() *example {
 	x := &example{}
-	x.ctx, x.stop = context.WithTimeout(context.Background(), patience)
+	x.ctx, x.stop = context.WithTimeout(context.Background(), tests.Patience)
 	x.url = pgtest.Database(x)
 	var err error
 	x.pool, err = pgxpool.New(x.ctx, x.url)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // guard runs Guard in a transaction, which it commits.
@@ -32,9 +33,7 @@ func guard(t testing.TB, pool *pgxpool.Pool, l *pgleases.Lease, p pgleases.Parti
 func guardSQL(t testing.TB, db *sql.DB, l *pgleases.Lease, p pgleases.Partition) error {
 	t.Helper()
 	tx, err := db.BeginTx(context.Background(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer func() { _ = tx.Rollback() }()
 	if err := l.GuardSQL(context.Background(), tx, p); err != nil {
 		return err
@@ -106,9 +105,7 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 
 	move := func(from, to *pgleases.Lease) {
 		t.Helper()
-		if err := errors.Join(to.SetWeight(t.Context(), 1), from.SetWeight(t.Context(), 0)); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, errors.Join(to.SetWeight(t.Context(), 1), from.SetWeight(t.Context(), 0)))
 		untilOwns(t, to, 1)
 	}
 	move(a, b)
@@ -127,23 +124,6 @@ func TestGuardPassesForTheOwnersEpochOnly(t *testing.T) {
 	passes(a, ownership(t, a, 0))
 }
 
-func TestGuardRefusesWhatTheClientKnowsToBeOver(t *testing.T) {
-	t.Parallel()
-	pool, ca, _, a := twoClients(t, 1)
-	p := ownership(t, a, 0)
-	other := joined(t, ca, "other", 1)
-	untilOwns(t, other, 1)
-	wraps(t, "guarded with another lease", guard(t, pool, other, p), pgleases.ErrNotOwner)
-	if err := other.Leave(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	wraps(t, "a lease that was left", guard(t, pool, other, pgleases.Partition{Epoch: p.Epoch}), pgleases.ErrClosed)
-	shut(t, ca)
-	wraps(t, "a client that was closed", guard(t, pool, a, p), pgleases.ErrClosed)
-	wraps(t, "its ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
-	wraps(t, "the context of an ownership that never was", context.Cause(pgleases.Partition{}.Context()), pgleases.ErrNotOwner)
-}
-
 func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
@@ -154,7 +134,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	for _, mode := range modes {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			pool := newPool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			pool := tests.Pool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
 			db := stdlib.OpenDBFromPool(pool)
 			defer db.Close()
 			ca, cb := newClient(t, pool, pgleases.WithClientID("a")), newClient(t, pool, pgleases.WithClientID("b"))
@@ -172,9 +152,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 					wraps(t, "GuardSQL under a wrong epoch", guardSQL(t, db, l, p), pgleases.ErrNotOwner)
 				}
 			}
-			if err := a.SetWeight(t.Context(), 3); err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, a.SetWeight(t.Context(), 3))
 			until(t, "shares follow the weight", func() bool { return slices.Equal(owned(a, b), []int{3, 1}) }, a, b)
 			shut(t, ca)
 			until(t, "the other owns all", func() bool { return len(b.Values()) == 4 }, b)
@@ -187,9 +165,7 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 	pool, ca, _, a := twoClientsOn(t, direct(t), 1) // a pooler may take another session for the next statement
 	p := ownership(t, a, 0)
 	conn, err := pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer conn.Release()
 	limit := func() (ms int) {
 		t.Helper()
@@ -221,9 +197,7 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if now := limit(); now != was {
 			t.Errorf("after the transaction %d ms are set, before it %d", now, was)
 		}
@@ -232,16 +206,14 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 
 func TestATransactionThatIdlesPastTheTrustIsEndedByTheServer(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	l := joined(t, newClient(t, pool, pgleases.WithTTL(time.Second)), "work", 1)
 	begin := func() (tx pgx.Tx, pid int) {
 		tx, err := pool.Begin(t.Context())
 		if err == nil {
 			err = tx.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		return tx, pid
 	}
 	var tx pgx.Tx
@@ -288,9 +260,7 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	began := time.Now()
 	untilOwns(t, b, 4)
 	t.Logf("the partition followed %v after the commit", time.Since(began))
@@ -324,11 +294,9 @@ func TestGuardsThatOverlapDoNotKeepAPartitionFromBeingHandedOver(t *testing.T) {
 		})
 	}
 	b := joined(t, cb, "work", 1, pgleases.WithHandoffDelay(0))
-	if err := a.SetWeight(ctx, 0); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, a.SetWeight(ctx, 0))
 	untilOwns(t, b, 1)
 	for range cap(refusals) {
-		wraps(t, "a guard of the owner before", receive(t, "refusal", refusals), pgleases.ErrNotOwner)
+		wraps(t, "a guard of the owner before", tests.Receive(t, "refusal", refusals), pgleases.ErrNotOwner)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // twoClients returns two clients with short heartbeats, of which the first owns all of a lease and the second has not joined.
@@ -22,7 +23,7 @@ func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (poo
 
 func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
 	t.Helper()
-	pool = newPool(t, url)
+	pool = tests.Pool(t, url)
 	ca = newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
 	cb = newClient(t, pool, pgleases.WithClientID("b"), pgleases.WithHeartbeat(50*time.Millisecond))
 	a = joined(t, ca, "work", partitions, opts...)
@@ -50,7 +51,7 @@ func numbers(l *pgleases.Lease) []int {
 // ownedBy returns what the database says a client owns.
 func ownedBy(t testing.TB, pool *pgxpool.Pool, client string) []int {
 	t.Helper()
-	return value[[]int](t, pool,
+	return tests.Value[[]int](t, pool,
 		`SELECT coalesce(array_agg(partition ORDER BY partition), '{}') FROM pgleases.status WHERE owner = $1`, client)
 }
 
@@ -72,7 +73,7 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	if err := hold.Context().Err(); err != nil {
 		t.Errorf("a hand-over ended the hold's context: %v", context.Cause(hold.Context()))
 	}
-	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > patience {
+	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > tests.Patience {
 		t.Errorf("two are owned and two drain, and the stats are %+v", s)
 	}
 	for _, n := range hold.Values() {
@@ -118,68 +119,28 @@ func TestAPartitionLeavesWhenNoOpenHoldContainsIt(t *testing.T) {
 	}
 }
 
-func TestAHoldsContextEndsWithTheOwnership(t *testing.T) {
+func TestAHoldsContextIsOfItsParent(t *testing.T) {
 	t.Parallel()
 	why := errors.New("supper")
-	for name, test := range map[string]struct {
-		drain time.Duration // timeout; 0: none
-		end   func(t *testing.T, pool *pgxpool.Pool, a *pgleases.Client, l *pgleases.Lease)
-		want  error
-	}{
-		"trust lost": {0, func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
-			execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`)
-		}, pgleases.ErrTrustLost},
-		"drain timeout": {200 * time.Millisecond, func(t *testing.T, _ *pgxpool.Pool, _ *pgleases.Client, l *pgleases.Lease) {
-			if err := l.SetWeight(t.Context(), 0); err != nil {
-				t.Error(err)
-			}
-		}, pgleases.ErrDrainTimeout},
-		"close without waiting": {0, func(t *testing.T, _ *pgxpool.Pool, c *pgleases.Client, _ *pgleases.Lease) {
-			if err := closes(t, c, cancelled(nil)); err == nil {
-				t.Error("Close says that nothing was left in work")
-			}
-		}, pgleases.ErrClosed},
-		"superseded": {200 * time.Millisecond, func(t *testing.T, pool *pgxpool.Pool, _ *pgleases.Client, _ *pgleases.Lease) {
-			newClient(t, pool, pgleases.WithClientID("a"))
-		}, pgleases.ErrDrainTimeout}, // the work is waited for until then
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			pool, ca, _, a := twoClients(t, 2, pgleases.WithDrainTimeout(test.drain))
-			hold := a.Hold(t.Context())
-			defer hold.Release()
-			p, _ := hold.Partition(1)
-			test.end(t, pool, ca, a)
-			if cause := ended(t, "the hold ends", hold.Context()); !errors.Is(cause, test.want) {
-				t.Errorf("the hold ended with %v, not %v", cause, test.want)
-			}
-			if cause := ended(t, "the ownership ends", p.Context()); !errors.Is(cause, test.want) {
-				t.Errorf("the ownership ended with %v, not %v", cause, test.want)
-			}
-		})
+	_, _, _, a := twoClients(t, 2)
+	ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), hour(0), "six"))
+	hold := a.Hold(ctx)
+	defer hold.Release()
+	if hold.Context().Value(hour(0)) != "six" {
+		t.Error("the hold's context does not have its parent's values")
 	}
-	t.Run("its parent", func(t *testing.T) {
-		t.Parallel()
-		_, _, _, a := twoClients(t, 2)
-		ctx, cancel := context.WithCancelCause(context.WithValue(t.Context(), hour(0), "six"))
-		hold := a.Hold(ctx)
-		defer hold.Release()
-		if hold.Context().Value(hour(0)) != "six" {
-			t.Error("the hold's context does not have its parent's values")
-		}
-		cancel(why)
-		wraps(t, "the hold ended with", ended(t, "the hold ends", hold.Context()), why)
-		if p, _ := a.Partition(0); p.Context().Err() != nil {
-			t.Error("the ownership ended with a hold's parent")
-		}
-	})
+	cancel(why)
+	wraps(t, "the hold ended with", ended(t, "the hold ends", hold.Context()), why)
+	if p, _ := a.Partition(0); p.Context().Err() != nil {
+		t.Error("the ownership ended with a hold's parent")
+	}
 }
 
 type hour int
 
 func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool)
 	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
 	check := func(hold *pgleases.Hold) {
@@ -198,9 +159,7 @@ func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 		wraps(t, "released, its context's error is", hold.Context().Err(), context.Canceled)
 	}
 	check(l.Hold(t.Context()))
-	if err := l.SetWeight(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, l.SetWeight(t.Context(), 1))
 	untilOwns(t, l, 2)
 	open := l.Hold(t.Context())
 	if err := closes(t, c, cancelled(nil)); err == nil {

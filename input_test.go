@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -43,7 +42,7 @@ func noGoroutineLeft(t *testing.T) {
 // registered returns what is in the tables: clients, leases, members and partitions.
 func registered(t *testing.T, pool *pgxpool.Pool) string {
 	t.Helper()
-	return value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
+	return tests.Value[string](t, pool, `SELECT format('%s clients, %s leases, %s members, %s partitions',
 		(SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.leases),
 		(SELECT count(*) FROM pgleases.members), (SELECT count(*) FROM pgleases.partitions))`)
 }
@@ -52,9 +51,7 @@ func registered(t *testing.T, pool *pgxpool.Pool) string {
 func closedPort(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer listener.Close()
 	return listener.Addr().String()
 }
@@ -74,9 +71,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	noGoroutineLeft(t)
 	url := closedURL(t)
 	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer pool.Close()
 	for _, c := range []struct {
 		what    string
@@ -127,9 +122,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
 	noGoroutineLeft(t)
 	pool, err := pgxpool.New(t.Context(), closedURL(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer pool.Close()
 	for name, option := range map[string]pgleases.Option{
 		"WithClientID":     pgleases.WithClientID("a"),
@@ -155,7 +148,7 @@ func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
 
 func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	client := newClient(t, pool)
 	for _, c := range []struct {
 		what       string
@@ -193,47 +186,37 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 
 func TestTheLongestNamesWork(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.EmptyDatabase(t))
+	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
 	name, schema := strings.Repeat("ß", 127)+"!", strings.Repeat("s", 63)
 	client := newClient(t, pool, pgleases.WithClientID(name), pgleases.WithSchema(schema))
 	lease := joined(t, client, name, 4, pgleases.WithWeight(1000))
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
-	if got := value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
+	if got := tests.Value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
 		t.Errorf("the view shows %d partitions, not 4", got)
 	}
 }
 
 func TestALeaseIsRefusedThatIsTooLargeForTheTTL(t *testing.T) {
 	t.Parallel()
-	client := newClient(t, newPool(t, pgtest.Database(t)), pgleases.WithTTL(time.Second))
+	client := newClient(t, tests.Pool(t, pgtest.Database(t)), pgleases.WithTTL(time.Second))
 	_, err := client.Lease(t.Context(), "orders", 16_385)
 	refused(t, "N of 16,385", err, `"orders"`, "16385 partitions", "TTL of at least 1.001s", "not 1s", "WithTTL")
 }
 
-// That they are shared and handed over too takes longer, and is a test in module proof.
-func TestTheMostPartitionsAreTaken(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
-	joined(t, newClient(t, pool), "l", 65536, pgleases.WithWeight(0))
-	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status"); got != 65536 {
-		t.Errorf("the view shows %d partitions, not 65536", got)
-	}
-}
-
 func TestBadWeightIsRefusedAndLeavesTheOld(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	lease := joined(t, newClient(t, pool), "orders", 4, pgleases.WithWeight(7))
 	refused(t, "-1", lease.SetWeight(t.Context(), -1), `"orders"`, "weight -1", "0 to 1000")
 	refused(t, "1001", lease.SetWeight(t.Context(), 1001), `"orders"`, "weight 1001", "0 to 1000")
-	if got := value[int](t, pool, "SELECT weight FROM pgleases.members"); got != 7 {
+	if got := tests.Value[int](t, pool, "SELECT weight FROM pgleases.members"); got != 7 {
 		t.Errorf("the weight is %d, not 7", got)
 	}
 }
 
 func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
 	t.Parallel()
-	lease := joined(t, newClient(t, newPool(t, pgtest.Database(t))), "orders", 4)
+	lease := joined(t, newClient(t, tests.Pool(t, pgtest.Database(t))), "orders", 4)
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
@@ -249,96 +232,10 @@ func TestPartitionsOutOfRangeAreNotOwned(t *testing.T) {
 	}
 }
 
-// Every quote and sign that means something to SQL, to the driver's placeholders or to the embedded files.
-func TestASchemaNameThatNeedsQuotingWorks(t *testing.T) {
-	t.Parallel()
-	for _, schema := range []string{
-		`$pgleases_body$`,
-		`Order "Leases"; -- 'x' \ $1 %s /* ü`,
-		`pgleases.pgleases.`,
-		` `,
-		strings.Repeat("ü", 31) + `"`,
-	} {
-		t.Run(fmt.Sprintf("%q", schema), func(t *testing.T) {
-			t.Parallel()
-			url := pgtest.EmptyDatabase(t)
-			pool := newPool(t, url)
-			direct, _ := pgtest.DirectURL(url) // where notifications arrive: heartbeats are rare
-			config, err := pgx.ParseConfig(direct)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var log logbook
-			client := func(id string) *pgleases.Client {
-				return newClient(t, pool, pgleases.WithSchema(schema), pgleases.WithClientID(id), log.option(), pgleases.WithConnConfig(config),
-					pgleases.WithHeartbeat(calmTTL/2)) // statements wait for locks for a quarter of it, and warn after that
-			}
-			ca, cb := client("a"), client("b")
-			a, b := joined(t, ca, "orders", 4, pgleases.WithHandoffDelay(0)), joined(t, cb, "orders", 4, pgleases.WithHandoffDelay(0))
-			until(t, "each owns half", func() bool { return slices.Equal(owned(a, b), []int{2, 2}) }, a, b)
-			if err := b.SetWeight(t.Context(), 0); err != nil {
-				t.Error(err)
-			}
-			until(t, "a owns all", func() bool { return len(a.Values()) == 4 }, a, b)
-
-			quoted := pgx.Identifier{schema}.Sanitize()
-			if got := value[int](t, pool, "SELECT count(*) FROM "+quoted+".status WHERE owner = 'a'"); got != 4 {
-				t.Errorf("the view status shows %d partitions of a, not 4", got)
-			}
-			if got := value[int](t, pool, "SELECT count(*) FROM "+quoted+".members_status"); got != 2 {
-				t.Errorf("the view members_status shows %d members, not 2", got)
-			}
-			if got, want := value[int](t, pool, "SELECT "+quoted+".partition_for('customer-42', 4)"), a.PartitionFor("customer-42"); got != want {
-				t.Errorf("customer-42 is in partition %d in SQL, %d in Go", got, want)
-			}
-			p, _ := a.Partition(1)
-			zombie := p
-			zombie.Epoch--
-			if err := inGuardedTx(t, pool, a, p); err != nil {
-				t.Error(err)
-			}
-			wraps(t, "an older epoch", inGuardedTx(t, pool, a, zombie), pgleases.ErrNotOwner)
-			if err := inGuardedSQLTx(t, pool, a, p); err != nil {
-				t.Error(err)
-			}
-			wraps(t, "an older epoch over database/sql", inGuardedSQLTx(t, pool, a, zombie), pgleases.ErrNotOwner)
-			shut(t, ca)
-			shut(t, cb)
-			execute(t, pool, "SELECT "+quoted+".drop_lease('orders')")
-			if got := value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'"); got != 0 {
-				t.Error("a schema pgleases was made too")
-			}
-			if lines := append(log.lines("WARN"), log.lines("ERROR")...); len(lines) > 0 {
-				t.Errorf("something did not go well:\n%s", strings.Join(lines, "\n"))
-			}
-		})
-	}
-}
-
-func inGuardedTx(t *testing.T, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
-	t.Helper()
-	return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return lease.Guard(t.Context(), tx, p) })
-}
-
-func inGuardedSQLTx(t *testing.T, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
-	t.Helper()
-	db := stdlib.OpenDBFromPool(pool)
-	defer db.Close()
-	tx, err := db.BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lease.GuardSQL(t.Context(), tx, p); err != nil {
-		_ = tx.Rollback()
-		return err
-	}
-	return tx.Commit()
-}
-
 func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := newPool(t, pgtest.EmptyDatabase(t))
+	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
 	without := func() error {
 		_, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration())
 		return err
@@ -350,19 +247,17 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	err := without()
 	refused(t, "missing", err, `"pgleases"`, "missing", "pgleases.Migrate", "pgleases.Schema")
 	wraps(t, "missing", err, pgleases.ErrSchema)
-	if value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'") != 0 {
+	if tests.Value[int](t, pool, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pgleases'") != 0 {
 		t.Error("it was made all the same")
 	}
 
-	if err := pgleases.Migrate(ctx, pool); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, pool, "UPDATE pgleases.schema_version SET version = 0, min_code = 0")
+	tests.OK(t, pgleases.Migrate(ctx, pool))
+	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 0, min_code = 0")
 	err = without()
 	refused(t, "too old", err, `"pgleases"`, "version 0", "pgleases.Migrate", "pgleases.Schema")
 	wraps(t, "too old", err, pgleases.ErrSchema)
 
-	execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 99")
+	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 99")
 	for what, open := range map[string]func() error{
 		"too new, WithoutMigration": without,
 		"too new":                   with,
@@ -377,7 +272,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	}
 
 	// An application that was rolled back meets a schema that is newer than its code.
-	execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 1")
+	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 99, min_code = 1")
 	for _, options := range [][]pgleases.Option{nil, {pgleases.WithoutMigration()}} {
 		client := newClient(t, pool, options...)
 		lease := joined(t, client, "orders", 4)
@@ -387,7 +282,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 	if err := pgleases.Migrate(ctx, pool); err != nil {
 		t.Error(err)
 	}
-	if got := value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
+	if got := tests.Value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
 		t.Errorf("the version is %d now, not 99", got)
 	}
 }
@@ -397,9 +292,9 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	url := pgtest.EmptyDatabase(t)
-	pool := newPool(t, url)
+	pool := tests.Pool(t, url)
 	role, password := "pgleases_test_"+strings.ToLower(rand.Text()), rand.Text()
-	execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))
+	tests.Execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))
 	t.Cleanup(func() { // before the database goes
 		_, err := pool.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol)
 		if err != nil {
@@ -408,9 +303,7 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	})
 	direct, _ := pgtest.DirectURL(url) // a pooler may log in as somebody else
 	config, err := pgx.ParseConfig(direct)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	config.User, config.Password = role, password
 	open := func(options ...pgleases.Option) error {
 		client, err := pgleases.NewClient(ctx, pool, append(options, pgleases.WithConnConfig(config))...)
@@ -424,15 +317,13 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	err = open(pgleases.WithoutMigration())
 	refused(t, "no schema", err, `"pgleases"`, "missing", "pgleases.Migrate")
 
-	if err := pgleases.Migrate(ctx, pool); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, pgleases.Migrate(ctx, pool))
 	err = open()
 	refused(t, "no right to the schema", err, "schema", "pgleases", "permission denied")
-	execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
+	tests.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
 	err = open()
 	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")
-	execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role)
+	tests.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role)
 	err = open()
 	refused(t, "no right to register", err, `schema "pgleases"`, "permission denied", "register")
 	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
@@ -464,7 +355,7 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 // A connection string that is none, or whose password has an @, is told without what may be its password.
 func TestNoErrorTellsThePassword(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience)
 	defer cancel()
 	secret := func(what string, err error) {
 		t.Helper()
@@ -482,9 +373,7 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 			continue // then nobody has a pool
 		}
 		pool, err := pgxpool.NewWithConfig(ctx, config)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		defer pool.Close()
 		_, err = pgleases.NewClient(ctx, pool)
 		secret("NewClient "+url, err)
@@ -495,15 +384,11 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 func TestOpeningEndsWithItsContext(t *testing.T) {
 	noGoroutineLeft(t)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer listener.Close()
 	url := "postgres://somebody@" + listener.Addr().String() + "/orders?sslmode=disable"
 	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer pool.Close()
 	for what, open := range map[string]func(context.Context) error{
 		"Open":      func(ctx context.Context) error { _, err := pgleases.Open(ctx, url); return err },
@@ -513,7 +398,7 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		done := make(chan error, 1)
 		go func() { done <- open(ctx) }()
-		wraps(t, what, receive(t, what+" returns", done), context.DeadlineExceeded)
+		wraps(t, what, tests.Receive(t, what+" returns", done), context.DeadlineExceeded)
 		cancel()
 	}
 }
@@ -522,10 +407,8 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	t.Parallel()
 	ended := cancelled(errCause)
 	url := pgtest.Database(t)
-	pool := newPool(t, url)
-	if err := pgleases.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := tests.Pool(t, url)
+	tests.OK(t, pgleases.Migrate(t.Context(), pool))
 	_, err := pgleases.NewClient(ended, pool)
 	wraps(t, "NewClient", err, context.Canceled)
 	_, err = pgleases.Open(ended, url)
@@ -542,7 +425,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	idle := joined(t, client, "idle", 4, pgleases.WithWeight(0))
 	wraps(t, "Wait", idle.Wait(ended), errCause)
 	wraps(t, "SetWeight", idle.SetWeight(ended, 9), errCause)
-	if got := value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
+	if got := tests.Value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
 		t.Errorf("the weight is %d, not 0", got)
 	}
 	wraps(t, "Run", idle.Run(ended, func(context.Context, pgleases.Partition) error {
@@ -557,9 +440,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	}
 	p, _ := busy.Partition(0)
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	err = busy.Guard(ended, tx, p)
 	wraps(t, "Guard", err, context.Canceled)
 	refused(t, "Guard", err, `"busy"`)
@@ -580,140 +461,22 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	if got, want := registered(t, pool), "0 clients, 2 leases, 0 members, 8 partitions"; got != want {
 		t.Errorf("the tables hold %s, not %s", got, want)
 	}
-	if got := value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
+	if got := tests.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 0 {
 		t.Errorf("%d partitions are owned, not 0", got)
-	}
-}
-
-func TestCallsAfterCloseSaySo(t *testing.T) {
-	t.Parallel()
-	ctx := t.Context()
-	pool := newPool(t, pgtest.Database(t))
-	client := newClient(t, pool)
-	lease := joined(t, client, "orders", 4)
-	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
-	p, _ := lease.Partition(2)
-	changed := lease.Changed()
-	if client.Err() != nil {
-		t.Errorf("Err of a client that runs: %v", client.Err())
-	}
-	shut(t, client)
-	saysClosed(t, pool, client, lease, p, changed)
-
-	if err := client.Close(ctx); err != nil {
-		t.Errorf("Close again: %v", err)
-	}
-	_, err := client.Lease(ctx, "orders", 4)
-	wraps(t, "Lease", err, pgleases.ErrClosed)
-	_, err = client.Lease(ctx, "others", 4)
-	wraps(t, "Lease of another name", err, pgleases.ErrClosed)
-	select {
-	case <-client.Done():
-	default:
-		t.Error("Done is open")
-	}
-	wraps(t, "Err", client.Err(), pgleases.ErrClosed)
-	if stats := client.Stats(); stats.Trust != 0 || stats.Owned != 0 || stats.Leases != 0 || stats.Draining != 0 || stats.Listening {
-		t.Errorf("Stats: %+v", stats)
-	}
-	if client.ID() == "" {
-		t.Error("it has forgotten its ID")
-	}
-	if got, want := registered(t, pool), "0 clients, 1 leases, 0 members, 4 partitions"; got != want {
-		t.Errorf("the tables hold %s, not %s", got, want)
-	}
-	if err := pool.Ping(ctx); err != nil {
-		t.Errorf("the pool was closed too: %v", err)
-	}
-}
-
-func TestCallsAfterLeaveSaySo(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
-	client := newClient(t, pool)
-	lease := joined(t, client, "orders", 4)
-	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
-	p, _ := lease.Partition(2)
-	changed := lease.Changed()
-	if err := lease.Leave(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	saysClosed(t, pool, client, lease, p, changed)
-	if client.Err() != nil {
-		t.Errorf("the client ended too: %v", client.Err())
-	}
-	again := joined(t, client, "orders", 4)
-	until(t, "it owns all again", func() bool { return len(again.Values()) == 4 }, again)
-	if again == lease {
-		t.Error("it is the lease that was left")
-	}
-	wraps(t, "a Partition from before", inGuardedTx(t, pool, again, p), pgleases.ErrNotOwner)
-}
-
-// saysClosed calls everything on a lease that has ended.
-func saysClosed(t *testing.T, pool *pgxpool.Pool, client *pgleases.Client, lease *pgleases.Lease, p pgleases.Partition, changed <-chan struct{}) {
-	t.Helper()
-	ctx := t.Context()
-	if values := lease.Values(); values == nil || len(values) != 0 {
-		t.Errorf("Values: %#v", values)
-	}
-	if lease.Owns(2) {
-		t.Error("it owns 2")
-	}
-	if got, owned := lease.Partition(2); owned || got != (pgleases.Partition{}) {
-		t.Errorf("it owns %v", got)
-	}
-	if !lease.TrustDeadline().IsZero() {
-		t.Errorf("TrustDeadline: %v", lease.TrustDeadline())
-	}
-	wraps(t, "the ownership's context", context.Cause(p.Context()), pgleases.ErrClosed)
-	hold := lease.Hold(ctx)
-	if hold.Values() == nil || len(hold.Values()) != 0 {
-		t.Errorf("Hold: %#v", hold.Values())
-	}
-	if _, held := hold.Partition(2); held {
-		t.Error("a hold contains 2")
-	}
-	hold.Release()
-	hold.Release()
-	wraps(t, "Run", lease.Run(ctx, func(context.Context, pgleases.Partition) error {
-		t.Error("a callback was called")
-		return nil
-	}), pgleases.ErrClosed)
-	err := inGuardedTx(t, pool, lease, p)
-	wraps(t, "Guard", err, pgleases.ErrClosed)
-	refused(t, "Guard", err, `"orders"`, "2")
-	err = inGuardedSQLTx(t, pool, lease, p)
-	wraps(t, "GuardSQL", err, pgleases.ErrClosed)
-	wraps(t, "Wait", lease.Wait(ctx), pgleases.ErrClosed)
-	err = lease.SetWeight(ctx, 3)
-	wraps(t, "SetWeight", err, pgleases.ErrClosed)
-	refused(t, "SetWeight", err, `"orders"`)
-	if err := lease.Leave(ctx); err != nil {
-		t.Errorf("Leave again: %v", err)
-	}
-	for what, channel := range map[string]<-chan struct{}{"Changed": lease.Changed(), "Changed, taken before": changed} {
-		select {
-		case <-channel:
-		default:
-			t.Errorf("%s is open", what)
-		}
-	}
-	if lease.Name() != "orders" || lease.Partitions() != 4 || lease.PartitionFor("a") != 2 {
-		t.Errorf("it is lease %q of %d partitions, with a in %d", lease.Name(), lease.Partitions(), lease.PartitionFor("a"))
 	}
 }
 
 func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	client := newClient(t, pool)
 	lease, other := joined(t, client, "orders", 4), joined(t, client, "others", 4)
 	until(t, "it owns all", func() bool { return len(lease.Values()) == 4 && len(other.Values()) == 4 }, lease, other)
 	p, _ := lease.Partition(3)
 	foreign, _ := other.Partition(3)
-
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
 	for what, partition := range map[string]pgleases.Partition{
 		"a Partition of another lease": foreign,
 		"the zero Partition":           {},
@@ -725,27 +488,23 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 		"the next epoch":               {Number: 3, Epoch: p.Epoch + 1},
 	} {
 		for call, err := range map[string]error{
-			"Guard":    inGuardedTx(t, pool, lease, partition),
-			"GuardSQL": inGuardedSQLTx(t, pool, lease, partition),
+			"Guard":    guard(t, pool, lease, partition),
+			"GuardSQL": guardSQL(t, db, lease, partition),
 		} {
 			wraps(t, call+": "+what, err, pgleases.ErrNotOwner)
 			refused(t, call+": "+what, err, `"orders"`, fmt.Sprintf("partition %d ", partition.Number), fmt.Sprintf("epoch %d", partition.Epoch))
 		}
 	}
 	// One that was stored and read back is as good as the one that was got.
-	if err := inGuardedTx(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}); err != nil {
+	if err := guard(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}); err != nil {
 		t.Error(err)
 	}
 
 	refused(t, "nil tx", lease.Guard(ctx, nil, p), `"orders"`, "nil")
 	refused(t, "nil sql.Tx", lease.GuardSQL(ctx, nil, p), `"orders"`, "nil")
 	tx, err := pool.Begin(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := tx.Rollback(ctx); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
+	tests.OK(t, tx.Rollback(ctx))
 	err = lease.Guard(ctx, tx, p)
 	wraps(t, "a transaction that has ended", err, pgx.ErrTxClosed)
 	refused(t, "a transaction that has ended", err, `"orders"`)
@@ -774,71 +533,4 @@ func TestTheZeroPartitionIsHarmless(t *testing.T) {
 		t.Errorf("String: %s", got)
 	}
 	wraps(t, "the zero Partition's context", context.Cause(p.Context()), pgleases.ErrNotOwner)
-}
-
-// Callers that give up must not disturb the heartbeat, nor leave memberships that nobody asked for.
-func TestJoinsThatWereGivenUpCostNothing(t *testing.T) {
-	t.Parallel()
-	const calls = 300
-	pool := newPool(t, pgtest.Database(t))
-	client := newClient(t, pool)
-	wanted := joined(t, client, "wanted", 4, pgleases.WithHandoffDelay(0))
-	until(t, "it owns all", func() bool { return len(wanted.Values()) == 4 }, wanted)
-	p, _ := wanted.Partition(0)
-
-	kept := map[string]bool{"wanted": true}
-	var answered []*pgleases.Lease
-	for i := range calls {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i%10)*200*time.Microsecond) // some too short for any machine
-		lease, err := client.Lease(ctx, fmt.Sprintf("lease-%d", i), 8)
-		cancel()
-		switch {
-		case err == nil:
-			kept[lease.Name()] = true
-			answered = append(answered, lease)
-		case !errors.Is(err, context.DeadlineExceeded):
-			t.Fatalf("call %d: %v", i, err)
-		}
-	}
-	t.Logf("%d of %d calls joined a lease", len(answered), calls)
-	names := func() []string {
-		return value[[]string](t, pool, "SELECT coalesce(array_agg(lease ORDER BY lease), '{}') FROM pgleases.members")
-	}
-	want := make([]string, 0, len(kept))
-	for name := range kept {
-		want = append(want, name)
-	}
-	until(t, "the members are those that were answered", func() bool {
-		got := names()
-		if len(got) != len(want) {
-			return false
-		}
-		for _, name := range got {
-			if !kept[name] {
-				return false
-			}
-		}
-		return true
-	})
-	until(t, "nothing is owned of what was given up", func() bool {
-		return value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL AND NOT lease = ANY($1)", want) == 0
-	})
-	until(t, "all is owned of what was not", func() bool {
-		for _, lease := range answered {
-			if len(lease.Values()) != 8 {
-				return false
-			}
-		}
-		return true
-	})
-	beats(t, client, 1)
-	if stats := client.Stats(); stats.Losses.TrustLost != 0 || stats.Reconnects != 0 {
-		t.Errorf("neither trust nor the connection should be lost: %+v", stats)
-	}
-	if now, owned := wanted.Partition(0); !owned || !reflect.DeepEqual(now, p) {
-		t.Errorf("the ownership from before is %v now, was %v", now, p)
-	}
-	if stats := client.Stats(); stats.Leases != len(kept) {
-		t.Errorf("Stats counts %d leases of %d", stats.Leases, len(kept))
-	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // byDefault sets the default of transactions in a database, before anything has connected to it through a pooler.
@@ -19,10 +20,8 @@ func byDefault(t *testing.T, url, setting, value string) {
 	t.Helper()
 	past, _ := pgtest.DirectURL(url)
 	config, err := pgx.ParseConfig(past)
-	if err != nil {
-		t.Fatal(err)
-	}
-	execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
+	tests.OK(t, err)
+	tests.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
 }
 
 func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
@@ -33,9 +32,9 @@ func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
 			url := pgtest.Database(t)
 			byDefault(t, url, "default_transaction_isolation", level)
 			byDefault(t, url, "default_transaction_deferrable", "on")
-			pool := newPool(t, url)
+			pool := tests.Pool(t, url)
 			var book logbook
-			const clients = 11
+			const clients = 5
 			opened := make([]*pgleases.Client, clients)
 			leases := make([]*pgleases.Lease, clients)
 			done := make(chan error, clients)
@@ -43,7 +42,7 @@ func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
 				go func() {
 					var err error
 					opened[i], err = pgleases.NewClient(context.Background(), pool, pgleases.WithClientID(fmt.Sprint("client ", i)), book.option(),
-						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(2*time.Second)) // a quarter of which they wait for each other's locks
+						pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(time.Second)) // a quarter of which they wait for each other's locks
 					if err == nil {
 						leases[i], err = opened[i].Lease(context.Background(), "work", 3*clients, pgleases.WithHandoffDelay(0))
 					}
@@ -51,7 +50,7 @@ func TestClientsOpenAndShareUnderAnyDefaultOfTransactions(t *testing.T) {
 				}()
 			}
 			for range clients {
-				if err := receive(t, "all have joined", done); err != nil {
+				if err := tests.Receive(t, "all have joined", done); err != nil {
 					t.Error(err)
 				}
 			}
@@ -87,6 +86,6 @@ func TestAReadOnlyDefaultIsToldApartFromAStandby(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	byDefault(t, url, "default_transaction_read_only", "on")
-	_, err := pgleases.NewClient(t.Context(), newPool(t, url))
+	_, err := pgleases.NewClient(t.Context(), tests.Pool(t, url))
 	refused(t, "NewClient", err, "default_transaction_read_only is on, for the role, the database or the server")
 }

@@ -15,11 +15,12 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestSharesFollowTheWeights(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	leases := make([]*pgleases.Lease, 3)
 	for i := range leases {
 		c := newClient(t, pool, pgleases.WithClientID(string(rune('a'+i))))
@@ -31,10 +32,8 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	}
 	weight := func(i, weight int) {
 		t.Helper()
-		if err := leases[i].SetWeight(t.Context(), weight); err != nil {
-			t.Fatal(err)
-		}
-		if now := value[int](t, pool, `SELECT weight FROM pgleases.members_status WHERE client = $1`, string(rune('a'+i))); now != weight {
+		tests.OK(t, leases[i].SetWeight(t.Context(), weight))
+		if now := tests.Value[int](t, pool, `SELECT weight FROM pgleases.members_status WHERE client = $1`, string(rune('a'+i))); now != weight {
 			t.Errorf("SetWeight returned, and the database has %d, not %d", now, weight)
 		}
 	}
@@ -54,7 +53,7 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	weight(0, 0) // now nobody has any
 	shares(0, 0, 0)
 	until(t, "no partition has an owner", func() bool {
-		return value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`) == 16
+		return tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`) == 16
 	})
 	weight(2, 7)
 	shares(0, 0, 16)
@@ -62,28 +61,9 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	shares(8, 0, 8)
 }
 
-func TestALeaseOfClientsWithoutWeightWaitsForOneThatHasSome(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
-	idle := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
-	a := joined(t, idle, "work", 4, pgleases.WithWeight(0))
-	beats(t, idle, 5)
-	if got := a.Values(); len(got) != 0 {
-		t.Errorf("without weight it owns %v, not nothing", got)
-	}
-	if s := idle.Stats(); s.Leases != 1 || s.Owned != 0 || s.Gains != 0 {
-		t.Errorf("it is a member that owns nothing, and its stats are %+v", s)
-	}
-	b := joined(t, newClient(t, pool), "work", 4)
-	untilOwns(t, b, 4)
-	if got := a.Values(); len(got) != 0 {
-		t.Errorf("without weight it owns %v, not nothing", got)
-	}
-}
-
 func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	c := newClient(t, pool)
 	var all sync.WaitGroup
 	leases := make([]*pgleases.Lease, 8)
@@ -105,9 +85,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	if l.Name() != "work" || l.Partitions() != 4 {
 		t.Errorf("it is %q with %d partitions, not work with 4", l.Name(), l.Partitions())
 	}
-	if err := l.SetWeight(t.Context(), 5); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, l.SetWeight(t.Context(), 5))
 	if again, err := c.Lease(t.Context(), "work", 4, pgleases.WithDrainTimeout(time.Minute)); again != l {
 		t.Errorf("after SetWeight, Lease with the options from before returned another lease, or %v", err)
 	}
@@ -134,7 +112,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	if !errors.Is(err, pgleases.ErrPartitionCount) {
 		t.Error(err)
 	}
-	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.members_status WHERE client = 'other'`); n != 0 {
+	if n := tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.members_status WHERE client = 'other'`); n != 0 {
 		t.Error("refused, it is a member")
 	}
 	if got := l.Values(); len(got) != 4 {
@@ -145,7 +123,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 
 func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	why := errors.New("too slow")
 	if _, err := c.Lease(cancelled(why), "work", 4); !errors.Is(err, why) {
@@ -163,19 +141,20 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	beats(t, c, 3)
 	until(t, "nothing is left of it", func() bool {
-		return value[int](t, pool, `SELECT count(*) FROM pgleases.members`) == 0 && c.Stats().Leases == 0
+		return tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.members`) == 0 && c.Stats().Leases == 0
 	})
+	if s := c.Stats(); s.Losses != (pgleases.Losses{}) || s.Reconnects != 0 {
+		t.Errorf("who gives up costs trust, or the connection: %+v", s)
+	}
 	untilOwns(t, joined(t, c, "work", 4), 4)
 }
 
 func TestWaitWaitsForAPartition(t *testing.T) {
 	t.Parallel()
-	c := newClient(t, newPool(t, pgtest.Database(t)))
+	c := newClient(t, tests.Pool(t, pgtest.Database(t)))
 	l := joined(t, c, "work", 1, pgleases.WithWeight(0))
 	why := errors.New("the bus comes")
 	ctx, cancel := context.WithTimeoutCause(t.Context(), 20*time.Millisecond, why)
@@ -185,10 +164,8 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- l.Wait(t.Context()) }()
-	if err := l.SetWeight(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	if err := receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
+	tests.OK(t, l.SetWeight(t.Context(), 1))
+	if err := tests.Receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
 		t.Errorf("Wait returned %v, not nil, and owned is %v, not one partition", err, l.Values())
 	}
 	if err := l.Wait(cancelled(why)); err != nil {
@@ -196,73 +173,9 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 	}
 }
 
-func TestALeaseOutlivesItsSessionAndTellsOfTheLossOnce(t *testing.T) {
-	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
-	var book logbook
-	c := newClient(t, pool, book.option(), pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
-	one, two := joined(t, c, "one", 4), joined(t, c, "two", 1)
-	began := make(chan pgleases.Partition, 100)
-	causes := make(chan error, 100)
-	run(t, one, func(ctx context.Context, p pgleases.Partition) error {
-		began <- p
-		<-ctx.Done()
-		causes <- context.Cause(ctx)
-		return nil
-	})
-	var before []pgleases.Partition
-	for range 4 {
-		before = append(before, receive(t, "a callback", began))
-	}
-	untilOwns(t, two, 1)
-	hold := two.Hold(t.Context())
-	defer hold.Release()
-	session := value[int64](t, pool, `SELECT session FROM pgleases.clients`)
-	for round := range int64(3) {
-		changed := []<-chan struct{}{one.Changed(), two.Changed()}
-		execute(t, pool, `DELETE FROM pgleases.clients`)
-		receive(t, "Changed is closed", changed[0])
-		receive(t, "Changed is closed", changed[1])
-		for range 4 {
-			wraps(t, "a callback's context ended with", receive(t, "callbacks are cancelled", causes), pgleases.ErrTrustLost)
-		}
-		for i, p := range before {
-			wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrTrustLost)
-			wraps(t, "Guard", guard(t, pool, one, p), pgleases.ErrNotOwner)
-			p = receive(t, "a callback under a new epoch", began)
-			if j := slices.IndexFunc(before, func(b pgleases.Partition) bool { return b.Number == p.Number }); p.Epoch <= before[j].Epoch {
-				t.Errorf("%v follows %v: its epoch should be higher", p, before[j])
-			}
-			guarded(t, pool, one, p)
-			defer func() { before[i] = p }()
-		}
-		before = before[:0]
-		for n := range 4 {
-			before = append(before, ownership(t, one, n))
-		}
-		untilOwns(t, two, 1)
-		now := value[int64](t, pool, `SELECT session FROM pgleases.clients`)
-		if now == session {
-			t.Error("the session is the one that was taken away")
-		}
-		session = now
-		until(t, "the stats tell of it", func() bool { return c.Stats().Gains == 5*(round+2) })
-		if s := c.Stats(); s.Losses != (pgleases.Losses{TrustLost: 5 * (round + 1)}) || s.Leases != 2 || s.Owned != 5 {
-			t.Errorf("after %d losses of 5 partitions of 2 leases, the stats are %+v", round+1, s)
-		}
-		if lines := book.lines("WARN", "trust lost", "5"); len(lines) != int(round)+1 {
-			t.Errorf("%d losses were logged in %d lines: %q", round+1, len(lines), lines)
-		}
-	}
-	wraps(t, "the hold ended with", context.Cause(hold.Context()), pgleases.ErrTrustLost)
-	if c.Err() != nil {
-		t.Errorf("the client ended: %v", c.Err())
-	}
-}
-
 func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, direct(t))
+	pool := tests.Pool(t, direct(t))
 	const most = calmTTL * 19 / 20 // the margin is a twentieth
 	c := newClient(t, pool, pgleases.WithHeartbeat(50*time.Millisecond))
 	if s := c.Stats(); s.Trust <= 0 || s.Leases != 0 || s.Owned != 0 || s.Gains != 0 || s.Losses != (pgleases.Losses{}) {
@@ -300,61 +213,15 @@ func TestStatsTellHowTheClientIsDoing(t *testing.T) {
 	}
 }
 
-func TestTheStatusViewsShowWhatGoesOn(t *testing.T) {
-	t.Parallel()
-	pool, _, cb, a := twoClients(t, 6)
-	execute(t, pool, `SELECT 1 FROM pgleases.status, pgleases.members_status`)
-	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE lease = 'work' AND owner = 'a' AND epoch > 0
-		AND since BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp()
-		AND moving_to IS NULL AND draining_since IS NULL`); n != 6 {
-		t.Errorf("%d of 6 partitions are shown as owned, not 6", n)
-	}
-	hold := a.Hold(t.Context())
-	defer hold.Release()
-	b := joined(t, cb, "work", 6, pgleases.WithWeight(2))
-	until(t, "four are shown as moving", func() bool {
-		return value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner = 'a' AND moving_to = 'b'
-			AND draining_since BETWEEN since AND clock_timestamp()`) == 4
-	})
-	members := func() string {
-		t.Helper()
-		return value[string](t, pool, `SELECT string_agg(concat_ws(' ', lease, client, owned, share, weight,
-				heartbeat_age BETWEEN interval '0' AND interval '2 seconds'), ', ' ORDER BY client) FROM pgleases.members_status`)
-	}
-	if got, want := members(), "work a 6 2.00 1 t, work b 0 4.00 2 t"; got != want {
-		t.Errorf("members are %q, not %q", got, want)
-	}
-	for _, n := range hold.Values() {
-		p, _ := hold.Partition(n)
-		if epoch := value[int64](t, pool, `SELECT epoch FROM pgleases.status WHERE partition = $1`, n); epoch != p.Epoch {
-			t.Errorf("the view shows %v under epoch %d", p, epoch)
-		}
-	}
-	hold.Release()
-	untilOwns(t, b, 4)
-	if got, want := members(), "work a 2 2.00 1 t, work b 4 4.00 2 t"; got != want {
-		t.Errorf("members are %q, not %q", got, want)
-	}
-	if n := value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE moving_to IS NOT NULL OR draining_since IS NOT NULL`); n != 0 {
-		t.Errorf("%d are shown as moving, not 0", n)
-	}
-	if err := errors.Join(a.Leave(t.Context()), b.Leave(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	until(t, "none is shown with an owner", func() bool {
-		return value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND since IS NULL`) == 6
-	})
-}
-
 func TestPartitionForIsTheSameInSQL(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	l := joined(t, newClient(t, pool), "work", 4097, pgleases.WithWeight(0))
 	keys := []string{"", "a", "Straße", "🚢", strings.Repeat("x", 10_000)}
 	for range 500 {
 		keys = append(keys, fmt.Sprint(rand.Uint64()))
 	}
-	got := value[[]int](t, pool, `SELECT array_agg(pgleases.partition_for(key, 4097) ORDER BY n)
+	got := tests.Value[[]int](t, pool, `SELECT array_agg(pgleases.partition_for(key, 4097) ORDER BY n)
 		FROM unnest($1::text[]) WITH ORDINALITY AS k (key, n)`, keys)
 	for i, key := range keys {
 		if want := l.PartitionFor(key); got[i] != want || want < 0 || want >= 4097 {
@@ -370,56 +237,21 @@ func TestAPartitionIsPrintedWithItsEpoch(t *testing.T) {
 	}
 }
 
-func TestMigrationsMayRace(t *testing.T) {
-	t.Parallel()
-	url := pgtest.EmptyDatabase(t)
-	config := newPool(t, url).Config()
-	config.MaxConns = 20
-	pool := newPool(t, url+"&pool_max_conns=20")
-	if _, err := pgleases.NewClient(t.Context(), pool, pgleases.WithoutMigration()); !errors.Is(err, pgleases.ErrSchema) {
-		t.Errorf("without a schema: %v", err)
-	}
-	start := make(chan struct{})
-	var all sync.WaitGroup
-	for i := range 10 {
-		all.Go(func() {
-			<-start
-			if i%2 == 0 {
-				if err := pgleases.Migrate(t.Context(), pool); err != nil {
-					t.Error(err)
-				}
-			} else if c, err := pgleases.NewClient(t.Context(), pool); err != nil {
-				t.Error(err)
-			} else {
-				shut(t, c)
-			}
-		})
-	}
-	close(start)
-	all.Wait()
-	untilOwns(t, joined(t, newClient(t, pool, pgleases.WithoutMigration()), "work", 4), 4)
-	if err := pgleases.Migrate(t.Context(), pool); err != nil {
-		t.Errorf("once more: %v", err)
-	}
-}
-
 func TestTheTextOfTheSchemaRunsAsItIs(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.EmptyDatabase(t))
+	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
 	for _, schema := range []string{"pgleases", `Odd "name"; --`} {
 		text, err := pgleases.Schema(pgleases.WithSchema(schema))
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		for range 2 {
-			execute(t, pool, text)
+			tests.Execute(t, pool, text)
 		}
 		c := newClient(t, pool, pgleases.WithoutMigration(), pgleases.WithSchema(schema), pgleases.WithClientID("a"))
 		l := joined(t, c, "work", 4)
 		untilOwns(t, l, 4)
 		guarded(t, pool, l, ownership(t, l, 3))
 		quoted := pgx.Identifier{schema}.Sanitize()
-		if n := value[int](t, pool, `SELECT count(*) FROM `+quoted+`.status WHERE owner = 'a'`); n != 4 {
+		if n := tests.Value[int](t, pool, `SELECT count(*) FROM `+quoted+`.status WHERE owner = 'a'`); n != 4 {
 			t.Errorf("in schema %s it owns %d", quoted, n)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // lockLease locks a lease's row until the function that it returns is called.
@@ -19,9 +20,7 @@ func lockLease(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
 func lockLeaseFor(t *testing.T, pool *pgxpool.Pool, name, strength string) (release func()) {
 	t.Helper()
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR "+strength, name); err != nil {
 		t.Fatal(err)
 	}
@@ -51,9 +50,7 @@ func TestALockedLeaseKeepsNoOtherFromBeingPlanned(t *testing.T) {
 	untilOwns(t, joined(t, cb, "locked", 1), 1)
 	heir := joined(t, cb, "work", 1) // so that a plan is of both
 	defer lockLease(t, pool, "locked")()
-	if err := work.SetWeight(t.Context(), 0); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, work.SetWeight(t.Context(), 0))
 	untilOwns(t, heir, 1)
 }
 
@@ -71,9 +68,7 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 	}
 	for name := range leases {
 		for lease, weight := range map[*pgleases.Lease]int{heirs[name]: 1, leases[name]: 0} {
-			if err := lease.SetWeight(t.Context(), weight); err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, lease.SetWeight(t.Context(), weight))
 		}
 	}
 	for _, lease := range leases {
@@ -83,7 +78,7 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 	defer lockLeaseFor(t, pool, "locked", "NO KEY UPDATE")()
 	holds["locked"].Release()
 	until(t, "it is released", func() bool {
-		return value[string](t, pool, "SELECT owner FROM pgleases.status WHERE lease = 'locked'") == "b"
+		return tests.Value[string](t, pool, "SELECT owner FROM pgleases.status WHERE lease = 'locked'") == "b"
 	})
 	holds["work"].Release()
 	untilOwns(t, heirs["work"], 1)
@@ -92,19 +87,15 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 // Nor does a stranger's lock on a partition without an owner, on which no guard can be open.
 func TestALockedPartitionWithoutAnOwnerKeepsNoOtherFromBeingGiven(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))
 	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
 	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.partitions WHERE partition = 0 FOR UPDATE"); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.SetWeight(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, l.SetWeight(t.Context(), 1))
 	untilOwns(t, l, 1)
 }

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // operations.md lists every line that the library logs, with level, message and fields, and every name that a line begins with.
@@ -64,18 +66,14 @@ func logCalls(t *testing.T) (events, duties map[string]bool) {
 	events, duties = make(map[string]bool), make(map[string]bool)
 	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go"} { // internal's other packages are for tests
 		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			set := token.NewFileSet()
 			file, err := parser.ParseFile(set, name, nil, 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // Changed is a closed channel after a lease's end: a loop that waits for it alone would burn a processor. These are the loops
@@ -36,14 +37,13 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 		},
 	}
 	url := pgtest.MigratedDatabase(t)
-	pool := newPool(t, url)
-	if err := pgleases.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, pool, orders, pgx.QueryExecModeSimpleProtocol)
+	pool := tests.Pool(t, url)
+	tests.OK(t, pgleases.Migrate(t.Context(), pool))
+	tests.Execute(t, pool, orders, pgx.QueryExecModeSimpleProtocol)
 	for way, loop := range loops {
 		for what, end := range ends {
 			t.Run(way+", "+what, func(t *testing.T) {
+				t.Parallel()
 				client := newClient(t, pool, pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(50*time.Millisecond))
 				lease := joined(t, client, t.Name(), 4, pgleases.WithHandoffDelay(0))
 				if lease.Err() != nil {
@@ -55,13 +55,11 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 					loop(ctx, pool, lease)
 					done <- nil
 				}()
-				if err := lease.Wait(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				tests.OK(t, lease.Wait(t.Context()))
 				end(t, pool, client, lease)
-				receive(t, "the lease ends", lease.Done())
+				tests.Receive(t, "the lease ends", lease.Done())
 				before := ctx.looks.Load()
-				receive(t, "the loop ends", done)
+				tests.Receive(t, "the loop ends", done)
 				if passes := ctx.looks.Load() - before; passes > 2 {
 					t.Errorf("%d passes after the end of the lease", passes)
 				}

@@ -3,7 +3,6 @@ package pgleases
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -30,43 +29,6 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	}
 	e.publish(m)
 	return e, m
-}
-
-// BenchmarkLossOfTrust measures how long after a loss of trust the last context has ended for somebody who waits for them all: those
-// of the holds, each of all partitions, alone, and those of all ownerships too.
-func BenchmarkLossOfTrust(b *testing.B) {
-	for _, size := range []struct{ partitions, holds int }{{128, 1}, {8192, 1}, {8192, 100}, {65536, 1}, {65536, 100}} {
-		for _, all := range []bool{false, true} {
-			b.Run(fmt.Sprintf("partitions=%d/holds=%d/all=%v", size.partitions, size.holds, all), func(b *testing.B) {
-				var last time.Duration
-				for b.Loop() {
-					b.StopTimer()
-					e, m := idleEngine(size.partitions, slog.DiscardHandler)
-					var ends []context.Context
-					for range size.holds {
-						ends = append(ends, m.lease.Hold(context.Background()).Context())
-					}
-					if all {
-						for _, p := range shown(m.lease) {
-							ends = append(ends, p.Context())
-						}
-					}
-					ended := make(chan time.Time)
-					go func() {
-						for _, ctx := range ends {
-							<-ctx.Done()
-						}
-						ended <- time.Now()
-					}()
-					b.StartTimer()
-					began := time.Now()
-					e.loseTrust(began, ErrTrustLost)
-					last += (<-ended).Sub(began)
-				}
-				b.ReportMetric(float64(last.Microseconds())/1e3/float64(b.N), "ms-to-the-last")
-			})
-		}
-	}
 }
 
 // TestEveryLossIsToldOnce goes through all ways in which ownerships end: the contexts' cause, one line of the log with the partitions and
@@ -516,50 +478,31 @@ func TestWorkThatOutlivesItsOwnershipKeepsNothingFromTheNextOwner(t *testing.T) 
 
 func TestWorkThatGoesOnIsToldInOneLineForEachLease(t *testing.T) {
 	const waits = "hand-over waits for work"
-	tells := func(w *world, message, text string, after time.Duration) {
-		w.t.Helper()
-		if took := w.within(time.Minute, "it is told", func() bool { return w.logged(message+text) == 1 }); took < after-time.Second || took > after+time.Second {
-			w.failf("it is told after %v, not %v", took, after)
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
+		w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })
+		defer lx.Hold(context.Background()).Release()
+		w.start("b").mustJoin("x", 300)
+		w.within(5*time.Second, "it is asked for the share of one", func() bool { return len(shown(lx)) == 150 })
+		began := time.Now()
+		w.start("c").mustJoin("x", 300)
+		w.within(5*time.Second, "it is asked for that of the other too", func() bool { return len(shown(lx)) == 100 })
+		if took := time.Since(began); took < 200*time.Millisecond || took > 900*time.Millisecond {
+			w.failf("that was %v later, not a moment", took)
 		}
-		time.Sleep(5 * time.Second)
-		if n := w.logged(message); n != 0 {
-			w.failf("it is told in %d more lines", n)
+		var draining []int
+		for number := range 300 {
+			if !lx.Owns(number) {
+				draining = append(draining, number)
+			}
 		}
-	}
-	t.Run("a hand-over", func(t *testing.T) {
-		inWorld(t, func(w *world) {
-			a := w.start("a")
-			lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
-			w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })
-			defer lx.Hold(context.Background()).Release()
-			w.start("b").mustJoin("x", 300)
-			w.within(5*time.Second, "it is asked for the share of one", func() bool { return len(shown(lx)) == 150 })
-			began := time.Now()
-			w.start("c").mustJoin("x", 300)
-			w.within(5*time.Second, "it is asked for that of the other too", func() bool { return len(shown(lx)) == 100 })
-			if took := time.Since(began); took < 200*time.Millisecond || took > 900*time.Millisecond {
-				w.failf("that was %v later, not a moment", took)
+		for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
+			took := w.within(time.Minute, "it is told", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Short(draining)+" for=") == 1 })
+			time.Sleep(5 * time.Second)
+			if n := w.logged(waits); took < after-time.Second || took > after+time.Second || n != 0 {
+				w.failf("it is told after %v, not %v, and in %d more lines", took, after, n)
 			}
-			var draining []int
-			for number := range 300 {
-				if !lx.Owns(number) {
-					draining = append(draining, number)
-				}
-			}
-			for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
-				tells(w, waits, " lease=x partitions="+ranges.Short(draining)+" for=", after)
-			}
-		})
-	})
-	t.Run("an eviction", func(t *testing.T) {
-		inWorld(t, func(w *world) {
-			a := w.start("a")
-			lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
-			w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })
-			defer lx.Hold(context.Background()).Release()
-			w.evict("a")
-			w.within(10*time.Second, "it is lost", func() bool { return w.logged("WARN pgleases: session was evicted") == 1 })
-			tells(w, goesOn, " lease=x partitions=0-299 for=30s", 30*time.Second)
-		})
+		}
 	})
 }

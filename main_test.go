@@ -27,9 +27,6 @@ func TestMain(m *testing.M) { tests.Main(m) }
 // Nothing here depends on how fast the machine is: a test waits for what shall happen, and tells it from what shall not by
 // order and cause. How long things take is asserted in module proof, which knows when the machine was late.
 
-// patience bounds what a test waits for. It is reached only where that never comes.
-const patience = 2 * time.Minute
-
 const (
 	// calmTTL is that of clients which no test expects to die: no machine is so busy that they lose their trust.
 	calmTTL = time.Minute
@@ -45,28 +42,10 @@ func direct(t testing.TB) string {
 	return url
 }
 
-// newPool returns a pool on a database, closed with the test.
-func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgtest.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range configure {
-		f(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
 // ownersPool returns a pool on the same database for what a test does that is no client's part: see pgtest.OwnerURL.
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
-	return newPool(t, pgtest.OwnerURL(url))
+	return tests.Pool(t, pgtest.OwnerURL(url))
 }
 
 // newClient opens a client with calmTTL and calmHeartbeat, closed with the test, which gets its log too.
@@ -76,9 +55,7 @@ func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pglea
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
 		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
 	}, opts...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(func() {
 		if c.Err() == nil { // else the test has looked at what Close returned
 			shut(t, c)
@@ -89,7 +66,7 @@ func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pglea
 
 func shut(t testing.TB, c *pgleases.Client) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
 	defer cancel()
 	if err := c.Close(ctx); err != nil {
 		t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
@@ -109,7 +86,7 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 // until waits until a condition on leases holds; it looks again whenever one of them changes.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()
-	late := time.After(patience)
+	late := time.After(tests.Patience)
 	for {
 		changes := make(chan struct{}, len(leases))
 		stop := make(chan struct{})
@@ -135,7 +112,7 @@ func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lea
 			for i, l := range leases {
 				t.Logf("lease %d, %q, owns %s", i+1, l.Name(), ranges.Format(numbers(l)))
 			}
-			t.Fatalf("not so within %v: %s", patience, what)
+			t.Fatalf("not so within %v: %s", tests.Patience, what)
 		}
 		close(stop)
 	}
@@ -146,15 +123,15 @@ func untilValue[T comparable](t testing.TB, pool *pgxpool.Pool, what string, wan
 	t.Helper()
 	look := time.NewTicker(5 * time.Millisecond)
 	defer look.Stop()
-	for late := time.After(patience); ; {
-		got := value[T](t, pool, query, args...)
+	for late := time.After(tests.Patience); ; {
+		got := tests.Value[T](t, pool, query, args...)
 		if got == want {
 			return
 		}
 		select {
 		case <-look.C:
 		case <-late:
-			t.Fatalf("not so within %v: %s: it is %v, not %v: %s", patience, what, got, want, query)
+			t.Fatalf("not so within %v: %s: it is %v, not %v: %s", tests.Patience, what, got, want, query)
 		}
 	}
 }
@@ -173,25 +150,13 @@ func closes(t testing.TB, c *pgleases.Client, ctx context.Context) error {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- c.Close(ctx) }()
-	return receive(t, "Close returns", done)
-}
-
-// receive waits for a value that should come soon.
-func receive[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	select {
-	case v := <-from:
-		return v
-	case <-time.After(patience):
-		t.Fatalf("not so within %v: %s", patience, what)
-		panic("unreachable")
-	}
+	return tests.Receive(t, "Close returns", done)
 }
 
 // ended waits until a context has ended, and returns the cause.
 func ended(t testing.TB, what string, ctx context.Context) error {
 	t.Helper()
-	receive(t, what, ctx.Done())
+	tests.Receive(t, what, ctx.Done())
 	return context.Cause(ctx)
 }
 
@@ -222,24 +187,6 @@ func wraps(t *testing.T, what string, err error, wanted ...error) {
 	}
 }
 
-// value returns the one value of a query.
-func value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) T {
-	t.Helper()
-	var v T
-	if err := pool.QueryRow(context.Background(), query, args...).Scan(&v); err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
-	return v
-}
-
-// execute runs statements.
-func execute(t testing.TB, pool *pgxpool.Pool, statements string, args ...any) {
-	t.Helper()
-	if _, err := pool.Exec(context.Background(), statements, args...); err != nil {
-		t.Fatalf("%s: %v", statements, err)
-	}
-}
-
 // beats waits until that many more heartbeats of a client succeeded.
 func beats(t testing.TB, c *pgleases.Client, n int) {
 	t.Helper()
@@ -261,7 +208,7 @@ func beats(t testing.TB, c *pgleases.Client, n int) {
 // expire has the database see a client that goes on no more as one whose TTL has passed, and was short.
 func expire(t testing.TB, pool *pgxpool.Pool, client string) {
 	t.Helper()
-	execute(t, ownersPool(t, pool.Config().ConnString()), fmt.Sprintf(`
+	tests.Execute(t, ownersPool(t, pool.Config().ConnString()), fmt.Sprintf(`
 		UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
 		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, client), pgx.QueryExecModeSimpleProtocol)
 }
@@ -269,10 +216,8 @@ func expire(t testing.TB, pool *pgxpool.Pool, client string) {
 // journal has the database note every change of owner from now on in the table public.journal.
 func journal(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	if err := pgleases.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
-	execute(t, ownersPool(t, pool.Config().ConnString()), `
+	tests.OK(t, pgleases.Migrate(t.Context(), pool))
+	tests.Execute(t, ownersPool(t, pool.Config().ConnString()), `
 		CREATE TABLE public.journal (n serial, lease text, partition int, old_owner bigint, owner bigint, old_id text,
 		                             id text, old_epoch bigint, epoch bigint, asked_at timestamptz, at timestamptz);
 		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
@@ -369,7 +314,7 @@ func (c crew) gone() {
 	c.t.Helper()
 	look := time.NewTicker(10 * time.Millisecond)
 	defer look.Stop()
-	for late := time.Now().Add(patience); ; <-look.C {
+	for late := time.Now().Add(tests.Patience); ; <-look.C {
 		var all strings.Builder
 		if err := pprof.Lookup("goroutine").WriteTo(&all, 1); err != nil {
 			c.t.Fatal(err)
@@ -384,7 +329,7 @@ func (c crew) gone() {
 			return
 		}
 		if time.Now().After(late) {
-			c.t.Fatalf("goroutines are left after %v:\n%s", patience, strings.Join(left, "\n\n"))
+			c.t.Fatalf("goroutines are left after %v:\n%s", tests.Patience, strings.Join(left, "\n\n"))
 		}
 	}
 }
@@ -392,6 +337,6 @@ func (c crew) gone() {
 // connections counts the own connections of clients on a database.
 func connections(t testing.TB, pool *pgxpool.Pool) int {
 	t.Helper()
-	return value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
+	return tests.Value[int](t, pool, `SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases'`)
 }

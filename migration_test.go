@@ -6,27 +6,26 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // A migration from an older schema takes nothing from the clients at work. While it waits for a long transaction, a client joins.
 func TestMigrationUnderLiveClients(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	pool, owner := newPool(t, url), ownersPool(t, url)
+	pool, owner := tests.Pool(t, url), ownersPool(t, url)
 	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 4)
 	b := newClient(t, pool, pgleases.WithClientID("b"))
 	share := joined(t, b, "work", 4)
 	c := newClient(t, pool, pgleases.WithClientID("c"))
 	until(t, "each owns half", func() bool { return len(a.Values()) == 2 && len(share.Values()) == 2 }, a, share)
 	const owners = "SELECT string_agg(concat_ws(' ', partition, owner, epoch), ', ' ORDER BY partition) FROM pgleases.partitions WHERE lease = 'work'"
-	before := value[string](t, owner, owners)
-	execute(t, owner, `UPDATE pgleases.schema_version SET version = 0; DROP VIEW pgleases.locks_status; DROP INDEX pgleases.partitions_owner;
+	before := tests.Value[string](t, owner, owners)
+	tests.Execute(t, owner, `UPDATE pgleases.schema_version SET version = 0; DROP VIEW pgleases.locks_status; DROP INDEX pgleases.partitions_owner;
 		DROP FUNCTION pgleases.lock_list(text, text, int)`)
 
 	long, err := owner.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer long.Rollback(t.Context())
 	if _, err := long.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ROW EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
@@ -34,25 +33,21 @@ func TestMigrationUnderLiveClients(t *testing.T) {
 	migrated := make(chan error, 1)
 	go func() { migrated <- pgleases.Migrate(t.Context(), owner) }()
 	untilValue(t, owner, "the migration waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'pgleases.leases'::regclass)")
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience)
 	defer cancel()
 	if _, err := c.Lease(ctx, "other", 1); err != nil { // it writes to that table
 		t.Errorf("a join beside a migration: %v", err)
 	}
-	if err := long.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := <-migrated; err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, long.Commit(t.Context()))
+	tests.OK(t, <-migrated)
 
-	if after := value[string](t, owner, owners); after != before {
+	if after := tests.Value[string](t, owner, owners); after != before {
 		t.Errorf("owners and epochs are %s after the migration, not %s", after, before)
 	}
 	if len(a.Values()) != 2 || len(share.Values()) != 2 {
 		t.Errorf("the clients believe that they own %v and %v", a.Values(), share.Values())
 	}
-	made := value[bool](t, owner, `SELECT version = 1 AND to_regclass('pgleases.locks_status') IS NOT NULL AND to_regclass('pgleases.partitions_owner') IS NOT NULL
+	made := tests.Value[bool](t, owner, `SELECT version = 1 AND to_regclass('pgleases.locks_status') IS NOT NULL AND to_regclass('pgleases.partitions_owner') IS NOT NULL
 		AND to_regproc('pgleases.lock_list') IS NOT NULL FROM pgleases.schema_version`)
 	if !made {
 		t.Error("the schema is not what it should be after the migration")

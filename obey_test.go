@@ -2,7 +2,6 @@ package pgleases
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -13,7 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // Plans of leases about which operators wish something.
@@ -139,43 +138,6 @@ func TestPlanObeysWishes(t *testing.T) {
 	})
 }
 
-func TestAPreviewIsThePlanThatClientsMakeOnceItIsWished(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, leases := w.trio()
-		conn, err := w.db.Connect()
-		if err != nil {
-			t.Fatal(err)
-		}
-		read, err := conn.Plan(context.Background(), []string{"x"}, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		before := fmt.Sprintf("%+v", read)
-		if moves := seam.Replan(read); len(moves) != 0 {
-			t.Errorf("at rest it moves %v", moves)
-		}
-		wished := slices.Clone(read)
-		wished[0].Members = slices.Clone(read[0].Members)
-		wished[0].Members[1].Drained = true
-		moves := seam.Replan(wished)
-		if after := fmt.Sprintf("%+v", read); after != before {
-			t.Errorf("it was %s, and is %s", before, after)
-		}
-		w.wish("drain", "", "b")
-		w.shares(leases, 6, 0, 6)
-		w.db.Look(func(t *fakestore.Tables, _ int64) {
-			for _, m := range moves {
-				if owner := t.Partitions["x"][m.Partition].Owner; owner != m.Target {
-					w.failf("partition %d went to session %d, and not to %d", m.Partition, owner, m.Target)
-				}
-			}
-		})
-		if len(moves) != 4 {
-			t.Errorf("%d moves: %v", len(moves), moves)
-		}
-	})
-}
-
 // --- what clients do about wishes
 
 // wish gives an operator's verb of a client or a lease, for ever and by force.
@@ -239,9 +201,7 @@ func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.shares(leases, 6, 0, 6)
-		if err := leases[1].SetWeight(context.Background(), 1); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, leases[1].SetWeight(context.Background(), 1))
 		procs[1].kill() // nor does a restart
 		again := w.start("b").mustJoin("x", 12)
 		leases[1] = again
@@ -259,9 +219,7 @@ func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
 		procs, leases := w.trio()
 		before := shows(leases[1])
 		w.wish("cordon", "", "b")
-		if err := procs[0].close(time.Minute, time.Minute); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, procs[0].close(time.Minute, time.Minute))
 		w.shares(leases, 0, 4, 8)
 		d := w.start("d").mustJoin("x", 12)
 		leases[0] = d
@@ -271,9 +229,7 @@ func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
 		}
 		w.wish("cordon", "", "d")
 		w.wish("cordon", "", "c")
-		if err := d.Leave(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, d.Leave(context.Background()))
 		w.shares(leases, 0, 6, 6) // all are cordoned, and nothing lies about
 		e := w.start("e").mustJoin("x", 12)
 		leases[0] = e
@@ -281,31 +237,6 @@ func TestACordonedClientKeepsWhatItHasAndGetsNothingElse(t *testing.T) {
 		w.takeBack("cordon", "", "b")
 		w.takeBack("cordon", "", "c")
 		w.shares(leases, 4, 4, 4)
-	})
-}
-
-func TestOfAPausedLeaseNobodyOwnsAnything(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, leases := w.trio()
-		other := w.start("d").mustJoin("y", 2)
-		before := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}
-		w.wish("pause", "x", "")
-		w.shares(leases, 0, 0, 0)
-		w.db.Look(func(t *fakestore.Tables, _ int64) {
-			for n, row := range t.Partitions["x"] {
-				if row.Owner != 0 {
-					w.failf("partition %d is owned by session %d", n, row.Owner)
-				}
-			}
-		})
-		if len(shown(other)) != 2 {
-			t.Errorf("of another lease %d are owned", len(shown(other)))
-		}
-		w.takeBack("pause", "x", "")
-		w.shares(leases, 4, 4, 4)
-		if after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}; !slices.Equal(after, before) {
-			t.Errorf("they owned %v, and then %v", before, after)
-		}
 	})
 }
 
@@ -318,9 +249,7 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 		w.shares(leases, 4, 4, 4, 0)
 		procs[0].kill()
 		w.sharesIn(12*time.Second, leases[1:], 4, 4, 4) // what it had goes to who has least
-		if err := leases[1].Leave(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, leases[1].Leave(context.Background()))
 		w.shares(leases[2:], 6, 6)
 		w.wish("drain", "", "d")
 		w.shares(leases[2:], 12, 0)
@@ -339,9 +268,7 @@ func TestAWishEndsAtItsTimeOrAHeartbeatAfterItWasWritten(t *testing.T) {
 			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
 			var until int64
 			w.db.Look(func(_ *fakestore.Tables, clock int64) { until = clock + ahead.Microseconds() })
-			if err := w.db.Wish(fakestore.Wish{Verb: "cordon", Client: "a"}, "", until, false); err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, w.db.Wish(fakestore.Wish{Verb: "cordon", Client: "a"}, "", until, false))
 			most := max(ahead, 2*time.Second) + 300*time.Millisecond
 			if took := w.within(most, "it has ended", func() (ended bool) {
 				w.db.Look(func(t *fakestore.Tables, _ int64) { ended = len(t.Wishes) == 0 })
@@ -358,9 +285,7 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 		procs, leases := w.trio()
 		its := shown(leases[2])[0].Number
 		pin := fakestore.Wish{Verb: "pin", Lease: "x", Partition: its}
-		if err := w.db.Wish(pin, "a", fakestore.Ever, false); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, w.db.Wish(pin, "a", fakestore.Ever, false))
 		owns := func(l *Lease) bool {
 			return slices.ContainsFunc(shown(l), func(o Partition) bool { return o.Number == its })
 		}
@@ -377,37 +302,10 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 		leases[0] = w.start("a").mustJoin("x", 12)
 		w.within(heard, "it is back", func() bool { return owns(leases[0]) })
 		w.wish("cordon", "", "a") // which keeps what is not pinned from it
-		if err := w.db.Wish(pin, "b", fakestore.Ever, false); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, w.db.Wish(pin, "b", fakestore.Ever, false))
 		w.within(heard, "it is with whom it is pinned to now", func() bool { return owns(leases[1]) })
-		if err := w.db.TakeBack(pin); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, w.db.TakeBack(pin))
 		w.takeBack("cordon", "", "a")
-		w.shares(leases, 4, 4, 4)
-	})
-}
-
-func TestAnEvictedClientEndsAndWhatItHadIsTakenOverWithinATTL(t *testing.T) {
-	inWorld(t, func(w *world) {
-		procs, leases := w.trio()
-		if _, err := w.db.EvictClient("b"); err != nil {
-			t.Fatal(err)
-		}
-		w.within(heard, "it ends", func() bool {
-			select {
-			case <-procs[1].c.Done():
-				return true
-			default:
-				return false
-			}
-		})
-		if err := procs[1].c.Err(); !errors.Is(err, ErrSuperseded) {
-			t.Errorf("it ended with %v", err)
-		}
-		w.sharesIn(10*time.Second, leases, 6, 0, 6)
-		leases[1] = w.start("b").mustJoin("x", 12)
 		w.shares(leases, 4, 4, 4)
 	})
 }

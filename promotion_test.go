@@ -2,7 +2,6 @@ package pgleases
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -17,31 +16,6 @@ func (w *world) pair(partitions int) (a, b *proc, la, lb *Lease) {
 	la, lb = a.mustJoin("x", partitions), b.mustJoin("x", partitions)
 	w.within(5*time.Second, "each owns half", func() bool { return len(la.Values()) == partitions/2 && len(lb.Values()) == partitions/2 })
 	return a, b, la, lb
-}
-
-func TestAfterAFailoverEveryOwnerIsToldThatItsEpochsEnded(t *testing.T) {
-	inWorld(t, func(w *world) {
-		_, _, la, lb := w.pair(4)
-		w.logged("partitions lost")
-		before := append(shown(la), shown(lb)...)
-		w.promote(0, false)
-		w.within(20*time.Second, "settled", w.settled)
-		for _, p := range before {
-			w.within(2*time.Second, "it is told", func() bool { return p.Context().Err() != nil })
-			if cause := context.Cause(p.Context()); !errors.Is(cause, ErrTrustLost) {
-				t.Errorf("partition %v: %v", p, cause)
-			}
-		}
-		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 2 && len(lb.Values()) == 2 })
-		for _, p := range append(shown(la), shown(lb)...) {
-			if store.EraOf(p.Epoch) < 200_000_000 {
-				t.Errorf("partition %v is of no new era", p)
-			}
-		}
-		if n := w.logged("partitions lost"); n != 2 {
-			t.Errorf("%d clients logged a loss, not both", n)
-		}
-	})
 }
 
 func TestAfterAFailoverAGuardedTransactionIsInNobodysWayButItsOwnPartitions(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // The pages are README.md and those in docs. Their code is that of tests and examples, word for word but for the indentation.
@@ -47,10 +48,8 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 		if len(blocks) == 0 {
 			continue
 		}
-		pool := newPool(t, pgtest.Database(t))
-		if err := pgleases.Migrate(t.Context(), pool); err != nil {
-			t.Fatal(err)
-		}
+		pool := tests.Pool(t, pgtest.Database(t))
+		tests.OK(t, pgleases.Migrate(t.Context(), pool))
 		for _, block := range blocks {
 			found++
 			if _, err := pool.Exec(t.Context(), block, pgx.QueryExecModeSimpleProtocol); err != nil {
@@ -66,20 +65,18 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 // A page that names a test, or the beginning of its name, names one that there is.
 func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
-	tests := ""
+	code := ""
 	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go"} {
 		files, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		for _, file := range files {
-			tests += readFile(t, file)
+			code += readFile(t, file)
 		}
 	}
 	named := 0
 	for _, page := range append(pages(t), "CONTRIBUTING.md") {
 		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w+`).FindAllString(readFile(t, page), -1) {
-			if named++; name != "TestName" && !strings.Contains(tests, "\nfunc "+name) {
+			if named++; name != "TestName" && !strings.Contains(code, "\nfunc "+name) {
 				t.Errorf("%s: there is no test %s", page, name)
 			}
 		}
@@ -119,7 +116,7 @@ func sections(t *testing.T, page string) (names []string) {
 // The mapping of keys to partitions never changes: users have stored its results.
 func TestDocumentedPartitionsOfKeysHold(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.Database(t))
+	pool := tests.Pool(t, pgtest.Database(t))
 	client := newClient(t, pool)
 	small, large := joined(t, client, "small", 128), joined(t, client, "large", 1000)
 	document := readFile(t, "doc.go")
@@ -159,9 +156,7 @@ func TestDocumentedPartitionsOfKeysHold(t *testing.T) {
 func readFile(t *testing.T, name string) string {
 	t.Helper()
 	b, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return strings.ReplaceAll(string(b), "\r\n", "\n")
 }
 
@@ -169,9 +164,7 @@ func readFile(t *testing.T, name string) string {
 func pages(t *testing.T) []string {
 	t.Helper()
 	names, err := filepath.Glob("docs/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return append(names, "README.md")
 }
 

@@ -8,13 +8,14 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // Clients at work are steered by SQL: each verb does what it says, cuts no work off, and no partition is worked on twice at once.
 func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	t.Parallel()
 	const partitions = 12
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	operator := ownersPool(t, pool.Config().ConnString())
 	var working [partitions]atomic.Int32
 	var overlaps, cut atomic.Int32
@@ -36,7 +37,7 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	}
 	says := func(verb string) {
 		t.Helper()
-		execute(t, operator, "SELECT pgleases."+verb)
+		tests.Execute(t, operator, "SELECT pgleases."+verb)
 	}
 	shares := func(what string, ids string, want ...int) {
 		t.Helper()
@@ -89,7 +90,9 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 
 	says("cordon('b', 'no more for it')")
 	shut(t, clients["a"])
-	until(t, "all is owned", func() bool { return value[int](t, pool, "SELECT count(owner) FROM pgleases.partitions") == partitions })
+	until(t, "all is owned", func() bool {
+		return tests.Value[int](t, pool, "SELECT count(owner) FROM pgleases.partitions") == partitions
+	})
 	planned()
 	if got := len(ownedBy(t, pool, "b")); got != 3 {
 		t.Errorf("b is cordoned with 3 partitions, and has %d", got)
@@ -101,10 +104,10 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	}
 
 	says("evict_client('d', 'it hangs')")
-	receive(t, "d ends", clients["d"].Done())
+	tests.Receive(t, "d ends", clients["d"].Done())
 	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrSuperseded)
-	_ = receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
-	expire(t, pool, "d")                                          // what it had not handed over by then waits for that
+	_ = tests.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
+	expire(t, pool, "d")                                                // what it had not handed over by then waits for that
 	shares("what d had is taken over", "bc", 6, 6)
 	if n := overlaps.Load(); n != 0 {
 		t.Errorf("%d times a partition was worked on twice at once", n)

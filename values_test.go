@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
@@ -33,7 +34,7 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			pool := newPool(t, direct(t))
+			pool := tests.Pool(t, direct(t))
 			journal(t, pool)
 			a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 4, pgleases.WithHandoffDelay(test.delay))
 			untilOwns(t, a, 4)
@@ -55,7 +56,7 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 // delays returns how long each hand-over took, from the ask.
 func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 	t.Helper()
-	micros := value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
+	micros := tests.Value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
 		FROM public.journal WHERE old_owner <> owner`)
 	if len(micros) != 2 {
 		t.Errorf("%d hand-overs, not 2", len(micros))
@@ -70,16 +71,14 @@ func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 // Who reads at one time pays for what was shown then, not for what came afterwards.
 func TestTheHandoffDelayIsNotPaidForWhatCameAfterTheLastRead(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	journal(t, pool)
 	a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 2,
 		pgleases.WithHandoffDelay(time.Hour), pgleases.WithWeight(0))
 	if got := a.Values(); len(got) != 0 {
 		t.Fatalf("without weight it owns %v, not nothing", got)
 	}
-	if err := a.SetWeight(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, a.SetWeight(t.Context(), 1))
 	untilOwns(t, a, 2)
 	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 2)
 	untilOwns(t, b, 1)
@@ -118,7 +117,7 @@ func TestAPartitionLeavesValuesBeforeItsHandoffDelay(t *testing.T) {
 
 func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))
 	a := joined(t, c, "work", 16, pgleases.WithHandoffDelay(0))
 	check := func() bool {
@@ -137,9 +136,7 @@ func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 	b := joined(t, other, "work", 16, pgleases.WithHandoffDelay(0))
 	until(t, "b owns half", func() bool { check(); return len(b.Values()) == 8 }, a, b)
 	for weight, want := range []int{0, 8} {
-		if err := a.SetWeight(t.Context(), weight); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, a.SetWeight(t.Context(), weight))
 		until(t, "shares follow", func() bool { check(); return len(a.Values()) == want }, a)
 	}
 	shut(t, other)
@@ -152,7 +149,7 @@ func TestValuesIsAscendingAndExactAndNeverNil(t *testing.T) {
 
 func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	ca := newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(20*time.Millisecond))
 	a := joined(t, ca, "work", 2, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
 	next := func(what string, do func()) {
@@ -169,15 +166,13 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 			t.Errorf("before %s: another channel without a change", what)
 		}
 		do()
-		receive(t, what+" closes Changed", changed)
+		tests.Receive(t, what+" closes Changed", changed)
 		if got := numbers(a); slices.Equal(got, before) {
 			t.Errorf("%s: Changed is closed, and what is owned has not changed: %v", what, got)
 		}
 	}
 	next("a gain", func() {
-		if err := a.SetWeight(t.Context(), 1); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, a.SetWeight(t.Context(), 1))
 	})
 	untilOwns(t, a, 2)
 	var cb *pgleases.Client
@@ -189,22 +184,22 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 	untilOwns(t, b, 1)
 	next("a return", func() { shut(t, cb) })
 	untilOwns(t, a, 2)
-	next("a loss of trust", func() { execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`) })
+	next("a loss of trust", func() { tests.Execute(t, pool, `DELETE FROM pgleases.clients WHERE id = 'a'`) })
 	untilOwns(t, a, 2)
 	next("the end", func() { shut(t, ca) })
-	receive(t, "Changed stays closed", a.Changed())
+	tests.Receive(t, "Changed stays closed", a.Changed())
 }
 
 // The same set under new epochs is a change.
 func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t))
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	l := joined(t, c, "work", 1)
 	untilOwns(t, l, 1)
 	p, changed := ownership(t, l, 0), l.Changed()
-	execute(t, pool, `BEGIN; UPDATE pgleases.partitions SET epoch = epoch + 5; UPDATE pgleases.leases SET generation = generation + 1; COMMIT`)
-	receive(t, "Changed is closed", changed)
+	tests.Execute(t, pool, `BEGIN; UPDATE pgleases.partitions SET epoch = epoch + 5; UPDATE pgleases.leases SET generation = generation + 1; COMMIT`)
+	tests.Receive(t, "Changed is closed", changed)
 	untilOwns(t, l, 1)
 	if now := ownership(t, l, 0); now.Epoch < p.Epoch+5 {
 		t.Errorf("%v follows %v: its epoch should be higher by 5", now, p)
@@ -213,7 +208,7 @@ func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 }
 
 func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process: not in parallel
-	c := newClient(t, newPool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
+	c := newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
 	l := joined(t, c, "work", 64)
 	untilOwns(t, l, 64)
 	for name, read := range map[string]func(){
@@ -236,7 +231,7 @@ func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process
 
 // It reads the clock, which is most of what it costs. The two take turns, so that a busy machine slows both down.
 func TestValuesCostsLittleMoreThanTheClock(t *testing.T) { // by the clock: not in parallel
-	l := joined(t, newClient(t, newPool(t, pgtest.MigratedDatabase(t))), "work", 64)
+	l := joined(t, newClient(t, tests.Pool(t, pgtest.MigratedDatabase(t))), "work", 64)
 	untilOwns(t, l, 64)
 	const calls, rounds, most = 10_000, 101, 1.3
 	now, n := time.Now(), 0
@@ -286,7 +281,7 @@ func instrumented() bool {
 }
 
 func benchmark(b *testing.B, read func(l *pgleases.Lease)) {
-	l := joined(b, newClient(b, newPool(b, pgtest.Database(b))), "work", 64)
+	l := joined(b, newClient(b, tests.Pool(b, pgtest.Database(b))), "work", 64)
 	untilOwns(b, l, 64)
 	b.Run("serial", func(b *testing.B) {
 		b.ReportAllocs()
