@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -202,24 +201,4 @@ func TestWhoFollowsTheEventsMissesNoneThatIsCommittedLate(t *testing.T) {
 	}
 	commit()
 	f.until("all are seen", func() bool { return read() == " first late early" }) // once other tests' transactions have ended, too
-}
-
-func TestEventsOfAnyNameAreJSON(t *testing.T) {
-	t.Parallel()
-	f := newFixture(t)
-	for _, name := range []string{"two\nlines", "\x1b[31mred\a", "\u202egnp.exe", `"quoted" \ {}`, "' OR 1 = 1 --", "\u2028", strings.Repeat("ü", 127), "a|b\t"} {
-		c := f.client(name)
-		c.join(name, 2)
-		c.give(name, c.session)
-		type event struct {
-			Lease string `json:"lease"`
-			To    string `json:"to_id"`
-		}
-		for _, text := range strings.Split(f.text("SELECT row_to_json(e)::text FROM events AS e ORDER BY id"), "\n") {
-			var got event
-			f.ok(json.Unmarshal([]byte(text), &got))
-			expect(t, got, event{name, name}, "event")
-		}
-		expect(t, strings.Count(f.events(), "joined"), 1, "joins")
-	}
 }

@@ -17,10 +17,7 @@ import (
 
 func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b, c := f.client("a"), f.client("b"), f.client("c")
-		for _, x := range []*client{a, b, c} {
-			x.join("l", 3)
-		}
+		a, b, c := f.trio(3)
 		c.join("c's", 1)
 		a.give("l", a.session, b.session, c.session)
 		before := a.beat().Leases[0]
@@ -193,9 +190,7 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.stopClock()
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	a, b := f.pair(1)
 	run := a.run()
 	f.expire(b)
 	f.ok(b.pg().Exec(f.ctx, "BEGIN"))
@@ -466,9 +461,7 @@ func firstEpoch(f *fixture, run Run) int64 { return f.tables().Server.Era<<32 + 
 
 func TestAfterAFailoverAGuardedTransactionKeepsItsOwnPartitionOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 4)
-		b.join("l", 4)
+		a, b := f.pair(4)
 		a.give("l", a.session, a.session, a.session, a.session)
 		a.give("l", a.session, a.session, b.session, a.session)
 		run := a.run()

@@ -10,7 +10,7 @@ import (
 func TestMain(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue { // on a server each takes a fifth of a second
-		_ = flag.Set(f.Name, "20")
+		_ = flag.Set(f.Name, "10")
 	}
 	tests.Main(m)
 }

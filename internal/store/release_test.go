@@ -12,10 +12,7 @@ import (
 
 func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b, c := f.client("a"), f.client("b"), f.client("c")
-		for _, x := range []*client{a, b, c} {
-			x.join("l", 4)
-		}
+		a, b, c := f.trio(4)
 		a.give("l", a.session, a.session, a.session, a.session)
 		a.give("l", b.session, a.session, c.session, b.session)
 		f.edit(func(t *fakestore.Tables, _ int64) {
@@ -37,9 +34,7 @@ func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
 
 func TestAGuardedPartitionIsNotReleasedAndOthersAre(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 2)
-		b.join("l", 2)
+		a, b := f.pair(2)
 		a.give("l", a.session, a.session)
 		a.give("l", b.session, b.session)
 		end := f.guarding("l", 0, 1)
@@ -61,9 +56,7 @@ func TestAGuardedPartitionIsNotReleasedAndOthersAre(t *testing.T) {
 
 func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 3)
-		b.join("l", 3)
+		a, b := f.pair(3)
 		a.give("l", a.session, a.session, b.session)
 		a.give("l", b.session, b.session, b.session)
 		end := f.guarding("l", 0, 1)
@@ -81,9 +74,7 @@ func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
 
 func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 2)
-		b.join("l", 2)
+		a, b := f.pair(2)
 		a.give("l", a.session, b.session)
 		got := a.release([]Release{{"l", 0, 1}}, "l")
 		expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2 Told:false}] Busy:[] Left:[l] Asking:[l]}", "answer")
@@ -95,10 +86,7 @@ func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
 
 func TestHomeIsWhoLostItByGoingAway(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b, c := f.client("a"), f.client("b"), f.client("c")
-		for _, x := range []*client{a, b, c} {
-			x.join("l", 1)
-		}
+		a, b, c := f.trio(1)
 		owner := map[string]*client{"a": a, "b": b, "c": c}
 		move := func(from, to, leaving string) {
 			t.Helper()
@@ -164,9 +152,7 @@ func TestHomeIsWhoLostItByGoingAway(t *testing.T) {
 func TestAReleaseThatWaitedForItsTargetToLeaveAsksForAPlan(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	a, b := f.pair(1)
 	a.give("l", a.session)
 	a.give("l", b.session)
 	release := f.lock("SELECT FROM leases FOR UPDATE")
@@ -215,10 +201,7 @@ func TestAReleaseChangesLeasesInTheOrderOfTheirNames(t *testing.T) {
 func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 3)
-	}
+	a, b, c := f.trio(3)
 	c.give("l", a.session, b.session, b.session)
 	c.give("l", c.session, c.session, c.session)
 	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', 0, 5000)", a.session)
@@ -238,10 +221,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 
 func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b, c := f.client("a"), f.client("b"), f.client("c")
-		for _, x := range []*client{a, b, c} {
-			x.join("l", 3)
-		}
+		a, b, c := f.trio(3)
 		a.give("l", a.session, a.session, b.session)
 		generation := f.tables().Leases["l"].Generation
 		leave := []Leave{{"l", true, generation, map[int]int64{0: b.session, 1: c.session}}}
@@ -262,9 +242,7 @@ func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 
 func TestALeaveInSeveralReleasesEndsTheMembershipWithTheLast(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 2)
-		b.join("l", 2)
+		a, b := f.pair(2)
 		a.give("l", a.session, a.session)
 		leave := func(want string, now bool, releases ...Release) {
 			t.Helper()
@@ -300,9 +278,7 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 // A plan may have read that it is gone, and given to others what it had.
 func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 1)
-		b.join("l", 1)
+		a, b := f.pair(1)
 		b.give("l", a.session)
 		b.give("l", b.session)
 		f.kill("a")
@@ -314,9 +290,7 @@ func TestASessionThatIsGoneReleasesNothing(t *testing.T) {
 
 func TestAnAnnouncementTellsHeartbeatsAndListeners(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 1)
-		b.join("l", 1)
+		a, b := f.pair(1)
 		_, err := b.Listen(f.ctx, 7)
 		f.ok(err)
 		before := b.beat().Leases[0]
@@ -329,10 +303,7 @@ func TestAnAnnouncementTellsHeartbeatsAndListeners(t *testing.T) {
 func TestATargetThatChangesMeanwhileIsTheOneReleasedTo(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, x := range []*client{a, b, c} {
-		x.join("l", 1)
-	}
+	a, b, c := f.trio(1)
 	a.give("l", a.session)
 	a.give("l", b.session)
 	release := f.lock("SELECT FROM leases FOR UPDATE")

@@ -50,9 +50,8 @@ func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 
 func TestAnySchemaNameServes(t *testing.T) {
 	t.Parallel()
-	for _, schema := range []string{
-		`my "odd" schema`, "Upper", "with.dot", "$1", "it's", "pgleases", "$pgleases_body$", `back\slash`, "naïve", "SELECT",
-		strings.Repeat("x", 63),
+	for _, schema := range []string{ // what means something to SQL, to the driver's placeholders or to the embedded files
+		`$pgleases_body$`, `Order "Leases"; -- 'x' \ $1 %s /* ü`, `pgleases.pgleases.`, "SELECT", strings.Repeat("ü", 31) + `"`,
 	} {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
@@ -154,38 +153,6 @@ func TestEverythingThatOperatorsSeeHasAComment(t *testing.T) {
 		SELECT p.proname, NULL FROM pg_proc AS p
 		WHERE p.pronamespace = 'pgleases'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL`)
 	expect(t, missing, "", "without comment")
-}
-
-func TestASchemaThatDoesNotFitIsNamed(t *testing.T) {
-	t.Parallel()
-	f := fixtureIn(t, emptyDatabase(t), "pgleases")
-	c := f.conn()
-	f.ok(c.Fits(f.ctx))
-	var misfit *SchemaError
-	for _, change := range []struct {
-		sql, says string
-		tooNew    bool
-	}{
-		{"UPDATE schema_version SET version = 0", "has version 0, this code needs 1", false},
-		{"UPDATE schema_version SET version = 9, min_code = 2", "has version 9, which serves code for version 2 and later, this is for 1", true},
-		{"DELETE FROM schema_version", "is missing", false},
-		{"DROP SCHEMA pgleases CASCADE", "is missing", false},
-	} {
-		f.exec(change.sql)
-		err := c.Fits(f.ctx)
-		if !errors.As(err, &misfit) || !strings.Contains(err.Error(), change.says) || misfit.TooNew != change.tooNew {
-			t.Errorf("after %s: %v", change.sql, err)
-		}
-		err = c.Migrate(f.ctx)
-		if change.tooNew {
-			if !errors.As(err, &misfit) {
-				t.Errorf("migrating after %s: %v", change.sql, err)
-			}
-			f.exec("UPDATE schema_version SET version = 9, min_code = 1")
-			err = c.Fits(f.ctx)
-		}
-		f.ok(err)
-	}
 }
 
 func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {

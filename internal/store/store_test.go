@@ -183,6 +183,23 @@ func (f *fixture) client(id string) *client {
 	return f.clientTTL(id, usualTTL)
 }
 
+// pair is the clients a and b, which have joined the lease l.
+func (f *fixture) pair(partitions int) (a, b *client) {
+	f.Helper()
+	a, b = f.client("a"), f.client("b")
+	a.join("l", partitions)
+	b.join("l", partitions)
+	return a, b
+}
+
+func (f *fixture) trio(partitions int) (a, b, c *client) {
+	f.Helper()
+	a, b = f.pair(partitions)
+	c = f.client("c")
+	c.join("l", partitions)
+	return a, b, c
+}
+
 // usualTTL is that of clients of which a case does not care.
 const usualTTL = 6 * time.Second
 

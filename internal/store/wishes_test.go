@@ -30,9 +30,7 @@ func (c *client) wishes(lease string) string {
 
 func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 2)
-		b.join("l", 2)
+		a, b := f.pair(2)
 		a.join("other", 1)
 		a.give("l", a.session, b.session)
 		for _, w := range []struct {
@@ -120,9 +118,7 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 
 func TestAWishEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 2)
-		b.join("l", 2)
+		a, b := f.pair(2)
 		var now int64
 		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
 		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "b"}, now+time.Second.Microseconds(), false))
@@ -189,9 +185,7 @@ func TestARevokedSessionIsNotRenewedAndNoGuardPassesForIt(t *testing.T) {
 
 func TestADrainedClientIsTheHomeOfWhatItReleases(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 2)
-		b.join("l", 2)
+		a, b := f.pair(2)
 		a.give("l", a.session, a.session)
 		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "a"}, 0, false))
 		a.give("l", b.session)
@@ -219,9 +213,7 @@ func TestNoPlanOfAPausedLeaseIsDueForWhatIsReleased(t *testing.T) {
 func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 8)
-	b.join("l", 8)
+	a, _ := f.pair(8)
 	f.events()
 	f.exec("SELECT pin('l', 5, 'a', 'near its data')")
 	f.exec("SELECT pin('l', 5, 'b', 'nearer', until => now() + interval '1 hour')")
@@ -254,6 +246,10 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 		f.exec(strings.ReplaceAll(string(grants), names[0], names[1]))
 	}
 	user := f.text("SELECT session_user")
+	as := make(map[string]*pgx.Conn)
+	for _, role := range []string{app, "pg_monitor", steers} {
+		as[role] = f.as(role)
+	}
 	var told []string
 	for _, verb := range []struct{ call, event string }{
 		{"drain('a', 'its host goes')", "drain|<nil>|a|" + user + "|its host goes"},
@@ -270,11 +266,11 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 		{"drop_lease('empty', 'r', 'me')", "dropped|empty|<nil>|me (" + user + ")|r"},
 	} {
 		for _, role := range []string{app, "pg_monitor"} {
-			if _, err := f.as(role).Exec(f.ctx, "SELECT pgleases."+verb.call); Code(err) != "42501" {
+			if _, err := as[role].Exec(f.ctx, "SELECT pgleases."+verb.call); Code(err) != "42501" {
 				t.Errorf("%s may call %s: %v", role, verb.call, err)
 			}
 		}
-		_, err := f.as(steers).Exec(f.ctx, "SELECT pgleases."+verb.call)
+		_, err := as[steers].Exec(f.ctx, "SELECT pgleases."+verb.call)
 		f.ok(err)
 		told = append(told, verb.event)
 	}
@@ -282,7 +278,7 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	for _, forbidden := range []string{"INSERT INTO pgleases.wishes SELECT * FROM pgleases.wishes", "DELETE FROM pgleases.wishes", "UPDATE pgleases.wishes SET verb = ''",
 		"SELECT pgleases.wish('drain', false, NULL, NULL, 'a', '', 'r', 'infinity', true)"} {
 		for _, role := range []string{app, steers} {
-			if _, err := f.as(role).Exec(f.ctx, forbidden); Code(err) != "42501" {
+			if _, err := as[role].Exec(f.ctx, forbidden); Code(err) != "42501" {
 				t.Errorf("%s: %v", forbidden, err)
 			}
 		}
@@ -416,9 +412,7 @@ func TestAWishAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
 func TestACheckEndsNoWishAboutALeaseThatIsLocked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	_, b := f.pair(1)
 	f.exec("SELECT freeze('l', 'r'), drain('a', 'r')")
 	f.exec("UPDATE wishes SET until = now() - interval '1 second'")
 	for _, locks := range []string{"SELECT FROM leases WHERE name = 'l' FOR KEY SHARE", "SELECT FROM clients WHERE id = 'a' FOR KEY SHARE"} {
