@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -186,7 +187,7 @@ type example struct {
 
 func begin() *example {
 	x := &example{}
-	x.ctx, x.stop = context.WithTimeout(context.Background(), patience)
+	x.ctx, x.stop = context.WithTimeout(context.Background(), tests.Patience)
 	var err error
 	x.pool, err = pgxpool.New(x.ctx, pgtest.MigratedDatabase(x))
 	x.Check(err)

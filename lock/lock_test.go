@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -24,7 +25,7 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	a, b := newWorker(t, url, pgleases.WithClientID("the holder")), newWorker(t, url)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	h := a.held(a.TryAcquire, "x")
 	expect(t, h.Name(), "x", "name")
 	expect(t, h.Shared(), false, "shared")
@@ -39,138 +40,81 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 	wraps(t, "not re-entrant", err, lock.ErrHeld)
 	_, err = b.TryAcquireShared(t.Context(), "x")
 	wraps(t, "held by a writer", err, lock.ErrHeld)
-	ok(t, h.Context().Err())
+	tests.OK(t, h.Context().Err())
 	release(t, h)
 	release(t, h) // idempotent
 	expect(t, errors.Is(context.Cause(h.Context()), lock.ErrLost), false, "a lock that was released was lost")
 	expect(t, h.Context().Err(), context.Canceled, "context after the release")
-	expect(t, count(t, db, rows), 0, "rows")
+	expect(t, tests.Value[int](t, db, rows), 0, "rows")
 	second := b.held(b.TryAcquire, "x")
 	expect(t, second.Token() > h.Token(), true, "the token rises")
 	release(t, second)
-}
-
-func TestWhoWaitsGetsTheLockInOrder(t *testing.T) {
-	t.Parallel()
-	url := newDatabase(t)
-	db := newPool(t, url)
-	a := newWorker(t, url)
-	h := a.held(a.Acquire, "x")
-	var queue []<-chan *lock.Held
-	for range 4 {
-		w := newWorker(t, url)
-		queue = append(queue, w.waits(db, w.Acquire, "x"))
-	}
-	for i, place := range queue {
-		release(t, h)
-		next := receive(t, fmt.Sprint("waiter ", i, " has the lock"), place)
-		expect(t, next.Token() > h.Token(), true, "the token rises")
-		for _, later := range queue[i+1:] {
-			select {
-			case <-later:
-				t.Fatalf("a later one has the lock beside waiter %d", i)
-			default:
-			}
-		}
-		h = next
-	}
-	release(t, h)
-	expect(t, count(t, db, rows), 0, "rows")
 }
 
 // Where no notification arrives, a heartbeat tells.
 func TestWhoWaitsGetsTheLockWithoutNotifications(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithPolling())
 	h := a.held(a.Acquire, "x")
 	place := b.waits(db, b.Acquire, "x")
 	b.looked(db)
 	release(t, h)
-	release(t, receive(t, "it has the lock", place))
+	release(t, tests.Receive(t, "it has the lock", place))
 }
 
 // No heartbeat comes meanwhile that would tell it.
 func TestWhoWaitsIsToldByANotification(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	slow := []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(5 * time.Minute)}
 	a, b := newWorker(t, url), newWorker(t, url, slow...)
-	until(t, "it listens", func() bool { return b.client.Stats().Listening })
+	tests.Until(t, "it listens", func() bool { return b.client.Stats().Listening })
 	h := a.held(a.Acquire, "x")
 	place := b.waits(db, b.Acquire, "x")
 	b.looked(db)
 	release(t, h)
-	release(t, receive(t, "it has the lock", place))
-}
-
-func TestReadersShareAndDoNotPassAWriter(t *testing.T) {
-	t.Parallel()
-	url := newDatabase(t)
-	db := newPool(t, url)
-	a, b, c := newWorker(t, url), newWorker(t, url), newWorker(t, url)
-	first, second := a.held(a.AcquireShared, "x"), b.held(b.TryAcquireShared, "x")
-	expect(t, first.Shared() && second.Shared(), true, "shared")
-	writer := c.waits(db, c.Acquire, "x")
-	_, err := a.TryAcquireShared(t.Context(), "x")
-	wraps(t, "a writer waits", err, lock.ErrHeld)
-	reader := a.waits(db, a.AcquireShared, "x")
-	another := b.waits(db, b.AcquireShared, "x")
-	release(t, first)
-	select {
-	case <-writer:
-		t.Fatal("a writer beside a reader")
-	case <-reader:
-		t.Fatal("a reader has passed a writer")
-	default:
-	}
-	release(t, second)
-	h := receive(t, "the writer has the lock", writer)
-	release(t, h)
-	one, other := receive(t, "a reader has the lock", reader), receive(t, "the other has the lock", another)
-	release(t, one)
-	release(t, other)
-	expect(t, count(t, db, rows), 0, "rows")
+	release(t, tests.Receive(t, "it has the lock", place))
 }
 
 func TestWhoStopsWaitingLeavesTheQueue(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a, b, c := newWorker(t, url), newWorker(t, url), newWorker(t, url)
 	h := a.held(a.AcquireShared, "x")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	gaveUp := errors.New("gave up")
 	ended := make(chan error, 1)
 	go func() { _, err := b.Acquire(ctx, "x"); ended <- err }()
-	until(t, "it waits", func() bool { return count(t, db, rows+" WHERE token IS NULL") == 1 })
+	tests.Until(t, "it waits", func() bool { return tests.Value[int](t, db, rows+" WHERE token IS NULL") == 1 })
 	place := c.waits(db, c.AcquireShared, "x")
 	cancel(gaveUp)
-	wraps(t, "it gave up", receive(t, "it returns", ended), gaveUp)
-	release(t, receive(t, "who came after it has the lock", place))
-	expect(t, count(t, db, rows), 1, "rows")
+	wraps(t, "it gave up", tests.Receive(t, "it returns", ended), gaveUp)
+	release(t, tests.Receive(t, "who came after it has the lock", place))
+	expect(t, tests.Value[int](t, db, rows), 1, "rows")
 	release(t, h)
 }
 
 func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url)
 	failed := errors.New("failed")
 	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
-		ok(t, ctx.Err())
+		tests.OK(t, ctx.Err())
 		ran, err := b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil })
-		ok(t, err)
+		tests.OK(t, err)
 		expect(t, ran, false, "it ran")
 		return failed
 	})
 	wraps(t, "Do", err, failed)
 	expect(t, errors.Is(err, lock.ErrLost), false, "the lock was lost")
 	ran, err := b.TryDo(t.Context(), "x", func(context.Context) error { return nil })
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, ran, true, "it ran")
 	ran, err = b.TryDo(t.Context(), "x", func(context.Context) error { return failed })
 	expect(t, ran, true, "it ran")
@@ -186,21 +130,21 @@ func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
 		defer func() { expect(t, fmt.Sprint(recover()), "it panics", "recovered") }()
 		_ = a.Do(t.Context(), "x", func(context.Context) error { panic("it panics") })
 	}()
-	expect(t, count(t, db, rows), 0, "rows")
+	expect(t, tests.Value[int](t, db, rows), 0, "rows")
 }
 
 func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	a, b := newWorker(t, url), newWorker(t, url)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	h := a.held(a.TryAcquire, "x")
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
-	ok(t, h.Guard(t.Context(), tx))
+	tests.OK(t, err)
+	tests.OK(t, h.Guard(t.Context(), tx))
 	released := make(chan error, 1)
 	go func() { released <- h.Release(context.Background()) }()
-	until(t, "the release is tried", func() bool { return h.Context().Err() != nil })
+	tests.Until(t, "the release is tried", func() bool { return h.Context().Err() != nil })
 	_, err = b.TryAcquire(t.Context(), "x")
 	wraps(t, "while the transaction is open", err, lock.ErrHeld)
 	select {
@@ -208,25 +152,25 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 		t.Fatalf("it was released under an open guard: %v", err)
 	default:
 	}
-	ok(t, tx.Commit(t.Context()))
-	ok(t, receive(t, "it is released", released))
+	tests.OK(t, tx.Commit(t.Context()))
+	tests.OK(t, tests.Receive(t, "it is released", released))
 	tx, err = db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	wraps(t, "guard after the release", h.Guard(t.Context(), tx), lock.ErrLost)
-	ok(t, tx.Rollback(t.Context()))
+	tests.OK(t, tx.Rollback(t.Context()))
 
 	h = a.held(a.TryAcquire, "x")
 	standard := stdlib.OpenDBFromPool(db)
 	defer standard.Close()
 	std, err := standard.BeginTx(t.Context(), &sql.TxOptions{})
-	ok(t, err)
-	ok(t, h.GuardSQL(t.Context(), std))
-	ok(t, std.Rollback())
-	execute(t, newPool(t, pgtest.OwnerURL(url)), "DELETE FROM pgleases.locks")
+	tests.OK(t, err)
+	tests.OK(t, h.GuardSQL(t.Context(), std))
+	tests.OK(t, std.Rollback())
+	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "DELETE FROM pgleases.locks")
 	std, err = standard.BeginTx(t.Context(), &sql.TxOptions{})
-	ok(t, err)
+	tests.OK(t, err)
 	wraps(t, "guard of what the database has no more", h.GuardSQL(t.Context(), std), lock.ErrLost)
-	ok(t, std.Rollback())
+	tests.OK(t, std.Rollback())
 	wraps(t, "release of what the database has no more", h.Release(t.Context()), lock.ErrLost)
 	if h.Guard(t.Context(), nil) == nil || h.GuardSQL(t.Context(), nil) == nil {
 		t.Error("a guard without a transaction passed")
@@ -236,16 +180,16 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	short := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100 * time.Millisecond)}
 	a, b := newWorker(t, url, short...), newWorker(t, url, pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	h := a.held(a.TryAcquire, "x")
 	still := a.held(a.TryAcquire, "y")
 	place := b.waits(db, b.Acquire, "x")
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	a.own.setCut(true)
-	next := receive(t, "another has the lock", place)
+	next := tests.Receive(t, "another has the lock", place)
 	if h.Context().Err() == nil {
 		t.Fatal("two had the lock")
 	}
@@ -253,32 +197,32 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	wraps(t, "guard", h.Guard(t.Context(), tx), lock.ErrLost)
 	_, err = tx.Exec(t.Context(), "SELECT pgleases.guard_lock('x', $1)", h.Token())
 	expect(t, err != nil, true, "a guard of the database refuses the token of before")
-	ok(t, tx.Rollback(t.Context()))
+	tests.OK(t, tx.Rollback(t.Context()))
 	_, err = a.TryAcquire(t.Context(), "z")
 	wraps(t, "acquisition without trust", err, pgleases.ErrTrustLost)
-	until(t, "nothing is left of the dead", func() bool { return count(t, db, rows) == 1 })
+	tests.Until(t, "nothing is left of the dead", func() bool { return tests.Value[int](t, db, rows) == 1 })
 	a.own.setCut(false)
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	wraps(t, "release once more", h.Release(t.Context()), lock.ErrLost)
 	wraps(t, "release", still.Release(t.Context()), lock.ErrLost)
-	ok(t, next.Context().Err())
-	expect(t, count(t, db, rows), 1, "rows after the release of what was lost")
+	tests.OK(t, next.Context().Err())
+	expect(t, tests.Value[int](t, db, rows), 1, "rows after the release of what was lost")
 	waiting := a.waits(db, a.Acquire, "x")
 	release(t, next)
-	release(t, receive(t, "it has the lock again", waiting))
+	release(t, tests.Receive(t, "it has the lock again", waiting))
 }
 
 // Nobody evicts it: the session lives on, and what it held is lost all the same.
 func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	h := a.held(a.TryAcquire, "x")
 	a.own.setCut(true)
-	receive(t, "it is lost", h.Context().Done())
+	tests.Receive(t, "it is lost", h.Context().Done())
 	a.own.setCut(false)
-	until(t, "there is trust again", func() bool {
+	tests.Until(t, "there is trust again", func() bool {
 		other, err := a.TryAcquire(t.Context(), "y")
 		if err == nil {
 			release(t, other)
@@ -288,14 +232,14 @@ func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	_, err := a.TryAcquire(t.Context(), "x")
 	wraps(t, "its row keeps others out", err, lock.ErrHeld)
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost)
-	expect(t, count(t, db, rows), 0, "rows")
+	expect(t, tests.Value[int](t, db, rows), 0, "rows")
 }
 
 // In between somebody else may have had the lock.
 func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	before := a.held(a.TryAcquire, "before")
 	deliver := a.app.delay("lock_acquire")
@@ -309,59 +253,59 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 		h, err := a.TryAcquire(context.Background(), "x")
 		got <- answer{h, err}
 	}()
-	until(t, "it is granted", func() bool { return count(t, db, rows+" WHERE name = 'x'") == 1 })
+	tests.Until(t, "it is granted", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 1 })
 	a.own.setCut(true)
-	receive(t, "trust is lost", before.Context().Done())
+	tests.Receive(t, "trust is lost", before.Context().Done())
 	a.own.setCut(false)
-	until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
+	tests.Until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
 	deliver()
-	late := receive(t, "it returns", got)
+	late := tests.Receive(t, "it returns", got)
 	wraps(t, "a grant of before", late.err, pgleases.ErrTrustLost)
-	until(t, "it is given back", func() bool { return count(t, db, rows+" WHERE name = 'x'") == 0 })
+	tests.Until(t, "it is given back", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 0 })
 }
 
 func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a := newWorker(t, url)
 	for _, after := range []bool{false, true} {
 		a.app.lose(1, "lock_acquire", after)
 		h := a.held(a.TryAcquire, "x")
 		expect(t, a.app.toLose(), 0, "messages to lose")
-		expect(t, count(t, db, rows), 1, "rows")
+		expect(t, tests.Value[int](t, db, rows), 1, "rows")
 		a.app.lose(1, "lock_release", after)
 		release(t, h)
 		expect(t, a.app.toLose(), 0, "messages to lose")
-		expect(t, count(t, db, rows), 0, "rows")
+		expect(t, tests.Value[int](t, db, rows), 0, "rows")
 
 		a.app.lose(2, "lock_acquire", after)
 		if h, err := a.TryAcquire(t.Context(), "x"); err == nil {
 			t.Errorf("both answers were lost, and it has %v", h)
 		}
 		expect(t, a.app.toLose(), 0, "messages to lose")
-		until(t, "no row is left", func() bool { return count(t, db, rows) == 0 })
+		tests.Until(t, "no row is left", func() bool { return tests.Value[int](t, db, rows) == 0 })
 	}
 	h := a.held(a.Acquire, "x")
 	b := newWorker(t, url)
 	b.app.lose(1, "lock_acquire", true)
 	place := b.waits(db, b.Acquire, "x")
-	expect(t, count(t, db, rows), 2, "rows")
+	expect(t, tests.Value[int](t, db, rows), 2, "rows")
 	release(t, h)
-	release(t, receive(t, "it has the lock", place))
-	ok(t, b.client.Close(t.Context()))
+	release(t, tests.Receive(t, "it has the lock", place))
+	tests.OK(t, b.client.Close(t.Context()))
 }
 
 // Those that have all connections of the pool may wait for this very lock.
 func TestAPoolThatIsExhaustedCostsNoLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a := newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
 	for range a.pool.Config().MaxConns {
 		conn, err := a.pool.Acquire(t.Context())
-		ok(t, err)
+		tests.OK(t, err)
 		defer conn.Release()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -369,16 +313,16 @@ func TestAPoolThatIsExhaustedCostsNoLock(t *testing.T) {
 	_, err := a.Acquire(ctx, "y")
 	wraps(t, "acquisition", err, context.DeadlineExceeded)
 	beats(t, a.client, 2)
-	ok(t, h.Context().Err())
+	tests.OK(t, h.Context().Err())
 	release(t, h)
-	expect(t, count(t, db, rows), 0, "rows")
+	expect(t, tests.Value[int](t, db, rows), 0, "rows")
 }
 
 // beats waits until that many more heartbeats succeeded.
 func beats(t testing.TB, c *pgleases.Client, n int) {
 	t.Helper()
 	last := time.Now()
-	until(t, "heartbeats succeed", func() bool {
+	tests.Until(t, "heartbeats succeed", func() bool {
 		if sent := time.Now().Add(-c.Stats().HeartbeatAge); sent.After(last.Add(time.Millisecond)) {
 			last = sent
 			n--
@@ -395,7 +339,7 @@ func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
 	var all []*pgxpool.Conn
 	for range a.pool.Config().MaxConns {
 		conn, err := a.pool.Acquire(t.Context())
-		ok(t, err)
+		tests.OK(t, err)
 		all = append(all, conn)
 	}
 	for _, acquire := range []func(context.Context, string) (*lock.Held, error){a.TryAcquire, a.Acquire} {
@@ -408,11 +352,11 @@ func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
 			got <- err
 		}()
 		since := time.Now()
-		until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
+		tests.Until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
 		all[0].Release()
-		ok(t, receive(t, "it is done", got))
+		tests.OK(t, tests.Receive(t, "it is done", got))
 		conn, err := a.pool.Acquire(t.Context())
-		ok(t, err)
+		tests.OK(t, err)
 		all[0] = conn
 	}
 	for _, conn := range all {
@@ -424,16 +368,16 @@ func TestAPoolThatLeadsElsewhereTakesNothing(t *testing.T) {
 	t.Parallel()
 	url, other := newDatabase(t), newDatabase(t)
 	a := newWorker(t, url)
-	stray := newPool(t, other)
-	execute(t, newPool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.server_mark SELECT 1; UPDATE pgleases.server SET timeline = pgleases.timeline()")
+	stray := tests.Pool(t, other)
+	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.server_mark SELECT 1; UPDATE pgleases.server SET timeline = pgleases.timeline()")
 	_, err := lock.New(a.client, stray).TryAcquire(t.Context(), "x")
 	if err == nil || !strings.Contains(err.Error(), "another server") {
 		t.Errorf("it leads elsewhere: %v", err)
 	}
-	expect(t, count(t, stray, rows), 0, "rows")
+	expect(t, tests.Value[int](t, stray, rows), 0, "rows")
 
 	// What the client knows of the server is old: a heartbeat tells it.
-	execute(t, newPool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.server_mark SET mark = mark + 1")
+	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "UPDATE pgleases.server_mark SET mark = mark + 1")
 	release(t, a.held(a.TryAcquire, "x"))
 }
 
@@ -441,10 +385,10 @@ func TestAPoolThatLeadsElsewhereTakesNothing(t *testing.T) {
 func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, pgtest.OwnerURL(url))
+	db := tests.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	kept, lost, ungranted := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost"), a.held(a.TryAcquire, "ungranted")
-	execute(t, db, `
+	tests.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.server_mark; -- as a promotion does
 		DELETE FROM pgleases.locks WHERE name = 'lost';
@@ -453,14 +397,14 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
 		COMMIT`)
 	for _, h := range []*lock.Held{lost, ungranted} {
-		receive(t, h.Name()+" is lost", h.Context().Done())
+		tests.Receive(t, h.Name()+" is lost", h.Context().Done())
 		wraps(t, "cause", context.Cause(h.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	}
-	until(t, "what was released is released here too", func() bool { return count(t, db, rows+" WHERE name = 'released'") == 0 })
-	ok(t, kept.Context().Err())
+	tests.Until(t, "what was released is released here too", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'released'") == 0 })
+	tests.OK(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
 	expect(t, err != nil && strings.Contains(err.Error(), "not settled"), true, fmt.Sprint("acquisition before the server is settled: ", err))
-	execute(t, db, "UPDATE pgleases.server SET timeline = 7, era = era + 1")
+	tests.Execute(t, db, "UPDATE pgleases.server SET timeline = 7, era = era + 1")
 	h := a.held(a.Acquire, "new")
 	expect(t, h.Token() > lost.Token(), true, "the token rises")
 	release(t, kept)
@@ -473,12 +417,12 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, pgtest.OwnerURL(url))
+	db := tests.Pool(t, pgtest.OwnerURL(url))
 	a, b := newWorker(t, url), newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
-	execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
+	tests.Execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
 	release(t, h)
-	execute(t, db, `
+	tests.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.server_mark; -- as a promotion does
 		INSERT INTO pgleases.locks SELECT * FROM missed;
@@ -492,56 +436,56 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 func TestWhatACrashBringsBackIsGivenBack(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, pgtest.OwnerURL(url))
+	db := tests.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	kept, h := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "x")
-	execute(t, db, "CREATE TABLE undone AS SELECT * FROM pgleases.locks WHERE name = 'x'")
+	tests.Execute(t, db, "CREATE TABLE undone AS SELECT * FROM pgleases.locks WHERE name = 'x'")
 	release(t, h)
-	execute(t, db, `
+	tests.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.server_mark;
 		INSERT INTO pgleases.locks SELECT * FROM undone;
 		COMMIT`)
-	until(t, "it is given back", func() bool { return count(t, db, rows+" WHERE name = 'x'") == 0 })
+	tests.Until(t, "it is given back", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 0 })
 	release(t, kept)
 }
 
 func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, pgtest.OwnerURL(url))
+	db := tests.Pool(t, pgtest.OwnerURL(url))
 	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithClientID("evicted"))
 	h := a.held(a.TryAcquire, "x")
 	own := b.held(b.TryAcquire, "own")
 	place := b.waits(db, b.Acquire, "x")
-	execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
-	receive(t, "what it held is lost", own.Context().Done())
-	until(t, "it waits under its new session", func() bool {
-		return count(t, db, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'") == 1
+	tests.Execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
+	tests.Receive(t, "what it held is lost", own.Context().Done())
+	tests.Until(t, "it waits under its new session", func() bool {
+		return tests.Value[int](t, db, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'") == 1
 	})
 	release(t, h)
-	release(t, receive(t, "it has the lock", place))
+	release(t, tests.Receive(t, "it has the lock", place))
 }
 
 func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
 	other := b.held(b.TryAcquire, "y")
 	waiting := make(chan error, 1)
 	go func() { _, err := a.Acquire(context.Background(), "y"); waiting <- err }()
-	until(t, "it waits", func() bool { return count(t, db, rows+" WHERE token IS NULL") == 1 })
+	tests.Until(t, "it waits", func() bool { return tests.Value[int](t, db, rows+" WHERE token IS NULL") == 1 })
 	closed := make(chan error, 1)
 	go func() { closed <- a.client.Close(context.Background()) }()
-	receive(t, "it is asked to end", h.Context().Done())
+	tests.Receive(t, "it is asked to end", h.Context().Done())
 	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
-	wraps(t, "who waits", receive(t, "it stops waiting", waiting), pgleases.ErrClosed)
+	wraps(t, "who waits", tests.Receive(t, "it stops waiting", waiting), pgleases.ErrClosed)
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
-	ok(t, h.Guard(t.Context(), tx)) // the work in hand may be finished
-	ok(t, tx.Commit(t.Context()))
+	tests.OK(t, err)
+	tests.OK(t, h.Guard(t.Context(), tx)) // the work in hand may be finished
+	tests.OK(t, tx.Commit(t.Context()))
 	_, err = b.TryAcquire(t.Context(), "x")
 	wraps(t, "while it closes", err, lock.ErrHeld)
 	_, err = a.TryAcquire(t.Context(), "z")
@@ -552,11 +496,11 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	default:
 	}
 	release(t, h)
-	ok(t, receive(t, "Close returns", closed))
+	tests.OK(t, tests.Receive(t, "Close returns", closed))
 	_, err = a.TryAcquire(t.Context(), "x")
 	wraps(t, "after Close", err, pgleases.ErrClosed)
 	release(t, other)
-	expect(t, count(t, db, "SELECT count(*) FROM pgleases.clients"), 1, "sessions")
+	expect(t, tests.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 1, "sessions")
 
 	h = b.held(b.TryAcquire, "left behind")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -566,22 +510,22 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	expect(t, strings.Contains(err.Error(), `"left behind"`), true, fmt.Sprint("the lock is named: ", err))
 	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
 	tx, err = db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	wraps(t, "guard after Close", h.Guard(t.Context(), tx), lock.ErrLost)
-	ok(t, tx.Rollback(t.Context()))
+	tests.OK(t, tx.Rollback(t.Context()))
 }
 
 func TestLocksAreListed(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a, b := newWorker(t, url, pgleases.WithClientID("a")), newWorker(t, url, pgleases.WithClientID("b"))
 	one, two, three := a.held(a.AcquireShared, "p/1"), b.held(b.AcquireShared, "p/1"), a.held(a.Acquire, "p/2")
 	place := b.waits(db, b.Acquire, "p/2")
 	far := b.held(b.Acquire, "q")
 	var found []string
 	for info, err := range a.List(t.Context(), "p/") {
-		ok(t, err)
+		tests.OK(t, err)
 		line := fmt.Sprint(info.Name, " ", info.Shared, " ", info.Waiting)
 		for _, h := range info.Holders {
 			line += " " + h.Client
@@ -593,16 +537,16 @@ func TestLocksAreListed(t *testing.T) {
 	}
 	expect(t, strings.Join(found, ", "), "p/1 true 0 a b, p/2 false 1 a", "listed")
 	info, err := b.Get(t.Context(), "p/2")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, info.Waiting, 1, "waiting")
 	expect(t, info.Holders[0].Token, three.Token(), "token")
 	info, err = b.Get(t.Context(), "p/")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, fmt.Sprintf("%+v", info), fmt.Sprintf("%+v", lock.Info{Name: "p/"}), "a lock that is free")
 	release(t, one)
 	release(t, two)
 	release(t, three)
-	release(t, receive(t, "it has the lock", place))
+	release(t, tests.Receive(t, "it has the lock", place))
 	release(t, far)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -619,21 +563,21 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 	url := direct(t)
 	a := newWorker(t, url)
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
-		pool := newPool(t, url, func(c *pgxpool.Config) {
+		pool := tests.Pool(t, url, func(c *pgxpool.Config) {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 			c.ConnConfig.DefaultQueryExecMode = mode
 		})
 		locks := lock.New(a.client, pool)
 		h, err := locks.Acquire(t.Context(), "x")
-		ok(t, err)
+		tests.OK(t, err)
 		for info, err := range locks.List(t.Context(), "") {
-			ok(t, err)
+			tests.OK(t, err)
 			expect(t, info.Name, "x", "listed")
 		}
 		tx, err := pool.Begin(t.Context())
-		ok(t, err)
-		ok(t, h.Guard(t.Context(), tx))
-		ok(t, tx.Commit(t.Context()))
+		tests.OK(t, err)
+		tests.OK(t, h.Guard(t.Context(), tx))
+		tests.OK(t, tx.Commit(t.Context()))
 		release(t, h)
 	}
 }
@@ -642,7 +586,7 @@ func TestAPoolThatOnlyReadsIsNamed(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	a := newWorker(t, url)
-	pool := newPool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	pool := tests.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
 	_, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x")
 	if err == nil || !strings.Contains(err.Error(), "default_transaction_read_only") || !strings.Contains(err.Error(), "standby") {
 		t.Errorf("it says %v", err)

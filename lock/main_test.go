@@ -24,9 +24,6 @@ import (
 
 func TestMain(m *testing.M) { tests.Main(m) }
 
-// patience bounds what a test waits for. It is reached only where that never comes.
-const patience = 20 * time.Second
-
 const (
 	// calmTTL is that of clients which no test expects to die.
 	calmTTL = time.Minute
@@ -60,12 +57,12 @@ func direct(t testing.TB) string {
 func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 	t.Helper()
 	w := &worker{t: t, own: newWire(), app: newWire()}
-	w.pool = newPool(t, url, func(c *pgxpool.Config) {
+	w.pool = tests.Pool(t, url, func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc, c.MaxConns = w.app.dial, 4
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // the wire knows a message by the statement's text
 	})
 	own, err := pgx.ParseConfig(url)
-	ok(t, err)
+	tests.OK(t, err)
 	own.DialFunc = w.own.dial
 	id := "worker " + rand.Text()
 	own.RuntimeParams["application_name"] = id
@@ -74,7 +71,7 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))), pgleases.WithConnConfig(own),
 		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
 	}, opts...)...)
-	ok(t, err)
+	tests.OK(t, err)
 	w.Locks = lock.New(w.client, w.pool)
 	t.Cleanup(func() {
 		if w.client.Err() == nil {
@@ -84,26 +81,6 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 		}
 	})
 	return w
-}
-
-func newPool(t testing.TB, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgtest.ParseConfig(url)
-	ok(t, err)
-	for _, f := range configure {
-		f(config)
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	ok(t, err)
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func expect[T comparable](t testing.TB, got, want T, what string) {
@@ -129,17 +106,17 @@ func wraps(t testing.TB, what string, err error, wanted ...error) {
 // held is a lock that must be free, or is waited for.
 func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error), name string) *lock.Held {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(w.t.Context(), tests.Patience)
 	defer cancel()
 	h, err := acquire(ctx, name)
-	ok(w.t, err)
+	tests.OK(w.t, err)
 	return h
 }
 
 // waits has a worker wait for a lock; the rest is delivered when it gets it.
 func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (*lock.Held, error), name string) <-chan *lock.Held {
 	w.t.Helper()
-	before := count(w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
+	before := tests.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
 	got := make(chan *lock.Held, 1)
 	go func() {
 		h, err := acquire(w.t.Context(), name)
@@ -148,61 +125,26 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 		}
 		got <- h
 	}()
-	until(w.t, "it waits", func() bool { return count(w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL") > before })
+	tests.Until(w.t, "it waits", func() bool {
+		return tests.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL") > before
+	})
 	return got
 }
 
 // looked waits until a client that waits for a lock has looked whether it was granted: from then on something has to tell it.
 func (w *worker) looked(db *pgxpool.Pool) {
 	w.t.Helper()
-	until(w.t, "it has looked at what waits", func() bool {
-		return count(w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle' AND query LIKE '%lock_look%'",
+	tests.Until(w.t, "it has looked at what waits", func() bool {
+		return tests.Value[int](w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle' AND query LIKE '%lock_look%'",
 			w.client.ID()) == 1
 	})
 }
 
 func release(t testing.TB, h *lock.Held) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
 	defer cancel()
-	ok(t, h.Release(ctx))
-}
-
-func count(t testing.TB, db *pgxpool.Pool, query string, args ...any) int {
-	t.Helper()
-	var n int
-	ok(t, db.QueryRow(context.Background(), query, args...).Scan(&n))
-	return n
-}
-
-func execute(t testing.TB, db *pgxpool.Pool, statements string) {
-	t.Helper()
-	_, err := db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol)
-	ok(t, err)
-}
-
-func until(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for late := time.After(patience); !holds(); {
-		select {
-		case <-look.C:
-		case <-late:
-			t.Fatalf("not so within %v: %s", patience, what)
-		}
-	}
-}
-
-func receive[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	select {
-	case v := <-from:
-		return v
-	case <-time.After(patience):
-		t.Fatalf("not so within %v: %s", patience, what)
-		panic("unreachable")
-	}
+	tests.OK(t, h.Release(ctx))
 }
 
 // A wire is what connections go over. It can be cut, and lose single messages.
@@ -338,7 +280,7 @@ func (c *wired) Write(b []byte) (int, error) {
 		message := bytes.Clone(b)
 		stranded <- func() error {
 			defer func() { _ = c.Conn.Close() }()
-			_ = c.Conn.SetDeadline(time.Now().Add(patience))
+			_ = c.Conn.SetDeadline(time.Now().Add(tests.Patience))
 			answer, n, err := make([]byte, 1<<10), 0, error(nil)
 			for err == nil && !bytes.Contains(answer[:n], []byte("granted")) { // until the sender's attempt to cancel it has passed
 				if _, err = c.Conn.Write(message); err == nil {

@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // An acquisition may commit just after its client has closed, or an evictor may end before its sweep: rows of sessions that are gone, under names
@@ -13,19 +14,19 @@ import (
 func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, pgtest.OwnerURL(url))
+	db := tests.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	release(t, a.held(a.Acquire, "before")) // the server has its mark
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1', c.session, 1, false, false, 9e15::bigint, s.timeline,
 		(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, m.mark, 1000, true)
 		FROM pgleases.clients AS c, pgleases.server AS s, pgleases.server_mark AS m`, pgx.QueryExecModeSimpleProtocol)
-	ok(t, err)
-	ok(t, a.client.Close(t.Context()))
-	ok(t, tx.Commit(t.Context()))
-	expect(t, count(t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
-	expect(t, count(t, db, rows), 1, "rows of the dead")
+	tests.OK(t, err)
+	tests.OK(t, a.client.Close(t.Context()))
+	tests.OK(t, tx.Commit(t.Context()))
+	expect(t, tests.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
+	expect(t, tests.Value[int](t, db, rows), 1, "rows of the dead")
 	newWorker(t, url)
-	until(t, "nothing is left of the dead", func() bool { return count(t, db, rows) == 0 })
+	tests.Until(t, "nothing is left of the dead", func() bool { return tests.Value[int](t, db, rows) == 0 })
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -13,7 +14,7 @@ import (
 func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a := newWorker(t, url)
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -22,7 +23,7 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 		if err := h.Release(ended); err != nil { // the client may be the faster one
 			wraps(t, "release", err, context.Canceled)
 		}
-		until(t, "the client has released it", func() bool { return count(t, db, rows) == 0 })
+		tests.Until(t, "the client has released it", func() bool { return tests.Value[int](t, db, rows) == 0 })
 	}
 }
 
@@ -30,18 +31,18 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 func TestAReleaseThatTheClientHasFinishedReturnsNilWhenItIsRepeated(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
-	db := newPool(t, url)
+	db := tests.Pool(t, url)
 	a := newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
-	ok(t, h.Guard(t.Context(), tx)) // it has the release wait
+	tests.OK(t, err)
+	tests.OK(t, h.Guard(t.Context(), tx)) // it has the release wait
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	wraps(t, "the first call", h.Release(ctx), context.DeadlineExceeded)
-	ok(t, tx.Commit(t.Context()))
-	until(t, "the client has released it", func() bool { return count(t, db, rows) == 0 })
-	ok(t, h.Release(t.Context()))
+	tests.OK(t, tx.Commit(t.Context()))
+	tests.Until(t, "the client has released it", func() bool { return tests.Value[int](t, db, rows) == 0 })
+	tests.OK(t, h.Release(t.Context()))
 }
 
 // Do tells by it that fn was not alone to its end.
