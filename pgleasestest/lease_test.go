@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/pgleasestest"
 )
 
@@ -130,35 +131,6 @@ func TestLoseWaitsForHolds(t *testing.T) {
 	})
 }
 
-func TestLoseWaitsForCallbacks(t *testing.T) {
-	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
-		asked, finish := make(chan error), make(chan struct{})
-		ended := make(chan error, 1)
-		ctx, stop := context.WithCancel(t.Context())
-		go func() {
-			ended <- lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-				<-ctx.Done()
-				asked <- context.Cause(ctx)
-				<-finish
-				return nil
-			})
-		}()
-		lease.Gain(1)
-		synctest.Wait() // the callback runs
-		lost := lease.Lose(1)
-		if cause := <-asked; !errors.Is(cause, pgleases.ErrHandover) {
-			t.Errorf("asked with %v", cause)
-		}
-		wantOpen(t, "the hand-over", lost)
-		close(finish)
-		<-lost
-		stop()
-		if err := <-ended; !errors.Is(err, context.Canceled) {
-			t.Errorf("Run returned %v", err)
-		}
-	})
-}
-
 func TestLoseWaitsForTheHandoffDelayOfWhoReadValues(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		for _, read := range []bool{true, false} {
@@ -175,18 +147,6 @@ func TestLoseWaitsForTheHandoffDelayOfWhoReadValues(t *testing.T) {
 			}
 		}
 	}, pgleases.WithHandoffDelay(time.Minute))
-}
-
-func TestLoseEndsWorkAtTheDrainTimeout(t *testing.T) {
-	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
-		lease.Gain(1)
-		hold := lease.Hold(t.Context())
-		defer hold.Release()
-		<-lease.Lose(1)
-		if cause := context.Cause(hold.Context()); !errors.Is(cause, pgleases.ErrDrainTimeout) {
-			t.Errorf("the hold ended with %v", cause)
-		}
-	}, pgleases.WithDrainTimeout(time.Minute))
 }
 
 func TestPartitionThatDrainsIsGainedWhenItsWorkEnded(t *testing.T) {
@@ -292,9 +252,7 @@ func TestClientHasTheLease(t *testing.T) {
 			t.Errorf("the client has another lease, %v", err)
 		}
 		other, err := lease.Client().Lease(t.Context(), "payments", 8)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if err := lease.SetWeight(t.Context(), 3); err != nil {
 			t.Error(err)
 		}

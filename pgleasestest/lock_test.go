@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/pgleasestest"
 )
@@ -16,9 +17,7 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)
 		first, err := locks.TryAcquire(t.Context(), "report")
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if _, err := locks.TryAcquire(t.Context(), "report"); !errors.Is(err, lock.ErrHeld) {
 			t.Errorf("a lock that is held: %v", err)
 		}
@@ -68,9 +67,7 @@ func TestExpireEndsLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)
 		held, err := locks.Acquire(t.Context(), "report")
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		lease.Expire()
 		if cause := context.Cause(held.Context()); !errors.Is(cause, lock.ErrLost) || !errors.Is(cause, pgleases.ErrTrustLost) {
 			t.Errorf("it ended with %v", cause)
@@ -79,39 +76,12 @@ func TestExpireEndsLocks(t *testing.T) {
 			t.Errorf("guard: %v", err)
 		}
 		again, err := locks.Acquire(t.Context(), "report")
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if err := held.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("release: %v", err)
 		}
 		if err := again.Release(t.Context()); err != nil {
 			t.Error(err)
 		}
-	})
-}
-
-func TestTheClientsCloseWaitsForLocks(t *testing.T) {
-	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
-		held, err := lock.New(lease.Client(), nil).Acquire(t.Context(), "report")
-		if err != nil {
-			t.Fatal(err)
-		}
-		closed := make(chan struct{})
-		go func() {
-			if err := lease.Client().Close(context.Background()); err != nil {
-				t.Error(err)
-			}
-			close(closed)
-		}()
-		<-held.Context().Done()
-		if cause := context.Cause(held.Context()); !errors.Is(cause, pgleases.ErrClosed) {
-			t.Errorf("it ended with %v", cause)
-		}
-		wantOpen(t, "the client's Close", closed)
-		if err := held.Release(t.Context()); err != nil {
-			t.Error(err)
-		}
-		<-closed
 	})
 }
