@@ -11,63 +11,10 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/lock"
+	"github.com/pgleases/pgleases/internal/tests"
 )
-
-func TestASnapshotTellsWhatTheClientsKnow(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	pool := newPool(t, url)
-	a := newAdmin(t, pool)
-	one, two := newClient(t, pool, "one"), newClient(t, pool, "two\n\x1b[2J\u202e")
-	x, y := joined(t, one, "orders", 12), joined(t, two, "orders", 12, pgleases.WithWeight(3))
-	joined(t, two, "leader", 1)
-	even := func(s *admin.Snapshot) bool {
-		l := s.Lease("orders")
-		return len(l.Members) == 2 && l.Members[0].Owned == 3 && l.Members[1].Owned == 9 && s.Lease("leader").Members[0].Owned == 1
-	}
-	s := awaitSnapshot(t, a, "shares by weight", even)
-	l := s.Lease("orders")
-	if m := l.Members; m[0].Client != "one" || m[1].Client != "two\n\x1b[2J\u202e" || m[0].Weight != 1 || m[1].Weight != 3 || m[0].Share != 3 || m[1].Share != 9 {
-		t.Errorf("members %+v", l.Members)
-	}
-	var all admin.Ranges
-	for _, h := range l.Holdings {
-		lease, id := x, "one"
-		if h.Owner != id {
-			lease, id = y, two.ID()
-		}
-		if h.Owner != id || h.Target != id || h.LastOwner != id || h.OwnerSession == 0 || h.OwnerSession != h.TargetSession || h.Since.IsZero() || !h.Asked.IsZero() || h.Moves() {
-			t.Errorf("holding %+v", h)
-		}
-		for _, p := range lease.Values() {
-			if !h.Partitions.Contains(p) {
-				t.Errorf("%q owns %d, which is not in %v", id, p, h.Partitions)
-			}
-		}
-		all = append(all, h.Partitions...)
-	}
-	if len(l.Holdings) != 2 || all.Count() != 12 {
-		t.Errorf("holdings %+v", l.Holdings)
-	}
-	if len(s.Clients) != 2 || s.Clients[0].ID != "one" || s.Clients[0].TTL != calmTTL || s.Clients[0].PID == 0 || s.Clients[0].Host == "" || s.Clients[0].Superseded ||
-		s.Clients[0].Dead || s.Clients[0].HeartbeatAge < 0 || s.Clients[0].HeartbeatAge > patience || s.Clients[0].FastFailover {
-		t.Errorf("clients %+v", s.Clients)
-	}
-	if s.At.IsZero() || s.Version != 1 || !s.Server.Marked || s.Server.Timeline != s.Server.Settled || s.Server.Timeline == 0 {
-		t.Errorf("snapshot %+v", s)
-	}
-	if s.Lease("none") != nil || len(s.Orphans(l)) != 0 {
-		t.Errorf("a lease that is none, or orphans: %v", s.Orphans(l))
-	}
-	text, err := json.Marshal(s)
-	if err != nil || !strings.Contains(string(text), `"share":9`) || strings.Contains(string(text), "0001-01-01") {
-		t.Errorf("JSON %s, %v", text, err)
-	}
-}
 
 // A hand-over that waits for work, a client that is superseded, and one that died, as the tables have them.
 func TestASnapshotTellsWhatWaits(t *testing.T) {
@@ -85,9 +32,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p`)
 	a := newAdmin(t, newPool(t, url))
 	s, err := a.Snapshot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	l := s.Lease("l")
 	if s.Lease("dropped") != nil || l == nil || len(l.Members) != 3 {
 		t.Fatalf("%+v", s)
@@ -128,9 +73,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		5: `A newer process has the ID "b"`,
 	} {
 		e, err := a.Explain(t.Context(), "l", partition)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) || e.Epoch != 3 {
 			t.Errorf("partition %d, epoch %d: %s, want %s", partition, e.Epoch, got, want)
 		}
@@ -138,43 +81,6 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	for _, lease := range []string{"l", "none"} {
 		if _, err := a.Explain(t.Context(), lease, 10); !errors.Is(err, admin.ErrNoSuchPartition) {
 			t.Errorf("partition 10 of %q: %v", lease, err)
-		}
-	}
-}
-
-func TestLocksTellsWhoHoldsThem(t *testing.T) {
-	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
-	pool := newPool(t, url)
-	client := newClient(t, pool, "holder")
-	held, err := lock.New(client, pool).Acquire(t.Context(), "a/one")
-	if err != nil {
-		t.Fatal(err)
-	}
-	other, err := lock.New(client, pool).AcquireShared(t.Context(), "b")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := newAdmin(t, pool)
-	var names []string
-	for l, err := range a.Locks(t.Context(), "") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, l.Name)
-	}
-	if got := strings.Join(names, " "); got != "a/one b" {
-		t.Errorf("locks %q", got)
-	}
-	for l, err := range a.Locks(t.Context(), "a/") {
-		if err != nil || l.Name != "a/one" || l.Shared || l.Waiting != 0 || len(l.Holders) != 1 || l.Holders[0].Client != "holder" ||
-			l.Holders[0].Token != held.Token() || l.Holders[0].TimeLeft <= 0 || l.Holders[0].TimeLeft > calmTTL || l.Holders[0].Since.IsZero() {
-			t.Errorf("%+v, %v", l, err)
-		}
-	}
-	for _, h := range []*lock.Held{held, other} {
-		if err := h.Release(t.Context()); err != nil {
-			t.Error(err)
 		}
 	}
 }
@@ -212,9 +118,7 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('big', 65536, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, epoch) SELECT 'big', p, nullif(p % 3, 0), 1 FROM generate_series(0, 65535) AS p`)
 	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	count, sum := 0, 0.0
 	for i, h := range s.Lease("big").Holdings {
 		count += h.Partitions.Count()
@@ -243,9 +147,7 @@ func TestTimesFarAwayAreJSON(t *testing.T) {
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, '20000-01-01', 1);
 		INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
 	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	if text, err := json.Marshal(s); err != nil {
 		t.Errorf("%s, %v", text, err)
 	}
@@ -265,9 +167,7 @@ func TestAnEvictedClientIsCalledSo(t *testing.T) {
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now())`)
 	a := newAdmin(t, newPool(t, url))
 	s, err := a.Snapshot(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	if a, b := s.Client(11), s.Client(12); a.Evicted || a.Superseded || !b.Evicted || b.Superseded {
 		t.Errorf("clients %+v", s.Clients)
 	}

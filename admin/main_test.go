@@ -17,8 +17,7 @@ import (
 
 func TestMain(m *testing.M) { tests.Main(m) }
 
-// patience bounds what a test waits for. It is reached only where that never comes.
-const patience = 2 * time.Minute
+const patience = tests.Patience
 
 const (
 	// calmTTL is that of clients which no test expects to die.
@@ -28,28 +27,14 @@ const (
 
 func newPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgtest.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // through any pooler
-	for _, f := range configure {
-		f(config)
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
+	throughAnyPooler := func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec }
+	return tests.Pool(t, url, append(configure, throughAnyPooler)...)
 }
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
 	a, err := admin.New(pool, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return a
 }
 
@@ -57,9 +42,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 	t.Helper()
 	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -73,9 +56,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 func joined(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
 	l, err := c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return l
 }
 
@@ -84,9 +65,7 @@ func exec(t *testing.T, url string, statements ...string) {
 	pool := newPool(t, pgtest.OwnerURL(url))
 	defer pool.Close()
 	for _, statement := range statements {
-		if _, err := pool.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Fatalf("%s: %v", statement, err)
-		}
+		tests.Execute(t, pool, statement)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // owners are the clients that own each partition of a lease; empty: none.
@@ -98,9 +99,7 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 	owner := newPool(t, pgtest.OwnerURL(url))
 	state := func() (text string) {
 		t.Helper()
-		if err := owner.QueryRow(t.Context(), of).Scan(&text); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, owner.QueryRow(t.Context(), of).Scan(&text))
 		return text
 	}
 	moved := 0
@@ -182,9 +181,7 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		s, err := a.Snapshot(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		for _, w := range s.Wishes {
 			if w.Reason == "why" {
 				t.Errorf("it was done all the same: %+v", w)
@@ -205,19 +202,13 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 	} {
 		awaitQuiet(t, a, members)
 		p, err := operator.Preview(ctx, drain)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := test.change(); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
+		tests.OK(t, test.change())
 		refused(p, drain, test.want)
 	}
 	awaitQuiet(t, a, members)
 	p, err := operator.Preview(ctx, drain)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
 	for want, c := range map[string]admin.Change{
 		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
@@ -390,9 +381,7 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	defer cancel()
 	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}
 	p, err := operator.Preview(ctx, freeze)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	freeze.Binding = p.Binding
 	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
 		t.Errorf("it is told %v", err)
@@ -411,9 +400,7 @@ func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing
 	a := newAdmin(t, owner)
 	exec(t, url, "UPDATE pgleases.clients SET ttl = '1 s'")
 	tx, err := owner.Begin(t.Context()) // what the server reads takes for ever
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
 	}
@@ -430,9 +417,7 @@ func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing
 			t.Errorf("with binding %q: %v", binding, err)
 		}
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, tx.Rollback(t.Context()))
 	if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -18,9 +19,7 @@ import (
 func manySchedules(t *testing.T, url string) {
 	t.Helper()
 	pool := newPool(t, pgtest.OwnerURL(url))
-	if err := schedule.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 16), ('other', 1)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, paused_at, waits, waits_since, registered)
 			SELECT 'billing', 's' || lpad(n::text, 4, '0'), 'k' || n, n % 16, 'books', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour',
@@ -57,9 +56,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 		t.Helper()
 		for after := ""; ; {
 			page, err := a.Schedules(t.Context(), "billing", which, prefix, after, most)
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			for _, s := range page {
 				if s.Name <= after {
 					t.Fatalf("%q comes after %q", s.Name, after)
@@ -91,9 +88,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	jobs := 0
 	for after := int64(0); ; {
 		page, err := a.Jobs(t.Context(), "billing", "", after, 300)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if jobs += len(page); len(page) < 300 {
 			break
 		}
@@ -134,18 +129,14 @@ func TestWhatIsLateIsFoundInManyPartitions(t *testing.T) {
 	}
 	for name, args := range map[string][]any{"groups.sql": {100}, "schedules.sql": {"billing", "late", "", "", 50}, "jobs.sql": {"billing", "due", int64(0), 50}} {
 		text, err := sql.Files.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		var plans []struct {
 			Plan struct {
 				Hit  int `json:"Shared Hit Blocks"`
 				Read int `json:"Shared Read Blocks"`
 			}
 		}
-		if err := pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+string(text), args...).Scan(&plans); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, pool.QueryRow(t.Context(), "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) "+string(text), args...).Scan(&plans))
 		if blocks := plans[0].Plan.Hit + plans[0].Plan.Read; blocks == 0 || blocks > 5000 {
 			t.Errorf("%s reads %d blocks", name, blocks)
 		}
