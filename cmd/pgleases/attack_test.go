@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // envFaults is how many faults the attack makes, by default one of each kind. Two hundred take some ten minutes.
@@ -103,7 +104,7 @@ func TestNoTwoProgramsOfAPartitionRunAtOnceUnderFaults(t *testing.T) {
 	// settled waits until each partition has a program that lives after that time, and each member has a keeper.
 	settled := func(after time.Duration) {
 		t.Helper()
-		await(t, "a program for each partition and a keeper for each member", func() bool {
+		tests.Until(t, "a program for each partition and a keeper for each member", func() bool {
 			for _, m := range members {
 				if len(childrenOf(m.Process.Pid)) == 0 {
 					return false

@@ -19,15 +19,14 @@ import (
 
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // execute runs statements in a database, on a connection of their own.
 func execute(t *testing.T, databaseURL string, statements ...string) {
 	t.Helper()
 	conn, err := pgx.Connect(t.Context(), databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer conn.Close(context.Background())
 	for _, statement := range statements {
 		if _, err := conn.PgConn().Exec(t.Context(), statement).ReadAll(); err != nil {
@@ -138,7 +137,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var code int
 	late := time.Now()
 	if slices.ContainsFunc([]string{"dead-rows", "hot-updates", "transactions", "snapshots", "table-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
-		late = late.Add(patience)
+		late = late.Add(tests.Patience)
 	}
 	for {
 		found, code = examined(t, databaseURL, flags...)
@@ -302,27 +301,13 @@ func TestWhereNoConnectionIsLeftNobodyIsSentToAnotherDatabase(t *testing.T) {
 	}
 }
 
-func TestWhoLacksRightsOnSchedulesIsToldWhichToGet(t *testing.T) {
-	t.Parallel()
-	database := pgtest.MigratedDatabase(t)
-	role := newRole(t, database)
-	c := run(t, databaseEnv(as(t, database, role)), "schedules", "pause", "books", "close", "--reason", "why")
-	if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), "pgleases grants ROLE --for=schedule-operators") {
-		t.Errorf("exit code %d, output %q, want %d and the grants", code, c.output.String(), exitFailed)
-	}
-}
-
 // newFilter returns the URL of a way to a database on which a filter changes, or keeps back, what the server sends.
 func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []byte) (keep bool)) string {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(func() { listener.Close() })
 	upstream := u.Host
 	go func() {

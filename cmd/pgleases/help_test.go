@@ -22,10 +22,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
-)
 
-// patience bounds what a test waits for. It is reached only where that never comes.
-const patience = time.Minute
+	"github.com/pgleases/pgleases/internal/tests"
+)
 
 // built is the command as users have it.
 var built string
@@ -145,33 +144,26 @@ func records(t *testing.T, dir string) (all []record) {
 	}
 	lines := bufio.NewScanner(bytes.NewReader(text[:bytes.LastIndexByte(text, '\n')+1]))
 	for lines.Scan() {
-		var r record
-		if _, err := fmt.Sscan(lines.Text(), &r.partition, &r.pid, &r.epoch, &r.what, &r.at); err != nil {
-			t.Fatalf("%q: %v", lines.Text(), err)
+		fields := strings.Fields(lines.Text())
+		if len(fields) != 5 {
+			t.Fatalf("%q is no record", lines.Text())
 		}
-		all = append(all, r)
+		number := func(i int) int64 {
+			n, err := strconv.ParseInt(fields[i], 10, 64)
+			if err != nil {
+				t.Fatalf("%q: %v", lines.Text(), err)
+			}
+			return n
+		}
+		all = append(all, record{int(number(0)), int(number(1)), number(2), fields[3], time.Duration(number(4))})
 	}
 	return all
-}
-
-// await waits for something that nobody tells of.
-func await(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for late := time.After(patience); !is(); {
-		select {
-		case <-look.C:
-		case <-late:
-			t.Fatalf("never: %s", what)
-		}
-	}
 }
 
 // awaitRecord waits for a record after that time, and returns it.
 func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of func(record) bool) (found record) {
 	t.Helper()
-	await(t, what, func() bool {
+	tests.Until(t, what, func() bool {
 		for _, r := range records(t, dir) {
 			if r.at > after && r.what == what && (of == nil || of(r)) {
 				found = r
@@ -187,9 +179,7 @@ func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of 
 func isFree(t *testing.T, dir string, partition int) bool {
 	t.Helper()
 	lock, err := os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer lock.Close()
 	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
@@ -225,13 +215,9 @@ func run(t *testing.T, env []string, args ...string) *command {
 	c := &command{Cmd: exec.Command(built, args...), t: t, output: new(buffer), ended: make(chan struct{})}
 	c.Env = append(os.Environ(), env...)
 	r, w, err := os.Pipe() // of our own: Wait waits not for others who have it
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	c.Stdout, c.Stderr = w, w
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, c.Start())
 	w.Close()
 	go func() {
 		_, _ = io.Copy(c.output, r)
@@ -261,7 +247,7 @@ func (c *command) wait() int {
 	c.t.Helper()
 	select {
 	case <-c.ended:
-	case <-time.After(patience):
+	case <-time.After(tests.Patience):
 		c.t.Errorf("pgleases does not end: %s", c.output.String())
 		return -2
 	}
@@ -314,9 +300,7 @@ type proxy struct {
 func newProxy(t *testing.T, databaseURL string) *proxy {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	p := &proxy{upstream: u.Host, conns: make(map[net.Conn]bool)}
 	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)

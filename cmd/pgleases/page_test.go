@@ -11,6 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/cobra/doc"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 const page = "../../docs/cli.md"
@@ -28,9 +30,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 		err := doc.GenMarkdownCustom(cmd, text, func(file string) string {
 			return "cli.md#" + strings.ReplaceAll(strings.TrimSuffix(file, ".md"), "_", "-")
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		for _, sub := range cmd.Commands() {
 			if !sub.Hidden && sub.Name() != "help" {
 				describe(sub)
@@ -39,14 +39,10 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 	}
 	describe(root)
 	if *write {
-		if err := os.WriteFile(page, text.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, os.WriteFile(page, text.Bytes(), 0o644))
 	}
 	now, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	if !bytes.Equal(now, text.Bytes()) {
 		t.Errorf("%s is not what the command's help says: go test ./cmd/pgleases -run Page -write", page)
 	}
@@ -55,9 +51,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 // What README has a reader type is what the command takes.
 func TestTheCommandsOfTheReadmeAreVerbs(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
 	for _, line := range lines {
 		cmd, args, err := newRoot().Find(strings.Fields(line[1]))

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func databaseEnv(url string) []string { return []string{"DATABASE_URL=" + url} }
@@ -46,9 +47,7 @@ func TestWhatCannotBeIsToldWithWhatWouldBeRight(t *testing.T) {
 		t.Fatal("exit code", code)
 	}
 	plain := filepath.Join(t.TempDir(), "plain")
-	if err := os.WriteFile(plain, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, os.WriteFile(plain, nil, 0o600))
 	for _, test := range []struct {
 		args string
 		code int
@@ -113,16 +112,12 @@ func TestTryTakesOverWhatADeadOneHas(t *testing.T) {
 	awaitRecord(t, dir, 0, "begins", nil)
 	dead.signal(syscall.SIGKILL)
 	conn := newConn(t, database)
-	await(t, "the dead one has expired", func() (expired bool) {
-		if err := conn.QueryRow(t.Context(), "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients").Scan(&expired); err != nil {
-			t.Fatal(err)
-		}
+	tests.Until(t, "the dead one has expired", func() (expired bool) {
+		tests.OK(t, conn.QueryRow(t.Context(), "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients").Scan(&expired))
 		return expired
 	})
 	pooled, err := url.Parse(database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	settings := pooled.Query()
 	settings.Set("pool_max_conns", "2") // as applications have in theirs
 	pooled.RawQuery = settings.Encode()
@@ -152,7 +147,7 @@ func TestAProgramIsStartedAgainLaterEachTime(t *testing.T) {
 	log := filepath.Join(dir, "starts")
 	run(t, env, "run", "again", "--", "sh", "-c", `cut -d' ' -f1 /proc/uptime >>`+log)
 	var starts []string
-	await(t, "five starts", func() bool {
+	tests.Until(t, "five starts", func() bool {
 		text, _ := os.ReadFile(log)
 		starts = strings.Fields(string(text))
 		return len(starts) >= 5
@@ -258,7 +253,7 @@ func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
 			}
 			killed := boottime()
 			test.kill(t, c, keepers[0])
-			await(t, "all is gone, or another one has begun", func() bool {
+			tests.Until(t, "all is gone, or another one has begun", func() bool {
 				for _, r := range records(t, dir) {
 					if r.pid != began.pid {
 						return true
@@ -307,7 +302,7 @@ func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
 			late := lateness()
 			stopped := boottime()
 			test.stop(t, c, childrenOf(c.Process.Pid)[0], way)
-			await(t, "all is gone", func() bool { return isFree(t, dir, 0) })
+			tests.Until(t, "all is gone", func() bool { return isFree(t, dir, 0) })
 			gone := boottime()
 			left, machine := ttl-ttl/20-(gone-stopped), late()
 			t.Logf("gone %v before the latest end of the trust; the machine was %v late", left, machine)
@@ -345,7 +340,7 @@ func TestManyPartitionsHaveAProgramEach(t *testing.T) {
 	for range 2 {
 		runProgram(t, dir, "", env, "many", "-n", "6", "--ttl", "5m")
 	}
-	await(t, "three programs under each of two supervisors", func() bool {
+	tests.Until(t, "three programs under each of two supervisors", func() bool {
 		living := make(map[int]int)
 		ended := make(map[int]bool)
 		for _, r := range records(t, dir) {
@@ -391,11 +386,9 @@ func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
 // What a keeper leaves may die while it is looked at, of the kernel's signal, and leave children in turn.
 func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
 	s, err := newSupervisor(&runner{ttl: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer func() { check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
-	for n := range 300 {
+	for n := range 100 {
 		began := time.Now()
 		if _, err := directChildren(); err != nil {
 			t.Fatal(err)
@@ -403,12 +396,8 @@ func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
 		look := time.Since(began)
 		parent := exec.Command("sh", "-c", "sleep 1000 & echo begun; exec sleep 1000")
 		out, err := parent.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := parent.Start(); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
+		tests.OK(t, parent.Start())
 		if _, err := out.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
@@ -425,17 +414,13 @@ func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
 
 func TestProcessesThatCannotBeReadAreNotTakenForGone(t *testing.T) {
 	child := exec.Command("sleep", "1000")
-	if err := child.Start(); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, child.Start())
 	defer func() {
 		_ = child.Process.Kill()
 		_ = child.Wait()
 	}()
 	file, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	free := uint64(file.Fd()) // the lowest one
 	file.Close()
 	var limit syscall.Rlimit
@@ -464,18 +449,12 @@ func TestUnderNohupTheProgramIgnoresSIGHUPToo(t *testing.T) {
 // A keeper that kills is not killed: elsewhere than on Linux nobody would kill the program then.
 func TestAKeeperThatWasOrderedToKillIsLeftToIt(t *testing.T) {
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer r.Close()
 	keeper := exec.Command("cat")
 	in, err := keeper.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := keeper.Start(); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
+	tests.OK(t, keeper.Start())
 	w.Close()
 	(&supervisor{lead: time.Second}).tell(keeper, w, orderEnd)
 	in.Close()

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
@@ -19,24 +20,18 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	execute(t, database, sound)
 	c := run(t, databaseEnv(database), "serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
 	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
-	await(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
+	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
 	found := address.FindStringSubmatch(c.output.String())
 	ask := func(method, path, host string) (*http.Response, string) {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), method, found[1]+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		r.Host = host
 		response, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		return response, string(body)
 	}
 	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:8080": 200, "[::1]:80": 200, "leases.example": 200,
@@ -48,7 +43,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	if response, _ := ask("POST", "", ""); response.StatusCode != http.StatusMethodNotAllowed {
 		t.Errorf("POST: %d", response.StatusCode)
 	}
-	await(t, "a poll tells whose the partitions are", func() bool {
+	tests.Until(t, "a poll tells whose the partitions are", func() bool {
 		_, told := ask("GET", "poll", "")
 		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
 	})
@@ -60,7 +55,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
 		open := run(t, databaseEnv(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
 		port := regexp.MustCompile(`Open http://\S+:(\d+)/\n`)
-		await(t, "it says where it listens", func() bool { return port.MatchString(open.output.String()) })
+		tests.Until(t, "it says where it listens", func() bool { return port.MatchString(open.output.String()) })
 		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.output.String())[1] + "/"
 		if response, _ := ask("GET", "", "evil.example"); response.StatusCode != want {
 			t.Errorf("listening on %s: %d, want %d", listen, response.StatusCode, want)
@@ -78,25 +73,19 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	execute(t, database, "INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now())")
 	c := run(t, databaseEnv(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--steer", "--actor", "maria")
 	address := regexp.MustCompile(`Open (http://127\.0\.0\.1:\d+/)\nTo steer, open (http://127\.0\.0\.1:\d+/[A-Z2-7]{26}/) and`)
-	await(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
+	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
 	found := address.FindStringSubmatch(c.output.String())
 	post := func(url, path, body, host string) (int, string) {
 		t.Helper()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		r.Header.Set("Content-Type", "application/json")
 		r.Host = host
 		response, err := http.DefaultClient.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		defer response.Body.Close()
 		text, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		return response.StatusCode, string(text)
 	}
 	const freeze = `{"verb":"freeze","subject":"l","reason":"why","binding":"BINDING"}`
