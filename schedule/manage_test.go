@@ -34,7 +34,8 @@ func newOperator(db *database) *operator {
 	ok(db.t, err)
 	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.ReplaceAll(string(grants), "pgleases_operator", role))
 	db.t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
-	config, err := pgtest.ParseConfig(pgtest.OwnerURL(db.url))
+	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(db.url)) // behind a pooler, others would get the connections with the role
+	config, err := pgtest.ParseConfig(direct)
 	ok(db.t, err)
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET ROLE "+role)
