@@ -117,7 +117,11 @@ var crashCases = []crashCase{
 		c.waitFor("the victim has seen its lock", func() bool { return c.wire.Seen("lookout") >= looks })
 		c.arm("evictended")
 		third.Kill()
-		c.await(nil)
+		c.await(func(c *crash) {
+			if !value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.clients WHERE id = 'third')") {
+				c.lostTrust("the victim evicted the third when its TTL was over")
+			}
+		})
 		c.bystand()
 	}), goesOn},
 	{"settle", "the server was promoted", func(c *crash) {

@@ -290,16 +290,17 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 			victims[i] = tr.start(ways[i].URL())
 			hasJoined(t, victims[i])
 		}
-		evictions := func() (n int) {
+		const soon, ever = "evicted sessions whose connection has ended", "pgleases: evicted " // the latter also those whose TTL was over
+		evictions := func(words string) (n int) {
 			for _, p := range tr.living {
-				n += strings.Count(p.Output(), "evicted sessions whose connection has ended")
+				n += strings.Count(p.Output(), words)
 			}
 			return n
 		}
 		for n := range *failoverCuts {
 			tr.owned(fmt.Sprintf("before cut %d", n+1))
 			<-time.After(time.Second) // so that those who watch have seen the present locks
-			i, before := n%len(ways), evictions()
+			i, before := n%len(ways), evictions(ever)
 			cut, mend := ways[i].Reset, ways[i].Thaw // it goes on, and cannot connect
 			if n%4 < 3 {
 				cut = func() error { return errors.Join(victims[i].Pause(), ways[i].Cut()) }
@@ -309,7 +310,7 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 				t.Fatal(err)
 			}
 			if n%2 == 0 {
-				waitFor(t, patience, "the others evict it", func() bool { return evictions() > before })
+				waitFor(t, patience, "the others evict it", func() bool { return evictions(ever) > before })
 			} else {
 				<-time.After(rand.N(1200 * time.Millisecond)) // what readers bear, and more
 			}
@@ -318,7 +319,10 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 			}
 		}
 		tr.owned("at last")
-		t.Logf("%d evictions: %v", evictions(), tr.report())
+		t.Logf("%d evictions, %d of them soon: %v", evictions(ever), evictions(soon), tr.report())
+		if evictions(soon) == 0 {
+			t.Error("nobody was evicted when the connection ended")
+		}
 	})
 }
 
