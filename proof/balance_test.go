@@ -265,7 +265,6 @@ func TestAHundredSingletonsSpreadEvenlyOverFourClients(t *testing.T) {
 
 // Promise 5, and section 4: who was killed is not left behind, whether or not it had joined anything.
 func TestAThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
-	t.Parallel()
 	punctual.Run(t, func(t *punctual.Try) {
 		const ttl = time.Second
 		url := pgserver.Database(t)
