@@ -27,15 +27,14 @@ var (
 )
 
 // Every tick has one fate, what is done has its effect once, and nothing else has one, whatever befalls processes, networks and the database.
+// Not in parallel with other tests: a fleet under attack loads both processors.
 func TestEveryTickHasOneFateAndItsEffectOnceWhateverBefallsTheFleet(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		pooled bool
 		faults int
 	}{{"direct", false, *scheduleFaults}, {"through PgBouncer", true, *scheduleFaults / 2}} {
 		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
 			punctual.Run(t, func(t *punctual.Try) {
 				server := pgserver.Private(t, committing)
 				database := &faults.Database{Server: server, URL: server.URL()}
