@@ -53,8 +53,18 @@ func newDatabase(t testing.TB) *database {
 	t.Helper()
 	ddl, err := schedule.Schema()
 	ok(t, err)
-	return newDatabaseAt(t, pgtest.MigratedDatabase(t, ddl))
+	url := pgtest.MigratedDatabase(t, ddl, testTables)
+	if url != pgtest.OwnerURL(url) { // an application's role: only the library's tables are there
+		return newDatabaseAt(t, url)
+	}
+	return &database{t, url, newPool(t, url, nil)}
 }
+
+var testTables = `CREATE TABLE public.test_clock (now timestamptz);
+	INSERT INTO public.test_clock VALUES ('` + midnight.Format(time.RFC3339) + `');
+	CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now FROM public.test_clock';
+	CREATE TABLE public.effects (n bigint GENERATED ALWAYS AS IDENTITY, name text, at timestamptz, epoch bigint);
+	GRANT ALL ON public.test_clock, public.effects TO PUBLIC`
 
 // newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
 func newEncodedDatabase(t testing.TB, encoding string) *database {
@@ -86,11 +96,7 @@ func newDatabaseAt(t testing.TB, url string) *database {
 	if url != pgtest.OwnerURL(url) {
 		db.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + string(grants))
 	}
-	db.exec(`CREATE TABLE public.test_clock (now timestamptz);
-		INSERT INTO public.test_clock VALUES ('` + midnight.Format(time.RFC3339) + `');
-		CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT now FROM public.test_clock';
-		CREATE TABLE public.effects (n bigint GENERATED ALWAYS AS IDENTITY, name text, at timestamptz, epoch bigint);
-		GRANT ALL ON public.test_clock, public.effects TO PUBLIC`)
+	db.exec(testTables)
 	return db
 }
 

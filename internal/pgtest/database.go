@@ -61,7 +61,7 @@ func MigratedDatabase(tb TB, more ...string) string {
 	}
 	if s.copies == "" {
 		url := Database(tb)
-		if err := makeTables(url); err != nil {
+		if err := makeTables(url, more...); err != nil {
 			tb.Fatal(fmt.Errorf("pgtest: %w", err))
 		}
 		return url
@@ -90,11 +90,7 @@ func newTemplate(more string) (string, error) {
 	}
 	u, err := url.Parse(databaseURL)
 	if err == nil {
-		err = makeTables(databaseURL)
-	}
-	if err == nil && more != "" {
-		direct, _ := DirectURL(databaseURL)
-		err = execute(ctx, direct, "SET client_min_messages = warning", more)
+		err = makeTables(databaseURL, more)
 	}
 	if err != nil {
 		return "", fmt.Errorf("pgtest: %w", err)
@@ -102,12 +98,12 @@ func newTemplate(more string) (string, error) {
 	return strings.TrimPrefix(u.Path, "/"), nil
 }
 
-// makeTables makes the library's tables as their owner.
-func makeTables(databaseURL string) error {
+// makeTables makes the library's tables as their owner, and runs more DDL.
+func makeTables(databaseURL string, more ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	direct, _ := DirectURL(databaseURL)
-	return execute(ctx, direct, "CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), file("functions.sql"))
+	return execute(ctx, direct, append([]string{"CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), file("functions.sql")}, more...)...)
 }
 
 // EmptyDatabase is Database for a test that makes the library's tables itself: whatever PGLEASES_TEST_ROLE says, the
@@ -148,17 +144,37 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 		return "", nil, fmt.Errorf("pgtest: %w", err)
 	}
 	server, _ := DirectURL(s.url)
-	if err := execute(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+template+s.copies); err != nil {
+	if err := onServer(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+template+s.copies); err != nil {
 		return "", nil, fmt.Errorf("pgtest: create a database on %s: %w", s.description, err)
 	}
 	return url, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		if err := execute(ctx, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+		if err := onServer(ctx, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
 			return fmt.Errorf("pgtest: drop database %s: %w", name, err)
 		}
 		return nil
 	}, nil
+}
+
+var toServer struct {
+	sync.Mutex
+	conn *pgx.Conn
+}
+
+// onServer executes a statement on a connection that all tests of this process share: to connect for each costs as much as to make the database.
+func onServer(ctx context.Context, serverURL, statement string) error {
+	toServer.Lock()
+	defer toServer.Unlock()
+	if toServer.conn == nil || toServer.conn.Ping(ctx) != nil {
+		conn, err := pgx.Connect(ctx, serverURL)
+		if err != nil {
+			return err
+		}
+		toServer.conn = conn
+	}
+	_, err := toServer.conn.PgConn().Exec(ctx, statement).ReadAll()
+	return err
 }
 
 // DirectURL returns the URL of the same database past the pooler, and true; without PGLEASES_TEST_DIRECT_URL there is

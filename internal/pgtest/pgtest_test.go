@@ -54,6 +54,15 @@ func value[T any](t *testing.T, conn *pgx.Conn, query string) (v T) {
 	return v
 }
 
+// A server that somebody else runs ends sessions that are idle.
+func TestDatabasesAreMadeAfterTheSharedConnectionWasLost(t *testing.T) {
+	conn := connect(t, EmptyDatabase(t))
+	if !value[bool](t, conn, fmt.Sprint("SELECT pg_terminate_backend(", toServer.conn.PgConn().PID(), ", 60000)")) {
+		t.Fatal("the shared connection's session did not end")
+	}
+	connect(t, EmptyDatabase(t))
+}
+
 func TestDatabaseIsEmptyAndGoneAfterItsTest(t *testing.T) {
 	names := make(chan string, 4)
 	t.Run("several at once", func(t *testing.T) {
