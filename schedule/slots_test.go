@@ -353,13 +353,15 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	const idle = 2 * time.Second
-	began, thaw := make(chan time.Time, 100), make(chan struct{})
+	began, thawed := make(chan time.Time, 100), make(chan struct{})
+	thaw := sync.OnceFunc(func() { close(thawed) })
+	defer thaw()
 	start := func() *schedule.Kind[string] {
 		w := newSteadyWorker(db, schedule.WithMaxRunning(5))
 		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 			began <- time.Now()
 			if r.Args == "freezes" {
-				<-thaw
+				<-thawed
 			}
 			return note(ctx, tx, r)
 		}, schedule.Limit(1), schedule.Idle(idle), schedule.Retry(1, schedule.Backoff(time.Millisecond, time.Millisecond)))
@@ -378,7 +380,7 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
 		t.Errorf("another began after %v", took)
 	}
-	close(thaw)
+	thaw()
 	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 21 })
 }
 
