@@ -346,12 +346,13 @@ func TestALossMakesNoContextThatNobodyAskedFor(t *testing.T) {
 	}
 }
 
-// The best of some tries counts, as other work on the machine makes some longer. A hold may add as much as ending it takes; where each
-// partition is looked for in each hold it is twenty times as much.
+// The best of some tries counts, and of more where they are too long, as other work on the machine makes some longer. A hold may add as much as
+// ending it takes; where each partition is looked for in each hold it is twenty times as much.
 func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
-	const partitions, many, tries = 8192, 300, 7
+	const partitions, many, tries = 8192, 300, 200
 	best := make(map[int]time.Duration)
-	for range tries {
+	most := func() time.Duration { return 3*best[1] + many*10*time.Microsecond }
+	for try := 0; try < 7 || try < tries && best[many] > most(); try++ {
 		for _, holds := range []int{1, many} {
 			e, m := idleEngine(partitions, slog.DiscardHandler)
 			for range holds {
@@ -366,8 +367,8 @@ func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 		}
 	}
 	t.Logf("%d partitions end in %v with one hold, in %v with %d", partitions, best[1], best[many], many)
-	if most := 3*best[1] + many*10*time.Microsecond; best[many] > most {
-		t.Errorf("that is more than %v", most)
+	if best[many] > most() {
+		t.Errorf("that is more than %v", most())
 	}
 }
 
