@@ -214,11 +214,17 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 		s.says("freeze('l', 'r')")
 		before := s.owners()
 		s.start("d", ttl)
+		frozen := value[time.Time](t, s.pool, "SELECT clock_timestamp()")
+		began := time.Now()
 		if err := s.proxy["a"].Cut(); err != nil {
 			t.Fatal(err)
 		}
 		s.procs["c"].Kill()
 		waitFor(t, patience, "what the dead one had is owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
+		const others = "SELECT coalesce(string_agg(from_id, ', '), '') FROM pgleases.events WHERE cause = 'evicted' AND from_id <> 'c' AND at > $1"
+		if ids := value[string](t, s.pool, others, frozen); ids != "" {
+			t.Missed(began, ttl, "%s, cut off for a moment or not at all, did not send a heartbeat in time", ids)
+		}
 		for i, id := range s.owners() {
 			if before[i] != "c" && before[i] != id {
 				t.Errorf("partition %d of a frozen lease went from %s to %s", i, before[i], id)
@@ -260,7 +266,7 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.says("evict_client('d', 'r')")
-		began := time.Now()
+		began = time.Now()
 		s.share("what it had is taken over", map[string]int{"a": 6, "b": 6})
 		if took := time.Since(began); took > long+bears(ttl, ttl/3) {
 			t.Missed(began, long+bears(ttl, ttl/3), "what an evicted process had was taken over after %v", took)
