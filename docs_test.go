@@ -372,7 +372,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 		}
 	}
 	refuses(app, "app", "DROP TABLE pgleases.clients", "ALTER TABLE pgleases.leases ADD x int", "TRUNCATE pgleases.members",
-		"DELETE FROM pgleases.partitions", "DELETE FROM pgleases.leases", "SELECT pgleases.drop_lease('work')",
+		"DELETE FROM pgleases.partitions", "DELETE FROM pgleases.leases", "SELECT pgleases.drop_lease('work', 'why')",
 		"CREATE TABLE pgleases.x (y int)", "UPDATE pgleases.schema_version SET version = 2")
 
 	reader := as("reader")
@@ -396,7 +396,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(readFile(t, "sql/functions.sql"), -1)
 	tests.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
 	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0')",
-		"SELECT pgleases.drop_lease('work')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
+		"SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
 	_, queries := headed(t, "docs/operations.md")
 	for heading, query := range queries {
 		switch heading {

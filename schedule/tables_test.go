@@ -33,7 +33,7 @@ func TestAnotherNumberOfPartitions(t *testing.T) {
 	}
 	before.close()
 	until(t, "nobody is a member", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 0 })
-	db.exec("SELECT pgleases.drop_lease('schedule/tests')")
+	db.exec("SELECT pgleases.drop_lease('schedule/tests', 'why')")
 	after := newWorker(db, schedule.WithPartitions(7))
 	add(after)
 	after.run()

@@ -895,43 +895,6 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
 
--- With the rights of its caller: whoever may not delete partitions drops no lease.
-CREATE OR REPLACE FUNCTION pgleases.forget_lease(name pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-DECLARE
-    living text;
-BEGIN
-    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE; -- joins wait
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
-    END IF;
-    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
-    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
-    IF living IS NOT NULL THEN
-        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
-            USING ERRCODE = 'object_in_use',
-                HINT = 'Close them, or have them leave, first. One that crashed goes when another client, of whatever lease, has run for its TTL. Where none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
-    END IF;
-    UPDATE pgleases.leases AS l
-    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
-        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
-    WHERE l.name = $1;
-    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
-    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
-    INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
-    SELECT $1, 'dropped', $2, $3, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.forget_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of drop_lease: drops a lease, and writes down who wants it, and why.';
-
-CREATE OR REPLACE FUNCTION pgleases.drop_lease(name pg_catalog.text) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.forget_lease($1, session_user, NULL);
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be made again with another number of partitions. Its next epochs are higher than all before.';
-
 -- From here to new_era: for operators. Each verb is a wish, or takes one back, and a plan of the leases concerned is due at once: ownership
 -- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
 -- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
@@ -1215,11 +1178,32 @@ CREATE OR REPLACE FUNCTION pgleases.drop_lease(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.operator('drop_lease', $3, $2);
+    living text;
 BEGIN
-    PERFORM pgleases.forget_lease($1, pgleases.operator('drop_lease', $3, $2), $2);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE; -- joins wait
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+    END IF;
+    SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO living
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    IF living IS NOT NULL THEN
+        RAISE EXCEPTION 'lease "%" has living members: %', $1, living
+            USING ERRCODE = 'object_in_use',
+                HINT = 'Close them, or have them leave, first. One that crashed goes when another client, of whatever lease, has run for its TTL. Where none runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
+    END IF;
+    UPDATE pgleases.leases AS l
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
+    WHERE l.name = $1;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
+    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+    INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
+    SELECT $1, 'dropped', who, $2, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Drops a lease that has no living members, as the other function of this name does, and writes down why. For those who may steer.';
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be created again with another number of partitions. Its next epochs are higher than all before.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean),
     pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text),

@@ -377,7 +377,7 @@ func (f *fixture) drop(lease string) error {
 	if f.double != nil {
 		return f.double.Drop(lease)
 	}
-	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease($1)", lease)
+	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease($1, 'why')", lease)
 	switch Code(err) {
 	case "55006":
 		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)

@@ -60,7 +60,7 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	c.release([]Release{{"l", 0, 4}}) // renews it
 	tells("settled|-|->-|-")
 	c.release(nil, "l")
-	f.exec("DELETE FROM members; SELECT drop_lease('l')")
+	f.exec("DELETE FROM members; SELECT drop_lease('l', 'why')")
 	tells("dropped|l|->-|-")
 }
 

@@ -34,7 +34,7 @@ func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 		"DROP TABLE pgleases.clients", "ALTER TABLE pgleases.clients ADD x int", "TRUNCATE pgleases.partitions",
 		"DROP SCHEMA pgleases CASCADE", "CREATE TABLE pgleases.x (y int)", "DELETE FROM pgleases.partitions",
 		"DELETE FROM pgleases.leases", "DELETE FROM pgleases.server", "UPDATE pgleases.schema_version SET version = 2",
-		"SELECT pgleases.drop_lease('l')", "DROP FUNCTION pgleases.guard", "DROP VIEW pgleases.status",
+		"SELECT pgleases.drop_lease('l', 'why')", "DROP FUNCTION pgleases.guard", "DROP VIEW pgleases.status",
 	} {
 		if _, err := conn.Exec(f.ctx, forbidden); Code(err) != "42501" {
 			t.Errorf("%s: %v", forbidden, err)

@@ -197,7 +197,7 @@ func TestADropDuringAJoinWaitsForItAndIsRefused(t *testing.T) {
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	a.join("l", 1)
 	dropper := f.raw()
-	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT pgleases.drop_lease('l')")) })
+	dropping := later(func() error { return failure(dropper.Exec(f.ctx, "SELECT pgleases.drop_lease('l', 'why')")) })
 	f.blocked(dropper.PgConn().PID())
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	if err := dropping(); Code(err) != "55006" {

@@ -82,9 +82,9 @@ func protocolOfGuards(f *fixture, app *pgx.Conn) {
 		_, err := app.Exec(f.ctx, "SELECT * FROM pgleases."+view)
 		f.ok(err)
 	}
-	_, err = app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded')")
+	_, err = app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded', 'why')")
 	expect(f.TB, Code(err), "55006", fmt.Sprintf("drop of a lease with members: %v", err))
 	c.release([]Release{{"guarded", 0, 1}, {"guarded", 1, 1}}, "guarded")
-	_, err = app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded')")
+	_, err = app.Exec(f.ctx, "SELECT pgleases.drop_lease('guarded', 'why')")
 	f.ok(err)
 }
