@@ -275,7 +275,7 @@ func (d *doctor) wanted(f *facts) map[string][]string {
 
 var tablesPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+) ON (?:SEQUENCE )?(pgleases\.[\w., \n]+) TO`)
 var executePattern = regexp.MustCompile(`(?s)GRANT EXECUTE ON FUNCTION (.*?) TO`)
-var namePattern = regexp.MustCompile(`pgleases\.(\w+)\(`)
+var namePattern = regexp.MustCompile(`pgleases\.(\w+)`)
 
 // rights compares what the role may with what a role that runs clients needs.
 func (d *doctor) rights(f *facts) {

@@ -1046,80 +1046,64 @@ CREATE OR REPLACE FUNCTION pgleases.drain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity',
     force boolean DEFAULT false)
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('drain', false, NULL, NULL, $1, $3, $2, $4, $5);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('drain', false, NULL, NULL, $1, $3, $2, $4, $5);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
 
 CREATE OR REPLACE FUNCTION pgleases.undrain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('drain', true, NULL, NULL, $1, $3, $2, NULL, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('drain', true, NULL, NULL, $1, $3, $2, NULL, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
 
 CREATE OR REPLACE FUNCTION pgleases.cordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('cordon', false, NULL, NULL, $1, $3, $2, $4, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('cordon', false, NULL, NULL, $1, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
 
 CREATE OR REPLACE FUNCTION pgleases.uncordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('cordon', true, NULL, NULL, $1, $3, $2, NULL, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('cordon', true, NULL, NULL, $1, $3, $2, NULL, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
 
 CREATE OR REPLACE FUNCTION pgleases.pause(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('pause', false, $1, NULL, NULL, $3, $2, $4, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('pause', false, $1, NULL, NULL, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner.';
 
 CREATE OR REPLACE FUNCTION pgleases.resume(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('pause', true, $1, NULL, NULL, $3, $2, NULL, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('pause', true, $1, NULL, NULL, $3, $2, NULL, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
 
 CREATE OR REPLACE FUNCTION pgleases.freeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('freeze', false, $1, NULL, NULL, $3, $2, $4, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('freeze', false, $1, NULL, NULL, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
 
 CREATE OR REPLACE FUNCTION pgleases.unfreeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('freeze', true, $1, NULL, NULL, $3, $2, NULL, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('freeze', true, $1, NULL, NULL, $3, $2, NULL, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
 
@@ -1127,20 +1111,16 @@ CREATE OR REPLACE FUNCTION pgleases.pin(
     lease pg_catalog.text, partition int, client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL,
     until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('pin', false, $1, $2, $3, $5, $4, $6, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('pin', false, $1, $2, $3, $5, $4, $6, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The partition shall be with this client, whenever that works on the lease; else it is with another. The other partitions are shared as if there were no pinned ones.';
 
 CREATE OR REPLACE FUNCTION pgleases.unpin(
     lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-BEGIN
-    PERFORM pgleases.wish('pin', true, $1, $2, NULL, $4, $3, NULL, false);
-END
+LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+    SELECT pgleases.wish('pin', true, $1, $2, NULL, $4, $3, NULL, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
 
@@ -1205,21 +1185,9 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be created again with another number of partitions. Its next epochs are higher than all before.';
 
-REVOKE EXECUTE ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean),
-    pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
-    pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
-    pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
-    pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz),
-    pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text),
-    pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text),
-    pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text,
-    pg_catalog.timestamptz, boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
+    pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,
+    pgleases.wish FROM PUBLIC;
 
 -- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.

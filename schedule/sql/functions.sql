@@ -719,7 +719,7 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) IS 'Changes a schedule or a job, and writes down who did it, and why. See change.sql.';
-REVOKE EXECUTE ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION pgleases.schedule_change FROM PUBLIC;
 
 -- Last, after all tables and functions: without its version the part counts as missing.
 INSERT INTO pgleases.schedule_version AS v (version, min_code) VALUES (1, 1)

@@ -9,20 +9,9 @@ GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases
 GRANT SELECT, UPDATE ON pgleases.server TO pgleases_app;
 GRANT SELECT, INSERT ON pgleases.server_mark, pgleases.events TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.first_epoch(bigint), pgleases.settings(boolean, int), pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8), pgleases.tell(bigint, pg_catalog.text),
-    pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int), pgleases.trim_events(), pgleases.end_wishes(),
-    pgleases.attend(bigint, bigint, int), pgleases.look_out(bigint, bigint), pgleases.session_ends(),
-    pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text),
-    pgleases.read(bigint, pg_catalog.text[]),
-    pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int),
-    pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text),
-    pgleases.snapshot(pg_catalog.text[], boolean),
-    pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text),
-    pgleases.partition_for(pg_catalog.text, int), pgleases.guard(pg_catalog.text, int, bigint),
-    pgleases.lock_mutex(pg_catalog.text), pgleases.lock_settings(int), pgleases.lock_same_run(bigint, bigint, bigint), pgleases.lock_turn(pg_catalog.text, bigint, boolean),
-    pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean),
-    pgleases.lock_queue(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, boolean),
-    pgleases.lock_release(pg_catalog.text, bigint, bigint, bigint, bigint, bigint, bigint, int, boolean),
-    pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean),
-    pgleases.lock_look(bigint, bigint[], boolean, int, boolean), pgleases.lock_sweep(int, int, boolean),
-    pgleases.lock_list(pg_catalog.text, pg_catalog.text, int), pgleases.guard_lock(pg_catalog.text, bigint) TO pgleases_app;
+GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.tell,
+    pgleases.evict, pgleases.trim_events, pgleases.end_wishes, pgleases.attend, pgleases.look_out, pgleases.session_ends,
+    pgleases.evict_ended, pgleases.read, pgleases.release, pgleases.announce, pgleases.snapshot, pgleases.apply,
+    pgleases.partition_for, pgleases.guard, pgleases.lock_mutex, pgleases.lock_settings, pgleases.lock_same_run,
+    pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release, pgleases.lock_releases,
+    pgleases.lock_look, pgleases.lock_sweep, pgleases.lock_list, pgleases.guard_lock TO pgleases_app;

@@ -3,8 +3,7 @@
 GRANT USAGE ON SCHEMA pgleases TO pgleases_reader;
 GRANT SELECT ON ALL TABLES IN SCHEMA pgleases TO pgleases_reader;
 -- For databases where PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.timeline(), pgleases.lock_list(pg_catalog.text, pg_catalog.text, int),
-    pgleases.snapshot(pg_catalog.text[], boolean), pgleases.leases_of(pg_catalog.text, pg_catalog.text) TO pgleases_reader;
+GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.lock_list, pgleases.snapshot, pgleases.leases_of TO pgleases_reader;
 DO $pgleases_body$
 BEGIN
     IF to_regprocedure($pgleases_name$pgleases.schedule_clock()$pgleases_name$) IS NOT NULL THEN
