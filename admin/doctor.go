@@ -273,24 +273,16 @@ func (d *doctor) wanted(f *facts) map[string][]string {
 	return wanted
 }
 
-var tablesPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+) ON (?:SEQUENCE )?(pgleases\.[\w., \n]+) TO`)
-var executePattern = regexp.MustCompile(`(?s)GRANT EXECUTE ON FUNCTION (.*?) TO`)
-var namePattern = regexp.MustCompile(`pgleases\.(\w+)`)
+var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+) ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
 
 // rights compares what the role may with what a role that runs clients needs.
 func (d *doctor) rights(f *facts) {
-	text := grants(enginesql.Files, ForApplication)
 	wanted := []string{"USAGE"}
-	for _, match := range tablesPattern.FindAllStringSubmatch(text, -1) {
-		for relation := range strings.SplitSeq(match[2], ",") {
+	for _, match := range grantPattern.FindAllStringSubmatch(grants(enginesql.Files, ForApplication), -1) {
+		for name := range strings.SplitSeq(match[2], ",") {
 			for kind := range strings.SplitSeq(match[1], ",") {
-				wanted = append(wanted, strings.TrimPrefix(strings.TrimSpace(relation), "pgleases.")+" "+strings.TrimSpace(kind))
+				wanted = append(wanted, strings.TrimPrefix(strings.TrimSpace(name), "pgleases.")+" "+strings.TrimSpace(kind))
 			}
-		}
-	}
-	for _, match := range executePattern.FindAllStringSubmatch(text, -1) {
-		for _, name := range namePattern.FindAllStringSubmatch(match[1], -1) {
-			wanted = append(wanted, name[1]+" EXECUTE")
 		}
 	}
 	writes := func(right string) bool {
