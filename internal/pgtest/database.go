@@ -59,14 +59,15 @@ func MigratedDatabase(tb TB, more ...string) string {
 	if err != nil {
 		tb.Fatal(fmt.Errorf("pgtest: %w", err))
 	}
+	ddl := strings.Join(more, "\n")
 	if s.copies == "" {
 		url := Database(tb)
-		if err := makeTables(url, more...); err != nil {
+		if err := makeTables(url, ddl); err != nil {
 			tb.Fatal(fmt.Errorf("pgtest: %w", err))
 		}
 		return url
 	}
-	template, err := migratedTemplate(strings.Join(more, "\n"))
+	template, err := migratedTemplate(ddl)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -99,11 +100,11 @@ func newTemplate(more string) (string, error) {
 }
 
 // makeTables makes the library's tables as their owner, and runs more DDL.
-func makeTables(databaseURL string, more ...string) error {
+func makeTables(databaseURL, more string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	direct, _ := DirectURL(databaseURL)
-	return execute(ctx, direct, append([]string{"CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), file("functions.sql")}, more...)...)
+	return execute(ctx, direct, "CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), file("functions.sql"), more)
 }
 
 // EmptyDatabase is Database for a test that makes the library's tables itself: whatever PGLEASES_TEST_ROLE says, the
@@ -143,14 +144,13 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 	if url, err = withDatabase(s.url, name); err != nil {
 		return "", nil, fmt.Errorf("pgtest: %w", err)
 	}
-	server, _ := DirectURL(s.url)
-	if err := onServer(ctx, server, "CREATE DATABASE "+name+" TEMPLATE "+template+s.copies); err != nil {
+	if err := s.execute(ctx, "CREATE DATABASE "+name+" TEMPLATE "+template+s.copies); err != nil {
 		return "", nil, fmt.Errorf("pgtest: create a database on %s: %w", s.description, err)
 	}
 	return url, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
-		if err := onServer(ctx, server, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
+		if err := s.execute(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
 			return fmt.Errorf("pgtest: drop database %s: %w", name, err)
 		}
 		return nil
@@ -162,12 +162,13 @@ var toServer struct {
 	conn *pgx.Conn
 }
 
-// onServer executes a statement on a connection that all tests of this process share: to connect for each costs as much as to make the database.
-func onServer(ctx context.Context, serverURL, statement string) error {
+// execute sends a statement on a connection that all tests of this process share: to connect for each costs as much as to make the database.
+func (s server) execute(ctx context.Context, statement string) error {
 	toServer.Lock()
 	defer toServer.Unlock()
 	if toServer.conn == nil || toServer.conn.Ping(ctx) != nil {
-		conn, err := pgx.Connect(ctx, serverURL)
+		direct, _ := DirectURL(s.url)
+		conn, err := pgx.Connect(ctx, direct)
 		if err != nil {
 			return err
 		}
