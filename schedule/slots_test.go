@@ -374,14 +374,14 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	froze := receive(t, "the first begins", began)
 	start()
 	db.looked()
-	_, err = k.EnqueueMany(t.Context(), make([]string, 20)) // both processes have some
+	_, err = k.EnqueueMany(t.Context(), make([]string, 60)) // each partition has some
 	ok(t, err)
 	free := receive(t, "one of the other process begins", began)
 	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
 		t.Errorf("another began after %v", took)
 	}
 	thaw()
-	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 21 })
+	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 61 })
 }
 
 // Whatever statement is lost, each job is done, no slot stays taken, and there are no more runs at once than the limit.
