@@ -35,10 +35,10 @@ const (
 )
 
 // direct returns the URL of a new database with the tables past any pooler: for tests of the client's own connection, which a pooler hides,
-// and of what only notifications make fast.
+// and of what only notifications make fast. No other test has it: a pooler's sessions keep the names of clients.
 func direct(t testing.TB) string {
 	t.Helper()
-	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	url, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))
 	return url
 }
 

@@ -297,7 +297,7 @@ func (c *clogged) Read(b []byte) (int, error) {
 // The server has the leases locked while it tells what it read, which is more than what lies between here and there.
 func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	t.Parallel()
-	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t)))
+	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
 		`INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id, home_id) SELECT 'wide', p, 3, repeat('x', 200) || p, repeat('y', 200) || p FROM generate_series(0, 19999) AS p`)
 	stuck, free := make(chan struct{}), make(chan struct{})

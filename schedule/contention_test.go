@@ -21,7 +21,7 @@ import (
 // A hundred writers put jobs under one key, while the job runs. Each is told truly what became of what it put, and what is told to be there runs once; of what is rolled back nothing is left.
 func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
@@ -80,7 +80,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 // again, a user's says so. All is done once.
 func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';
 		CREATE TABLE public.accounts (n int PRIMARY KEY, puts int NOT NULL DEFAULT 0);
 		INSERT INTO public.accounts SELECT generate_series(0, 1);

@@ -532,7 +532,7 @@ func TestManyJobsAreFoundInFewLooks(t *testing.T) {
 // A look for more of many jobs begins where those before have come to: what has ended may lie dead in the index. Of what is due at one instant it leaves nothing.
 func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.noteLooks("since_us bigint", "since_us")
 	w := newWorker(db, schedule.WithPartitions(1))
 	w.LookEvery(100 * time.Second) // then it looks also at what was before

@@ -326,7 +326,7 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 	for name, long := range map[string]string{"everything": "since_us < 0 AND coalesce(cardinality(fresh), 0) = 0", "a new partition": "1 = ANY (fresh)"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
+			db := newFreshDatabase(t)
 			db.beforeLooks("IF " + long + " THEN PERFORM pg_sleep(10); END IF")
 			w, log := newLogged(db)
 			w.LookFor(time.Second)
@@ -397,7 +397,7 @@ func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
 // A look takes too long where it passes over what waits, as of millions of jobs under one key: the next pass over nothing, and what is in other partitions begins.
 func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.beforeLooks("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")
 	w, log := newLogged(db)
 	w.LookFor(time.Second)
@@ -446,7 +446,7 @@ func (db *database) beforeLooks(statement string) {
 // What was found begins while a look is under way, however long that takes.
 func TestNothingWaitsForALook(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.beforeLooks("PERFORM pg_advisory_xact_lock_shared(7)")
 	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(1)) // so one look finds both jobs
 	w.LookFor(time.Hour)

@@ -10,16 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/schedule"
 )
-
-// newDirectDatabase is reached past any pooler: notifications arrive.
-func newDirectDatabase(t testing.TB) *database {
-	t.Helper()
-	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
-	return newDatabaseAt(t, url)
-}
 
 // What is put elsewhere, or in a transaction, is due now, and begins long before the process would look again.
 func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {

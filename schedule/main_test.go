@@ -51,13 +51,39 @@ var midnight = time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 
 func newDatabase(t testing.TB) *database {
 	t.Helper()
-	ddl, err := schedule.Schema()
+	return databaseAt(t, pgtest.MigratedDatabase(t, ddl(t)...))
+}
+
+// newFreshDatabase is for a test that changes tables, functions, rights or settings.
+func newFreshDatabase(t testing.TB) *database {
+	t.Helper()
+	return databaseAt(t, pgtest.FreshDatabase(t, ddl(t)...))
+}
+
+// newDirectDatabase is reached past any pooler: notifications arrive. No session outlives its client.
+func newDirectDatabase(t testing.TB) *database {
+	t.Helper()
+	url, _ := pgtest.DirectURL(pgtest.FreshDatabase(t, ddl(t)...))
+	return databaseAt(t, url)
+}
+
+func databaseAt(t testing.TB, url string) *database {
+	t.Helper()
+	return &database{t, url, newPool(t, pgtest.OwnerURL(url), nil)}
+}
+
+// ddl makes what there is in a database.
+func ddl(t testing.TB) (statements []string) {
+	t.Helper()
+	tables, err := schedule.Schema()
 	ok(t, err)
-	url := pgtest.MigratedDatabase(t, ddl, testTables)
-	if url != pgtest.OwnerURL(url) { // an application's role: only the library's tables are there
-		return newDatabaseAt(t, url)
+	statements = append(statements, tables)
+	if os.Getenv("PGLEASES_TEST_ROLE") != "" {
+		grants, err := sql.Files.ReadFile("grants/application.sql")
+		ok(t, err)
+		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", string(grants))
 	}
-	return &database{t, url, newPool(t, url, nil)}
+	return append(statements, testTables)
 }
 
 var testTables = `CREATE TABLE public.test_clock (now timestamptz);
@@ -84,18 +110,8 @@ func newEncodedDatabase(t testing.TB, encoding string) *database {
 	query := address.Query()
 	query.Set("client_encoding", "UTF8")
 	address.RawQuery = query.Encode()
-	return newDatabaseAt(t, address.String())
-}
-
-func newDatabaseAt(t testing.TB, url string) *database {
-	t.Helper()
-	db := &database{t, url, newPool(t, pgtest.OwnerURL(url), nil)}
+	db := databaseAt(t, address.String())
 	ok(t, schedule.Migrate(t.Context(), db.Pool))
-	grants, err := sql.Files.ReadFile("grants/application.sql")
-	ok(t, err)
-	if url != pgtest.OwnerURL(url) {
-		db.exec("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + string(grants))
-	}
 	db.exec(testTables)
 	return db
 }

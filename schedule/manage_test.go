@@ -58,7 +58,7 @@ func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 // An operator runs every verb with the rights of grants/operator.sql alone, and each is written down, with the role that connected.
 func TestOperatorRunsEachVerb(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	bad := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") })
@@ -135,7 +135,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 // Nothing else is open to an operator: not the tables, not the change without a reason, and not the history beyond what a verb writes there.
 func TestOperatorCannotForgeHistory(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
 	ok(t, k.Put(t.Context(), "close", args{}, hourly))
 	o := newOperator(db)
@@ -201,7 +201,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 // What cannot be done is refused, in plain words. Nothing of it is written down.
 func TestManageRefusals(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
@@ -270,7 +270,7 @@ func TestManageUnknownOutcome(t *testing.T) {
 // The rule's zone is not known here: nobody can tell which ticks have passed, so nothing is changed.
 func TestManageWithoutZone(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	ok(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *'")
 	db.setClock(midnight.Add(time.Hour))
@@ -299,7 +299,7 @@ func code(err error) string {
 // What is dead is run once more, once, with what it had.
 func TestRetry(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	w := newWorker(db)
 	var mended atomic.Bool
 	type call struct{ trigger, name, key, at, from string }

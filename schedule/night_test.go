@@ -38,7 +38,7 @@ func queriesOfTheNight(t *testing.T) map[string]string {
 // Each of these can be found by an index: so it passes over few, however many schedules there are, and however long the history is.
 func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec(`INSERT INTO pgleases.schedule_groups VALUES ('tests', 4);
 		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered, failures, waits, paused_at)
 		SELECT 'tests', n, n, n % 4, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + n * interval '1 second', 1, now(),
@@ -69,7 +69,7 @@ func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
 func TestTheQueriesOfTheNightTell(t *testing.T) {
 	t.Parallel()
 	queries := queriesOfTheNight(t)
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	o := newOperator(db)
 	reader, err := admin.Grants(o.role, "pgleases", admin.ForReader)
 	ok(t, err)

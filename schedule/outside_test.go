@@ -59,7 +59,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 // What the first finds out then is refused.
 func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec("ALTER ROLE CURRENT_USER IN DATABASE " + one[string](db, "SELECT quote_ident(current_database())") + " SET synchronous_commit = off")
 	db.exec(`CREATE TABLE public.commits (begun boolean, setting text);
 		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -130,7 +130,7 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 // The partition is wanted elsewhere when it is written down that a handler is called at most once, and it is not called yet: the next owner calls it.
 func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
 			IF EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.trying ->> 'run' = current_setting('schedule.run')) THEN
 				PERFORM pg_advisory_xact_lock(1);
@@ -322,7 +322,7 @@ func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
 // What a handler has done is written down as soon as the database can, while its process owns the partition: it is called once, and nothing is lost.
 func TestTheOutcomeOfACallIsWrittenDownWhenTheDatabaseCan(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec(`CREATE SEQUENCE public.tries; GRANT ALL ON SEQUENCE public.tries TO PUBLIC;
 		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$
 		DECLARE

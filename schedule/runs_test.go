@@ -19,7 +19,7 @@ import (
 // What a handler does wrong makes its tick dead, with nothing of it committed, and the next tick runs.
 func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
 	db.exec(`CREATE TABLE public.checked (n int); GRANT ALL ON public.checked TO PUBLIC;
 		CREATE FUNCTION public.check_later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'locked' USING ERRCODE = '55P03'; END $$;

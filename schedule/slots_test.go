@@ -318,7 +318,7 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 	for _, waits := range []string{"for a slot", "for a key"} {
 		t.Run(waits, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
+			db := newFreshDatabase(t)
 			db.noteLooks("leaves_out boolean", "cardinality(but) + cardinality(but_kinds) > 0")
 			w := newSteadyWorker(db, schedule.WithPartitions(1))
 			w.SweepEvery(time.Hour)
@@ -526,7 +526,7 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 // The slots are made again where none was found, while those that are there are taken and freed: whatever the default of transactions.
 func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$;
 		INSERT INTO pgleases.schedule_slots (group_name, kind, slot) VALUES ('` + group + `', 'pay', 0)`)
 	w, log := newLogged(db)

@@ -147,7 +147,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 // What is changed with a reason is written down whatever the role's search_path has.
 func TestNoStrangeCodeRunsWhereAReasonIsWrittenDown(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
 	ok(t, k.Put(t.Context(), "close", args{}, hourly))
 	db.makeStrange()

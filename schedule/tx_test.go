@@ -57,7 +57,7 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
+			db := newFreshDatabase(t)
 			db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
 			at := *db
 			if mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol { // which poolers may not stand
@@ -153,7 +153,7 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 // Most ticks are done by a statement of their own, which writes what the other would: whatever the schedule's row had, and when it is due next.
 func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	ok(t, k.Put(t.Context(), "close", args{}, hourly))

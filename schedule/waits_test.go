@@ -330,7 +330,7 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 // More jobs wait for a kind than one look may touch: it wakes some of them, and what is known runs.
 func TestManyThatWaitStopNobody(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newFreshDatabase(t)
 	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, waits, waits_since)
 			SELECT '` + group + `', n::text, pgleases.partition_for(n::text, 1), 'telegraph', '', 'job', '0', 1, now, now + interval '1 minute', 'unknown', now FROM public.test_clock, generate_series(1, 1200) AS n;
 		CREATE TABLE public.woken (n bigint); GRANT ALL ON public.woken TO PUBLIC;

@@ -45,7 +45,7 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 	for _, by := range []string{"8 h", "-8 h"} {
 		t.Run(by, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
+			db := newFreshDatabase(t)
 			w := newSteadyWorker(db)
 			w.SweepEvery(100 * time.Millisecond)
 			w.Doubt(50 * time.Millisecond)

@@ -104,7 +104,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			database := pgtest.MigratedDatabase(t)
+			database := pgtest.FreshDatabase(t)
 			execute(t, database, sound)
 			if strings.Contains(test.want, "dead-rows") { // else whoever reads the table removes them
 				conn := newConn(t, database)

@@ -21,6 +21,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/tests"
@@ -44,7 +46,9 @@ func TestMain(m *testing.M) {
 		built = filepath.Join(dir, "pgleases")
 		var out []byte
 		if out, err = exec.Command("go", "build", "-o", built, ".").CombinedOutput(); err == nil {
+			end := pgtest.Keep()
 			code = m.Run()
+			err = end()
 		}
 		err = errors.Join(err, os.RemoveAll(dir))
 		if len(out) > 0 {
@@ -67,7 +71,7 @@ const (
 	modeStubborn = "stubborn" // ignores SIGTERM
 	modeFamily   = "family"   // ignores SIGTERM, and has an orphan of another session
 
-	slowEnd = 3 * time.Second
+	slowEnd = 6 * time.Second
 )
 
 // program holds an exclusive lock on a file for its partition, which the kernel releases when it, and all who inherited it, are gone. So

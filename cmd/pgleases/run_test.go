@@ -173,7 +173,7 @@ func TestAHandOverWaitsForTheProgramsEnd(t *testing.T) {
 		last             string // what the program writes last
 	}{
 		{"", "5m", "1m", "ends"},
-		{modeSlow, "1s", "1m", "ends"}, // for longer than its TTL: it stays the owner
+		{modeSlow, "5s", "1m", "ends"}, // for longer than its TTL: it stays the owner
 		{modeStubborn, "5m", "200ms", "lives"},
 		{modeFamily, "5m", "200ms", "lives"},
 	} {

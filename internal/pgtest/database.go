@@ -21,7 +21,8 @@ import (
 // timeout bounds the making, and the dropping, of a database on a server that runs.
 const timeout = 2 * time.Minute
 
-// TB is what pgtest needs of a testing.TB. Programs import this package too, so it does not import testing.
+// TB is what pgtest needs of a testing.TB. Programs import this package too, so it does not import
+// testing.
 type TB interface {
 	Helper()
 	Cleanup(func())
@@ -29,54 +30,65 @@ type TB interface {
 	Fatal(args ...any)
 }
 
-// Database returns the URL of a new database, which is dropped, with all sessions in it, when the test ends. It is empty;
-// with PGLEASES_TEST_ROLE it has the library's tables, and the URL is the role's. Safe for parallel tests. Without a
-// server the test fails at once.
+// Database returns the URL of a new database, which is dropped, with all sessions in it, when the
+// test ends. It is empty; with PGLEASES_TEST_ROLE it has the library's tables, and the URL is the
+// role's. Safe for parallel tests. Without a server the test fails at once.
 func Database(tb TB) string {
 	tb.Helper()
-	url := EmptyDatabase(tb)
-	role := os.Getenv(roleVariable)
-	if role == "" {
-		return url
+	if role := os.Getenv(roleVariable); role != "" {
+		return MigratedDatabase(tb)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
-	url, err := forApp(ctx, url, role)
-	if err != nil {
-		tb.Fatal(fmt.Errorf("pgtest: %w", err))
-	}
-	return url
+	return EmptyDatabase(tb)
 }
 
-// MigratedDatabase is Database with the library's tables always: for a test of what clients do in them. On a server of ours it
-// is a copy, which takes a third of the time, and which more DDL has been run in.
+// MigratedDatabase returns the URL of a database with the library's tables, in which more DDL has
+// been run: for a test of what clients do in them. With PGLEASES_TEST_ROLE the URL is the role's.
+// Other tests may have had it before; then it is as it was: see [Keep].
 func MigratedDatabase(tb TB, more ...string) string {
 	tb.Helper()
-	if os.Getenv(roleVariable) != "" {
-		return Database(tb)
-	}
+	return lend(tb, strings.Join(more, "\n"), true)
+}
+
+// FreshDatabase is MigratedDatabase for a test that changes tables, functions, rights or settings,
+// or looks at how sessions end: no other test has it before or after, and its sessions end with
+// their clients.
+func FreshDatabase(tb TB, more ...string) string {
+	tb.Helper()
+	return lend(tb, strings.Join(more, "\n"), false)
+}
+
+// makeMigrated makes a database with the library's tables, and runs more DDL.
+func makeMigrated(ctx context.Context, more string) (url string, drop func() error, err error) {
 	s, err := shared()
 	if err != nil {
-		tb.Fatal(fmt.Errorf("pgtest: %w", err))
+		return "", nil, err
 	}
-	ddl := strings.Join(more, "\n")
-	if s.copies == "" {
-		url := Database(tb)
-		if err := makeTables(url, ddl); err != nil {
-			tb.Fatal(fmt.Errorf("pgtest: %w", err))
+	role := os.Getenv(roleVariable)
+	template := "template0" // to which nobody can be connected, which would make the copy fail
+	if role == "" && s.copies != "" {
+		if template, err = migratedTemplate(more); err != nil {
+			return "", nil, err
 		}
-		return url
 	}
-	template, err := migratedTemplate(ddl)
+	if url, drop, err = newFrom(ctx, template); err != nil {
+		return "", nil, err
+	}
+	switch {
+	case role != "":
+		url, err = forApp(ctx, url, role, more)
+	case template == "template0":
+		err = makeTables(ctx, url, more)
+	}
 	if err != nil {
-		tb.Fatal(err)
+		err = errors.Join(err, drop())
 	}
-	return newDatabase(tb, template)
+	return url, drop, err
 }
 
 var templates sync.Map // by the DDL run after that of the library, functions that return a name
 
-// migratedTemplate returns the name of a database with the tables, to which nobody connects. It goes with the server.
+// migratedTemplate returns the name of a database with the tables, to which nobody connects. It
+// goes with the server.
 func migratedTemplate(more string) (string, error) {
 	f, _ := templates.LoadOrStore(more, sync.OnceValues(func() (string, error) { return newTemplate(more) }))
 	return f.(func() (string, error))()
@@ -91,46 +103,40 @@ func newTemplate(more string) (string, error) {
 	}
 	u, err := url.Parse(databaseURL)
 	if err == nil {
-		err = makeTables(databaseURL, more)
+		err = makeTables(ctx, databaseURL, more)
 	}
 	if err != nil {
-		return "", fmt.Errorf("pgtest: %w", err)
+		return "", err
 	}
 	return strings.TrimPrefix(u.Path, "/"), nil
 }
 
 // makeTables makes the library's tables as their owner, and runs more DDL.
-func makeTables(databaseURL, more string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
-	defer cancel()
+func makeTables(ctx context.Context, databaseURL, more string) error {
 	direct, _ := DirectURL(databaseURL)
 	return execute(ctx, direct, "CREATE SCHEMA pgleases", "SET client_min_messages = warning", file("schema.sql"), file("functions.sql"), more)
 }
 
-// EmptyDatabase is Database for a test that makes the library's tables itself: whatever PGLEASES_TEST_ROLE says, the
-// database is empty, and the URL its owner's.
+// EmptyDatabase is Database for a test that makes the library's tables itself: whatever
+// PGLEASES_TEST_ROLE says, the database is empty, and the URL its owner's.
 func EmptyDatabase(tb TB) string {
-	tb.Helper()
-	return newDatabase(tb, "template0") // to which nobody can be connected, which would make the copy fail
-}
-
-func newDatabase(tb TB, template string) string {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
-	url, drop, err := newFrom(ctx, template)
+	url, drop, err := newFrom(ctx, "template0")
 	if err != nil {
-		tb.Fatal(err)
+		tb.Fatal(fmt.Errorf("pgtest: %w", err))
 	}
 	tb.Cleanup(func() {
 		if err := drop(); err != nil {
-			tb.Errorf("%v", err)
+			tb.Errorf("pgtest: %v", err)
 		}
 	})
 	return url
 }
 
-// NewDatabase is EmptyDatabase for programs, which drop it themselves. ctx does not bound the start of a server.
+// NewDatabase is EmptyDatabase for programs, which drop it themselves. ctx does not bound the start
+// of a server.
 func NewDatabase(ctx context.Context) (url string, drop func() error, err error) {
 	return newFrom(ctx, "template0")
 }
@@ -138,20 +144,20 @@ func NewDatabase(ctx context.Context) (url string, drop func() error, err error)
 func newFrom(ctx context.Context, template string) (url string, drop func() error, err error) {
 	s, err := shared()
 	if err != nil {
-		return "", nil, fmt.Errorf("pgtest: %w", err)
+		return "", nil, err
 	}
 	name := "pgleases_test_" + strings.ToLower(rand.Text())
 	if url, err = withDatabase(s.url, name); err != nil {
-		return "", nil, fmt.Errorf("pgtest: %w", err)
+		return "", nil, err
 	}
 	if err := s.execute(ctx, "CREATE DATABASE "+name+" TEMPLATE "+template+s.copies); err != nil {
-		return "", nil, fmt.Errorf("pgtest: create a database on %s: %w", s.description, err)
+		return "", nil, fmt.Errorf("create a database on %s: %w", s.description, err)
 	}
 	return url, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		if err := s.execute(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)"); err != nil {
-			return fmt.Errorf("pgtest: drop database %s: %w", name, err)
+			return fmt.Errorf("drop database %s: %w", name, err)
 		}
 		return nil
 	}, nil
@@ -162,7 +168,8 @@ var toServer struct {
 	conn *pgx.Conn
 }
 
-// execute sends a statement on a connection that all tests of this process share: to connect for each costs as much as to make the database.
+// execute sends a statement on a connection that all tests of this process share: to connect for
+// each costs as much as to make the database.
 func (s server) execute(ctx context.Context, statement string) error {
 	toServer.Lock()
 	defer toServer.Unlock()
@@ -178,8 +185,8 @@ func (s server) execute(ctx context.Context, statement string) error {
 	return err
 }
 
-// DirectURL returns the URL of the same database past the pooler, and true; without PGLEASES_TEST_DIRECT_URL there is
-// no pooler, and it returns databaseURL itself, and false.
+// DirectURL returns the URL of the same database past the pooler, and true; without
+// PGLEASES_TEST_DIRECT_URL there is no pooler, and it returns databaseURL itself, and false.
 func DirectURL(databaseURL string) (string, bool) {
 	direct := os.Getenv("PGLEASES_TEST_DIRECT_URL")
 	to, err := url.Parse(direct)
@@ -194,8 +201,8 @@ func DirectURL(databaseURL string) (string, bool) {
 	return to.String(), true
 }
 
-// ParseConfig is pgxpool.ParseConfig for a test's pool. Through a pooler it cancels nothing, which would end some versions of PgBouncer, and with it
-// the tests of all.
+// ParseConfig is pgxpool.ParseConfig for a test's pool. Through a pooler it cancels nothing, which
+// would end some versions of PgBouncer, and with it the tests of all.
 func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
 	if direct, pooled := DirectURL(databaseURL); err == nil && pooled && direct != databaseURL {
@@ -211,10 +218,11 @@ const (
 	tablesOwner = "pgleases_owner" // the name in docs/roles.md
 )
 
-// forApp makes the library's tables in an empty database, and returns the URL of a role with the rights of
-// sql/grants/application.sql, which gets nothing from PUBLIC. For its own tables it has a schema of its own, and may make others, as
-// applications do. The two roles stay on the server.
-func forApp(ctx context.Context, databaseURL, role string) (string, error) {
+// forApp makes the library's tables in an empty database, and returns the URL of a role with the
+// rights of sql/grants/application.sql, which gets nothing from PUBLIC. For its own tables it has a
+// schema of its own, and may make others, as applications do. The two roles stay on the server.
+// More DDL is run as the database's owner.
+func forApp(ctx context.Context, databaseURL, role, more string) (string, error) {
 	if role != app {
 		return "", fmt.Errorf("%s=%s: it must be %s", roleVariable, role, app)
 	}
@@ -234,7 +242,9 @@ func forApp(ctx context.Context, databaseURL, role string) (string, error) {
 		"SET client_min_messages = warning",
 		file("schema.sql"), file("functions.sql"),
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
-		file("grants/application.sql"))
+		file("grants/application.sql"),
+		"RESET ROLE",
+		more)
 	if err != nil {
 		return "", fmt.Errorf("make the tables for %s: %w", app, err)
 	}
@@ -256,8 +266,8 @@ func makeRole(definition string) string {
 	return "DO $$ BEGIN CREATE ROLE " + definition + "; EXCEPTION WHEN duplicate_object OR unique_violation THEN END $$"
 }
 
-// OwnerURL returns the URL of the same database for what a test does besides running clients: of a user who may do
-// everything there. Without PGLEASES_TEST_ROLE that is databaseURL itself.
+// OwnerURL returns the URL of the same database for what a test does besides running clients: of a
+// user who may do everything there. Without PGLEASES_TEST_ROLE that is databaseURL itself.
 func OwnerURL(databaseURL string) string {
 	u, err := url.Parse(databaseURL)
 	if err != nil || u.User.Username() != app {

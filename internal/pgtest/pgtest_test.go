@@ -248,7 +248,7 @@ func TestAWrongVariableIsNamedWithWhatWouldBeRight(t *testing.T) {
 	}{
 		{wayVariable, "podman", "docker, programs or embedded", func() error { _, err := allowedWay(); return err }},
 		{binVariable, "/nowhere", "initdb", func() error { _, err := findPrograms(); return err }},
-		{roleVariable, "alice", app, func() error { _, err := forApp(t.Context(), "", os.Getenv(roleVariable)); return err }},
+		{roleVariable, "alice", app, func() error { _, err := forApp(t.Context(), "", os.Getenv(roleVariable), ""); return err }},
 		{"DATABASE_URL", "host=localhost", "postgres://", func() error { _, err := describe(os.Getenv("DATABASE_URL"), ""); return err }},
 	} {
 		t.Setenv(c.variable, c.value)

@@ -166,7 +166,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 // Only a fence changes a partition's row without the lease's lock.
 func TestAMoveOfAPartitionThatIsFencedMeanwhileIsLeftOver(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	a, b := f.client("a"), f.client("b")
 	a.join("l", 2)
 	b.join("l", 2)
@@ -478,7 +478,7 @@ func (c *client) named() *client {
 
 func TestConcurrentPlansJoinsLeavesAndDeathsNeverDoubleOwnNorLosePartitions(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.watchOwners()
 	const clients, rounds = 6, 200
 	leases := []string{"one", "two", "three"}

@@ -12,7 +12,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/sql"
 )
 
 // Cases of what the statements mean run on a server and on package fakestore, so that the two say the same. Cases of
@@ -25,31 +27,35 @@ func onBoth(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Parallel()
 	t.Run("server", func(t *testing.T) {
 		t.Parallel()
-		f := newFixture(t)
-		f.stopClock()
+		f := stoppedFixture(t)
 		test(t, f)
 	})
 	t.Run("fakestore", func(t *testing.T) {
 		t.Parallel()
 		f := &fixture{TB: t, ctx: t.Context(), double: fakestore.New()}
-		f.stopClock()
+		f.setClock(time.Now())
 		test(t, f)
 	})
 }
 
-// stopClock has the clock stand still. On a server it does for the clients that are made from now on.
-func (f *fixture) stopClock() {
-	f.Helper()
-	if f.double == nil {
-		f.byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()")
-		f.exec(`CREATE TABLE public.clock (at timestamptz);
-			INSERT INTO public.clock VALUES (now());
-			GRANT SELECT ON public.clock TO PUBLIC;
-			CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock'`)
-		f.exec(f.byHand.Replace(f.text(`SELECT string_agg(pg_get_functiondef(oid), ';') FROM pg_proc
-			WHERE pronamespace = 'pgleases'::regnamespace AND prosrc LIKE '%clock_timestamp()%'`)))
+// byHand puts a clock that is set by hand in the server's place.
+var byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()")
+
+// stoppedFixture is newFixture with a clock that stands still.
+func stoppedFixture(t testing.TB) *fixture {
+	t.Helper()
+	functions, err := sql.Files.ReadFile("functions.sql")
+	if err != nil {
+		t.Fatal(err)
 	}
+	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t, `CREATE TABLE public.clock (at timestamptz);
+		INSERT INTO public.clock VALUES (now());
+		GRANT SELECT ON public.clock TO PUBLIC;
+		CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock';`, byHand.Replace(string(functions))))
+	f := fixtureIn(t, url, "pgleases")
+	f.byHand = true
 	f.setClock(time.Now())
+	return f
 }
 
 // setClock sets a clock that stands still.
@@ -83,8 +89,8 @@ func (f *fixture) edit(change func(t *fakestore.Tables, clock int64)) {
 		before := tablesOf(f, tx)
 		after := before.Clone()
 		clock := "SELECT clock_timestamp()"
-		if f.byHand != nil {
-			clock = f.byHand.Replace(clock)
+		if f.byHand {
+			clock = byHand.Replace(clock)
 		}
 		change(&after, valueOn[time.Time](f, tx, clock).UnixMicro())
 		f.write(tx, before, after)

@@ -17,7 +17,7 @@ import (
 
 func TestAReadOnlyServerIsLeft(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	a := f.client("a")
 	setReadOnly := func(on string) {
 		f.exec("SET default_transaction_read_only = off")
@@ -66,7 +66,7 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 // The application's own hook of a connection comes after it was found out where that leads to.
 func TestWhatAHookOfTheApplicationSetsChangesNoStatement(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.exec("CREATE TABLE public.seen (path text, level text); GRANT ALL ON public.seen TO PUBLIC")
 	config := f.config()
 	calls := 0
@@ -129,7 +129,7 @@ func TestWhatCannotBeNotifiedIsWrittenAllTheSame(t *testing.T) {
 
 func TestAKeysPartitionServesAGeneratedColumnAndAnIndex(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.exec(`CREATE TABLE public.jobs (key text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 16)) STORED);
 		CREATE INDEX ON public.jobs (pgleases.partition_for(key, 128)); INSERT INTO public.jobs VALUES ('customer-42'), (NULL)`)
 	expect(t, f.text("SELECT partition FROM public.jobs WHERE key IS NOT NULL"), "5", "generated column")

@@ -32,7 +32,7 @@ func renewed(c *client) int64 {
 // Two standbys of one server, promoted one after the other, are on the same timeline and have the same era.
 func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	c := f.client("c")
 	c.join("l", 1)
 	c.give("l", c.session)

@@ -188,8 +188,7 @@ func TestAClientThatDiedBeforeItJoinedAnythingIsCleanedUp(t *testing.T) {
 
 func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, b := f.pair(1)
 	run := a.run()
 	f.expire(b)
@@ -273,8 +272,7 @@ func TestIdentitiesUnusedForADayAreForgotten(t *testing.T) {
 
 func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, b := f.client("a"), f.client("b")
 	run := a.run()
 	f.expire(b)
@@ -286,8 +284,7 @@ func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 // As by a transaction that drops the lease and stays open.
 func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, b, c, d := f.client("a"), f.client("b"), f.client("c"), f.client("d")
 	for _, x := range []*client{a, b, c} {
 		x.join("free", 3)
@@ -322,8 +319,7 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 // As by an operator's UPDATE of identities in a transaction that stays open.
 func TestARegistrationThatWaitsForItsIDKeepsNobodyFromEvicting(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, dead := f.client("a"), f.client("dead")
 	f.clientTTL("long", 10*time.Minute)
 	run := a.run()
@@ -363,8 +359,7 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 
 func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, dead := f.client("a"), f.client("dead")
 	a.join("l", 2)
 	dead.join("l", 2)
@@ -390,8 +385,7 @@ func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
 
 func TestOneEvictsAtATime(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, b, dead := f.client("a"), f.client("b"), f.client("dead")
 	for _, x := range []*client{a, b, dead} {
 		x.join("l", 1)
@@ -541,8 +535,7 @@ func TestPartitionsMadeBeforeASettlementAreAboveItToo(t *testing.T) {
 // read at its beginning, and of no clock that stepped back.
 func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
-	f.stopClock()
+	f := stoppedFixture(t)
 	a, b := f.client("a"), f.clientTTL("b", time.Minute)
 	a.join("l", 1)
 	f.checkNow()

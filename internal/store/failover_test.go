@@ -142,7 +142,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := newFixture(t)
+			f := freshFixture(t)
 			f.countsInTime()
 			w, _ := f.attending("w")
 			victim, key := f.attending("victim")
@@ -165,7 +165,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 
 func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.countsInTime()
 	w, _ := f.attending("w")
 	died, diedKey := f.attending("died")
@@ -196,7 +196,7 @@ func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 
 func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.client("without a lock")
 	clients, keys := make(map[int64]*client), make(map[int64]int64)
 	for i := range 4 {
@@ -343,7 +343,7 @@ func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *t
 
 func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	type given struct {
 		*Conn
 		taps *taps
@@ -429,7 +429,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 
 func TestTheServerKeepsASessionLongerThanItsTTLOverACutNetwork(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.exec("ALTER DATABASE " + pgx.Identifier{f.sql.Config().Database}.Sanitize() + " SET idle_session_timeout = '1h'")
 	cr, _ := f.fast(40*time.Second, "", "")
 	conn := f.connect(cr)
@@ -440,7 +440,7 @@ func TestTheServerKeepsASessionLongerThanItsTTLOverACutNetwork(t *testing.T) {
 
 func TestFastFailoverIsRefusedWhereTheServerCountsLate(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	version := f.sql.PgConn().ParameterStatus("server_version")
 	cr, _ := f.fast(time.Minute, "server_version\x00"+version[:2], "server_version\x0014")
 	conn, err := cr.Connect(f.ctx, time.Minute)
@@ -453,7 +453,7 @@ func TestFastFailoverIsRefusedWhereTheServerCountsLate(t *testing.T) {
 // finds that it was killed, and dies; the other, who looks at the same time, must not take that look for the client's own lock.
 func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.countsInTime()
 	w, _ := f.attending("w")
 	other, _ := f.attending("other")
@@ -493,7 +493,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 // A statement that a client has given up with its connection may come late, when it has another one.
 func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.countsInTime()
 	w, _ := f.attending("w")
 	victim := f.client("victim")
@@ -519,7 +519,7 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 // Where the row cannot be written, nothing is left in the server's table of locks: a client tries again and again.
 func TestNoLockIsLeftWhereItCouldNotBeWritten(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	c := f.client("c")
 	c.Conn = f.connect(f.connector(time.Second)) // waits for 250 ms
 	release := f.lock("LOCK TABLE presences IN EXCLUSIVE MODE")

@@ -44,7 +44,7 @@ func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 
 func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	a := f.client("a")
 	a.join("l", 1)
 	a.give("l", a.session)

@@ -10,7 +10,7 @@ import (
 func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
 	t.Parallel()
 	const many = 2000
-	f := newFixture(t)
+	f := freshFixture(t)
 	a, b := f.locker("a"), f.locker("b")
 	a.says("holds", LockGranted, "x", exclusive, try)
 	f.exec("INSERT INTO locks SELECT 'x', n, $1, n, false, NULL, now() FROM generate_series(2, $2) AS n", b.session, many+1)
@@ -49,7 +49,7 @@ func TestAReaderWhoseTurnCameBeforeTheServerWasSettledGetsTheLockAtTheNextLook(t
 // A server has room for a few thousand of them, for all of its clients together; a sweep takes as many.
 func TestALookTakesAThousandMutexesAtMost(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	a := f.locker("a")
 	f.exec("INSERT INTO locks SELECT 'x' || n, 2, $1, n, false, NULL, now() FROM generate_series(1, 3000) AS n", a.session)
 	f.exec("VACUUM ANALYZE locks")

@@ -320,7 +320,7 @@ func TestAGuardThatArrivesDuringAReleaseOfALockIsRefused(t *testing.T) {
 // Had a token been drawn before the mutex, who waited for it would have a lower one than who came first.
 func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.exec(`CREATE TABLE public.journal (n serial, name text, token bigint);
 		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
 			INSERT INTO public.journal (name, token) VALUES (NEW.name, NEW.token); RETURN NULL; END $$;

@@ -20,9 +20,8 @@ import (
 // clock that is set by hand, and compares the answers, and the tables after each.
 func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := stoppedFixture(t)
 	f.ctx = t.Context() // it takes as long as it takes
-	f.stopClock()
 	conn := f.conn()
 	run := func() Run {
 		beat, err := conn.Heartbeat(f.ctx, 0, 0, Renewal{})
@@ -36,7 +35,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
-		p.double.stopClock()
+		p.double.setClock(time.Now())
 		now := run()
 		p.double.double.SetRun(now)
 		p.double.double.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Timeline = now.Timeline })

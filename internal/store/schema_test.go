@@ -17,7 +17,7 @@ import (
 
 func TestMigratingTwiceChangesNothing(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	f.exec("UPDATE server SET era = 7")
 	f.ok(Migrate(f.ctx, f.sql, f.schema))
 	_, err := f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll() // the text alone, as goose would run it

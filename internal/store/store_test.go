@@ -23,9 +23,9 @@ type fixture struct {
 	double *fakestore.Database // nil: it is on a server, of which the rest tells
 	url    string
 	schema string
-	sql    *pgx.Conn         // of the superuser, in which the schema is found without its name
-	runAs  string            // role of the clients; empty: the user of url
-	byHand *strings.Replacer // puts a clock that is set by hand in the server's place; nil: its own goes
+	sql    *pgx.Conn // of the superuser, in which the schema is found without its name
+	runAs  string    // role of the clients; empty: the user of url
+	byHand bool      // see byHand: the server's clock stands still
 }
 
 // database returns a fresh one with the tables, past a pooler: these tests look at the very backends that the statements run on.
@@ -41,6 +41,12 @@ func emptyDatabase(t testing.TB) string {
 }
 
 func newFixture(t testing.TB) *fixture { return fixtureIn(t, database(t), "pgleases") }
+
+// freshFixture is newFixture for a test of how sessions end.
+func freshFixture(t testing.TB) *fixture {
+	direct, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))
+	return fixtureIn(t, direct, "pgleases")
+}
 
 func fixtureIn(t testing.TB, url, schema string) *fixture {
 	t.Helper()
@@ -93,8 +99,8 @@ func (f *fixture) config() *pgx.ConnConfig {
 func (f *fixture) connector(heartbeat time.Duration) *Connector {
 	f.Helper()
 	connector := NewConnector(f.config(), nil, f.schema, heartbeat)
-	if f.byHand != nil {
-		connector.Rewrite(f.byHand.Replace)
+	if f.byHand {
+		connector.Rewrite(byHand.Replace)
 	}
 	return connector
 }

@@ -232,7 +232,7 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 
 func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	t.Parallel()
-	f := newFixture(t)
+	f := freshFixture(t)
 	a, b := f.clientTTL("a", time.Hour), f.clientTTL("b", time.Hour)
 	a.join("l", 1)
 	b.join("l", 1)

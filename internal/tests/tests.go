@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
 // Patience bounds what is waited for. It is reached only where that never comes.
@@ -23,18 +25,24 @@ func Main(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
 	}
+	end := pgtest.Keep()
 	code := m.Run()
-	if code == 0 {
-		if err := Leftover(); err != nil {
-			fmt.Fprintln(os.Stderr, "after all tests:", err)
-			code = 1
-		}
+	err := end()
+	if code == 0 && err == nil {
+		err = Leftover()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "after all tests:", err)
+		code = 1
 	}
 	os.Exit(code)
 }
 
 // Leftover waits until no goroutine is left but the expected ones, and tells of those that stay.
 func Leftover(expected ...goleak.Option) (err error) {
+	for _, name := range pgtest.Goroutines {
+		expected = append(expected, goleak.IgnoreAnyFunction(name))
+	}
 	for late := time.Now().Add(Patience); time.Now().Before(late); { // Find itself looks for a second
 		if err = goleak.Find(expected...); err == nil {
 			return nil

@@ -1,0 +1,228 @@
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// kept are the databases that no test has, by the DDL run in them, and the relay before a server of
+// ours: see Keep.
+var kept struct {
+	sync.Mutex
+	free  map[string][]*database // nil: none are kept
+	relay *relay
+}
+
+// Keep has databases go from test to test until end is called: to empty one costs a fraction of
+// what it costs to make one. So do the sessions of a server of ours.
+func Keep() (end func() error) {
+	kept.Lock()
+	defer kept.Unlock()
+	kept.free = make(map[string][]*database)
+	return func() (err error) {
+		kept.Lock()
+		defer kept.Unlock()
+		for _, databases := range kept.free {
+			for _, d := range databases {
+				err = errors.Join(err, d.end())
+			}
+		}
+		if kept.free = nil; kept.relay != nil {
+			kept.relay.close()
+			kept.relay = nil
+		}
+		return err
+	}
+}
+
+// lend gives a test a database until its end: one that is kept, and will be, or a new one.
+func lend(tb TB, ddl string, keep bool) string {
+	tb.Helper()
+	kept.Lock()
+	keep = keep && kept.free != nil
+	var d *database
+	if free := kept.free[ddl]; keep && len(free) > 0 {
+		d, kept.free[ddl] = free[len(free)-1], free[:len(free)-1]
+	}
+	kept.Unlock()
+	if d == nil {
+		var err error
+		if d, err = newDatabase(ddl, keep); err != nil {
+			tb.Fatal(fmt.Errorf("pgtest: %w", err))
+		}
+	}
+	if d.relay != nil {
+		d.relay.ready(d.name)
+	}
+	tb.Cleanup(func() {
+		if keep && d.empty() == nil {
+			kept.Lock()
+			defer kept.Unlock()
+			kept.free[ddl] = append(kept.free[ddl], d)
+		} else if err := d.end(); err != nil {
+			tb.Errorf("pgtest: %v", err)
+		}
+	})
+	return d.url
+}
+
+// A database is one that a test has, or that is kept.
+type database struct {
+	url  string // for tests
+	drop func() error
+
+	// of one that is to be kept
+	name    string
+	owner   *pgx.Conn
+	relay   *relay // nil: none is before it
+	catalog string // what changes with each table, function, right and setting
+	rows    string // statements that put in what was there at first
+}
+
+func newDatabase(ddl string, keep bool) (_ *database, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	d := new(database)
+	if d.url, d.drop, err = makeMigrated(ctx, ddl); err != nil || !keep {
+		return d, err
+	}
+	direct, _ := DirectURL(d.url)
+	if d.owner, err = pgx.Connect(ctx, OwnerURL(direct)); err == nil {
+		d.name = d.owner.Config().Database
+		err = d.look(ctx)
+	}
+	if err == nil && os.Getenv("DATABASE_URL") == "" {
+		err = d.through()
+	}
+	if err != nil {
+		err = errors.Join(err, d.end())
+	}
+	return d, err
+}
+
+// through has tests reach the database through the relay.
+func (d *database) through() error {
+	u, err := url.Parse(d.url)
+	if err != nil {
+		return err
+	}
+	kept.Lock()
+	defer kept.Unlock()
+	if kept.relay == nil {
+		if kept.relay, err = newRelay(u.Host); err != nil {
+			return err
+		}
+	}
+	d.relay = kept.relay
+	u.Host = d.relay.listener.Addr().String()
+	d.url = u.String()
+	return nil
+}
+
+// end drops the database.
+func (d *database) end() error {
+	if d.owner != nil {
+		_ = d.owner.Close(context.Background()) // an error: it is closed already
+	}
+	return d.drop()
+}
+
+// catalogQuery tells whether anything but rows has been changed.
+var catalogQuery = func() string {
+	var b strings.Builder
+	b.WriteString(`SELECT concat_ws(' ', (SELECT (count(*), sum(hashtext((to_jsonb(c)
+		- '{relfilenode,relpages,reltuples,relallvisible,relallfrozen,relfrozenxid,relminmxid}'::text[])::text)))
+		FROM pg_class AS c WHERE c.oid >= 16384)`)
+	for _, table := range []string{
+		"attribute WHERE attrelid >= 16384", "attrdef", "constraint", "index", "trigger", "rewrite", "policy",
+		"proc WHERE oid >= 16384", "namespace", "type WHERE oid >= 16384", "enum", "extension", "language",
+		"publication", "default_acl", "event_trigger", "largeobject_metadata", "statistic", "statistic_ext",
+		"database WHERE datname = current_database()",
+		"db_role_setting WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())",
+	} {
+		b.WriteString(", (SELECT (count(*), sum(xmin::text::bigint)) FROM pg_" + table + ")")
+	}
+	b.WriteString(")")
+	return b.String()
+}()
+
+const (
+	// rowsQuery returns queries, each of a statement that puts in what rows a table has, or what a
+	// sequence was at.
+	rowsQuery = `SELECT format('SELECT format(''INSERT INTO %1$s SELECT * FROM jsonb_populate_recordset(NULL::%1$s, %%L);'',
+			nullif(jsonb_agg(t), ''[]'')) FROM %1$s AS t HAVING count(*) > 0', c.oid::regclass)
+		FROM pg_class AS c WHERE c.relkind = 'r' AND c.oid >= 16384
+		UNION ALL SELECT format('SELECT %L', format('SELECT setval(%L, %s, %L);',
+			c.oid::regclass, coalesce(s.last_value, s.start_value), s.last_value IS NOT NULL))
+		FROM pg_sequences AS s JOIN pg_class AS c ON c.relname = s.sequencename AND c.relnamespace = s.schemaname::regnamespace`
+	// endStatements end sessions, but for those that are to stay, and return how many there are
+	// still.
+	endStatements = `SELECT pg_terminate_backend(pid) ` + others + `; SELECT count(*) ` + others
+	others        = `FROM pg_stat_activity WHERE datname = current_database()
+		AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND NOT %[1]s`
+	// emptyStatements delete all rows.
+	emptyStatements = `SET session_replication_role = replica; SET lock_timeout = '5s'; SET client_min_messages = warning;
+		DO $$
+		DECLARE
+			t regclass;
+		BEGIN
+			FOR t IN SELECT c.oid FROM pg_class AS c WHERE c.relkind = 'r' AND c.oid >= 16384 LOOP
+				EXECUTE format(CASE WHEN pg_relation_size(t) > 65536 THEN 'TRUNCATE %s CASCADE' ELSE 'DELETE FROM %s' END, t);
+			END LOOP;
+		END
+		$$;`
+)
+
+// look notes what is in the database.
+func (d *database) look(ctx context.Context) (err error) {
+	if d.catalog, err = d.do(ctx, catalogQuery); err != nil {
+		return err
+	}
+	rows, _ := d.owner.Query(ctx, rowsQuery, pgx.QueryExecModeExec)
+	queries, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, query := range queries {
+		put, err := d.do(ctx, query)
+		if err != nil {
+			return err
+		}
+		d.rows += put
+	}
+	return err
+}
+
+// empty makes the database what it was; an error: it cannot be, or it was changed.
+func (d *database) empty() error {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	stays := "state = 'idle'" // a pooler's
+	if d.relay != nil {
+		stays = "pid = ANY ('{" + strings.Join(d.relay.rest(d.name), ",") + "}')"
+	}
+	for left := ""; left != "0"; {
+		var err error
+		if left, err = d.do(ctx, fmt.Sprintf(endStatements, stays)); err != nil {
+			return err
+		}
+	}
+	catalog, err := d.do(ctx, emptyStatements+d.rows+catalogQuery)
+	if err == nil && catalog != d.catalog {
+		err = errors.New("it was changed")
+	}
+	return err
+}
+
+// do returns the one value of the last of statements; "": it has none.
+func (d *database) do(ctx context.Context, statements string) (string, error) {
+	results, err := d.owner.PgConn().Exec(ctx, statements).ReadAll()
+	if err != nil || len(results) == 0 || len(results[len(results)-1].Rows) == 0 {
+		return "", err
+	}
+	return string(results[len(results)-1].Rows[0][0]), nil
+}

@@ -1,0 +1,355 @@
+package pgtest
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A relay stands between the tests of this process and a server that trusts all. It keeps a session
+// whose client has ended for the next test of that database: a new one, and what it plans first,
+// costs the server more than most tests do after that. Within a test none is used again.
+type relay struct {
+	listener net.Listener
+	server   string // its host and port
+
+	mu       sync.Mutex
+	sessions map[*session]bool // those that live
+}
+
+// Goroutines are the functions that those of a relay run.
+var Goroutines = []string{relayName + "(*relay).accept", relayName + "(*relay).serve", relayName + "(*session).answer"}
+
+const relayName = "github.com/pgleases/pgleases/internal/pgtest."
+
+func newRelay(server string) (*relay, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	r := &relay{listener: listener, server: server, sessions: make(map[*session]bool)}
+	go r.accept()
+	return r, nil
+}
+
+func (r *relay) accept() {
+	for {
+		client, err := r.listener.Accept()
+		if err != nil {
+			return
+		}
+		go r.serve(client)
+	}
+}
+
+// close ends all sessions.
+func (r *relay) close() {
+	r.listener.Close()
+	for _, s := range r.of("") {
+		s.end()
+	}
+}
+
+// of returns the sessions of a database; "": all.
+func (r *relay) of(database string) (found []*session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for s := range r.sessions {
+		if database == "" || s.database == database {
+			found = append(found, s)
+		}
+	}
+	return found
+}
+
+// rest ends the sessions of a database whose clients do not end, and returns the processes of the
+// others.
+func (r *relay) rest(database string) (pids []string) {
+	for late := time.Now().Add(100 * time.Millisecond); ; time.Sleep(time.Millisecond) {
+		pids = nil
+		sessions := r.of(database)
+		for _, s := range sessions {
+			s.mu.Lock()
+			kept, pid := s.kept, s.pid
+			s.mu.Unlock()
+			if kept {
+				pids = append(pids, fmt.Sprint(pid))
+			} else if time.Now().After(late) {
+				s.end()
+			}
+		}
+		if len(pids) == len(sessions) {
+			return pids
+		}
+	}
+}
+
+// ready gives the sessions of a database that are kept to the clients that come.
+func (r *relay) ready(database string) {
+	for _, s := range r.of(database) {
+		s.mu.Lock()
+		s.ready = s.kept
+		s.mu.Unlock()
+	}
+}
+
+// Codes of a first message.
+const (
+	codeCancel = 80877102
+	codeTLS    = 80877103
+	codeGSS    = 80877104
+)
+
+// serve serves a client, until it or its session ends.
+func (r *relay) serve(client net.Conn) {
+	defer client.Close()
+	in := bufio.NewReader(client)
+	var first []byte
+	for {
+		var err error
+		if first, err = readMessage(in, 0); err != nil || len(first) < 8 {
+			return
+		}
+		if code := binary.BigEndian.Uint32(first[4:]); code != codeTLS && code != codeGSS {
+			break
+		}
+		_, _ = client.Write([]byte{'N'}) // an error: the next read has it too
+	}
+	if binary.BigEndian.Uint32(first[4:]) == codeCancel {
+		if server, err := net.Dial("tcp", r.server); err == nil {
+			defer server.Close()
+			_, _ = server.Write(first)
+			_, _ = io.Copy(client, server)
+		}
+		return
+	}
+	if s := r.session(string(first), client); s != nil {
+		s.serve(in)
+	}
+}
+
+// session returns a session for a client: one that is kept, or a new one; nil: there is no server.
+func (r *relay) session(startup string, client net.Conn) *session {
+	settings := make(map[string]string)
+	for words := strings.Split(startup[8:], "\x00"); len(words) > 1; words = words[2:] {
+		settings[words[0]] = words[1]
+	}
+	database, name := settings["database"], settings["application_name"]
+	delete(settings, "application_name") // tests give each client its own
+	for _, s := range r.of(database) {
+		if maps.Equal(s.settings, settings) && s.greet(client, name) {
+			return s
+		}
+	}
+	server, err := net.Dial("tcp", r.server)
+	if err != nil {
+		return nil
+	}
+	s := &session{relay: r, server: server, settings: settings, database: database, client: client, pending: 1}
+	s.quiet.L = &s.mu
+	r.mu.Lock()
+	r.sessions[s] = true
+	r.mu.Unlock()
+	go s.answer()
+	_, _ = io.WriteString(server, startup) // an error ends the session
+	return s
+}
+
+// A session is one of the server's.
+type session struct {
+	relay    *relay
+	server   net.Conn
+	settings map[string]string // in the first message, but for the name
+	database string
+	pid      uint32 // the server's process
+	greeting []byte // what it answered to the first message
+
+	mu      sync.Mutex
+	client  net.Conn // nil: there is none
+	pending int      // messages that the server has not answered to the end
+	open    bool     // the client has begun one that does not end by itself
+	status  byte     // as the server last said: I, T or E
+	failed  bool     // a statement of ours
+	ended   bool
+	quiet   sync.Cond // pending is none, or it has ended
+	kept    bool      // for the next test
+	ready   bool      // this is that test
+}
+
+// end ends the session, and its client's connection.
+func (s *session) end() {
+	s.server.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.client != nil {
+		s.client.Close()
+	}
+	s.ended = true
+	s.quiet.Broadcast()
+	s.relay.mu.Lock()
+	defer s.relay.mu.Unlock()
+	delete(s.relay.sessions, s)
+}
+
+// answer hands on what the server says, for as long as the session lives.
+func (s *session) answer() {
+	defer s.end()
+	in := bufio.NewReader(s.server)
+	var out bytes.Buffer
+	for greeted := false; ; {
+		message, err := readMessage(in, 1)
+		if err != nil {
+			return
+		}
+		if !greeted {
+			s.greeting = append(s.greeting, message...)
+		}
+		s.mu.Lock()
+		switch message[0] {
+		case 'K':
+			s.pid = binary.BigEndian.Uint32(message[5:])
+		case 'E':
+			s.failed = true
+		case 'Z':
+			greeted = true
+			s.status = message[5]
+			if s.pending--; s.pending == 0 {
+				s.quiet.Broadcast()
+			}
+		}
+		client := s.client
+		s.mu.Unlock()
+		out.Write(message)
+		if in.Buffered() > 0 && out.Len() < 1<<16 {
+			continue
+		}
+		if client != nil {
+			if _, err := client.Write(out.Bytes()); err != nil {
+				return
+			}
+		}
+		out.Reset()
+	}
+}
+
+// greet takes the session for a client, where it is ready for one.
+func (s *session) greet(client net.Conn, name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ready || s.ended {
+		return false
+	}
+	s.kept, s.ready = false, false
+	if !s.ask("SET application_name = '" + strings.ReplaceAll(name, "'", "''") + "'" + asDefault) {
+		return false
+	}
+	s.client = client
+	_, _ = client.Write(s.greeting)
+	return true
+}
+
+// serve hands on what a client says, until it ends.
+func (s *session) serve(in *bufio.Reader) {
+	var out bytes.Buffer
+	for {
+		message, err := readMessage(in, 1)
+		if err != nil {
+			s.end()
+			return
+		}
+		s.mu.Lock()
+		switch message[0] {
+		case 'X':
+			s.mu.Unlock()
+			if !s.keep() {
+				s.leave(message)
+			}
+			return
+		case 'Q', 'S', 'F':
+			s.pending++
+			s.open = false
+		case 'd', 'c', 'f':
+		default:
+			s.open = true
+		}
+		s.mu.Unlock()
+		out.Write(message)
+		if in.Buffered() > 0 && out.Len() < 1<<16 {
+			continue
+		}
+		if _, err := s.server.Write(out.Bytes()); err != nil {
+			s.end()
+			return
+		}
+		out.Reset()
+	}
+}
+
+// asDefault fails where a new session would have other settings than those of the server.
+const asDefault = `; SELECT 1 / (count(*) = 0)::int FROM pg_catalog.pg_db_role_setting AS s
+	WHERE s.setdatabase IN (0, (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database()))
+	AND s.setrole IN (0, current_user::regrole)`
+
+// asNew undoes what a client has done to its session, apart from plans: these it is kept for.
+const asNew = `SET SESSION AUTHORIZATION DEFAULT; RESET ALL; DEALLOCATE ALL; CLOSE ALL; UNLISTEN *; DISCARD SEQUENCES;
+	SELECT pg_catalog.pg_advisory_unlock_all(); SET application_name = 'kept by pgtest'`
+
+// keep keeps the session when its client has ended it, and reports whether it could.
+func (s *session) keep() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open || s.pending != 0 || s.status != 'I' || s.ended {
+		return false
+	}
+	s.client = nil
+	s.kept = s.ask(asNew)
+	return s.kept
+}
+
+// ask has the server execute statements of ours, and reports whether it did. The caller holds mu;
+// there is no client.
+func (s *session) ask(statements string) bool {
+	message := append([]byte{'Q', 0, 0, 0, 0}, statements+"\x00"...)
+	binary.BigEndian.PutUint32(message[1:], uint32(len(message)-1))
+	s.failed, s.pending = false, 1
+	_, err := s.server.Write(message)
+	for err == nil && s.pending > 0 && !s.ended {
+		s.quiet.Wait()
+	}
+	return err == nil && !s.failed && !s.ended
+}
+
+// leave has the server end the session, and waits for that.
+func (s *session) leave(message []byte) {
+	if _, err := s.server.Write(message); err != nil {
+		s.end()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for !s.ended {
+		s.quiet.Wait()
+	}
+}
+
+// readMessage reads a message, before whose length there are so many bytes.
+func readMessage(in *bufio.Reader, before int) ([]byte, error) {
+	head, err := in.Peek(before + 4)
+	if err != nil {
+		return nil, err
+	}
+	length := binary.BigEndian.Uint32(head[before:])
+	if length < 4 || length > 1<<30 {
+		return nil, errors.New("not a message")
+	}
+	message := make([]byte, before+int(length))
+	_, err = io.ReadFull(in, message)
+	return message, err
+}
