@@ -46,10 +46,8 @@ func init() {
 	}
 }
 
-func (r *rehearsal) Scheduler() any            { return r.s }
-func (r *rehearsal) DrainLimit() time.Duration { return r.s.options.drain }
-func (r *rehearsal) Partitions() int           { return r.s.options.partitions }
-func (r *rehearsal) MaxRunning() int           { return r.s.options.maxRunning }
+func (r *rehearsal) Scheduler() any  { return r.s }
+func (r *rehearsal) Partitions() int { return r.s.options.partitions }
 
 // Start puts what the code declares.
 func (r *rehearsal) Start(ctx context.Context) error {
@@ -64,13 +62,13 @@ func (r *rehearsal) Start(ctx context.Context) error {
 }
 
 // Own gives all partitions to the process. What waits is due at once, as for a new owner.
-func (r *rehearsal) Own(life, runs context.Context, epoch int64) error {
+func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	r.life = life
 	clear(r.planner.owned)
 	all := make([]int32, r.s.options.partitions)
 	for n := range all {
 		all[n] = int32(n)
-		r.planner.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: runs, cancel: func(error) {}}
+		r.planner.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
 	}
 	_, _, _, err := r.s.sendLook(life, r.s.pool, all, all, time.Time{}, 0, 1, []string{}, []string{})
 	return err
@@ -83,22 +81,14 @@ func (r *rehearsal) Drain() {
 	}
 }
 
-// Limit is how many of a kind run at once; 0: any number.
-func (r *rehearsal) Limit(kind string) int {
-	if k := r.s.kind(kind); k != nil && k.limits.limited {
-		return k.limits.atOnce
-	}
-	return 0
-}
-
 // Run does what is due of a schedule or a job.
-func (r *rehearsal) Run(due seam.Due) (known, slotless bool) {
+func (r *rehearsal) Run(due seam.Due) bool {
 	it := item{
 		subject: subject{due.ID, due.Job}, Priority: due.Priority, Partition: due.Partition, Key: due.Key, Kind: due.Kind,
 		DueMicro: due.At.UnixMicro(), Crashes: due.Crashes,
 	}
 	again, _ := r.planner.carryOut(r.planner.owned[it.Partition], it)
-	return again != nil, again != nil && again.slotless
+	return again != nil && !again.slotless
 }
 
 // queueGuard queues the guard of a partition.

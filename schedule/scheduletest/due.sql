@@ -1,12 +1,9 @@
 -- due.sql: what a process begins next at the time of the test.
 --
 -- $1 text      group
--- $2 bigint[]  schedules that are left out, because they run, or are not to be begun yet
--- $3 bigint[]  jobs that are
--- $4 text[]    keys under which something runs
--- $5 text[]    kinds of which as many run as their limits allow
--- $6 bigint[]  schedules that were told to wait for one of these
+-- $2 bigint[]  schedules that are not to be begun yet
+-- $3 bigint[]  jobs that are not
 --
--- One row: when the next is due after now, microseconds since 1970, null: nothing is known; then what is due now, null: nothing. State is
--- another after each change of when it is due.
-SELECT * FROM pgleases.scheduletest_due($1, $2, $3, $4, $5, $6)
+-- One row: when the next is due after now, microseconds since 1970, null: nothing is known; then what is due now, its id null: nothing.
+-- State is another after each change of when it is due.
+SELECT * FROM pgleases.scheduletest_due($1, $2, $3)

@@ -27,19 +27,21 @@
 // that tells the time, and one that gives all partitions to the process of the test, without a client, a heartbeat and a TTL. So a debugger
 // may stop the test for as long as it likes.
 //
-//   - Nothing is late by itself. A job is run at the instant at which it is due, and a run takes no time, unless its handler calls [Scheduler.Sleep].
-//   - now() in a handler's own SQL is the real time. [Scheduler.Now] is the test's, and schedule.Run has the times of the tick.
-//   - One process runs at a time, and one handler. [Scheduler.Crash], [Scheduler.Outage] and [Scheduler.Deploy] have another process follow it.
-//     So a Limit is reached only by handlers that call Sleep, and what finds no slot begins when one of its kind has ended.
+//   - Nothing is late by itself. A job is run at the instant at which it is due, and a run takes no
+//     time: so runs never overlap, no tick is skipped for one, and no Timeout, drain or Limit is reached.
+//   - now() in a handler's own SQL is the real time. [Scheduler.Now] is the test's, and schedule.Run has
+//     the times of the tick.
+//   - One process runs at a time, and one handler. [Scheduler.Crash], [Scheduler.Outage] and
+//     [Scheduler.Deploy] have another process follow it.
 //   - A statement waits for a lock for 100 ms, of real time: mostly what has the lock waits for the test.
 //   - The backoff between attempts is exact.
 //   - The history is kept for good. WithSchema, WithoutMigration and WithRetention mean nothing.
-//   - The contexts of handlers end by the time of the test, and have no deadline.
 package scheduletest
 
 import (
 	"context"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -69,15 +71,15 @@ type Scheduler struct {
 }
 
 // New returns a scheduler whose clock shows an instant. Nothing runs before the first Advance, or Run. The options are those of
-// schedule.New. Without WithLogger it logs to the test's output. The pool has 2 connections or more, and one for each handler that is in
-// Sleep; it is not closed, and is to be open until the test has ended: close it with t.Cleanup, before New. The test fails at once where an
-// option is bad, or the database refuses.
+// schedule.New. Without WithLogger it logs to the test's output. The pool has 2 connections or more; it is
+// not closed, and is to be open until the test has ended: close it with t.Cleanup, before New. The test
+// fails at once where an option is bad, or the database refuses.
 func New(t testing.TB, pool *pgxpool.Pool, at time.Time, opts ...schedule.Option) *Scheduler {
 	t.Helper()
 	w := newWorld(t, pool, at)
 	w.must(w.open())
 	s := w.newProcess(opts)
-	t.Cleanup(func() { w.kill(0) })
+	t.Cleanup(func() { w.die(0) })
 	return s
 }
 
@@ -113,8 +115,8 @@ func (s *Scheduler) Enqueuer() *schedule.Enqueuer {
 }
 
 // Advance moves the clock on by d, 0 or more, and runs what is due on the way and in the end, each at its instant. The first call puts what
-// was added, before anything else. A handler that sleeps for longer goes on in the next call. The test fails at once where
-// schedule.Scheduler.Run would return an error.
+// was added, before anything else. The test fails at once where schedule.Scheduler.Run would return an
+// error.
 func (s *Scheduler) Advance(d time.Duration) {
 	s.world.t.Helper()
 	s.AdvanceTo(s.Now().Add(max(0, d)))
@@ -139,8 +141,8 @@ func (s *Scheduler) Outage(d time.Duration) {
 }
 
 // Deploy ends the process, and returns another, which takes its place: its code registers kinds and adds schedules anew. It finds the
-// schedules, the jobs, the history and the clock as they were. Of the process before only what reads and edits is of use then. Runs that
-// are under way, as their handlers sleep, go on until they end, up to the limit of WithDrain; the clock moves on meanwhile.
+// schedules, the jobs, the history and the clock as they were. Of the process before only what reads and
+// edits is of use then.
 func (s *Scheduler) Deploy(opts ...schedule.Option) (next *Scheduler) {
 	s.world.t.Helper()
 	next = s
@@ -151,22 +153,20 @@ func (s *Scheduler) Deploy(opts ...schedule.Option) (next *Scheduler) {
 	return next
 }
 
-// Crash ends the process at once, as kill -9 would: nothing of its runs that is not committed is ever. A process with the same code follows
-// after a while, 0 or more. Where a handler calls it, or what a handler calls, it does not return: the goroutine ends, its deferred
-// functions are run.
+// Crash ends the process at once, as kill -9 would: nothing of its runs that is not committed is ever. A
+// process with the same code follows after a while, 0 or more. Where a handler calls it, or what a handler
+// calls, it does not return: the goroutine ends, its deferred functions are run, and the contexts of the
+// process's handlers end.
 func (s *Scheduler) Crash(down time.Duration) {
-	if s.world.inside() != nil {
-		s.world.crash(down)
+	w := s.world
+	w.mu.Lock()
+	inHandler := w.runs
+	w.mu.Unlock()
+	if inHandler {
+		w.die(down)
+		runtime.Goexit()
 	}
-	s.drives("Crash", func() { s.world.kill(down) })
-}
-
-// Sleep is for handlers that take time: it returns when the clock shows so much more, or ctx has ended, with its cause. Meanwhile others
-// run, the run of the schedule is under way, and its Timeout comes nearer. It is called by the handler's own goroutine, mostly in what a
-// test has in the place of something slow. Elsewhere it returns an error at once, and the test fails: whether a handler waits for what it
-// has started, or goes on, nobody knows.
-func (s *Scheduler) Sleep(ctx context.Context, d time.Duration) error {
-	return s.world.sleep(ctx, max(0, d))
+	s.drives("Crash", func() { w.die(down) })
 }
 
 // Entries returns what became of the ticks of a schedule, the oldest first: History the other way round.
@@ -212,7 +212,7 @@ func (s *Scheduler) drives(call string, f func()) {
 	case w.driven:
 		w.mu.Unlock()
 		w.t.Errorf(
-			"scheduletest: %s was called while the time moves: a handler calls Sleep or Crash, in its own goroutine, and one goroutine everything else",
+			"scheduletest: %s was called while the time moves: a handler calls Crash alone, and one goroutine everything else",
 			call,
 		)
 		return // and ends no goroutine: a handler may wait for it
