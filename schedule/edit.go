@@ -1,16 +1,12 @@
 package schedule
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
 	"math"
-	"reflect"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -98,7 +94,7 @@ type entryRow struct {
 // put makes or edits a schedule, in a transaction.
 func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule) error {
 	for {
-		now, have, err := s.sendGet(ctx, tx, want.Name, true)
+		now, have, sameArgs, err := s.sendGet(ctx, tx, want.Name, true, want.Args)
 		if err != nil {
 			return err
 		}
@@ -117,7 +113,7 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule)
 		}
 		r.Registered = now
 		r.Due = r.next(rule)
-		if have != nil && same(&r, have) {
+		if have != nil && sameArgs && same(&r, have) {
 			if !r.Declared {
 				return nil
 			}
@@ -138,55 +134,9 @@ func (r *record) keep(have *record) {
 	r.Waits, r.WaitsSince, r.Trying, r.Failures = have.Waits, have.WaitsSince, have.Trying, have.Failures
 }
 
-// same reports whether a schedule is what the caller wants already.
+// same reports whether a schedule is what the caller wants already, apart from its arguments.
 func same(r, have *record) bool {
-	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared &&
-		reflect.DeepEqual(meaning(r.Args), meaning(have.Args))
-}
-
-// meaning is a text of JSON without the ways in which it may be written: the database does not keep these.
-func meaning(text json.RawMessage) (value any) {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.UseNumber()
-	if d.Decode(&value) != nil {
-		return string(text) // it is none
-	}
-	return plain(value)
-}
-
-// plain writes the numbers in a value of JSON so that those of one value are the same: the database writes 1e-7 as 0.0000001.
-func plain(value any) any {
-	switch v := value.(type) {
-	case []any:
-		for i := range v {
-			v[i] = plain(v[i])
-		}
-	case map[string]any:
-		for name := range v {
-			v[name] = plain(v[name])
-		}
-	case json.Number:
-		return plainNumber(v)
-	}
-	return value
-}
-
-// plainNumber writes a number as its digits from the first to the last that is not 0, and the power of ten of the last.
-func plainNumber(n json.Number) json.Number {
-	mantissa, power, _ := strings.Cut(strings.ToLower(string(n)), "e")
-	exponent, _ := strconv.Atoi(power) // too large for the database, if it is for Atoi
-	digits, negative := strings.CutPrefix(mantissa, "-")
-	whole, fraction, _ := strings.Cut(digits, ".")
-	digits = strings.TrimLeft(whole+fraction, "0")
-	if digits == "" {
-		return "0"
-	}
-	ends := strings.TrimRight(digits, "0")
-	exponent += len(digits) - len(ends) - len(fraction)
-	if negative {
-		ends = "-" + ends
-	}
-	return json.Number(fmt.Sprintf("%se%d", ends, exponent))
+	return r.Key == have.Key && r.Kind == have.Kind && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
 }
 
 var errUntold = errors.New("its ticks until now cannot be told here")
@@ -247,7 +197,7 @@ func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
 
 // Get returns a schedule of the group. ErrNotFound where there is none of the name.
 func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
-	_, r, err := s.sendGet(ctx, s.pool, name, false)
+	_, r, _, err := s.sendGet(ctx, s.pool, name, false, json.RawMessage("null"))
 	if err == nil && r == nil {
 		err = ErrNotFound
 	}

@@ -426,15 +426,18 @@ func refusal(err error) error {
 	return err
 }
 
-// sendGet returns the time, and the schedule; nil: there is none.
-func (s *Scheduler) sendGet(ctx context.Context, q querier, name string, edit bool) (clock time.Time, r *record, err error) {
+// sendGet returns the time, and the schedule; nil: there is none. For an edit it locks it, and tells
+// whether it has these arguments.
+func (s *Scheduler) sendGet(
+	ctx context.Context, q querier, name string, edit bool, args json.RawMessage,
+) (clock time.Time, r *record, same bool, err error) {
 	var micro int64
 	var found *string
-	if err := q.QueryRow(ctx, s.statements.get, s.group, name, edit).Scan(&micro, &found); err != nil {
-		return clock, nil, err
+	err = q.QueryRow(ctx, s.statements.get, s.group, name, edit, string(args)).Scan(&micro, &found, &same)
+	if err == nil {
+		r, err = decode[record](found)
 	}
-	r, err = decode[record](found)
-	return time.UnixMicro(micro), r, err
+	return time.UnixMicro(micro), r, same, err
 }
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.

@@ -394,7 +394,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
 		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
-		{"schedule/edit.go", `if have != nil && same(&r, have) {`, `if have != nil && !r.Declared && same(&r, have) {`, 0},
+		{"schedule/edit.go", `if have != nil && sameArgs && same(&r, have) {`, `if have != nil && !r.Declared && sameArgs && same(&r, have) {`, 0},
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `fate of what was in deadlocks`, []edit{
 		{"schedule/run.go", `conflicts < maxConflicts-1`, `false`, 0},
