@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -180,133 +178,24 @@ func writeClients(w io.Writer, s *admin.Snapshot) {
 	t.write(w)
 }
 
-func newWatch() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "watch [LEASE]",
-		Short: "Show leases and clients, again each second",
-		Long: `Show the leases and the clients, or one lease, again each second, until Ctrl-C. On a terminal each takes the place of the one before.
-
-When the database does not answer, what was seen last stays, with its age.`,
-		Args:              atMostOne("name", "[LEASE]"),
-		ValidArgsFunction: complete("LEASE"),
-	}
-	out := outputFlag(cmd)
-	interval := cmd.Flags().Duration("interval", time.Second, "time between two looks, 100ms or more")
-	count := cmd.Flags().Int("count", 0, "end after so many looks (default: never)")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if *interval < 100*time.Millisecond {
-			return fmt.Errorf("--interval %v: give 100ms or more", *interval)
-		}
-		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			n := 0
-			var last error
-			screen := newScreen(cmd.OutOrStdout())
-			for s, err := range snapshots(ctx, a, *interval) {
-				var l *admin.Lease
-				if err == nil && len(args) > 0 {
-					l, err = leaseOf(s, args[0])
-				}
-				flag, _ := cmd.Flags().GetString("database")
-				err = unreachable(err, databaseURL(flag))
-				last = err
-				if *out == "json" {
-					err = screen.line(s, l, err)
-				} else {
-					err = screen.draw(s, l, err)
-				}
-				if err != nil {
-					return err
-				}
-				if n++; n == *count {
-					return last
-				}
-			}
-			return nil
-		})
-	}
-	return cmd
-}
-
-// snapshots yields a snapshot, or an error, at each interval, until ctx ends.
-func snapshots(ctx context.Context, a *admin.Admin, interval time.Duration) iter.Seq2[*admin.Snapshot, error] {
-	return func(yield func(*admin.Snapshot, error) bool) {
-		tick := time.NewTicker(interval)
+// eachSecond yields a context for what is done now, and again each second, until ctx ends.
+func eachSecond(ctx context.Context) iter.Seq[context.Context] {
+	return func(yield func(context.Context) bool) {
+		tick := time.NewTicker(time.Second)
 		defer tick.Stop()
-		for {
+		for ctx.Err() == nil {
 			limited, cancel := context.WithTimeout(ctx, poll) // also if the server says nothing any more
-			s, err := a.Snapshot(limited)
+			more := yield(limited)
 			cancel()
-			if ctx.Err() != nil || !yield(s, err) {
+			if !more {
 				return
 			}
 			select {
 			case <-tick.C:
 			case <-ctx.Done():
-				return
 			}
 		}
 	}
-}
-
-// A screen shows what is seen.
-type screen struct {
-	out      io.Writer
-	terminal bool
-	seen     string    // the last that was
-	at       time.Time // by this machine
-}
-
-func newScreen(out io.Writer) *screen {
-	f, ok := out.(interface{ Stat() (os.FileInfo, error) })
-	if !ok {
-		return &screen{out: out}
-	}
-	info, err := f.Stat()
-	return &screen{out: out, terminal: err == nil && info.Mode()&os.ModeCharDevice != 0 && runtime.GOOS != "windows" &&
-		os.Getenv("TERM") != "" && os.Getenv("TERM") != "dumb"}
-}
-
-// draw shows a snapshot, or one lease of it; with an error what was seen last.
-func (s *screen) draw(snapshot *admin.Snapshot, l *admin.Lease, err error) error {
-	var b strings.Builder
-	switch {
-	case err != nil && s.at.IsZero():
-		fmt.Fprintln(&b, lines(told(err)))
-	case err != nil:
-		fmt.Fprintf(&b, "%s\n\nWhat follows is %s old.\n%s", lines(told(err)), period(time.Since(s.at)), s.seen)
-	default:
-		fmt.Fprintf(&b, "%s\n\n", snapshot.At.Format(time.DateTime))
-		if l != nil {
-			writeLease(&b, snapshot, l)
-		} else {
-			writeLeases(&b, snapshot)
-			b.WriteByte('\n')
-			writeClients(&b, snapshot)
-		}
-		s.seen, s.at = b.String(), time.Now()
-	}
-	text := b.String() + "\n"
-	if s.terminal { // to the corner; of each line and of the screen what is behind is erased; lines do not wrap
-		text = "\x1b[H\x1b[?7l" + strings.ReplaceAll(text, "\n", "\x1b[K\n") + "\x1b[?7h\x1b[J"
-	}
-	_, err = io.WriteString(s.out, text)
-	return err
-}
-
-// line shows it as a line of JSON.
-func (s *screen) line(snapshot *admin.Snapshot, l *admin.Lease, err error) error {
-	var value any = snapshot
-	switch {
-	case err != nil:
-		value = map[string]string{"error": told(err)}
-	case l != nil:
-		value = l
-	}
-	text, err := asJSON(value, "")
-	if err == nil {
-		_, err = s.out.Write(text)
-	}
-	return err
 }
 
 func newExplain() *cobra.Command {

@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -145,21 +144,13 @@ func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 	if e := decoded[admin.Explanation](t, database, "explain", "fleet/5"); !slices.Contains(ids, e.Owner) || e.Epoch < 1 || len(e.Reasons) == 0 {
 		t.Errorf("explain: %+v", e)
 	}
-	watch := output1(t, database, "watch", "--count", "2", "--interval", "100ms")
-	if strings.Count(watch, "LEASE ") != 2 || strings.Count(watch, "CLIENT ") != 2 {
-		t.Errorf("watch: %s", watch)
-	}
-	one := output1(t, database, "watch", "fleet", "--count", "1", "-o", "json")
-	if strings.Count(one, "\n") != 1 || !strings.Contains(one, `"name":"fleet","partitions":6`) {
-		t.Errorf("watch of one lease: %s", one)
-	}
 	for line, want := range map[string]string{"describe fl": "fleet\n:4\n", "events fl": "fleet\n:4\n", "drop fl": "fleet\n:4\n", "explain fl": "fleet/\n:6\n", "drain o": "one\n:4\n",
 		"pin fleet/1 t": "two\n:4\n", "drain one ": ":4\n"} {
 		tests.Until(t, fmt.Sprintf("of %q a shell completes %q", line, want), func() bool { // on a machine that is late it gives up
 			return strings.HasPrefix(output1(t, database, append([]string{"__complete"}, strings.Split(line, " ")...)...), want)
 		})
 	}
-	for what, text := range map[string]string{"list": list, "clients": clients, "describe": describe, "explain": explain, "watch": watch, "watch -o json": one,
+	for what, text := range map[string]string{"list": list, "clients": clients, "describe": describe, "explain": explain,
 		"clients -o json": output1(t, database, "clients", "-o", "json")} {
 		unprintable(t, what, text)
 	}
@@ -199,35 +190,13 @@ func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
 	}
 }
 
-// What was seen last stays while the database is away.
-func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
-	t.Parallel()
-	database := pgtest.MigratedDatabase(t)
-	way := newProxy(t, database)
-	execute(t, database, sound)
-	c := run(t, databaseEnv(way.url), "watch", "--interval", "100ms")
-	tests.Until(t, "a look", func() bool { return strings.Contains(c.output.String(), "LEASE ") })
-	way.set(true, false)
-	tests.Until(t, "it says how old it is", func() bool {
-		_, after, found := strings.Cut(c.output.String(), "What follows is ")
-		return found && strings.Contains(after, "LEASE ") && strings.Contains(c.output.String(), "Set --database, DATABASE_URL")
-	})
-	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'", "UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
-	way.set(false, false)
-	tests.Until(t, "it looks again", func() bool { return strings.Contains(c.output.String(), "renamed ") })
-	c.signal(syscall.SIGINT)
-	if code := c.wait(); code != 0 {
-		t.Errorf("exit code %d after Ctrl-C", code)
-	}
-}
-
 func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
 	t.Parallel()
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
 	tests.OK(t, err)
 	defer full.Close()
 	env := append(os.Environ(), databaseEnv(pgtest.MigratedDatabase(t))...)
-	for _, args := range []string{"version", "list", "clients -o json", "events", "schema", "watch --count 1", "help"} {
+	for _, args := range []string{"version", "list", "clients -o json", "events", "schema", "help"} {
 		c := exec.Command(built, strings.Fields(args)...)
 		var told strings.Builder
 		c.Env, c.Stdout, c.Stderr = env, full, &told
@@ -252,7 +221,6 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{as(t, database, role), "schedules pause books close --reason why", "pgleases grants ROLE --for=schedule-operators"},
 		{as(t, database, role), "migrate --schema other", "permission denied"},
 		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
-		{"postgres://127.0.0.1:1/none", "watch --count 1", "Set --database, DATABASE_URL or the PG* variables"},
 		{"not a url", "clients", "cannot read the connection string"},
 		{database, "list extra", "extra"},
 		{database, "list -o xml", `"xml" is neither table nor json`},
@@ -262,8 +230,6 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "explain orders", `"orders" names no partition: give the lease, a slash and the number`},
 		{database, "explain orders/-1", "names no partition"},
 		{database, "explain orders/0", `0 of lease "orders": pgleases list shows`},
-		{database, "watch a b", `"b" is one name too many`},
-		{database, "watch --interval 1ms", "100ms or more"},
 		{database, "grants", "ROLE is missing"},
 		{database, "grants r --for=all", "application, guard, reader, operator, schedules, schedule-operators"},
 		{database, "doctor --skip all", "give some of connect,"},
@@ -303,7 +269,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		c := run(t, databaseEnv(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
 		return c.wait(), c.output.String()
 	}
-	for _, verb := range [][]string{{"locks"}, {"watch", "--count", "1"}} {
+	for _, verb := range [][]string{{"locks"}, {"list"}} {
 		for _, purpose := range []string{"reader", "application", "operator"} {
 			if code, text := in(purpose, verb...); code != 0 {
 				t.Errorf("%s as %s: %s", verb, purpose, text)

@@ -58,8 +58,6 @@ type written struct {
 	err error
 }
 
-func (w *written) Stat() (os.FileInfo, error) { return w.to.Stat() }
-
 func (w *written) Write(text []byte) (n int, err error) {
 	n, err = w.to.Write(text)
 	w.err = cmp.Or(w.err, err)
@@ -92,7 +90,17 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	)
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
-	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(), newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), &cobra.Command{
+	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(),
+		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion())
+	root.AddCommand(newSteering()...)
+	if keeper := newKeeper(); keeper != nil {
+		root.AddCommand(keeper)
+	}
+	return root
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
 		Use:   "version",
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
@@ -103,10 +111,5 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 			}
 			fmt.Fprintln(cmd.OutOrStdout(), "pgleases", version)
 		},
-	})
-	root.AddCommand(newSteering()...)
-	if keeper := newKeeper(); keeper != nil {
-		root.AddCommand(keeper)
 	}
-	return root
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -190,7 +191,11 @@ func end(text string) (at time.Time, lasts time.Duration, err error) {
 
 // awaitDone returns when nothing is owned any more of what was drained or paused.
 func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
-	for s, err := range snapshots(ctx, a, time.Second) {
+	for limited := range eachSecond(ctx) {
+		s, err := a.Snapshot(limited)
+		if ctx.Err() != nil {
+			break
+		}
 		if err != nil {
 			return fmt.Errorf("%w\nThe wish stands", err)
 		}
@@ -297,79 +302,53 @@ again. It says that too on a server that lacks the events before, such as a prom
 	return cmd
 }
 
-// followEvents shows the last events, and those that come, until ctx ends.
+// followEvents shows the last events, and those that come, until ctx ends. It remembers which it has
+// shown: so it finds one that is committed later than another with a higher number.
 func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func(admin.Event) error) error {
-	l := tail{admin: a, seen: make(map[string]bool)}
-	_, _, err := l.look(ctx)
-	if err != nil {
-		return err
-	}
-	news, err := a.Events(ctx, lease, most)
-	if err != nil {
-		return err
-	}
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for away, gap := false, false; ; away = err != nil {
-		for _, e := range news {
-			l.seen[keyOf(e)] = true
-			if lease != "" && e.Lease != lease {
+	const latest, known = 1000, 10_000
+	var seen map[string]bool // nil: there was no look yet
+	last, away := "", false
+	for limited := range eachSecond(ctx) {
+		events, err := a.Events(limited, lease, latest)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && (seen == nil || refused(err)):
+			return err
+		case err != nil:
+			if !away {
+				fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
+			}
+			away = true
+			continue
+		}
+		begin := 0
+		if seen == nil {
+			seen, begin = make(map[string]bool), max(0, len(events)-most)
+		}
+		now := make(map[string]bool)
+		for _, e := range events {
+			now[keyOf(e)] = true
+		}
+		if away || last != "" && !now[last] {
+			fmt.Fprintln(notes, "pgleases: the events start again. Some may be missing, if more than 1,000 came meanwhile, or if this server lacks some.")
+		}
+		away, last = false, ""
+		for i, e := range events {
+			last = keyOf(e)
+			if i < begin || seen[last] {
 				continue
 			}
 			if err := show(e); err != nil {
 				return err
 			}
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil
-		}
-		news, gap, err = l.look(ctx)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case refused(err):
-			return err
-		case err != nil && !away:
-			fmt.Fprintf(notes, "pgleases: %s\nIt is tried again each second.\n", lines(told(err)))
-		case err == nil && (away || gap):
-			fmt.Fprintln(notes, "pgleases: the events start again. Some may be missing, if more than 1,000 came meanwhile, or if this server lacks some.")
+		maps.Copy(seen, now)
+		if len(seen) > known {
+			seen = now
 		}
 	}
-}
-
-// A tail polls the latest events, and knows which it has seen: so it finds one that is committed later than another with a higher number.
-type tail struct {
-	admin *admin.Admin
-	seen  map[string]bool
-	last  string // the latest of the look before; empty: none
-}
-
-// look returns the events that are new, and whether the latest of the look before is gone.
-func (l *tail) look(ctx context.Context) (news []admin.Event, gap bool, err error) {
-	const latest, known = 1000, 10_000
-	limited, cancel := context.WithTimeout(ctx, poll)
-	defer cancel()
-	all, err := l.admin.Events(limited, "", latest)
-	if err != nil {
-		return nil, false, err
-	}
-	last := l.last
-	gap, l.last = last != "", ""
-	now := make(map[string]bool)
-	for _, e := range all {
-		key := keyOf(e)
-		gap = gap && key != last
-		if !l.seen[key] {
-			news = append(news, e)
-		}
-		now[key], l.seen[key], l.last = true, true, key
-	}
-	if len(l.seen) > known {
-		l.seen = now
-	}
-	return news, gap, nil
+	return nil
 }
 
 // keyOf names an event. A server that takes the place of another may give its number again.

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -20,21 +21,13 @@ type table [][]string
 
 func (t *table) add(cells ...string) { *t = append(*t, cells) }
 
+// write aligns the columns: no cell has a tab or the end of a line.
 func (t table) write(w io.Writer) {
-	widths := make([]int, len(t[0]))
+	columns := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range t {
-		for i, cell := range row {
-			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
-		}
+		fmt.Fprintln(columns, strings.Join(row, "\t"))
 	}
-	for _, row := range t {
-		var line strings.Builder
-		for i, cell := range row {
-			line.WriteString(cell)
-			line.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(cell)+2))
-		}
-		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
-	}
+	_ = columns.Flush() // w keeps its first error
 }
 
 // nothing stands for none.
