@@ -3,8 +3,6 @@ package schedule
 import (
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
 )
 
@@ -87,8 +85,6 @@ func (r *record) parse() (Rule, error) {
 // readable returns what this process does not know of it: its kind, that the code declares it, or how to read its arguments.
 func (r *record) readable(k *kind, declared, suspected bool) error {
 	switch {
-	case k == nil && len(r.unused) > 0:
-		return fmt.Errorf("kind %q is not registered; registered, and not called yet in this process: %s", r.Kind, quoted(r.unused))
 	case k == nil:
 		return fmt.Errorf("kind %q is not registered", r.Kind)
 	case r.Declared && !declared:
@@ -97,20 +93,6 @@ func (r *record) readable(k *kind, declared, suspected bool) error {
 		return nil
 	}
 	return k.parse(r.Args)
-}
-
-// quoted writes names for people: of many, the first.
-func quoted(names []string) string {
-	const most = 20
-	words := make([]string, 0, most)
-	for _, name := range names[:min(len(names), most)] {
-		words = append(words, strconv.Quote(name))
-	}
-	text := strings.Join(words, ", ")
-	if more := len(names) - most; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
 }
 
 // wait leaves it to a process that knows what this one does not. To read it has killed nothing.

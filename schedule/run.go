@@ -255,7 +255,7 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			return nil // looked at again when the clock is believed
 		}
 		if k == nil {
-			r.unused = p.s.strange(it, r)
+			p.s.strange(it, r)
 		}
 		suspected := !r.Trying.chargedTo(o.Epoch) && o.suspects(it, r)
 		a.row, a.opened, a.decided = r, time.Now(), r.decide(k, p.s.declares(r.Name), o.Epoch, suspected)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -134,25 +135,19 @@ func (s *Scheduler) kind(name string) *kind {
 	return s.kinds[name]
 }
 
-// strange returns the kinds that are registered here, and that nothing has called, for something whose kind is not. It logs that once for
-// each kind: where that has waited for longer than a deploy may take to start a process that knows it.
-func (s *Scheduler) strange(it item, r *record) (unused []string) {
+// strange logs, once for each kind, that something of a kind that is not registered here has waited for longer than a deploy may take to
+// start a process that knows it.
+func (s *Scheduler) strange(it item, r *record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, k := range s.kinds {
-		if k.counts.begun.Load() == 0 {
-			unused = append(unused, name)
-		}
+	if r.WaitsSince == nil || r.Clock.Sub(*r.WaitsSince) < unknown || s.told[r.Kind] {
+		return
 	}
-	slices.Sort(unused)
-	if r.WaitsSince != nil && r.Clock.Sub(*r.WaitsSince) >= unknown && !s.told[r.Kind] {
-		s.told[r.Kind] = true
-		s.logOf(it).Warn(
-			"schedule: waits, as its kind is not registered in this process", slog.String("name", r.Name),
-			slog.Time("since", *r.WaitsSince), slog.Any("unused", unused),
-		)
-	}
-	return unused
+	s.told[r.Kind] = true
+	s.logOf(it).Warn(
+		"schedule: waits, as its kind is not registered in this process", slog.String("name", r.Name),
+		slog.Time("since", *r.WaitsSince), slog.Any("registered", slices.Sorted(maps.Keys(s.kinds))),
+	)
 }
 
 // declares reports whether this process's code declares a schedule.

@@ -69,8 +69,7 @@ type record struct {
 	Since       *time.Time      `json:"begins"`
 	At          time.Time       `json:"at"` // of a job: the time that it was put for
 
-	parsed *Rule    // Rule, where that was parsed before
-	unused []string // where its kind is not registered here: the kinds that are, and that nothing has called; one of them may be meant
+	parsed *Rule // Rule, where that was parsed before
 }
 
 // A step is what close.sql writes.

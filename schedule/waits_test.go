@@ -72,7 +72,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 }
 
 // Who asks why a handler is never called finds the name of its kind beside that of the jobs that wait: one of the two is misspelt. It is logged once for each kind, and not while it may be a deploy.
-func TestAKindThatNobodyRegistersIsToldBesideThoseThatNobodyCalls(t *testing.T) {
+func TestAKindThatNobodyRegistersIsLoggedBesideThoseThatAre(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
@@ -95,7 +95,7 @@ func TestAKindThatNobodyRegistersIsToldBesideThoseThatNobodyCalls(t *testing.T) 
 		ok(t, err)
 		ids = append(ids, id)
 	}
-	const waits = `kind "lettres" is not registered; registered, and not called yet in this process: "bills", "letters"`
+	const waits = `kind "lettres" is not registered`
 	for _, id := range ids {
 		until(t, "it waits", func() bool {
 			j, err := w.Job(t.Context(), id)
@@ -108,7 +108,7 @@ func TestAKindThatNobodyRegistersIsToldBesideThoseThatNobodyCalls(t *testing.T) 
 	db.setClock(midnight.Add(90 * time.Second))
 	until(t, "it is logged", func() bool { return log.count(line) > 0 })
 	expect(t, log.count("kind=lettres "), 1, "lines of the kind")
-	expect(t, log.count(`unused="[bills letters]"`), 1, "lines with the kinds that nobody calls")
+	expect(t, log.count(`registered="[bills letters used]"`), 1, "lines with the kinds that are registered")
 	db.setClock(midnight.Add(3 * time.Hour))
 	for _, id := range ids {
 		until(t, "it was looked at again", func() bool {
