@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/internal/pooler"
+	"github.com/pgleases/pgleases/internal/pgtest/pooler"
 	"github.com/pgleases/pgleases/sql"
 )
 

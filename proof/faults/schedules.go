@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/pooler"
+	"github.com/pgleases/pgleases/internal/pgtest/pooler"
 	"github.com/pgleases/pgleases/schedule"
 )
 
