@@ -3,6 +3,7 @@ package pgleases
 import (
 	"context"
 	"errors"
+	"iter"
 	"log/slog"
 	"strings"
 	"time"
@@ -20,10 +21,10 @@ type duty struct {
 	due   func(e *engine, now time.Time) time.Time // never: not unless something happens
 	begin func(e *engine, now time.Time) *operation
 
-	ownPause bool // it sets by itself when to try again after a failure
+	traits traits
 }
 
-// The stage is how far a client has come. Heartbeats go on while it works; all else belongs to one stage.
+// The stage is how far a client has come. What belongs to one of its stages goes on in the next ones, from beating on.
 type stage int
 
 const (
@@ -31,36 +32,45 @@ const (
 	registering              // there is no session
 	beating                  // no heartbeat told yet to which server the connection leads
 	working
+	settled // the server is settled
+)
+
+type traits int
+
+const (
+	ownPause  traits = 1 << iota // it sets by itself when to try again after a failure
+	batched                      // it does a batch, see learn
+	untilEnds                    // it is not due once the client ends
 )
 
 // duties in the order of precedence. An announcement comes before the next release, as there may be one after the other for long.
 // Notifications come after the first plan, which gives nothing to the client that has just joined.
 var duties = []*duty{
-	{"connect", connecting, (*engine).connectDue, (*engine).beginConnect, true},
-	{"register", registering, (*engine).registerDue, (*engine).beginRegister, true},
-	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp, false},
-	{"hold the session's lock", beating, (*engine).attendDue, (*engine).beginAttend, false},
-	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat, true},
-	{"mark the server", working, (*engine).markDue, (*engine).beginMark, false},
-	{"unsettle an old server", working, (*engine).unsettleDue, (*engine).beginUnsettle, false},
-	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, false},
-	{"join", working, (*engine).joinDue, (*engine).beginJoin, true},
-	{"read", working, (*engine).readDue, (*engine).beginRead, false},
-	{"announce", working, (*engine).announceDue, (*engine).beginAnnounce, false},
-	{"release", working, (*engine).releaseDue, (*engine).beginRelease, false},
-	{"release locks", working, (*engine).releaseLocksDue, (*engine).beginReleaseLocks, false},
-	{"fence", working, (*engine).fenceDue, (*engine).beginFence, false},
-	{"listen to locks", working, (*engine).listenToLocksDue, (*engine).beginListenToLocks, false},
-	{"look at locks", working, (*engine).lookAtLocksDue, (*engine).beginLookAtLocks, false},
-	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, false},
-	{"look at sessions' locks", working, (*engine).lookOutDue, (*engine).beginLookOut, false},
-	{"evict the ended", working, (*engine).evictEndedDue, (*engine).beginEvictEnded, false},
-	{"evict", working, (*engine).evictDue, (*engine).beginEvict, false},
-	{"sweep locks", working, (*engine).sweepLocksDue, (*engine).beginSweepLocks, false},
-	{"rebalance", working, (*engine).rebalanceDue, (*engine).beginRebalance, false},
-	{"listen", working, (*engine).listenDue, (*engine).beginListen, false},
-	{"prepare", working, (*engine).prepareDue, (*engine).beginPrepare, false},
-	{"end the session", working, (*engine).endDue, (*engine).beginEnd, false},
+	{"connect", connecting, (*engine).retryDue, (*engine).beginConnect, ownPause},
+	{"register", registering, (*engine).retryDue, (*engine).beginRegister, ownPause | untilEnds},
+	{"look up the newer process", beating, (*engine).lookUpDue, (*engine).beginLookUp, 0},
+	{"hold the session's lock", beating, (*engine).attendDue, (*engine).beginAttend, 0},
+	{"heartbeat", beating, (*engine).heartbeatDue, (*engine).beginHeartbeat, ownPause},
+	{"mark the server", working, (*engine).markDue, (*engine).beginMark, 0},
+	{"unsettle an old server", working, (*engine).unsettleDue, (*engine).beginUnsettle, 0},
+	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, 0},
+	{"join", working, (*engine).joinDue, (*engine).beginJoin, ownPause | untilEnds},
+	{"read", working, (*engine).readDue, (*engine).beginRead, 0},
+	{"announce", working, (*engine).announceDue, (*engine).beginAnnounce, 0},
+	{"release", settled, (*engine).releaseDue, (*engine).beginRelease, batched},
+	{"release locks", working, (*engine).releaseLocksDue, (*engine).beginReleaseLocks, 0},
+	{"fence", settled, (*engine).fenceDue, (*engine).beginFence, batched},
+	{"listen to locks", working, (*engine).listenToLocksDue, (*engine).beginListenToLocks, 0},
+	{"look at locks", working, (*engine).lookAtLocksDue, (*engine).beginLookAtLocks, 0},
+	{"set weight", working, (*engine).weightDue, (*engine).beginWeight, 0},
+	{"look at sessions' locks", working, (*engine).lookOutDue, (*engine).beginLookOut, 0},
+	{"evict the ended", settled, (*engine).evictEndedDue, (*engine).beginEvictEnded, 0},
+	{"evict", settled, (*engine).evictDue, (*engine).beginEvict, untilEnds},
+	{"sweep locks", settled, (*engine).sweepLocksDue, (*engine).beginSweepLocks, untilEnds},
+	{"rebalance", settled, (*engine).rebalanceDue, (*engine).beginRebalance, 0},
+	{"listen", working, (*engine).listenDue, (*engine).beginListen, untilEnds},
+	{"prepare", working, (*engine).prepareDue, (*engine).beginPrepare, untilEnds},
+	{"end the session", working, (*engine).endDue, (*engine).beginEnd, 0},
 }
 
 // waitForNotifications is what the connection does while no duty is due, and gives way to each.
@@ -94,6 +104,17 @@ func atOnceIf(condition bool) time.Time {
 	return never
 }
 
+// soonest returns what is due first, and when; never: nothing is.
+func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Time) {
+	due = never
+	for x := range all {
+		if t := at(x); t.Before(due) {
+			first, due = x, t
+		}
+	}
+	return first, due
+}
+
 // agenda is the state of the work.
 type agenda struct {
 	running *operation
@@ -119,9 +140,25 @@ type operation struct {
 	duty   *duty
 	limit  time.Duration
 	call   func(context.Context, conn) func(error) error
-	joins  *membership // the membership that it begins; nil: none
-	batch  bool        // it does a batch
 	cancel context.CancelFunc
+}
+
+// ask is the operation that sends a statement. Its error is that of the statement, whatever take does about it.
+func ask[T any](limit time.Duration, send func(context.Context, conn) (T, error), take func(T, error)) *operation {
+	return &operation{limit: limit, call: func(ctx context.Context, c conn) func(error) error {
+		answer, err := send(ctx, c)
+		return func(error) error {
+			take(answer, err)
+			return err
+		}
+	}}
+}
+
+// tell is ask for a statement that has no answer.
+func tell(limit time.Duration, send func(context.Context, conn) error, take func(error)) *operation {
+	return ask(limit,
+		func(ctx context.Context, c conn) (struct{}, error) { return struct{}{}, send(ctx, c) },
+		func(_ struct{}, err error) { take(err) })
 }
 
 const (
@@ -157,15 +194,17 @@ func (e *engine) stage() stage {
 		return registering
 	case !e.connection.known:
 		return beating
+	case !e.session.settled:
+		return working
 	}
-	return working
+	return settled
 }
 
 // next returns the first duty that is due; else nil, and the instant at which the next one will be.
 func (e *engine) next(now time.Time) (*duty, time.Time) {
 	at, stage := never, e.stage()
 	for _, d := range duties {
-		if d.stage != stage && !(d.stage == beating && stage == working) {
+		if d.stage > stage || d.stage < min(stage, beating) || d.traits&untilEnds != 0 && e.ending.reason != nil {
 			continue
 		}
 		due := d.due(e, now)
@@ -213,7 +252,7 @@ func (e *engine) begin(d *duty, now time.Time) {
 		cancel()
 		e.agenda.results <- func() {
 			e.agenda.running = nil
-			if op.batch {
+			if d.traits&batched != 0 {
 				e.agenda.learn(time.Since(now), op.limit, err)
 			}
 			e.completed(d, finish(err))
@@ -236,7 +275,7 @@ func (e *engine) completed(d *duty, err error) {
 		e.disconnect()
 		return
 	}
-	if !d.ownPause {
+	if d.traits&ownPause == 0 {
 		length := min(max(2*e.agenda.pauses[d].length, retryMin), e.options.heartbeat)
 		e.agenda.pauses[d] = pause{length, time.Now().Add(length)}
 	}

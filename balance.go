@@ -3,6 +3,7 @@ package pgleases
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -57,34 +58,27 @@ func (c *check) lookAfter(due time.Duration) time.Time {
 	return time.Now().Add(due + time.Millisecond + rand.N(80*time.Millisecond))
 }
 
-func (e *engine) evictDue(time.Time) time.Time {
-	if !e.session.settled || e.ending.reason != nil {
-		return never
-	}
-	return e.check.evictAt
-}
+func (e *engine) evictDue(time.Time) time.Time { return e.check.evictAt }
 
 func (e *engine) beginEvict(now time.Time) *operation {
 	cutoff, watched, run := e.check.watch.cutoff(now), e.check.watch.lasts(now), e.check.watch.run
 	ttl := e.options.ttl
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		evicted, err := c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, ttl, run)
-		return func(error) error {
-			e.check.evictAt = never
-			e.check.lookAt = time.Now().Add(100*time.Millisecond + rand.N(min(e.options.heartbeat, minTTL))) // another client is at it
-			if err != nil {
-				return err
-			}
-			if evicted.CheckDueIn >= 0 {
-				e.check.lookAt = e.check.lookAfter(evicted.CheckDueIn)
-			}
-			if len(evicted.IDs) > 0 {
-				e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
-			}
-			e.evictedOthers(evicted)
-			return nil
+	return ask(e.limit(), func(ctx context.Context, c conn) (store.Evicted, error) {
+		return c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, ttl, run)
+	}, func(evicted store.Evicted, err error) {
+		e.check.evictAt = never
+		e.check.lookAt = time.Now().Add(100*time.Millisecond + rand.N(min(e.options.heartbeat, minTTL))) // another client is at it
+		if err != nil {
+			return
 		}
-	}}
+		if evicted.CheckDueIn >= 0 {
+			e.check.lookAt = e.check.lookAfter(evicted.CheckDueIn)
+		}
+		if len(evicted.IDs) > 0 {
+			e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
+		}
+		e.evictedOthers(evicted)
+	})
 }
 
 // evictedOthers has given to others what evicted sessions had.
@@ -105,13 +99,7 @@ func (e *engine) requestPlan(at time.Time, names ...string) {
 }
 
 func (e *engine) rebalanceDue(time.Time) time.Time {
-	at := never
-	if !e.session.settled {
-		return at
-	}
-	for _, t := range e.leases.planAt {
-		at = earlier(at, t)
-	}
+	_, at := soonest(maps.Values(e.leases.planAt), func(at time.Time) time.Time { return at })
 	return at
 }
 

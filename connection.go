@@ -22,26 +22,23 @@ type connection struct {
 	connectFailed bool // the last attempt to connect
 }
 
-func (e *engine) connectDue(time.Time) time.Time { return e.connection.retryAt }
+// retryDue is when to connect or to register.
+func (e *engine) retryDue(time.Time) time.Time { return e.connection.retryAt }
 
 func (e *engine) beginConnect(time.Time) *operation {
-	return &operation{limit: 4 * max(e.options.heartbeat, time.Second),
-		call: func(ctx context.Context, _ conn) func(error) error {
-			c, err := e.connection.connect(ctx)
-			return func(error) error {
-				e.connection.connectFailed = err != nil
-				if err != nil {
-					e.connection.backOff(e.options)
-					return err
-				}
-				e.connected(c)
-				e.connection.known = false
-				e.session.nextBeat = time.Now()
-				clear(e.agenda.pauses)
-				e.stats.Reconnects++
-				return nil
-			}
-		}}
+	connect := func(ctx context.Context, _ conn) (conn, error) { return e.connection.connect(ctx) }
+	return ask(4*max(e.options.heartbeat, time.Second), connect, func(c conn, err error) {
+		e.connection.connectFailed = err != nil
+		if err != nil {
+			e.connection.backOff(e.options)
+			return
+		}
+		e.connected(c)
+		e.connection.known = false
+		e.session.nextBeat = time.Now()
+		clear(e.agenda.pauses)
+		e.stats.Reconnects++
+	})
 }
 
 func (e *engine) disconnect() {
@@ -59,52 +56,39 @@ func (c *connection) backOff(o options) {
 }
 
 func (e *engine) listenDue(time.Time) time.Time {
-	return atOnceIf(!e.connection.probed && !e.options.polling && e.ending.reason == nil)
+	return atOnceIf(!e.connection.probed && !e.options.polling)
 }
 
 func (e *engine) beginListen(time.Time) *operation {
-	probe := randomID()
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		arrives, err := c.Listen(ctx, probe)
-		return func(error) error {
-			if err != nil {
-				e.connection.probed = !c.Closed() // polling goes on until the next connection
-				return err
-			}
-			e.connection.probed, e.connection.listening = true, arrives
-			if arrives {
-				e.connection.prepareAt = time.Now().Add(rand.N(preparing * time.Duration(max(e.check.sessions, 1))))
-			} else {
-				e.client.log.Info("pgleases: notifications do not arrive, as behind a connection pooler: polling at the heartbeat")
-			}
-			e.readAll() // what changed before it listened
-			return nil
+	listen := func(ctx context.Context, c conn) (bool, error) { return c.Listen(ctx, randomID()) }
+	return ask(e.limit(), listen, func(arrives bool, err error) {
+		if err != nil {
+			e.connection.probed = !e.connection.conn.Closed() // polling goes on until the next connection
+			return
 		}
-	}}
+		e.connection.probed, e.connection.listening = true, arrives
+		if arrives {
+			e.connection.prepareAt = time.Now().Add(rand.N(preparing * time.Duration(max(e.check.sessions, 1))))
+		} else {
+			e.client.log.Info("pgleases: notifications do not arrive, as behind a connection pooler: polling at the heartbeat")
+		}
+		e.readAll() // what changed before it listened
+	})
 }
 
 // preparing is what Prepare costs the server. Where there are many clients, they do not have it prepare for all of them at once.
 const preparing = 15 * time.Millisecond
 
-func (e *engine) prepareDue(time.Time) time.Time {
-	if e.ending.reason != nil {
-		return never
-	}
-	return e.connection.prepareAt
-}
+func (e *engine) prepareDue(time.Time) time.Time { return e.connection.prepareAt }
 
 // beginPrepare has the server plan what it will do for this connection when partitions are handed over, so that nobody has to wait
 // for that then. Behind a pooler no connection of the server is the client's own.
 func (e *engine) beginPrepare(time.Time) *operation {
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.Prepare(ctx)
-		return func(error) error {
-			if err == nil {
-				e.connection.prepareAt = never
-			}
-			return err
+	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Prepare(ctx) }, func(err error) {
+		if err == nil {
+			e.connection.prepareAt = never
 		}
-	}}
+	})
 }
 
 // beginWait waits for a notification until a duty is due.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // Ending a client: Close, or a newer process with its ID.
@@ -49,16 +50,15 @@ func (e *engine) lookUpDue(time.Time) time.Time { return atOnceIf(e.ending.lookU
 
 // beginLookUp reads which process superseded this one.
 func (e *engine) beginLookUp(time.Time) *operation {
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		newer, err := c.Superseder(ctx, e.options.clientID)
-		return func(error) error {
-			e.ending.lookUp = false
-			if err == nil {
-				e.ending.reason = e.superseded(newer)
-			}
-			return err
+	lookUp := func(ctx context.Context, c conn) (*store.Process, error) {
+		return c.Superseder(ctx, e.options.clientID)
+	}
+	return ask(e.limit(), lookUp, func(newer *store.Process, err error) {
+		e.ending.lookUp = false
+		if err == nil {
+			e.ending.reason = e.superseded(newer)
 		}
-	}}
+	})
 }
 
 // onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
@@ -68,12 +68,7 @@ func (e *engine) onlySessionRemains() bool {
 
 // joinedAny reports whether the session is a member of a lease.
 func (e *engine) joinedAny() bool {
-	for _, m := range e.leases.byName {
-		if m.joined {
-			return true
-		}
-	}
-	return false
+	return e.find(func(m *membership) bool { return m.joined }) != nil
 }
 
 // leavesToOthers reports whether a client that ends leaves to the others what a guarded transaction keeps from being given. Most are
@@ -94,14 +89,11 @@ func (e *engine) endDue(time.Time) time.Time {
 
 func (e *engine) beginEnd(time.Time) *operation {
 	session := e.session.number
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		ended, err := c.End(ctx, session)
-		return func(error) error {
-			e.ending.sessionEnded = ended
-			e.session.nextBeat = time.Now() // if it is a member still, that tells of what
-			return err
-		}
-	}}
+	end := func(ctx context.Context, c conn) (bool, error) { return c.End(ctx, session) }
+	return ask(e.limit(), end, func(ended bool, _ error) {
+		e.ending.sessionEnded = ended
+		e.session.nextBeat = time.Now() // if it is a member still, that tells of what
+	})
 }
 
 // finished reports whether the client may end: it has left, or what is left cannot be done.

@@ -182,16 +182,13 @@ func (e *engine) beginAttend(time.Time) *operation {
 	e.failover.presence -= 1 + randomID()>>keyStep
 	session, presence := e.session.number, e.failover.presence
 	e.failover.lifeline.carries(e.session.term)
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.(seam.FailoverConn).Attend(ctx, session, presence)
-		return func(error) error {
-			e.session.beatFailed = err != nil // without the lock no heartbeat is sent
-			if err == nil {
-				e.failover.attends, e.failover.lookAt = session, atOnce
-			}
-			return err
+	attend := func(ctx context.Context, c conn) error { return c.(seam.FailoverConn).Attend(ctx, session, presence) }
+	return tell(e.limit(), attend, func(err error) {
+		e.session.beatFailed = err != nil // without the lock no heartbeat is sent
+		if err == nil {
+			e.failover.attends, e.failover.lookAt = session, atOnce
 		}
-	}}
+	})
 }
 
 func (e *engine) lookOutDue(time.Time) time.Time {
@@ -203,27 +200,24 @@ func (e *engine) lookOutDue(time.Time) time.Time {
 
 // beginLookOut looks at the locks, where this client is one of those that watch them. Whoever is not asks again at the next heartbeat, and
 // when a notification comes: who evicts notifies those that are next.
-func (e *engine) beginLookOut(time.Time) *operation {
+func (e *engine) beginLookOut(now time.Time) *operation {
 	session, digest := e.session.number, e.failover.digest
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		began := time.Now()
-		look, err := c.(seam.FailoverConn).LookOut(ctx, session, digest)
-		return func(error) error {
-			f := &e.failover
-			f.lookAt = time.Now().Add(lookEvery) // not since it began: one that takes longer would leave no turn to what is less urgent
-			if err != nil {
-				return err
-			}
-			if !look.Watches {
-				f.lookAt, f.digest = began.Add(e.options.heartbeat), 0
-				clear(f.held)
-				clear(f.absent)
-				return nil
-			}
+	lookOut := func(ctx context.Context, c conn) (store.Lookout, error) {
+		return c.(seam.FailoverConn).LookOut(ctx, session, digest)
+	}
+	return ask(e.limit(), lookOut, func(look store.Lookout, err error) {
+		f := &e.failover
+		f.lookAt = time.Now().Add(lookEvery) // not since it began: one that takes longer would leave no turn to what is less urgent
+		switch {
+		case err != nil:
+		case look.Watches:
 			e.lookedOut(look)
-			return nil
+		default:
+			f.lookAt, f.digest = now.Add(e.options.heartbeat), 0
+			clear(f.held)
+			clear(f.absent)
 		}
-	}}
+	})
 }
 
 // lookedOut takes what a look tells. A session counts whose lock was seen held and is free, until it has another lock or was renewed.
@@ -249,13 +243,10 @@ func (e *engine) lookedOut(look store.Lookout) {
 }
 
 func (e *engine) evictEndedDue(time.Time) time.Time {
-	at := never
-	if !e.session.settled || e.ending.reason != nil && e.onlySessionRemains() {
-		return at
+	if e.ending.reason != nil && e.onlySessionRemains() {
+		return never
 	}
-	for _, a := range e.failover.absent {
-		at = earlier(at, a.dueAt)
-	}
+	_, at := soonest(maps.Values(e.failover.absent), func(a *absent) time.Time { return a.dueAt })
 	return at
 }
 
@@ -269,26 +260,24 @@ func (e *engine) beginEvictEnded(now time.Time) *operation {
 		ended[i] = a.Absence
 	}
 	since, run := due[0].since, e.check.watch.run
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		evicted, err := c.(seam.FailoverConn).EvictEnded(ctx, ended, since, run)
-		return func(error) error {
-			for _, a := range due { // who was evicted is not told by the next look
-				a.dueAt = time.Now().Add(lookEvery)
-				if a.tries++; a.tries == evictTries {
-					a.dueAt = never
-				}
+	return ask(e.limit(), func(ctx context.Context, c conn) (store.Evicted, error) {
+		return c.(seam.FailoverConn).EvictEnded(ctx, ended, since, run)
+	}, func(evicted store.Evicted, err error) {
+		for _, a := range due { // who was evicted is not told by the next look
+			a.dueAt = time.Now().Add(lookEvery)
+			if a.tries++; a.tries == evictTries {
+				a.dueAt = never
 			}
-			if err != nil {
-				return err
-			}
-			if len(evicted.IDs) > 0 {
-				e.client.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
-			}
-			e.evictedOthers(evicted)
-			f.lookAt = atOnce
-			return nil
 		}
-	}}
+		if err != nil {
+			return
+		}
+		if len(evicted.IDs) > 0 {
+			e.client.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
+		}
+		e.evictedOthers(evicted)
+		f.lookAt = atOnce
+	})
 }
 
 // endLifeline drops the trust before this side ends the connection.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -488,16 +489,12 @@ func (e *engine) listenToLocksDue(time.Time) time.Time {
 
 func (e *engine) beginListenToLocks(time.Time) *operation {
 	session := e.session.number
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.ListenToLocks(ctx, session)
-		return func(error) error {
-			if err == nil {
-				e.locks.listened = session
-				e.locks.lookAt = atOnce // what was granted before it listened
-			}
-			return err
+	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.ListenToLocks(ctx, session) }, func(err error) {
+		if err == nil {
+			e.locks.listened = session
+			e.locks.lookAt = atOnce // what was granted before it listened
 		}
-	}}
+	})
 }
 
 func (e *engine) lookAtLocksDue(time.Time) time.Time {
@@ -526,32 +523,32 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 	}
 	e.locks.lookAt = never
 	session, run := e.session.number, unmarked(e.check.watch.run)
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		found, answered, err := c.LookAtLocks(ctx, session, nonces, confirm)
-		return func(error) error {
-			e.checkTrust(time.Now())
-			switch {
-			case err != nil:
-				e.locks.lookAt = atOnce // after a pause
-				return err
-			case answered != run || run != unmarked(e.check.watch.run):
-				e.session.nextBeat = time.Now() // after which it looks again
-				return nil
-			case session != e.session.number || e.session.term == nil:
-				return nil
-			}
-			tokens := make(map[int64]int64, len(found))
-			for _, f := range found {
-				tokens[f.Nonce] = f.Token
-			}
-			if confirm { // first: what another run of the server has granted counts once that has confirmed what is held
-				e.foundHeld(found, tokens, held)
-				e.confirmLocks()
-			}
-			e.foundWaiting(tokens, asked)
-			return nil
+	var answered store.Run
+	return ask(e.limit(), func(ctx context.Context, c conn) (found []store.FoundLock, err error) {
+		found, answered, err = c.LookAtLocks(ctx, session, nonces, confirm)
+		return found, err
+	}, func(found []store.FoundLock, err error) {
+		e.checkTrust(time.Now())
+		switch {
+		case err != nil:
+			e.locks.lookAt = atOnce // after a pause
+			return
+		case answered != run || run != unmarked(e.check.watch.run):
+			e.session.nextBeat = time.Now() // after which it looks again
+			return
+		case session != e.session.number || e.session.term == nil:
+			return
 		}
-	}}
+		tokens := make(map[int64]int64, len(found))
+		for _, f := range found {
+			tokens[f.Nonce] = f.Token
+		}
+		if confirm { // first: what another run of the server has granted counts once that has confirmed what is held
+			e.foundHeld(found, tokens, held)
+			e.confirmLocks()
+		}
+		e.foundWaiting(tokens, asked)
+	})
 }
 
 // foundHeld takes what another run of the server has of the session: what it does not have is lost, and what nobody here knows of was
@@ -603,10 +600,8 @@ func (ls *locks) grant(s *lockState, token int64) {
 // confirmLocks has trust go on, where nothing else is to be confirmed by another run of the server.
 func (e *engine) confirmLocks() {
 	e.locks.toConfirm = false
-	for _, m := range e.leases.byName {
-		if m.joined && m.toRead {
-			return
-		}
+	if e.find((*membership).readDue) != nil {
+		return
 	}
 	if run := unmarked(e.check.watch.run); e.session.confirmed != run {
 		e.session.confirmed = run
@@ -617,10 +612,7 @@ func (e *engine) confirmLocks() {
 func (e *engine) releaseLocksDue(time.Time) time.Time {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
-	at := never
-	for _, s := range e.locks.releases {
-		at = earlier(at, s.tryAt)
-	}
+	_, at := soonest(maps.Values(e.locks.releases), func(s *lockState) time.Time { return s.tryAt })
 	return at
 }
 
@@ -644,64 +636,53 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 		}
 	}
 	session, run := e.session.number, e.check.watch.run
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		answer, err := c.ReleaseLocks(ctx, session, releases, run)
-		return func(error) error {
-			e.locks.mu.Lock()
-			defer e.locks.mu.Unlock()
-			now := time.Now()
-			for _, s := range due {
-				s.tryAt = now.Add(busyRetry)
-				if s.Latest > 0 {
-					s.tryAt = now.Add(max(busyRetry, e.options.heartbeat/4))
-				}
+	return ask(e.limit(), func(ctx context.Context, c conn) (store.LocksReleased, error) {
+		return c.ReleaseLocks(ctx, session, releases, run)
+	}, func(answer store.LocksReleased, err error) {
+		e.locks.mu.Lock()
+		defer e.locks.mu.Unlock()
+		now := time.Now()
+		for _, s := range due {
+			s.tryAt = now.Add(busyRetry)
+			if s.Latest > 0 {
+				s.tryAt = now.Add(max(busyRetry, e.options.heartbeat/4))
 			}
-			if err != nil {
-				if store.LockTimeout(err) {
-					e.locks.batch = 1
-				}
-				return err
-			}
-			e.locks.batch = maxLockBatch
-			if !answer.SameRun {
-				e.session.nextBeat = now
-				return nil
-			}
-			for i, s := range due {
-				found := slices.Contains(answer.Released, s.Nonce)
-				switch {
-				case e.locks.of[s.Nonce] != s:
-				case found, releases[i].Latest == 0 && slices.Contains(answer.Absent, s.Nonce):
-					e.locks.givenBack(s, found)
-				case slices.Contains(answer.Absent, s.Nonce):
-					e.locks.struck(s, false)
-				}
-			}
-			return nil
 		}
-	}}
+		if err != nil {
+			if store.LockTimeout(err) {
+				e.locks.batch = 1
+			}
+			return
+		}
+		e.locks.batch = maxLockBatch
+		if !answer.SameRun {
+			e.session.nextBeat = now
+			return
+		}
+		for i, s := range due {
+			found, absent := slices.Contains(answer.Released, s.Nonce), slices.Contains(answer.Absent, s.Nonce)
+			switch {
+			case e.locks.of[s.Nonce] != s:
+			case found, absent && releases[i].Latest == 0:
+				e.locks.givenBack(s, found)
+			case absent:
+				e.locks.struck(s, false)
+			}
+		}
+	})
 }
 
-func (e *engine) sweepLocksDue(time.Time) time.Time {
-	if !e.session.settled || e.ending.reason != nil {
-		return never
-	}
-	return e.locks.sweepAt
-}
+func (e *engine) sweepLocksDue(time.Time) time.Time { return e.locks.sweepAt }
 
 // beginSweepLocks removes what evicted sessions held and awaited.
 func (e *engine) beginSweepLocks(time.Time) *operation {
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		done, err := c.SweepLocks(ctx)
-		return func(error) error {
-			switch {
-			case err != nil:
-			case done:
-				e.locks.sweepAt = never
-			default: // a guarded transaction is open, or somebody has the mutex
-				e.locks.sweepAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
-			}
-			return err
+	return ask(e.limit(), func(ctx context.Context, c conn) (bool, error) { return c.SweepLocks(ctx) }, func(done bool, err error) {
+		switch {
+		case err != nil:
+		case done:
+			e.locks.sweepAt = never
+		default: // a guarded transaction is open, or somebody has the mutex
+			e.locks.sweepAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
 		}
-	}}
+	})
 }

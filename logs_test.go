@@ -159,7 +159,7 @@ func dutyNames(table *ast.ValueSpec) (names []string) {
 		return nil
 	}
 	ast.Inspect(table, func(n ast.Node) bool {
-		if literal, ok := n.(*ast.BasicLit); ok {
+		if literal, ok := n.(*ast.BasicLit); ok && literal.Kind == token.STRING {
 			names = append(names, text(literal))
 		}
 		return true

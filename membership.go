@@ -20,6 +20,7 @@ type leases struct {
 	waiting   map[string][]*joining // calls for a name whose membership has to end first
 	draining  map[*tenure]struct{}  // of all leases; also those that are struck out, until the work on them ends
 	relics    map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown anew
+	joining   *membership           // its join is under way; nil: none is
 	joins     int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
 	planAt    map[string]time.Time  // when to plan a lease that asks for it, joined or not
 	claimed   map[string]bool       // of these: this client has claimed the plan
@@ -90,6 +91,16 @@ func (e *engine) membershipOf(l *Lease) *membership {
 	return nil
 }
 
+// find returns a membership of which that is true; nil: there is none.
+func (e *engine) find(is func(*membership) bool) *membership {
+	for _, m := range e.leases.byName {
+		if is(m) {
+			return m
+		}
+	}
+	return nil
+}
+
 // join is Client.Lease.
 func (e *engine) join(j *joining) {
 	if e.ending.reason != nil {
@@ -149,34 +160,31 @@ func (e *engine) abandon(j *joining) {
 	}
 }
 
-func (e *engine) joinDue(time.Time) time.Time {
-	at := never
-	if e.ending.reason != nil {
-		return at
-	}
-	for _, m := range e.leases.byName {
-		if !m.joined && m.leaving == nil {
-			at = earlier(at, m.retryAt)
+// nextJoin is the lease to be joined that has waited longest, and when that is due.
+func (e *engine) nextJoin() (*membership, time.Time) {
+	return soonest(maps.Values(e.leases.byName), func(m *membership) time.Time {
+		if m.joined || m.leaving != nil {
+			return never
 		}
-	}
+		return m.retryAt
+	})
+}
+
+func (e *engine) joinDue(time.Time) time.Time {
+	_, at := e.nextJoin()
 	return at
 }
 
 // joinEach is how long a join may take for each partition, all of which the first one makes.
 const joinEach = 50 * time.Microsecond
 
-// beginJoin joins the lease that has waited longest.
 func (e *engine) beginJoin(time.Time) *operation {
-	var m *membership
-	for _, other := range e.leases.byName {
-		if !other.joined && other.leaving == nil && (m == nil || other.retryAt.Before(m.retryAt)) {
-			m = other
-		}
-	}
+	m, _ := e.nextJoin()
+	e.leases.joining = m
 	e.leases.joins++
 	number := e.leases.joins
 	session, name, partitions, weight, calls := e.session.number, m.lease.name, m.lease.partitions, m.weight, maps.Clone(m.weightCalls)
-	return &operation{joins: m, limit: e.limit() + time.Duration(partitions)*joinEach, call: func(ctx context.Context, c conn) func(error) error {
+	return &operation{limit: e.limit() + time.Duration(partitions)*joinEach, call: func(ctx context.Context, c conn) func(error) error {
 		join, err := c.Join(ctx, session, name, partitions, weight, number)
 		return func(error) error { return e.joinAnswered(m, join, err, calls) }
 	}}
@@ -185,7 +193,7 @@ func (e *engine) beginJoin(time.Time) *operation {
 // joinAnswered takes the answer to a join, which carried the weight of these calls of SetWeight.
 func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls weightCalls) error {
 	now := time.Now()
-	m.retryAt = now
+	e.leases.joining, m.retryAt = nil, now
 	if err == nil && join.Alive && !join.Joined {
 		if join.Partitions == 0 || join.Partitions == m.lease.partitions { // it was made or dropped meanwhile
 			if m.leaving != nil {
@@ -283,8 +291,7 @@ func (e *engine) leave(m *membership, reason error) {
 		e.strikeAll(m)
 	}
 	delete(e.leases.planAt, m.lease.name)
-	underWay := e.agenda.running != nil && e.agenda.running.joins == m
-	if !m.joined && !underWay && e.ending.reason == nil {
+	if !m.joined && m != e.leases.joining && e.ending.reason == nil {
 		e.endMembership(m, reason)
 	}
 }
@@ -388,21 +395,11 @@ func (m *membership) weightDue() bool {
 }
 
 func (e *engine) weightDue(time.Time) time.Time {
-	for _, m := range e.leases.byName {
-		if m.weightDue() {
-			return atOnce
-		}
-	}
-	return never
+	return atOnceIf(e.find((*membership).weightDue) != nil)
 }
 
 func (e *engine) beginWeight(time.Time) *operation {
-	var m *membership
-	for _, m = range e.leases.byName {
-		if m.weightDue() {
-			break
-		}
-	}
+	m := e.find((*membership).weightDue)
 	session, name, weight, calls := e.session.number, m.lease.name, m.weight, maps.Clone(m.weightCalls)
 	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
 		member, err := c.SetWeight(ctx, session, name, weight)

@@ -46,55 +46,46 @@ func (e *engine) readAll() {
 }
 
 func (e *engine) readDue(time.Time) time.Time {
-	if e.session.term == nil || e.session.behind {
-		return never
-	}
-	for _, m := range e.leases.byName {
-		if m.joined && m.toRead {
-			return atOnce
-		}
-	}
-	return never
+	return atOnceIf(e.session.term != nil && !e.session.behind && e.find((*membership).readDue) != nil)
 }
+
+func (m *membership) readDue() bool { return m.joined && m.toRead }
 
 // beginRead reads what is owned of the leases that changed.
 func (e *engine) beginRead(time.Time) *operation {
 	var names []string
 	for name, m := range e.leases.byName {
-		if m.joined && m.toRead {
+		if m.readDue() {
 			names = append(names, name)
 		}
 	}
 	session, run := e.session.number, unmarked(e.check.watch.run)
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		reads, err := c.Read(ctx, session, names)
-		return func(error) error {
-			if err != nil {
-				return err
-			}
-			e.checkTrust(time.Now())
-			for _, r := range reads {
-				if r.Run != run || (run.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
-					e.session.nextBeat = time.Now()
-					return nil
-				}
-				if e.session.settled && r.Era < e.session.era {
-					e.session.behind, e.session.settled = true, false
-					return nil
-				}
-				e.session.era = max(e.session.era, r.Era)
-				if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.term != nil {
-					e.readAnswered(m, r)
-				}
-			}
-			if e.session.confirmed != run && e.session.term != nil && !e.locks.toConfirm { // all that is shown was confirmed
-				e.session.confirmed = run
-				e.locks.lookAt = atOnce // what it has granted counts now
-				e.trust(e.session.sent)
-			}
-			return nil
+	read := func(ctx context.Context, c conn) ([]store.LeaseRead, error) { return c.Read(ctx, session, names) }
+	return ask(e.limit(), read, func(reads []store.LeaseRead, err error) {
+		if err != nil {
+			return
 		}
-	}}
+		e.checkTrust(time.Now())
+		for _, r := range reads {
+			if r.Run != run || (run.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
+				e.session.nextBeat = time.Now()
+				return
+			}
+			if e.session.settled && r.Era < e.session.era {
+				e.session.behind, e.session.settled = true, false
+				return
+			}
+			e.session.era = max(e.session.era, r.Era)
+			if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.term != nil {
+				e.readAnswered(m, r)
+			}
+		}
+		if e.session.confirmed != run && e.session.term != nil && !e.locks.toConfirm { // all that is shown was confirmed
+			e.session.confirmed = run
+			e.locks.lookAt = atOnce // what it has granted counts now
+			e.trust(e.session.sent)
+		}
+	})
 }
 
 // readAnswered takes what the database says the session owns of a lease.
@@ -496,12 +487,6 @@ func (e *engine) tellWork(now time.Time) {
 
 // holdsAnything reports whether there is an ownership that has not ended, be it shown or draining.
 func (e *engine) holdsAnything() bool {
-	for _, m := range e.leases.byName {
-		for _, t := range m.tenures.of {
-			if t != nil && t.ended == nil {
-				return true
-			}
-		}
-	}
-	return false
+	holds := func(t *tenure) bool { return t != nil && t.ended == nil }
+	return e.find(func(m *membership) bool { return slices.ContainsFunc(m.tenures.of, holds) }) != nil
 }

@@ -37,14 +37,8 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 			due[m] = true
 		}
 	}
-	var oldest *membership
-	together := false
-	for m := range due {
-		if together = together || !m.apart; m.apart && (oldest == nil || m.triedAt.Before(oldest.triedAt)) {
-			oldest = m
-		}
-	}
-	maps.DeleteFunc(due, func(m *membership, _ bool) bool { return m.apart && (together || m != oldest) })
+	first, _ := soonest(maps.Keys(due), (*membership).triedApart)
+	maps.DeleteFunc(due, func(m *membership, _ bool) bool { return m.apart && m != first })
 	tenures = slices.DeleteFunc(tenures, func(t *tenure) bool { return !due[t.membership] })
 	if len(tenures) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
 		for name, m := range e.leases.byName {
@@ -72,19 +66,22 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 	return tenures, leaving
 }
 
+// triedApart is when a release has met a lock; zero: the last did not.
+func (m *membership) triedApart() time.Time {
+	if m.apart {
+		return m.triedAt
+	}
+	return time.Time{}
+}
+
 // leaves reports whether a leave is to be sent, be there something to release or not.
 func (m *membership) leaves() bool { return m.leaving != nil && m.joined && !m.awaitsRelease }
 
 func (e *engine) releaseDue(now time.Time) time.Time {
+	if e.find((*membership).leaves) != nil {
+		return atOnce
+	}
 	at := never
-	if !e.session.settled {
-		return at
-	}
-	for _, m := range e.leases.byName {
-		if m.leaves() {
-			return atOnce
-		}
-	}
 	for t := range e.leases.draining {
 		at = earlier(at, t.releasableAt(now))
 	}
@@ -112,29 +109,25 @@ func (e *engine) beginRelease(now time.Time) *operation {
 		bequeaths = bequeaths && !m.intestate
 	}
 	id := e.options.clientID
-	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		var answer store.Released
-		var err error
+	return ask(e.limit(), func(ctx context.Context, c conn) (answer store.Released, err error) {
 		if len(leaving) > 0 && bequeaths {
-			err = bequeath(ctx, c, session, id, leaving)
+			if err = bequeath(ctx, c, session, id, leaving); err != nil {
+				return answer, err
+			}
+		}
+		return c.Release(ctx, session, releases, leaving, lastJoin)
+	}, func(answer store.Released, err error) {
+		for m := range named {
+			m.intestate = m.intestate || err != nil && m.leaving != nil
+			if err == nil || store.LockTimeout(err) {
+				m.apart, m.triedAt = err != nil, now
+			}
 		}
 		if err == nil {
-			answer, err = c.Release(ctx, session, releases, leaving, lastJoin)
+			e.releaseAnswered(tenures, answer)
+			e.leaveAnswered(names, answer)
 		}
-		return func(error) error {
-			for m := range named {
-				m.intestate = m.intestate || err != nil && m.leaving != nil
-				if err == nil || store.LockTimeout(err) {
-					m.apart, m.triedAt = err != nil, now
-				}
-			}
-			if err == nil {
-				e.releaseAnswered(tenures, answer)
-				e.leaveAnswered(names, answer)
-			}
-			return err
-		}
-	}}
+	})
 }
 
 // releaseAnswered takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier
@@ -222,37 +215,26 @@ func (e *engine) announceDue(time.Time) time.Time { return atOnceIf(len(e.leases
 // beginAnnounce tells the new owners of what was released. A statement waits for the rows of all its leases. So those that met a lock
 // come after all others, one by one.
 func (e *engine) beginAnnounce(now time.Time) *operation {
+	oldest, _ := soonest(maps.Keys(e.leases.unannounced), func(name string) time.Time { return e.leases.unannounced[name].triedAt })
 	var names []string
-	oldest := ""
+	concerned := make(map[int64]struct{})
 	for name, a := range e.leases.unannounced {
-		if a.triedAt.IsZero() {
+		if a.triedAt.IsZero() || name == oldest {
 			names = append(names, name)
-		} else if oldest == "" || a.triedAt.Before(e.leases.unannounced[oldest].triedAt) {
-			oldest = name
+			maps.Copy(concerned, a.sessions)
 		}
-	}
-	if names == nil {
-		names = []string{oldest}
 	}
 	slices.Sort(names)
-	concerned := make(map[int64]struct{})
-	for _, name := range names {
-		maps.Copy(concerned, e.leases.unannounced[name].sessions)
-	}
 	sessions := slices.Collect(maps.Keys(concerned))
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.Announce(ctx, names, sessions)
-		return func(error) error {
-			for _, name := range names {
-				if err == nil { // nothing was released meanwhile
-					delete(e.leases.unannounced, name)
-				} else if store.LockTimeout(err) {
-					e.leases.unannounced[name].triedAt = now
-				}
+	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Announce(ctx, names, sessions) }, func(err error) {
+		for _, name := range names {
+			if err == nil { // nothing was released meanwhile
+				delete(e.leases.unannounced, name)
+			} else if store.LockTimeout(err) {
+				e.leases.unannounced[name].triedAt = now
 			}
-			return err
 		}
-	}}
+	})
 }
 
 // releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
@@ -265,9 +247,6 @@ func (t *tenure) wantsFence(era int64) bool {
 }
 
 func (e *engine) fenceDue(time.Time) time.Time {
-	if !e.session.settled {
-		return never
-	}
 	for t := range e.leases.draining {
 		if t.wantsFence(e.session.era) {
 			return atOnce
@@ -288,16 +267,12 @@ func (e *engine) beginFence(time.Time) *operation {
 		}
 	}
 	session := e.session.number
-	return &operation{batch: true, limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.Fence(ctx, session, busy)
-		return func(error) error {
-			for _, t := range tenures {
-				t.busy = 0
-				t.membership.toRead = t.membership.joined // which tells the epoch
-			}
-			return err
+	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Fence(ctx, session, busy) }, func(error) {
+		for _, t := range tenures {
+			t.busy = 0
+			t.membership.toRead = t.membership.joined // which tells the epoch
 		}
-	}}
+	})
 }
 
 // leaveAnswered takes what became of the leases that were left.

@@ -54,7 +54,7 @@ func (e *engine) registration() store.Registration {
 
 // registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
 func (e *engine) registerFirst(ctx context.Context) error {
-	register := &duty{name: "register", ownPause: true}
+	register := &duty{name: "register", traits: ownPause}
 	var failed error // the last attempt, unless ctx ended it
 	for {
 		sent := time.Now()
@@ -99,33 +99,26 @@ func (e *engine) registerOnce(ctx context.Context) (incarnation int64, newer *st
 	return e.connection.conn.Register(ctx, e.registration())
 }
 
-func (e *engine) registerDue(time.Time) time.Time {
-	if e.ending.reason != nil {
-		return never
-	}
-	return e.connection.retryAt
-}
-
 func (e *engine) beginRegister(time.Time) *operation {
 	r := e.registration()
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		sent := time.Now()
-		incarnation, newer, err := c.Register(ctx, r)
-		return func(error) error {
-			switch {
-			case err != nil:
-				e.connection.backOff(e.options)
-				e.session.lateUntil = time.Now().Add(lateAtMost) // it renews the session too
-				return err
-			case incarnation == 0:
-				e.close(e.superseded(newer))
-				return nil
-			}
+	var sent time.Time
+	var newer *store.Process
+	return ask(e.limit(), func(ctx context.Context, c conn) (incarnation int64, err error) {
+		sent = time.Now()
+		incarnation, newer, err = c.Register(ctx, r)
+		return incarnation, err
+	}, func(incarnation int64, err error) {
+		switch {
+		case err != nil:
+			e.connection.backOff(e.options)
+			e.session.lateUntil = time.Now().Add(lateAtMost) // it renews the session too
+		case incarnation == 0:
+			e.close(e.superseded(newer))
+		default:
 			e.registered(sent, incarnation)
 			e.client.log.Info("pgleases: registered", slog.Int64("session", e.session.number), slog.Int64("incarnation", incarnation))
-			return nil
 		}
-	}}
+	})
 }
 
 // registered takes the news that the session has begun. The heartbeat that follows tells the rest.
@@ -162,25 +155,25 @@ func (e *engine) beginHeartbeat(now time.Time) *operation {
 		last.Mark = 0
 	}
 	e.session.last = false
-	return &operation{limit: max(e.options.heartbeat, e.options.ttl/4), call: func(ctx context.Context, c conn) func(error) error {
-		sent := time.Now()
+	var sent, received time.Time
+	return ask(max(e.options.heartbeat, e.options.ttl/4), func(ctx context.Context, c conn) (store.Beat, error) {
+		sent = time.Now()
 		beat, err := c.Heartbeat(ctx, session, watched, last)
-		received := time.Now()
-		return func(error) error {
-			e.session.beatFailed = err != nil
-			if err != nil {
-				e.session.nextBeat = time.Now().Add(e.options.heartbeat / 10)
-				e.check.lookAt = never
-				if last.Mark == 0 { // one that is compared renews nothing if it comes after the next
-					e.session.lateUntil = time.Now().Add(lateAtMost)
-				}
-				return err
+		received = time.Now()
+		return beat, err
+	}, func(beat store.Beat, err error) {
+		e.session.beatFailed = err != nil
+		if err != nil {
+			e.session.nextBeat = time.Now().Add(e.options.heartbeat / 10)
+			e.check.lookAt = never
+			if last.Mark == 0 { // one that is compared renews nothing if it comes after the next
+				e.session.lateUntil = time.Now().Add(lateAtMost)
 			}
-			e.connection.retry = 0
-			e.heard(sent, received, beat)
-			return nil
+			return
 		}
-	}}
+		e.connection.retry = 0
+		e.heard(sent, received, beat)
+	})
 }
 
 // heard takes the answer to a heartbeat.
@@ -349,16 +342,12 @@ func (e *engine) markDue(time.Time) time.Time {
 }
 
 func (e *engine) beginMark(time.Time) *operation {
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.Mark(ctx, randomID())
-		return func(error) error {
-			if err == nil {
-				e.session.marked = true
-				e.session.nextBeat = time.Now() // which reads the mark
-			}
-			return err
+	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Mark(ctx, randomID()) }, func(err error) {
+		if err == nil {
+			e.session.marked = true
+			e.session.nextBeat = time.Now() // which reads the mark
 		}
-	}}
+	})
 }
 
 func (e *engine) unsettleDue(time.Time) time.Time { return atOnceIf(e.session.behind) }
@@ -366,17 +355,13 @@ func (e *engine) unsettleDue(time.Time) time.Time { return atOnceIf(e.session.be
 // beginUnsettle has a server settled anew that is behind one on which this client has been.
 func (e *engine) beginUnsettle(time.Time) *operation {
 	era := e.session.era
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		err := c.Unsettle(ctx, era)
-		return func(error) error {
-			if err == nil {
-				e.session.behind = false
-				e.session.nextBeat = time.Now() // which tells that the server is not settled
-				e.client.log.Warn("pgleases: the server is behind one seen before, and is settled anew", slog.Int64("era", era))
-			}
-			return err
+	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Unsettle(ctx, era) }, func(err error) {
+		if err == nil {
+			e.session.behind = false
+			e.session.nextBeat = time.Now() // which tells that the server is not settled
+			e.client.log.Warn("pgleases: the server is behind one seen before, and is settled anew", slog.Int64("era", era))
 		}
-	}}
+	})
 }
 
 // settleDue is when the clock of a promoted server was watched for this client's TTL.
@@ -389,15 +374,12 @@ func (e *engine) settleDue(now time.Time) time.Time {
 
 func (e *engine) beginSettle(now time.Time) *operation {
 	watched, run, seen := e.check.watch.lasts(now), e.check.watch.run, e.session.era
-	return &operation{limit: e.limit(), call: func(ctx context.Context, c conn) func(error) error {
-		era, err := c.Settle(ctx, watched, run, seen)
-		return func(error) error {
-			e.session.settleAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
-			if era > 0 {
-				e.client.log.Warn("pgleases: settled a promoted server: epochs begin a new era", slog.Int64("era", era))
-				e.session.nextBeat = time.Now()
-			}
-			return err
+	settle := func(ctx context.Context, c conn) (int64, error) { return c.Settle(ctx, watched, run, seen) }
+	return ask(e.limit(), settle, func(era int64, _ error) {
+		e.session.settleAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
+		if era > 0 {
+			e.client.log.Warn("pgleases: settled a promoted server: epochs begin a new era", slog.Int64("era", era))
+			e.session.nextBeat = time.Now()
 		}
-	}}
+	})
 }

@@ -270,12 +270,12 @@ var mutants = append(asleep(), []mutant{
 		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned()`, `!t.membership.joined`, 0},
 	}},
 	{"releases not retried", "histories", `has no owner`, []edit{
-		{"release.go", `			if err == nil {
-				e.releaseAnswered(`, `			for _, t := range tenures {
-				delete(e.leases.draining, t)
-			}
-			if err == nil {
-				e.releaseAnswered(`, 0},
+		{"release.go", `		if err == nil {
+			e.releaseAnswered(`, `		for _, t := range tenures {
+			delete(e.leases.draining, t)
+		}
+		if err == nil {
+			e.releaseAnswered(`, 0},
 	}},
 	{"losses that are not told", "fleet", `without telling`, []edit{
 		{"lease.go", `		if o.cancel != nil {
