@@ -32,9 +32,6 @@ It is written down with the reason, with the role that connects, and with --acto
 
 With --preview it changes nothing, and prints `
 
-const bindingHelp = `, and a binding. With that as --binding it does what was previewed, or
-fails and says what has changed since.`
-
 func newSteering() []*cobra.Command {
 	return []*cobra.Command{
 		newSteer(
@@ -77,9 +74,9 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	long += steerHelp
 	if verb == admin.Drop {
-		long += "how many partitions would be forgotten" + bindingHelp
+		long += "how many partitions would be forgotten."
 	} else {
-		long += "which partitions the clients would move at once" + bindingHelp + " Hand-overs that are under way are not in a preview."
+		long += "which partitions the clients would move at once. Hand-overs that are under way are not in a preview."
 	}
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: exactly(strings.Fields(subject)...)}
 	change := admin.Change{Verb: verb}
@@ -88,8 +85,6 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a preview")
 	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
-	flags.StringVar(&change.Binding, "binding", "", "what a preview printed: do what was previewed, or nothing")
-	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
 	if wish {
 		flags.StringVar(
 			&until, "until", "",
@@ -169,7 +164,6 @@ func writePreview(w io.Writer, p *admin.Preview) {
 		t.write(w)
 		fmt.Fprintf(w, "\n%d partitions would move.\n", n)
 	}
-	fmt.Fprintf(w, "To have this done, and nothing else: --binding %s\n", p.Binding)
 }
 
 // end reads when a wish ends: a duration, or a time; neither for an empty text.
