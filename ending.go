@@ -63,7 +63,7 @@ func (e *engine) beginLookUp(time.Time) *operation {
 
 // onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
 func (e *engine) onlySessionRemains() bool {
-	return !e.joinedAny() && !e.locksRemain() && len(e.leases.planAt)+len(e.leases.unannounced) == 0
+	return !e.joinedAny() && !e.locks.remain() && len(e.leases.planAt)+len(e.leases.unannounced) == 0
 }
 
 // joinedAny reports whether the session is a member of a lease.
@@ -112,7 +112,7 @@ func (e *engine) finished(now time.Time) bool {
 		return true
 	}
 	tenures, leaving := e.releasable(now)
-	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced) == 0 && !e.locks.givesBack() && !e.onlySessionRemains()
+	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced) == 0 && !e.locks.any(lockReleases) && !e.onlySessionRemains()
 }
 
 // idle reports whether no duty is under way.

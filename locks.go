@@ -22,12 +22,11 @@ import (
 
 // locks is what the client's session holds and awaits.
 type locks struct {
-	// mu guards the next four. A lock that is free is taken, and released, without a turn of the client's goroutine, which would
+	// mu guards the next three. A lock that is free is taken, and released, without a turn of the client's goroutine, which would
 	// take a tenth of the time. No statement is sent under it.
 	mu       sync.Mutex
-	of       map[int64]*lockState // by nonce: all that the database may have
-	waits    map[int64]*lockState // of these, what waits, and what is to be given back: there may be a thousand others
-	releases map[int64]*lockState
+	of       map[int64]*lockState                   // by nonce: all that the database may have
+	at       [lockReleases + 1]map[int64]*lockState // the same by stage: of a thousand that are held, few wait
 	standing standing
 
 	used atomic.Bool // an acquisition was begun under this session
@@ -60,7 +59,6 @@ type lockState struct {
 	term  *term // in which it began, or was granted
 	stage lockStage
 	token int64 // of what is held
-	lost  bool  // it was held, and does not count any more; its row stays until it is released, or the session is gone
 
 	end     func(cause error, lost bool) // of what is held
 	granted chan<- lockGrant             // answers who waits
@@ -79,10 +77,11 @@ type lockGrant struct {
 type lockStage int
 
 const (
-	lockSent     lockStage = iota // package lock awaits the answer, or decides about it
-	lockWaits                     // it has a place in the queue
-	lockHeld                      // it is held, or was until it was lost
-	lockReleases                  // it is to be given back
+	lockSent  lockStage = iota // package lock awaits the answer, or decides about it
+	lockWaits                  // it has a place in the queue
+	lockHeld
+	lockLost     // it was held, and does not count any more; its row stays until it is released, or the session is gone
+	lockReleases // it is to be given back
 )
 
 const maxLockBatch = 500
@@ -111,7 +110,19 @@ func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return s.locks.begin(name)
+	ls, a := s.locks, &lockState{Acquisition: &seam.Acquisition{Name: name, Nonce: randomID()}}
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	switch now := &ls.standing; {
+	case now.ending != nil:
+		return nil, now.ending
+	case now.term == nil || !now.term.trusted():
+		return nil, ErrTrustLost
+	}
+	ls.renew(a)
+	ls.put(a, lockSent)
+	ls.used.Store(true)
+	return a.Acquisition, nil
 }
 
 func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
@@ -161,64 +172,57 @@ func (s *lockSession) Hold(a *seam.Acquisition, token int64, end func(error, boo
 }
 
 func (s *lockSession) Forget(a *seam.Acquisition) {
-	if s.locks.forget(a) {
+	s.locks.mu.Lock()
+	defer s.locks.mu.Unlock()
+	if state := s.locks.of[a.Nonce]; state != nil {
+		s.locks.givenBack(state, true)
+	}
+	if s.locks.standing.ending != nil { // the client's end may wait for that
 		s.client().wakeUp()
 	}
 }
 
-func (s *lockSession) Abandon(a *seam.Acquisition) {
-	_ = s.client().request(context.Background(), nil, func(e *engine) { e.releaseLock(a, nil) }) // an error tells that it ended
-}
+func (s *lockSession) Abandon(a *seam.Acquisition) { s.release(a, nil) }
 
 func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, error) {
 	released := make(chan bool, 1)
-	if err := s.client().request(context.WithoutCancel(ctx), nil, func(e *engine) { e.releaseLock(a, released) }); err != nil {
-		return false, err
-	}
+	s.release(a, released)
 	return awaitAnswer(ctx, s, released)
 }
 
+func (s *lockSession) release(a *seam.Acquisition, released chan<- bool) {
+	s.locks.mu.Lock()
+	defer s.locks.mu.Unlock()
+	s.locks.release(a, released)
+	s.client().wakeUp()
+}
+
 func newLocks(now time.Time, heartbeat time.Duration) *locks {
-	return &locks{
-		of: make(map[int64]*lockState), waits: make(map[int64]*lockState), releases: make(map[int64]*lockState),
-		lookAt: never, sweepAt: now.Add(rand.N(heartbeat)), batch: maxLockBatch,
+	ls := &locks{of: make(map[int64]*lockState), lookAt: never, sweepAt: now.Add(rand.N(heartbeat)), batch: maxLockBatch}
+	for stage := range ls.at {
+		ls.at[stage] = make(map[int64]*lockState)
 	}
+	return ls
 }
 
 // put notes an acquisition in its stage. The caller has mu.
 func (ls *locks) put(s *lockState, stage lockStage) {
-	ls.remove(s)
-	s.stage, ls.of[s.Nonce] = stage, s
-	switch stage {
-	case lockWaits:
-		ls.waits[s.Nonce] = s
-	case lockReleases:
-		ls.releases[s.Nonce] = s
-	}
+	delete(ls.at[s.stage], s.Nonce)
+	s.stage = stage
+	ls.of[s.Nonce], ls.at[stage][s.Nonce] = s, s
 }
 
 // remove forgets an acquisition. The caller has mu.
 func (ls *locks) remove(s *lockState) {
 	delete(ls.of, s.Nonce)
-	delete(ls.waits, s.Nonce)
-	delete(ls.releases, s.Nonce)
+	delete(ls.at[s.stage], s.Nonce)
 }
 
-// begin begins an acquisition.
-func (ls *locks) begin(name string) (*seam.Acquisition, error) {
-	s := &lockState{Acquisition: &seam.Acquisition{Name: name, Nonce: randomID()}}
+// any reports whether there is an acquisition in one of the stages.
+func (ls *locks) any(stages ...lockStage) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	switch now := &ls.standing; {
-	case now.ending != nil:
-		return nil, now.ending
-	case now.term == nil || !now.term.trusted():
-		return nil, ErrTrustLost
-	}
-	ls.renew(s)
-	ls.put(s, lockSent)
-	ls.used.Store(true)
-	return s.Acquisition, nil
+	return slices.ContainsFunc(stages, func(stage lockStage) bool { return len(ls.at[stage]) > 0 })
 }
 
 // renew notes under which session, run and term an acquisition goes on. The last instant is the end of the trust by the database's
@@ -249,16 +253,6 @@ func (ls *locks) hold(a *seam.Acquisition, token int64, end func(error, bool)) e
 	s.token, s.end = token, end
 	ls.put(s, lockHeld)
 	return nil
-}
-
-// forget strikes out an acquisition of which the database has nothing, and reports whether the client's end waits for that.
-func (ls *locks) forget(a *seam.Acquisition) bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	if s := ls.of[a.Nonce]; s != nil {
-		ls.givenBack(s, true)
-	}
-	return ls.standing.ending != nil
 }
 
 // publishStanding tells acquisitions how the engine stands.
@@ -294,14 +288,7 @@ func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
 	}
 }
 
-// releaseLock has a lock given up.
-func (e *engine) releaseLock(a *seam.Acquisition, released chan<- bool) {
-	e.locks.mu.Lock()
-	defer e.locks.mu.Unlock()
-	e.locks.release(a, released)
-}
-
-// release is releaseLock for a caller that has mu.
+// release has a lock given up. The caller has mu.
 func (ls *locks) release(a *seam.Acquisition, released chan<- bool) {
 	s := ls.of[a.Nonce]
 	if s == nil { // it was given up, or the session is gone
@@ -310,7 +297,7 @@ func (ls *locks) release(a *seam.Acquisition, released chan<- bool) {
 		}
 		return
 	}
-	if !s.Twice && (s.stage == lockHeld || s.stage == lockWaits) {
+	if !s.Twice && s.stage != lockSent && s.stage != lockReleases {
 		s.Latest = 0 // its answer came
 	}
 	s.tryAt = atOnce
@@ -340,19 +327,19 @@ func (ls *locks) givenBack(s *lockState, found bool) {
 
 // loseLocks ends what is held. Nothing else is done: whoever holds it may be at work still, and the row keeps others from it until it is
 // released, or the session is evicted.
-func (e *engine) loseLocks(cause error, which func(*lockState) bool) {
+func (e *engine) loseLocks(cause error) {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	e.stand()
-	e.endHeld(cause, which)
+	e.endHeld(cause, func(*lockState) bool { return true })
 }
 
-// endHeld is loseLocks for a caller that has mu.
+// endHeld ends some of what is held. The caller has mu.
 func (e *engine) endHeld(cause error, which func(*lockState) bool) {
 	var names []string
-	for _, s := range e.locks.of {
-		if s.stage == lockHeld && !s.lost && which(s) {
-			s.lost = true
+	for _, s := range e.locks.at[lockHeld] {
+		if which(s) {
+			e.locks.put(s, lockLost)
 			s.end(cause, true)
 			names = append(names, s.Name)
 		}
@@ -362,8 +349,6 @@ func (e *engine) endHeld(cause error, which func(*lockState) bool) {
 		e.client.log.Warn("pgleases: locks lost", slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Any("cause", cause))
 	}
 }
-
-func everyLock(*lockState) bool { return true }
 
 // loseLockSession takes the news that the session is gone, and all that the database had of it.
 func (e *engine) loseLockSession() {
@@ -387,7 +372,7 @@ func (e *engine) askForLocks(reason error) {
 	e.stand()
 	for _, s := range e.locks.of {
 		switch {
-		case s.stage == lockHeld && !s.lost:
+		case s.stage == lockHeld:
 			s.end(reason, false)
 		case s.stage == lockWaits:
 			s.granted <- lockGrant{err: reason}
@@ -401,43 +386,20 @@ func (e *engine) finishLocks(reason error) []string {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	var names []string
-	for _, s := range e.locks.of {
-		if s.stage == lockHeld {
-			names = append(names, s.Name)
-			if !s.lost {
-				s.lost = true
-				s.end(reason, true)
-			}
-		}
+	for _, s := range e.locks.at[lockLost] {
+		names = append(names, s.Name)
+	}
+	for _, s := range e.locks.at[lockHeld] {
+		names = append(names, s.Name)
+		s.end(reason, true)
 	}
 	slices.Sort(names)
 	return names
 }
 
-// holdsLocks reports whether any lock is held.
-func (e *engine) holdsLocks() bool {
-	e.locks.mu.Lock()
-	defer e.locks.mu.Unlock()
-	for _, s := range e.locks.of {
-		if s.stage == lockHeld && !s.lost {
-			return true
-		}
-	}
-	return false
-}
-
-// locksRemain reports whether the session holds or awaits locks in the database, as far as is known. What was sent and not answered
+// remain reports whether the session holds or awaits locks in the database, as far as is known. What was sent and not answered
 // finds the session gone, or is a row of a dead session.
-func (e *engine) locksRemain() bool {
-	e.locks.mu.Lock()
-	defer e.locks.mu.Unlock()
-	for _, s := range e.locks.of {
-		if s.stage != lockSent {
-			return true
-		}
-	}
-	return false
-}
+func (ls *locks) remain() bool { return ls.any(lockWaits, lockHeld, lockLost, lockReleases) }
 
 // heardLocks takes a heartbeat that was answered.
 func (e *engine) heardLocks() {
@@ -449,7 +411,7 @@ func (e *engine) heardLocks() {
 		close(e.locks.beat)
 		e.locks.beat = nil
 	}
-	for _, s := range e.locks.waits {
+	for _, s := range e.locks.at[lockWaits] {
 		s.noticed = false
 	}
 }
@@ -461,7 +423,7 @@ func (e *engine) heardGrants(c conn) bool {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	for _, nonce := range nonces {
-		if s := e.locks.waits[nonce]; s != nil && !s.noticed {
+		if s := e.locks.at[lockWaits][nonce]; s != nil && !s.noticed {
 			s.noticed = true
 			e.locks.lookAt = atOnce
 		}
@@ -469,22 +431,8 @@ func (e *engine) heardGrants(c conn) bool {
 	return len(nonces) > 0
 }
 
-// awaits reports whether anything waits.
-func (ls *locks) awaits() bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return len(ls.waits) > 0
-}
-
-// givesBack reports whether anything is to be given back.
-func (ls *locks) givesBack() bool {
-	ls.mu.Lock()
-	defer ls.mu.Unlock()
-	return len(ls.releases) > 0
-}
-
 func (e *engine) listenToLocksDue(time.Time) time.Time {
-	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && e.locks.awaits())
+	return atOnceIf(e.connection.listening && e.locks.listened != e.session.number && e.locks.any(lockWaits))
 }
 
 func (e *engine) beginListenToLocks(time.Time) *operation {
@@ -498,7 +446,7 @@ func (e *engine) beginListenToLocks(time.Time) *operation {
 }
 
 func (e *engine) lookAtLocksDue(time.Time) time.Time {
-	if e.session.term == nil || !e.locks.toConfirm && !e.locks.awaits() {
+	if e.session.term == nil || !e.locks.toConfirm && !e.locks.any(lockWaits) {
 		return never
 	}
 	return e.locks.lookAt
@@ -508,19 +456,12 @@ func (e *engine) lookAtLocksDue(time.Time) time.Time {
 func (e *engine) beginLookAtLocks(time.Time) *operation {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
-	var nonces []int64
-	asked := make(map[int64]*lockState)
-	for nonce, s := range e.locks.waits {
-		nonces, asked[nonce] = append(nonces, nonce), s
+	asked, confirm := maps.Clone(e.locks.at[lockWaits]), e.locks.toConfirm
+	var held map[int64]*lockState
+	if confirm { // it is told all of the session's
+		held = maps.Clone(e.locks.at[lockHeld])
 	}
-	confirm, held := e.locks.toConfirm, make(map[int64]*lockState) // to confirm, it is told all of the session's
-	if confirm {
-		for nonce, s := range e.locks.of {
-			if s.stage == lockHeld {
-				held[nonce] = s
-			}
-		}
-	}
+	nonces := slices.Collect(maps.Keys(asked))
 	e.locks.lookAt = never
 	session, run := e.session.number, unmarked(e.check.watch.run)
 	var answered store.Run
@@ -577,7 +518,7 @@ func (e *engine) foundWaiting(tokens map[int64]int64, asked map[int64]*lockState
 		return
 	}
 	for nonce, s := range asked {
-		if token, exists := tokens[nonce]; e.locks.of[nonce] == s && s.stage == lockWaits && (!exists || token > 0) {
+		if token, exists := tokens[nonce]; e.locks.at[lockWaits][nonce] == s && (!exists || token > 0) {
 			e.locks.grant(s, token)
 		}
 	}
@@ -612,7 +553,7 @@ func (e *engine) confirmLocks() {
 func (e *engine) releaseLocksDue(time.Time) time.Time {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
-	_, at := soonest(maps.Values(e.locks.releases), func(s *lockState) time.Time { return s.tryAt })
+	_, at := soonest(maps.Values(e.locks.at[lockReleases]), func(s *lockState) time.Time { return s.tryAt })
 	return at
 }
 
@@ -621,7 +562,7 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	var due []*lockState
-	for _, s := range e.locks.releases {
+	for _, s := range e.locks.at[lockReleases] {
 		if !s.tryAt.After(now) {
 			due = append(due, s)
 		}

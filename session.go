@@ -225,7 +225,7 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 	run := unmarked(beat.Run)
 	if e.session.confirmed != run {
 		e.locks.toConfirm = e.locks.used.Load() // also where none is held: what was released may be back
-		if e.holdsAnything() || e.holdsLocks() {
+		if e.holdsAnything() || e.locks.any(lockHeld) {
 			e.readAll()
 			return
 		}
@@ -301,7 +301,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.check.watch.reset()
 	e.session.nextBeat = now
 	losses := e.endAll(cause) // before all else: nothing is shown any more
-	e.loseLocks(cause, everyLock)
+	e.loseLocks(cause)
 	lost := 0
 	for _, l := range losses {
 		lost += len(l.ended)

@@ -285,7 +285,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a lock without a trust deadline", "fleet", `overlap`, []edit{
 		{"lock/held.go", `	case h.acquisition.Left() > 0:`, `	case true:`, 0},
-		{"session.go", `	e.loseLocks(cause, everyLock)`, ``, 0},
+		{"session.go", `	e.loseLocks(cause)`, ``, 0},
 	}},
 	{"a lock's guard without a row lock", "lock statements", `got released, want busy`, []edit{
 		{"sql/functions.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
