@@ -139,12 +139,12 @@ func (e *engine) finish() {
 	for _, name := range e.finishLocks(e.ending.reason) {
 		errs = append(errs, fmt.Errorf("pgleases: close: lock %q not released: it is free when the session expires", name))
 	}
-	losses := e.endAll(e.ending.reason)
+	e.endAll(e.ending.reason)
 	for _, m := range e.leases.byName {
 		e.endMembership(m, e.ending.reason)
 	}
 	clear(e.leases.draining)
-	e.tellLost(losses...)
+	e.tellEnded()
 	if len(errs) > 0 && e.ending.hurried != nil {
 		errs = append(errs, e.ending.hurried)
 	}

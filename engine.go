@@ -32,7 +32,8 @@ type engine struct {
 	failover   failover   // with WithFastFailover: what it knows of its own connection's end, and of the others'
 	ending     ending     // the client's end
 
-	stats Stats // counts
+	stats  Stats  // counts
+	untold []loss // see tellEnded
 }
 
 func newEngine(c *Client, first conn, connect func(context.Context) (conn, error)) *engine {

@@ -317,11 +317,10 @@ func (e *engine) unjoined(m *membership) {
 	tenures, over := m.all(), m.leaving != nil || !e.session.registered
 	e.withdraw(m, m.serving(), cause, m.retryAt)
 	m.lease.endHolds(cause)
-	lost := e.end(m, tenures, cause)
+	e.end(m, tenures, cause)
 	if over {
 		e.strikeAll(m)
 	}
-	e.tellLost(lost)
 	if m.leaving != nil && e.ending.reason == nil {
 		e.endMembership(m, m.leaving)
 	}

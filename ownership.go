@@ -92,33 +92,17 @@ func (e *engine) beginRead(time.Time) *operation {
 func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
 	m.generation, m.toRead = r.Generation, false
-	var wanted, gained, outdated, replaced, missing, released []*tenure
-	confirmed := make([]bool, m.lease.partitions)
 	relics := e.leases.relics[r.Name]
 	if e.session.settled {
 		delete(e.leases.relics, r.Name)
 	}
-	for _, p := range r.Owned {
-		if p.Partition >= len(confirmed) {
-			continue // somebody has written to the table
-		}
-		confirmed[p.Partition] = true
-		t := m.tenures.of[p.Partition]
-		if t != nil && t.fencing && t.releaseEpoch() != p.Epoch { // had it been released to this client, it would be once more
-			t.fenced, t.fencing = p.Epoch, false
-		}
-		if t != nil && t.releaseEpoch() != p.Epoch { // released, or gained anew unseen
-			if t.draining {
-				released = append(released, t)
-			} else {
-				replaced = append(replaced, t)
-			}
-			t = nil
-		}
-		ofEarlierEra := store.EraOf(p.Epoch) < r.Era
+	owned := slices.DeleteFunc(r.Owned, func(p store.Owned) bool { return p.Partition >= m.lease.partitions }) // somebody has written it
+	released, lost := m.compare(owned)
+	var wanted, gained, outdated []*tenure
+	for _, p := range owned {
+		t, ofEarlierEra := m.tenures.of[p.Partition], store.EraOf(p.Epoch) < r.Era
 		switch {
 		case t == nil && !e.session.settled: // nothing is gained now
-			m.tenures.set(p.Partition, nil)
 		case t == nil && (p.Moving || ofEarlierEra || relics || m.leaving != nil):
 			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
 		case t == nil:
@@ -129,29 +113,13 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 			wanted = append(wanted, t)
 		}
 	}
-	for _, t := range m.all() {
-		switch {
-		case confirmed[t.number]:
-			continue
-		case t.draining:
-			released = append(released, t)
-		default:
-			missing = append(missing, t)
-		}
-		m.tenures.set(t.number, nil)
-	}
-	lost := []loss{
-		e.end(m, replaced, fmt.Errorf("%w: the server has another epoch", ErrTrustLost)),
-		e.end(m, missing, fmt.Errorf("%w: the server does not confirm it", ErrTrustLost)),
-	}
-	handedOver := e.end(m, released, m.releaseCause())
+	e.end(m, lost, fmt.Errorf("%w: the server does not confirm it", ErrTrustLost))
+	e.handOver(m, released)
 	e.withdraw(m, wanted, m.releaseCause(), now)
-	lost = append(lost, e.renew(m, outdated, now))
-	for _, t := range slices.Concat(replaced, missing, released) {
+	e.renew(m, outdated, now)
+	for _, t := range slices.Concat(lost, released) {
 		e.strike(t)
 	}
-	e.tellLost(lost...)
-	e.tellHandedOver(handedOver)
 	if len(released) > 0 { // by a release whose answer was lost: the new owners were not told
 		e.announce(m.lease.name, 0)
 	}
@@ -161,9 +129,33 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	}
 }
 
+// compare takes out the tenures that the session does not own under their epoch: those released, and those lost.
+func (m *membership) compare(owned []store.Owned) (released, lost []*tenure) {
+	epochs := make([]int64, m.lease.partitions) // 0: it does not own that partition
+	for _, p := range owned {
+		epochs[p.Partition] = p.Epoch
+	}
+	for _, t := range m.all() {
+		epoch := epochs[t.number]
+		if t.fencing && epoch != 0 && epoch != t.releaseEpoch() { // had it been released to this client, it would be once more
+			t.fenced, t.fencing = epoch, false
+		}
+		if epoch == t.releaseEpoch() {
+			continue
+		}
+		m.tenures.set(t.number, nil)
+		if t.draining {
+			released = append(released, t)
+		} else { // or gained anew unseen
+			lost = append(lost, t)
+		}
+	}
+	return released, lost
+}
+
 // renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has
 // ended and the release was answered. No hand-off delay is to be paid for what stays with this client; what moves then pays it.
-func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) loss {
+func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
 	cause := fmt.Errorf("%w: a failover ended the epoch", ErrTrustLost)
 	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *tenure) bool { return t.draining }), cause, now)
 	for _, t := range outdated {
@@ -172,7 +164,7 @@ func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) loss {
 		}
 		t.readyAt = now
 	}
-	return e.end(m, outdated, cause)
+	e.end(m, outdated, cause)
 }
 
 // tenures are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.
@@ -202,6 +194,7 @@ func (e *engine) own(m *membership, number int, epoch int64) *tenure {
 
 // serve shows tenures that began.
 func (e *engine) serve(m *membership, gained []*tenure) {
+	e.tellEnded()
 	e.publish(m)
 	if len(gained) > 0 {
 		e.client.log.Info("pgleases: partitions gained", slog.String("lease", m.lease.name),
@@ -298,14 +291,22 @@ func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now tim
 
 // A loss is what of a lease ended at once.
 type loss struct {
-	lease *Lease
-	ended []int
-	cause error
+	lease      *Lease
+	ended      []int
+	cause      error
+	handedOver bool // by a release
 }
 
-// end ends those of a lease's ownerships that have not ended, and counts them. All that end at once end in one call, and are told
-// of in the log when the last has ended.
-func (e *engine) end(m *membership, tenures []*tenure, cause error) loss {
+// handOver ends ownerships by a release.
+func (e *engine) handOver(m *membership, tenures []*tenure) {
+	if n := len(e.untold); e.end(m, tenures, m.releaseCause()) > 0 {
+		e.untold[n].handedOver = true
+	}
+}
+
+// end ends those of a lease's ownerships that have not ended, counts them, and returns their number. All that end at once end in one
+// call. They are told of later, see tellEnded.
+func (e *engine) end(m *membership, tenures []*tenure, cause error) int {
 	owned := make([]*ownership, 0, len(tenures))
 	for _, t := range tenures {
 		if t.ended == nil {
@@ -323,43 +324,39 @@ func (e *engine) end(m *membership, tenures []*tenure, cause error) loss {
 	default:
 		losses.Closed += n
 	}
-	ended := make([]int, len(owned))
-	for i, o := range owned {
-		ended[i] = o.number
+	if len(owned) > 0 {
+		ended := make([]int, len(owned))
+		for i, o := range owned {
+			ended[i] = o.number
+		}
+		e.untold = append(e.untold, loss{lease: m.lease, ended: ended, cause: cause})
 	}
-	return loss{m.lease, ended, cause}
+	return len(owned)
 }
 
 // endAll ends all ownerships of all leases. The holds come first, before anything takes time that there are many partitions.
-func (e *engine) endAll(cause error) []loss {
+func (e *engine) endAll(cause error) (ended int) {
 	for _, m := range e.leases.byName {
 		m.lease.endHolds(cause)
 	}
-	var losses []loss
 	for _, m := range e.leases.byName {
-		losses = append(losses, e.end(m, m.all(), cause))
+		ended += e.end(m, m.all(), cause)
 	}
-	return losses
+	return ended
 }
 
-// tellLost logs what ended without having been released.
-func (e *engine) tellLost(losses ...loss) {
-	for _, l := range losses {
-		if len(l.ended) > 0 {
+// tellEnded logs what has ended, in each turn once all that ends in it has, and before what is gained.
+func (e *engine) tellEnded() {
+	for _, l := range e.untold {
+		if l.handedOver {
+			e.client.log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.name),
+				slog.String("partitions", ranges.Short(l.ended)), slog.Any("cause", l.cause))
+		} else {
 			e.client.log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.name),
 				slog.String("partitions", ranges.Short(l.ended)), slog.Any("cause", l.cause))
 		}
 	}
-}
-
-// tellHandedOver logs what ended by a release.
-func (e *engine) tellHandedOver(losses ...loss) {
-	for _, l := range losses {
-		if len(l.ended) > 0 {
-			e.client.log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.name),
-				slog.String("partitions", ranges.Short(l.ended)), slog.Any("cause", l.cause))
-		}
-	}
+	e.untold = nil
 }
 
 // strike strikes out a tenure that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
@@ -429,14 +426,13 @@ func (e *engine) superviseDrains(now time.Time) {
 			hurried[t.membership] = append(hurried[t.membership], t)
 		}
 	}
-	var losses []loss
 	for m, tenures := range timedOut {
-		losses = append(losses, e.end(m, tenures, ErrDrainTimeout))
+		e.end(m, tenures, ErrDrainTimeout)
 	}
 	for m, tenures := range hurried {
-		losses = append(losses, e.end(m, tenures, e.ending.reason))
+		e.end(m, tenures, e.ending.reason)
 	}
-	e.tellLost(losses...)
+	e.tellEnded()
 	e.tellWork(now)
 }
 

@@ -174,14 +174,12 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		}
 		released[m] = append(released[m], t)
 	}
-	var losses []loss
 	for m, tenures := range released {
-		losses = append(losses, e.end(m, tenures, m.releaseCause()))
+		e.handOver(m, tenures)
 		for _, t := range tenures {
 			e.strike(t)
 		}
 	}
-	e.tellHandedOver(losses...)
 	for m, handed := range kept {
 		gained := make([]*tenure, len(handed))
 		for i, h := range handed {

@@ -300,12 +300,8 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.session.term = nil
 	e.check.watch.reset()
 	e.session.nextBeat = now
-	losses := e.endAll(cause) // before all else: nothing is shown any more
+	lost := e.endAll(cause) // before all else: nothing is shown any more
 	e.loseLocks(cause)
-	lost := 0
-	for _, l := range losses {
-		lost += len(l.ended)
-	}
 	for _, m := range e.leases.byName {
 		e.withdraw(m, m.serving(), cause, now)
 	}
@@ -313,7 +309,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 		e.client.log.Warn("pgleases: trust lost", slog.Any("cause", cause), slog.Int("partitions", lost),
 			slog.Duration("since_heartbeat", now.Sub(e.session.sent)))
 	}
-	e.tellLost(losses...)
+	e.tellEnded()
 }
 
 // evicted takes the news that the session is gone, or goes on with a copy of this process: a new one begins, and joins again.
