@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/manage"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -154,17 +156,10 @@ func number(text string) (int64, error) {
 
 // asked is a request as the page sends it.
 type asked struct {
-	Verb     string    `json:"verb"`
-	Group    string    `json:"group"`
-	Schedule string    `json:"schedule"`
-	ID       int64     `json:"id,string"` // of the schedule that is to be deleted, as it was shown
-	Job      int64     `json:"job,string"`
-	Tick     time.Time `json:"tick"`
-	After    time.Time `json:"after"`
-	Until    time.Time `json:"until"`
-	CatchUp  bool      `json:"catch_up"`
-	Reason   string    `json:"reason"`
-	Token    string    `json:"token"`
+	manage.Request
+	Group  string `json:"group"`
+	Reason string `json:"reason"`
+	Token  string `json:"token"`
 }
 
 // ask has a verb on a schedule or a job carried out.
@@ -177,7 +172,7 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 	switch {
 	case reason == "":
 		return nil, bad("Say why, for whoever wonders later.")
-	case manages[a.Verb] == nil:
+	case !slices.Contains(manage.Verbs, a.Verb):
 		return nil, bad("%q is no verb on schedules or jobs.", a.Verb)
 	case a.Verb == "delete_schedule" && a.ID == 0:
 		return nil, bad("Say which one: what is deleted is what was shown.")
@@ -187,7 +182,7 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 		var jobs []int64
 		s, err := schedule.Manage(ctx, pool, a.Group, schedule.WithSchema(schema), schedule.WithReason(reason, actor))
 		if err == nil {
-			jobs, err = manages[a.Verb](ctx, s, a)
+			jobs, err = a.Do(ctx, s)
 		}
 		h.mu.Lock()
 		clear(h.pages) // who asked looks at once
@@ -205,39 +200,6 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 		return answer, nil
 	})
 }
-
-// manages are the verbs on schedules and jobs. Each returns the jobs that come of it.
-var manages = map[string]func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error){
-	"pause_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return nil, s.Pause(ctx, a.Schedule)
-	},
-	"resume_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		if a.CatchUp {
-			return nil, s.Resume(ctx, a.Schedule, schedule.CatchUp)
-		}
-		return nil, s.Resume(ctx, a.Schedule, schedule.FromNow)
-	},
-	"delete_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return nil, s.DeleteID(ctx, a.Schedule, a.ID)
-	},
-	"trigger_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return one(s.Trigger(ctx, a.Schedule))
-	},
-	"backfill_schedule": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return s.Backfill(ctx, a.Schedule, a.After, a.Until)
-	},
-	"retry_tick": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return one(s.RetryTick(ctx, a.Schedule, a.Tick))
-	},
-	"cancel_job": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return nil, s.Cancel(ctx, a.Job)
-	},
-	"retry_job": func(ctx context.Context, s *schedule.Scheduler, a asked) ([]int64, error) {
-		return one(s.Retry(ctx, a.Job))
-	},
-}
-
-func one(job int64, err error) ([]int64, error) { return []int64{job}, err }
 
 // refusal has the page know which error it is.
 func (a asked) refusal(err error) error {

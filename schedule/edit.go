@@ -78,11 +78,11 @@ type Entry struct {
 	Until     time.Time `json:"until"` // of a run, the tick
 	Ticks     int64     `json:"ticks"` // how many
 	Fate      Fate      `json:"fate"`
-	Attempts  int       `json:"attempts"`   // of a run, how many there were; see Retry
-	Error     string    `json:"error"`      // of a dead one; its first 64 KiB, with U+FFFD for each NUL
-	Epoch     int64     `json:"epoch"`      // under which it ran; 0: nothing ran
-	StartedAt time.Time `json:"started_at"` // zero: nothing ran
-	EndedAt   time.Time `json:"ended_at"`   // when it was written
+	Attempts  int       `json:"attempts"`            // of a run, how many there were; see Retry
+	Error     string    `json:"error"`               // of a dead one; its first 64 KiB, with U+FFFD for each NUL
+	Epoch     int64     `json:"epoch"`               // under which it ran; 0: nothing ran
+	StartedAt time.Time `json:"started_at,omitzero"` // zero: nothing ran
+	EndedAt   time.Time `json:"ended_at"`            // when it was written
 }
 
 // An entryRow is an Entry as the database has it.

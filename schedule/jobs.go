@@ -267,14 +267,14 @@ type Job struct {
 	// What follows is of a job that has not ended.
 	Key     string          `json:"key"`
 	Trigger Trigger         `json:"trigger"`
-	Args    json.RawMessage `json:"args"`
+	Args    json.RawMessage `json:"args,omitempty"`
 	State   State           `json:"state"`
-	Due     time.Time       `json:"due"`   // when its owner looks at it next; zero: never
-	Waits   string          `json:"waits"` // why the process that owns it cannot run it; empty: nothing is known against it
+	Due     time.Time       `json:"due,omitzero"` // when its owner looks at it next; zero: never
+	Waits   string          `json:"waits"`        // why the process that owns it cannot run it; empty: nothing is known against it
 	// What follows is of a job that has.
-	Epoch     int64     `json:"epoch"`      // under which it ran last; 0: it did not
-	StartedAt time.Time `json:"started_at"` // zero: it did not
-	EndedAt   time.Time `json:"ended_at"`
+	Epoch     int64     `json:"epoch"`               // under which it ran last; 0: it did not
+	StartedAt time.Time `json:"started_at,omitzero"` // zero: it did not
+	EndedAt   time.Time `json:"ended_at,omitzero"`
 }
 
 // Job returns a job of the group, or what became of it. ErrNotFound where there is neither.

@@ -68,9 +68,9 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 }
 
 // withAdmin is withPool for what package admin does.
-func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin) error, opts ...admin.Option) error {
+func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin) error) error {
 	return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-		a, err := admin.New(pool, append(opts, admin.WithSchema(schema))...)
+		a, err := admin.New(pool, admin.WithSchema(schema))
 		if err != nil {
 			return err
 		}
@@ -79,12 +79,12 @@ func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin)
 }
 
 // withSnapshot is withAdmin for a verb that shows one snapshot.
-func withSnapshot(cmd *cobra.Command, use func(s *admin.Snapshot) error) error {
+func withSnapshot(cmd *cobra.Command, use func(ctx context.Context, s *admin.Snapshot) error) error {
 	return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 		s, err := a.Snapshot(ctx)
 		if err != nil {
 			return err
 		}
-		return use(s)
+		return use(ctx, s)
 	})
 }

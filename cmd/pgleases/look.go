@@ -21,20 +21,14 @@ import (
 const poll = 11 * time.Second // limit of a look that is made again and again: the server ends one after 10 s
 
 func newList() *cobra.Command {
-	cmd := &cobra.Command{
+	return looking(&cobra.Command{
 		Use:   "list",
 		Short: "List the leases",
 		Long: `List the leases, each with how many of its partitions have an owner, how many of these are on their way to another one, how many nobody
 who lives owns, and its members. With -o json each lease comes with its members and partitions, as of describe.`,
-		Args: cobra.NoArgs,
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return withSnapshot(cmd, func(s *admin.Snapshot) error {
-			return out.print(cmd.OutOrStdout(), s.Leases, func(w io.Writer) { writeLeases(w, s) })
-		})
-	}
-	return cmd
+	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
+		return s.Leases, func(w io.Writer) { writeLeases(w, s) }, nil
+	})
 }
 
 func writeLeases(w io.Writer, s *admin.Snapshot) {
@@ -54,34 +48,20 @@ func writeLeases(w io.Writer, s *admin.Snapshot) {
 }
 
 func newDescribe() *cobra.Command {
-	cmd := &cobra.Command{
+	return looking(&cobra.Command{
 		Use:   "describe LEASE",
 		Short: "Show a lease: its members, and who owns what",
 		Long: `Show a lease: its members with their weights and shares, and its partitions, as ranges of those that have the same owner.
 
 A share is what a member is due by its weight, in partitions. COMING are those on their way to it; GOING those that it was asked to hand over, which it
 does when its work on them has ended.`,
-		Args:              exactly("LEASE"),
-		ValidArgsFunction: complete("LEASE"),
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return withSnapshot(cmd, func(s *admin.Snapshot) error {
-			l, err := leaseOf(s, args[0])
-			if err != nil {
-				return err
-			}
-			return out.print(cmd.OutOrStdout(), l, func(w io.Writer) { writeLease(w, s, l) })
-		})
-	}
-	return cmd
-}
-
-func leaseOf(s *admin.Snapshot, name string) (*admin.Lease, error) {
-	if l := s.Lease(name); l != nil {
-		return l, nil
-	}
-	return nil, fmt.Errorf("there is no lease %q: pgleases list shows those that there are", name)
+	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, func(io.Writer), error) {
+		l := s.Lease(args[0])
+		if l == nil {
+			return nil, nil, fmt.Errorf("there is no lease %q: pgleases list shows those that there are", args[0])
+		}
+		return l, func(w io.Writer) { writeLease(w, s, l) }, nil
+	})
 }
 
 func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease) {
@@ -93,8 +73,7 @@ func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease) {
 	members := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING", "HEARTBEAT", "STATE"}}
 	for _, m := range l.Members {
 		c := s.Client(m.Session)
-		members.add(shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned), strconv.Itoa(m.Coming), strconv.Itoa(m.Going),
-			period(c.HeartbeatAge), state(c))
+		members.add(append(share(m), period(c.HeartbeatAge), state(c))...)
 	}
 	members.write(w)
 	fmt.Fprintln(w)
@@ -137,22 +116,16 @@ func state(c *admin.Client) string {
 }
 
 func newClients() *cobra.Command {
-	cmd := &cobra.Command{
+	return looking(&cobra.Command{
 		Use:   "clients",
 		Short: "List the clients, with the ages of their heartbeats",
 		Long: `List the clients, each with the age of its last heartbeat, its TTL, and how many partitions it owns in how many leases.
 
 One is dead when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
 has ended. One is evicted when an operator has revoked it: its process ends, and others take over when its TTL is over. FAST tells whether it has fast fail-over.`,
-		Args: cobra.NoArgs,
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return withSnapshot(cmd, func(s *admin.Snapshot) error {
-			return out.print(cmd.OutOrStdout(), s.Clients, func(w io.Writer) { writeClients(w, s) })
-		})
-	}
-	return cmd
+	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
+		return s.Clients, func(w io.Writer) { writeClients(w, s) }, nil
+	})
 }
 
 func writeClients(w io.Writer, s *admin.Snapshot) {
@@ -199,7 +172,7 @@ func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 }
 
 func newExplain() *cobra.Command {
-	cmd := &cobra.Command{
+	return looking(&cobra.Command{
 		Use:   "explain LEASE/PARTITION",
 		Short: "Tell why a partition is where it is, and what waits",
 		Long: `Tell why a partition is where it is: the share and the weight of its owner among those of the other members, where it would rather be, and what it
@@ -207,46 +180,43 @@ waits for.
 
 The plan gives each member its share by weight, to within one partition; it moves as few as possible, and first those that can go home, where they were
 before their owner went away.`,
-		Example:           `  pgleases explain orders/17`,
-		Args:              exactly("LEASE/PARTITION"),
-		ValidArgsFunction: complete("LEASE/PARTITION"),
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		Example: `  pgleases explain orders/17`,
+	}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, func(io.Writer), error) {
 		lease, partition, err := partitionOf(args[0])
 		if err != nil {
-			return err
+			return nil, nil, err
 		}
-		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			e, err := a.Explain(ctx, lease, partition)
-			if errors.Is(err, admin.ErrNoSuchPartition) {
-				return fmt.Errorf("%w: pgleases list shows the leases", err)
-			}
-			if err != nil {
-				return err
-			}
-			return out.print(cmd.OutOrStdout(), e, func(w io.Writer) {
-				fmt.Fprintf(w, "%s/%d, epoch %d\n\n", shown(e.Lease), e.Partition, e.Epoch)
-				for _, sentence := range e.Reasons {
-					fmt.Fprintln(w, printable(sentence))
-				}
-				fmt.Fprintln(w)
-				t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING"}}
-				for _, m := range e.Members {
-					t.add(
-						shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned),
-						strconv.Itoa(m.Coming), strconv.Itoa(m.Going),
-					)
-				}
-				t.write(w)
-			})
-		})
+		e, err := a.Explain(ctx, lease, partition)
+		if errors.Is(err, admin.ErrNoSuchPartition) {
+			err = fmt.Errorf("%w: pgleases list shows the leases", err)
+		}
+		return e, func(w io.Writer) { writeExplanation(w, e) }, err
+	})
+}
+
+func writeExplanation(w io.Writer, e *admin.Explanation) {
+	fmt.Fprintf(w, "%s/%d, epoch %d\n\n", shown(e.Lease), e.Partition, e.Epoch)
+	for _, sentence := range e.Reasons {
+		fmt.Fprintln(w, printable(sentence))
 	}
-	return cmd
+	fmt.Fprintln(w)
+	t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING"}}
+	for _, m := range e.Members {
+		t.add(share(m)...)
+	}
+	t.write(w)
+}
+
+// share is what a table tells of a member.
+func share(m admin.Member) []string {
+	return []string{
+		shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned),
+		strconv.Itoa(m.Coming), strconv.Itoa(m.Going),
+	}
 }
 
 func newLocks() *cobra.Command {
-	cmd := &cobra.Command{
+	return looking(&cobra.Command{
 		Use:   "locks [PREFIX]",
 		Short: "List the named locks, with who holds them",
 		Long: `List the named locks that somebody holds or awaits, whose names begin with PREFIX: a row for each that holds one. A lock that nobody holds is on its way to
@@ -255,46 +225,36 @@ the first that waits. EXPIRES is when its holder may be taken out, if it sends n
 There is no verb that releases a lock. Its holder would go on with its work, and the next one would begin: two at once, where the lock is there for one. End
 the holder's process, which HOST and PID name; the lock is free then, at the latest after its TTL. Where the process cannot be reached, revoke its sessions
 with pgleases evict CLIENT. A holder that is - was taken out: an open transaction that is guarded by the lock keeps it.`,
-		Args:       atMostOne("prefix", "[PREFIX]"),
 		SuggestFor: []string{"unlock", "release"},
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			all := []admin.Lock{}
-			for l, err := range a.Locks(ctx, strings.Join(args, "")) {
-				if err != nil {
-					return err
-				}
-				all = append(all, l)
+	}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, func(io.Writer), error) {
+		all, err := firstOf(a.Locks(ctx, strings.Join(args, "")), 0)
+		return all, func(w io.Writer) { writeLocks(w, all) }, err
+	})
+}
+
+func writeLocks(w io.Writer, all []admin.Lock) {
+	t := table{{"LOCK", "MODE", "HELD BY", "FOR", "HEARTBEAT", "EXPIRES", "HOST", "PID", "TOKEN", "WAITING"}}
+	for _, l := range all {
+		mode, waiting := "exclusive", strconv.Itoa(l.Waiting)
+		if l.Shared {
+			mode = "shared"
+		}
+		if len(l.Holders) == 0 {
+			t.add(shown(l.Name), nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, waiting)
+		}
+		for _, h := range l.Holders {
+			// By this machine's clock: that of the database is not far from it, or the table says so.
+			row := []string{
+				shown(l.Name), mode, orNothing(h.Client), period(time.Since(h.Since)), period(h.HeartbeatAge),
+				period(h.TimeLeft), orNothing(h.Host), strconv.Itoa(h.PID), strconv.FormatInt(h.Token, 10), waiting,
 			}
-			return out.print(cmd.OutOrStdout(), all, func(w io.Writer) {
-				t := table{{"LOCK", "MODE", "HELD BY", "FOR", "HEARTBEAT", "EXPIRES", "HOST", "PID", "TOKEN", "WAITING"}}
-				for _, l := range all {
-					mode, waiting := "exclusive", strconv.Itoa(l.Waiting)
-					if l.Shared {
-						mode = "shared"
-					}
-					if len(l.Holders) == 0 {
-						t.add(shown(l.Name), nothing, nothing, nothing, nothing, nothing, nothing, nothing, nothing, waiting)
-					}
-					for _, h := range l.Holders {
-						// By this machine's clock: that of the database is not far from it, or the table says so.
-						row := []string{
-							shown(l.Name), mode, orNothing(h.Client), period(time.Since(h.Since)), period(h.HeartbeatAge),
-							period(h.TimeLeft), orNothing(h.Host), strconv.Itoa(h.PID), strconv.FormatInt(h.Token, 10), waiting,
-						}
-						if h.Client == "" {
-							copy(row[4:8], slices.Repeat([]string{nothing}, 4))
-						}
-						t.add(row...)
-					}
-				}
-				t.write(w)
-			})
-		})
+			if h.Client == "" {
+				copy(row[4:8], slices.Repeat([]string{nothing}, 4))
+			}
+			t.add(row...)
+		}
 	}
-	return cmd
+	t.write(w)
 }
 
 // partitionOf reads LEASE/PARTITION.
@@ -307,68 +267,59 @@ func partitionOf(text string) (lease string, partition int, err error) {
 	return text[:slash], partition, nil
 }
 
-// exactly has a verb take one argument for each name.
-func exactly(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		switch {
-		case len(args) < len(names):
-			return fmt.Errorf("%s is missing: %s", names[len(args)], cmd.UseLine())
-		case len(args) > len(names):
-			return fmt.Errorf("%q is one argument too many: %s", args[len(names)], cmd.UseLine())
-		}
-		return nil
+// arguments are the names of those that a verb takes, by its Use.
+func arguments(cmd *cobra.Command) []string { return strings.Fields(cmd.Use)[1:] }
+
+// asUsed has a verb take the arguments that its Use names. One in brackets may be missing.
+func asUsed(cmd *cobra.Command, args []string) error {
+	names := arguments(cmd)
+	switch {
+	case len(args) > len(names):
+		return fmt.Errorf("%q is one argument too many: %s", args[len(names)], cmd.UseLine())
+	case len(args) < len(names) && names[len(args)][0] != '[':
+		return fmt.Errorf("%s is missing: %s", names[len(args)], cmd.UseLine())
 	}
+	return nil
 }
 
-// atMostOne takes one argument or none: what it is called, and how the help shows it.
-func atMostOne(what, shown string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) > 1 {
-			return fmt.Errorf("%q is one %s too many: %s %s", args[1], what, cmd.CommandPath(), shown)
-		}
-		return nil
+// complete has a shell complete the names of leases and clients.
+func complete(cmd *cobra.Command, args []string, begun string) (names []cobra.Completion, then cobra.ShellCompDirective) {
+	then = cobra.ShellCompDirectiveNoFileComp
+	wanted := append(arguments(cmd), "")[min(len(args), len(arguments(cmd)))]
+	if !slices.Contains([]string{"LEASE", "[LEASE]", "LEASE/PARTITION", "CLIENT"}, wanted) {
+		return nil, then
 	}
-}
-
-// complete returns what has a shell complete the names of leases and clients, where the arguments are as in a verb's Use: LEASE, LEASE/PARTITION, CLIENT.
-func complete(arguments string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, begun string) (names []cobra.Completion, then cobra.ShellCompDirective) {
-		wanted := strings.Fields(arguments)
-		if len(args) >= len(wanted) {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		then = cobra.ShellCompDirectiveNoFileComp
-		err := withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			soon, cancel := context.WithTimeout(ctx, 2*time.Second)
-			defer cancel()
-			s, err := a.Snapshot(soon)
-			if err != nil {
-				return err
-			}
-			switch wanted[len(args)] {
-			case "CLIENT":
-				for _, c := range s.Clients {
-					names = append(names, c.ID)
-				}
-				for _, w := range s.Wishes { // to be taken back, also where the client is away
-					names = append(names, w.Client)
-				}
-			case "LEASE/PARTITION":
-				then |= cobra.ShellCompDirectiveNoSpace
-				for _, l := range s.Leases {
-					names = append(names, l.Name+"/")
-				}
-			default:
-				for _, l := range s.Leases {
-					names = append(names, l.Name)
-				}
-			}
-			return nil
-		})
+	err := withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+		soon, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		s, err := a.Snapshot(soon)
 		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
+			return err
 		}
-		slices.Sort(names)
-		return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return !strings.HasPrefix(name, begun) || shown(name) != name }), then
+		switch wanted {
+		case "CLIENT":
+			for _, c := range s.Clients {
+				names = append(names, c.ID)
+			}
+			for _, w := range s.Wishes { // to be taken back, also where the client is away
+				names = append(names, w.Client)
+			}
+		case "LEASE/PARTITION":
+			then |= cobra.ShellCompDirectiveNoSpace
+			for _, l := range s.Leases {
+				names = append(names, l.Name+"/")
+			}
+		default:
+			for _, l := range s.Leases {
+				names = append(names, l.Name)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
 	}
+	slices.Sort(names)
+	odd := func(name string) bool { return !strings.HasPrefix(name, begun) || shown(name) != name }
+	return slices.DeleteFunc(slices.Compact(names), odd), then
 }

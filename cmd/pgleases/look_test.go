@@ -223,7 +223,7 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
 		{"not a url", "clients", "cannot read the connection string"},
 		{database, "list extra", "extra"},
-		{database, "list -o xml", `"xml" is neither table nor json`},
+		{database, "list -o xml", "give one of table, json"},
 		{database, "describe", "LEASE is missing: pgleases describe LEASE"},
 		{database, "describe none", `there is no lease "none": pgleases list shows`},
 		{database, "describe one two", `"two" is one argument too many`},
@@ -237,7 +237,7 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "unlock plain", "locks"},
 		{empty, "serve --listen 127.0.0.1:0", "or run pgleases migrate"},
 		{database, "serve --listen nowhere", `cannot listen on "nowhere"`},
-		{database, "locks a b", `"b" is one prefix too many`},
+		{database, "locks a b", `"b" is one argument too many`},
 	} {
 		c := run(t, databaseEnv(test.database), strings.Fields(test.args)...)
 		if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), test.want) {
@@ -416,8 +416,9 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return strings.TrimSpace(text)
 	}
 	type known struct {
-		ID, Name, Fate, Error, Kind, State, Trigger string
-		Attempts                                    int
+		ID                                      json.Number
+		Name, Fate, Error, Kind, State, Trigger string
+		Attempts                                int
 	}
 	ends := func(job, fate string) string {
 		t.Helper()
@@ -425,7 +426,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return job
 	}
 	failed := ends(number(changed("schedules", "trigger", "books", "bad")), "dead")
-	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID != failed || j.Name != "bad" || j.Fate != "dead" || !strings.HasPrefix(j.Error, "job 1 failed") {
+	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID.String() != failed || j.Name != "bad" || j.Fate != "dead" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
 	text := output1(t, database, "jobs", "show", "books", failed)
@@ -456,7 +457,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return decoded[[]known](t, database, append([]string{"jobs", "list", "books"}, args...)...)
 	}
 	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retries": 0, "odd": 1, "-n 1": 1} {
-		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID != waiting || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
+		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID.String() != waiting || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
 			t.Errorf("jobs list %s: %+v", args, got)
 		}
 	}
@@ -489,7 +490,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"schedules pause books bad":                                                           "--reason is missing",
 		"jobs cancel books " + failed:                                                         "--reason is missing",
 		"schedules pause books bad --reason why --actor " + strings.Repeat("x", 256):          "the actor 256",
-		"schedules pause books":                                                               "give the group and the schedule",
+		"schedules pause books":                                                               "SCHEDULE is missing: pgleases schedules pause",
 		"schedules trigger books good --reason why":                                           "pgleases schedules list GROUP and",
 		"schedules backfill books bad x y":                                                    `"x" is no time`,
 		"schedules backfill books bad 2030-01-01T00:00:00Z":                                   "TO is missing",
@@ -500,14 +501,14 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"jobs retry books " + failed + " --reason why":                                        "was retried, as job",
 		"jobs retry books 99999 --reason why":                                                 "job 99999 is not in the history",
 		"jobs retry-dead books close x --reason why":                                          `"x" is no time`,
-		"jobs list":                      "give a group, and a prefix",
+		"jobs list":                      "GROUP is missing: pgleases jobs list",
 		"jobs list books -n 0":           "give 1 or more",
 		"jobs list books --state asleep": "planned, due, runs, retries, waits",
 		"schedules retry books bad 2020-01-01T00:00:00Z --reason why": "is not in the history",
 		"schedules retry books bad x":                                 `"x" is no time`,
 		"schedules retry books bad":                                   "TICK is missing",
 		"jobs cancel books":                                           "ID is missing",
-		"schedules list":                                              "give a group",
+		"schedules list":                                              "GROUP is missing",
 		"schedules history a b -n 0":                                  "give 1 or more",
 		"schedules list books --schema none":                          "missing in this database",
 	} {

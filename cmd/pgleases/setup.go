@@ -88,20 +88,16 @@ What for:
     operator            read everything, steer clients and leases, and call new_era
     schedules           run clients, and run and manage schedules; run migrate --schedules first
     schedule-operators  read everything, and change schedules and jobs; run migrate --schedules first`,
-		Args: exactly("ROLE"),
+		Args: asUsed,
 	}
 	var purposes []string
 	for _, p := range admin.Purposes {
 		purposes = append(purposes, string(p))
 	}
-	purpose := cmd.Flags().String("for", string(admin.ForApplication), strings.Join(purposes, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("for", cobra.FixedCompletions(purposes, cobra.ShellCompDirectiveNoFileComp))
+	purpose := choiceFlag(cmd, "for", "", string(admin.ForApplication), "what the role is for", purposes...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
-		if !slices.Contains(purposes, *purpose) {
-			return fmt.Errorf("--for %q: give one of %s", *purpose, strings.Join(purposes, ", "))
-		}
-		text, err := admin.Grants(args[0], schema, admin.Purpose(*purpose))
+		text, err := admin.Grants(args[0], schema, admin.Purpose(purpose.value))
 		if err == nil {
 			_, err = io.WriteString(cmd.OutOrStdout(), text)
 		}
@@ -134,7 +130,7 @@ Exit codes:
     125  this command failed: bad flags`,
 		Args: cobra.NoArgs,
 	}
-	out := outputFlag(cmd)
+	output := outputFlag(cmd)
 	role := cmd.Flags().String("role", "", "whose rights are looked at: the role of the clients (default: the one that connects)")
 	long := cmd.Flags().Duration("long", time.Minute, "from when on it is told that a hand-over, a wait, an idle transaction or a dead client's row lasts;\nof a transaction that works, after ten times that")
 	skip := cmd.Flags().StringSlice("skip", nil, "checks that are not to count, with commas between")
@@ -153,7 +149,7 @@ Exit codes:
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
 			}
-			err := out.print(cmd.OutOrStdout(), found, func(w io.Writer) {
+			err := output(found, func(w io.Writer) {
 				t := table{{"LEVEL", "CHECK", "FOUND"}}
 				for _, f := range found {
 					text := f.Text

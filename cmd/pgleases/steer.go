@@ -78,7 +78,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	} else {
 		long += "which partitions the clients would move at once. Hand-overs that are under way are not in a preview."
 	}
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: exactly(strings.Fields(subject)...)}
+	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: asUsed, ValidArgsFunction: complete}
 	change := admin.Change{Verb: verb}
 	var until string
 	var wait, preview bool
@@ -98,8 +98,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
 		cmd.MarkFlagsMutuallyExclusive("preview", "wait")
 	}
-	out := outputFlag(cmd)
-	cmd.ValidArgsFunction = complete(subject)
+	output := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		change.Subject = args[0]
 		if strings.HasPrefix(subject, "LEASE/PARTITION") {
@@ -130,7 +129,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 			case err != nil:
 				return err
 			case preview:
-				return out.print(cmd.OutOrStdout(), p, func(w io.Writer) { writePreview(w, p) })
+				return output(p, func(w io.Writer) { writePreview(w, p) })
 			case wait:
 				return awaitDone(ctx, a, change)
 			}
@@ -212,40 +211,40 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 }
 
 func newWishes() *cobra.Command {
-	cmd := &cobra.Command{
+	return looking(&cobra.Command{
 		Use:   "wishes",
 		Short: "List what operators want: drains, cordons, pauses, freezes, pins",
-		Long:  "List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or all of the lease, have now;\nof a pin 1 where the partition is with its client, else 0.",
-		Args:  cobra.NoArgs,
-	}
-	out := outputFlag(cmd)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		return withSnapshot(cmd, func(s *admin.Snapshot) error {
-			return out.print(cmd.OutOrStdout(), s.Wishes, func(w io.Writer) {
-				t := table{{"WISH", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
-				for _, wish := range s.Wishes {
-					owned, of := 0, shown(wish.Of())
-					for _, l := range s.Leases {
-						for _, h := range l.Holdings {
-							switch {
-							case h.OwnerSession == 0 || wish.Lease != "" && wish.Lease != l.Name || wish.Client != "" && wish.Client != h.LastOwner:
-							case wish.Partition == nil:
-								owned += h.Partitions.Count()
-							case h.Partitions.Contains(*wish.Partition):
-								owned++
-							}
-						}
-					}
-					if wish.Partition != nil {
-						of += " to " + shown(wish.Client)
-					}
-					t.add(string(wish.Verb), of, strconv.Itoa(owned), ago(s.At, wish.Since)+" ago", instant(wish.Until), shown(wish.Actor), shown(wish.Reason))
+		Long: `List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or
+all of the lease, have now; of a pin 1 where the partition is with its client, else 0.`,
+	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
+		return s.Wishes, func(w io.Writer) { writeWishes(w, s) }, nil
+	})
+}
+
+func writeWishes(w io.Writer, s *admin.Snapshot) {
+	t := table{{"WISH", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
+	for _, wish := range s.Wishes {
+		owned, of := 0, shown(wish.Of())
+		for _, l := range s.Leases {
+			for _, h := range l.Holdings {
+				switch {
+				case h.OwnerSession == 0 || wish.Lease != "" && wish.Lease != l.Name || wish.Client != "" && wish.Client != h.LastOwner:
+				case wish.Partition == nil:
+					owned += h.Partitions.Count()
+				case h.Partitions.Contains(*wish.Partition):
+					owned++
 				}
-				t.write(w)
-			})
-		})
+			}
+		}
+		if wish.Partition != nil {
+			of += " to " + shown(wish.Client)
+		}
+		t.add(
+			string(wish.Verb), of, strconv.Itoa(owned), ago(s.At, wish.Since)+" ago", instant(wish.Until),
+			shown(wish.Actor), shown(wish.Reason),
+		)
 	}
-	return cmd
+	t.write(w)
 }
 
 func newEvents() *cobra.Command {
@@ -257,40 +256,36 @@ docs/operations.md explains each cause. An event without an actor is the clients
 
 With --follow it polls each second for those that come, among the latest 1,000. If the database goes away, for example in a restart, stderr says so once, and says when it starts
 again. It says that too on a server that lacks the events before, such as a promoted standby. A password that is refused, or a database that does not exist any more, ends it.`,
-		Args:              atMostOne("name", "[LEASE]"),
-		ValidArgsFunction: complete("LEASE"),
+		Args:              asUsed,
+		ValidArgsFunction: complete,
 	}
-	out := outputFlag(cmd)
+	output := outputFlag(cmd)
 	most := cmd.Flags().IntP("number", "n", 50, "how many of the last, 1 to 1000")
 	follow := cmd.Flags().BoolP("follow", "f", false, "go on with those that come; as JSON a line for each")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		lease := ""
-		if len(args) > 0 {
-			lease = args[0]
-		}
+		lease := strings.Join(args, "")
 		if *most < 1 || *most > 1000 {
 			return fmt.Errorf("-n %d: give 1 to 1000", *most)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			w := cmd.OutOrStdout()
-			if !*follow {
-				events, err := a.Events(ctx, lease, *most)
-				if err != nil {
+			if *follow {
+				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) error {
+					if cmd.Flag("output").Value.String() == "table" {
+						writeEvents(cmd.OutOrStdout(), []admin.Event{e}, false)
+						return nil
+					}
+					text, err := asJSON(e, "")
+					if err == nil {
+						_, err = cmd.OutOrStdout().Write(text)
+					}
 					return err
-				}
-				return out.print(w, events, func(w io.Writer) { writeEvents(w, events, true) })
+				})
 			}
-			return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(e admin.Event) error {
-				if *out != "json" {
-					writeEvents(w, []admin.Event{e}, false)
-					return nil
-				}
-				text, err := asJSON(e, "")
-				if err == nil {
-					_, err = w.Write(text)
-				}
+			events, err := a.Events(ctx, lease, *most)
+			if err != nil {
 				return err
-			})
+			}
+			return output(events, func(w io.Writer) { writeEvents(w, events, true) })
 		})
 	}
 	return cmd

@@ -106,7 +106,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},
 		{database, "events -n 0", "give 1 to 1000"},
-		{database, "events a b", "one name too many"},
+		{database, "events a b", "is one argument too many"},
 		{as(t, database, role), "cordon one --reason x", "pgleases grants ROLE --for=operator"},
 	} {
 		if c := run(t, databaseEnv(test.database), strings.Fields(test.args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), test.want) {

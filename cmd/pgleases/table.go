@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"iter"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -100,38 +103,79 @@ func period(d time.Duration) string {
 	return fmt.Sprintf("%dd%dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
 
-// An output is the flag -o.
-type output string
+// A choice is a flag that takes one of some words.
+type choice struct {
+	value string
+	of    []string
+}
 
-func (o *output) String() string { return string(*o) }
-func (o *output) Type() string   { return "table|json" }
-func (o *output) Set(text string) error {
-	if text != "table" && text != "json" {
-		return fmt.Errorf("%q is neither table nor json", text)
+func (c *choice) String() string { return c.value }
+func (c *choice) Type() string   { return strings.Join(c.of, "|") }
+func (c *choice) Set(text string) error {
+	if !slices.Contains(c.of, text) {
+		return fmt.Errorf("give one of %s", strings.Join(c.of, ", "))
 	}
-	*o = output(text)
+	c.value = text
 	return nil
 }
 
-// outputFlag gives a verb the flag -o.
-func outputFlag(cmd *cobra.Command) *output {
-	o := output("table")
-	cmd.Flags().VarP(&o, "output", "o", "how to print: table for people; json for programs, with times in nanoseconds where a name ends in _ns")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "json"}, cobra.ShellCompDirectiveNoFileComp))
-	return &o
+// choiceFlag gives a verb such a flag. It is value as long as it is not given.
+func choiceFlag(cmd *cobra.Command, name, short, value, help string, of ...string) *choice {
+	c := &choice{value, of}
+	cmd.Flags().VarP(c, name, short, help)
+	_ = cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(of, cobra.ShellCompDirectiveNoFileComp))
+	return c
 }
 
-// print prints a value as JSON, or has it written as tables.
-func (o output) print(w io.Writer, value any, tables func(w io.Writer)) error {
-	if o != "json" {
-		tables(w)
-		return nil
+// outputFlag gives a verb the flag -o, and returns what prints a value by it: as JSON, or as the tables that a function writes.
+func outputFlag(cmd *cobra.Command) func(value any, tables func(w io.Writer)) error {
+	const help = "how to print: table for people; json for programs, with times in nanoseconds where a name ends in _ns"
+	output := choiceFlag(cmd, "output", "o", "table", help, "table", "json")
+	return func(value any, tables func(w io.Writer)) error {
+		if output.value == "table" {
+			tables(cmd.OutOrStdout())
+			return nil
+		}
+		text, err := asJSON(value, "  ")
+		if err == nil {
+			_, err = cmd.OutOrStdout().Write(text)
+		}
+		return err
 	}
-	text, err := asJSON(value, "  ")
-	if err == nil {
-		_, err = w.Write(text)
+}
+
+// looking makes cmd a verb that prints what read returns of what it opens: a value, and what writes it as tables.
+func looking[S any](
+	cmd *cobra.Command,
+	open func(cmd *cobra.Command, use func(ctx context.Context, s S) error) error,
+	read func(ctx context.Context, s S, args []string) (value any, tables func(w io.Writer), err error),
+) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = asUsed, complete
+	output := outputFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		return open(cmd, func(ctx context.Context, s S) error {
+			value, tables, err := read(ctx, s, args)
+			if err != nil {
+				return err
+			}
+			return output(value, tables)
+		})
 	}
-	return err
+	return cmd
+}
+
+// firstOf collects at most that many; 0: all.
+func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
+	all := []T{}
+	for one, err := range seq {
+		if err != nil {
+			return nil, err
+		}
+		if all = append(all, one); len(all) == most {
+			break
+		}
+	}
+	return all, nil
 }
 
 // asJSON returns JSON in which no character moves a terminal's cursor or turns the direction of writing around.

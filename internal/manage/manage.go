@@ -1,0 +1,69 @@
+// Package manage has the verbs on schedules and jobs, as the command and the dashboard ask for them.
+package manage
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// Verbs are all of them.
+var Verbs = []string{"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
+	"cancel_job", "retry_job", "retry_dead"}
+
+// A Request is a verb with what it is about.
+type Request struct {
+	Verb     string    `json:"verb"`
+	Schedule string    `json:"schedule"`
+	ID       int64     `json:"id,string"`  // of the schedule that is to be deleted; 0: whichever has the name
+	Job      int64     `json:"job,string"` // of cancel_job and retry_job
+	Kind     string    `json:"kind"`       // of retry_dead
+	Tick     time.Time `json:"tick"`       // of retry_tick
+	After    time.Time `json:"after"`      // of backfill_schedule and retry_dead
+	Until    time.Time `json:"until"`      // of backfill_schedule
+	CatchUp  bool      `json:"catch_up"`   // of resume_schedule
+}
+
+// Do carries a request out, and returns the jobs that come of it, also beside an error.
+func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, err error) {
+	switch r.Verb {
+	case "pause_schedule":
+		return nil, s.Pause(ctx, r.Schedule)
+	case "resume_schedule":
+		if r.CatchUp {
+			return nil, s.Resume(ctx, r.Schedule, schedule.CatchUp)
+		}
+		return nil, s.Resume(ctx, r.Schedule, schedule.FromNow)
+	case "delete_schedule":
+		if r.ID == 0 {
+			return nil, s.Delete(ctx, r.Schedule)
+		}
+		return nil, s.DeleteID(ctx, r.Schedule, r.ID)
+	case "trigger_schedule":
+		return one(s.Trigger(ctx, r.Schedule))
+	case "backfill_schedule":
+		return s.Backfill(ctx, r.Schedule, r.After, r.Until)
+	case "retry_tick":
+		return one(s.RetryTick(ctx, r.Schedule, r.Tick))
+	case "cancel_job":
+		return nil, s.Cancel(ctx, r.Job)
+	case "retry_job":
+		return one(s.Retry(ctx, r.Job))
+	case "retry_dead":
+		jobs, refused, err := s.RetryDead(ctx, r.Kind, r.After)
+		if err == nil && refused > 0 {
+			err = fmt.Errorf("%d cannot be retried, because their schedule was deleted, or a living job has their unique key", refused)
+		}
+		return jobs, err
+	}
+	return nil, fmt.Errorf("%q is no verb on schedules or jobs", r.Verb)
+}
+
+func one(job int64, err error) ([]int64, error) {
+	if err != nil {
+		return nil, err
+	}
+	return []int64{job}, nil
+}
