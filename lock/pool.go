@@ -42,14 +42,6 @@ func (p pooled) Release(
 	return became, true, err
 }
 
-func (p pooled) List(ctx context.Context, prefix, after string, most int) (rows []store.LockRow, err error) {
-	err = p.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		rows, err = p.statements.List(ctx, conn.Conn(), prefix, after, most)
-		return err
-	})
-	return rows, err
-}
-
 func (p pooled) Guard(_ context.Context, query store.Query, name string, token, trust int64) error {
 	return query(p.statements.Statements.LockGuard, name, token, trust)
 }

@@ -27,10 +27,6 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 		if err := first.Guard(t.Context(), nil); err != nil {
 			t.Errorf("guard: %v", err)
 		}
-		info, err := locks.Get(t.Context(), "report")
-		if err != nil || len(info.Holders) != 1 || info.Holders[0].Client != lease.Client().ID() || info.Holders[0].Token != first.Token() {
-			t.Errorf("listed is %+v, %v", info, err)
-		}
 		next := make(chan *lock.Held)
 		go func() {
 			h, err := locks.Acquire(t.Context(), "report")
@@ -56,9 +52,6 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 		}
 		if err := second.Release(t.Context()); err != nil {
 			t.Error(err)
-		}
-		for info, err := range locks.List(t.Context(), "") {
-			t.Errorf("listed is %+v, %v", info, err)
 		}
 	})
 }

@@ -55,7 +55,6 @@ type LockTable interface {
 	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
 	// Release waits for a connection so long at most.
 	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Run) (became store.LockOutcome, sent bool, err error)
-	List(ctx context.Context, prefix, after string, most int) ([]store.LockRow, error)
 	// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most.
 	Guard(ctx context.Context, query store.Query, name string, token, trust int64) error
 }
