@@ -146,6 +146,10 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	for _, b := range answer.Busy {
 		busy[key{b.Lease, b.Partition}] = true
 	}
+	left := make(map[string]bool, len(answer.Left))
+	for _, name := range answer.Left {
+		left[name] = true
+	}
 	released, kept := make(map[*membership][]*tenure), make(map[*membership][]store.Handed)
 	for _, t := range tenures {
 		m, k := t.membership, key{t.lease.name, t.number}
@@ -163,7 +167,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			e.session.nextBeat = now
 			m.toRead = m.joined
 			e.announce(t.lease.name, 0)
-		case h.Told:
+		case left[t.lease.name]: // the new owner was told
 		case h.Owner != e.session.number:
 			e.announce(t.lease.name, h.Owner)
 		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown

@@ -8,8 +8,8 @@
 -- $4 bigint timeline, $5 bigint started, $6 bigint mark: the run of the server that was watched
 -- $7 int     lock timeout, milliseconds
 --
--- One row: client IDs of the evicted sessions; leases for which a plan is due; microseconds until it is due for all of them, 50 ms after
--- the last one was begun and 5 us more for each partition, so that many deaths cost few plans; microseconds until the next check is
+-- One row: client IDs of the evicted sessions; leases for which a plan is due; nanoseconds until it is due for all of them, 50 ms after
+-- the last one was begun and 5 us more for each partition, so that many deaths cost few plans; nanoseconds until the next check is
 -- due for the caller (negative: another client does the check, or may do it).
-SELECT evicted, asked, plan_due_in, check_due_in
+SELECT evicted, asked, plan_due_in * 1000, check_due_in * 1000
 FROM pgleases.evict($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::int)

@@ -8,7 +8,7 @@
 -- $12 int    lock timeout, milliseconds
 -- $13 text   channel to notify; empty: none
 --
--- One row: client IDs of the evicted sessions; leases for which a plan is due; microseconds until it is due for all of them.
-SELECT evicted, asked, plan_due_in
+-- One row: client IDs of the evicted sessions; leases for which a plan is due; nanoseconds until it is due for all of them; 0.
+SELECT evicted, asked, plan_due_in * 1000, 0::bigint
 FROM pgleases.evict_ended($1::bigint[], $2::bigint[], $3::int[], $4::bigint[], $5::bigint, $6::bigint, $7::bigint, $8::bigint,
                           $9::bigint, $10::bigint, $11::bigint, $12::int, $13::text)

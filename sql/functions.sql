@@ -501,7 +501,7 @@ COMMENT ON FUNCTION pgleases.read(bigint, pg_catalog.text[]) IS 'What a session 
 -- SHARE keeps plans, evictions and leaves from the lease. A session that is gone releases nothing: a plan may have read that.
 CREATE OR REPLACE FUNCTION pgleases.release(
     session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], heirs bigint[],
-    leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int,
+    leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int, channel pg_catalog.text,
     OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
     OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT asking pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
@@ -515,6 +515,7 @@ DECLARE
     drained text[] := '{}';
     alive boolean;
     drains boolean; -- the client, by a wish
+    concerned bigint[];
     due text[]; -- leases for which a plan is due
 BEGIN
     PERFORM pgleases.settings(true, $10);
@@ -621,6 +622,11 @@ BEGIN
         INTO left_leases, drained;
         -- A plan is due, unless what was released went where the plan without this session has it.
         due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE NOT (g = ANY (as_planned)));
+        concerned := ARRAY(SELECT DISTINCT r.owner FROM unnest(released_leases, owners) AS r (lease, owner)
+                           WHERE r.owner <> 0 AND r.lease = ANY (left_leases));
+        IF $11 <> '' AND cardinality(concerned) > 0 THEN
+            PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+        END IF;
     ELSIF cardinality(due) > 0 THEN -- by name, as the lock held until here lets others change them
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
     END IF;
@@ -640,7 +646,7 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int) IS 'Gives up partitions, and leaves leases. See release.sql.';
+COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int, pg_catalog.text) IS 'Gives up partitions, and leaves leases. See release.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE

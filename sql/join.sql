@@ -11,7 +11,7 @@
 -- $6 int     lock timeout, milliseconds
 --
 -- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
--- number of partitions before this statement (0: none, dropped, or made meanwhile); whether it has claimed a plan; else microseconds
+-- number of partitions before this statement (0: none, dropped, or made meanwhile); whether it has claimed a plan; else nanoseconds
 -- until the plan is due.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $6::int) AS ok
@@ -63,5 +63,5 @@ SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- 
        (SELECT count(*) FROM member) > 0 AS joined,
        coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
        EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
-       coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000, 0)
+       coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
                  FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in

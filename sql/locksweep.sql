@@ -3,7 +3,7 @@
 --
 -- $1 int      the most rows to look at
 -- $2 int      lock timeout, milliseconds
--- $3 boolean  whether to notify whom it is granted to
+-- $3 text     whether to notify whom it is granted to: anything; empty: not
 --
 -- One row: whether nothing is left of the dead.
-SELECT pgleases.lock_sweep($1::int, $2::int, $3::boolean) AS done
+SELECT pgleases.lock_sweep($1::int, $2::int, $3::text <> '') AS done

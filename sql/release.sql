@@ -7,9 +7,9 @@
 -- A session that leaves a lease may have made the plan without it: then its partitions go to the heirs of that plan, unless the lease
 -- has changed since, and no other plan is due.
 --
--- The new owners are told by announce.sql, which comes after it. Where that is lost with the client, the eviction of its session tells
--- them. The heirs in a lease that is left are notified in the same message: to leave raises the generation, and keeps others from the
--- lease until it is committed, in any case.
+-- The new owners in a lease that is left are notified: to leave raises the generation, and keeps others from the lease until it is
+-- committed, in any case. The others are told by announce.sql, which comes after it. Where that is lost with the client, the eviction
+-- of its session tells them.
 --
 -- $1 bigint  session
 -- $2 text[], $3 int[], $4 bigint[]  lease, partition and epoch of each release
@@ -18,8 +18,9 @@
 -- $8 text[]  of these: to be left now; where the session still owns a partition, it stays a member, with weight 0
 -- $9 bigint  number of the session's last join: a late message does not end a membership that a later join began
 -- $10 int    lock timeout, milliseconds
+-- $11 text   channel to notify; empty: none
 --
 -- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the epoch given,
 -- because a guarded transaction is open on them; the leases left; the leases for which a plan is due now.
 SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, asking
-FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint, $10::int)
+FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint, $10::int, $11::text)

@@ -395,11 +395,10 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		}
 		slices.Sort(answer.Left)
 		told := make(map[int64]bool)
-		for _, heir := range store.Heirs(releases, leaving) {
-			told[heir] = true
-		}
-		for i, h := range answer.Released {
-			answer.Released[i].Told = told[h.Owner] && slices.Contains(answer.Left, h.Lease)
+		for _, h := range answer.Released {
+			if slices.Contains(answer.Left, h.Lease) {
+				told[h.Owner] = true
+			}
 		}
 		db.notify(told)
 		slices.SortFunc(answer.Released, func(a, b store.Handed) int {

@@ -14,44 +14,33 @@ type (
 )
 
 // Scan takes the text of an array of integers.
-func (ns *numbers) Scan(text any) error {
-	words, n, err := elements(text)
-	*ns = make(numbers, 0, n)
-	for word := range strings.SplitSeq(words, ",") {
-		if n == 0 || err != nil {
-			return err
-		}
-		var number int64
-		number, err = strconv.ParseInt(word, 10, 64)
-		*ns = append(*ns, number)
-	}
+func (ns *numbers) Scan(text any) (err error) {
+	*ns, err = scan(text, func(word string) (int64, error) { return strconv.ParseInt(word, 10, 64) })
 	return err
 }
 
 // Scan takes the text of an array of booleans.
-func (fs *flags) Scan(text any) error {
-	words, n, err := elements(text)
-	*fs = make(flags, 0, n)
-	for word := range strings.SplitSeq(words, ",") {
-		if n == 0 || err != nil {
-			return err
-		}
-		if word != "t" && word != "f" {
-			err = fmt.Errorf("%q is no boolean", word)
-		}
-		*fs = append(*fs, word == "t")
-	}
+func (fs *flags) Scan(text any) (err error) {
+	*fs, err = scan(text, strconv.ParseBool)
 	return err
 }
 
-// elements returns what stands between the braces of an array, and the number of its elements.
-func elements(text any) (words string, n int, err error) {
+// scan reads what stands between the braces of an array.
+func scan[T any](text any, read func(word string) (T, error)) ([]T, error) {
 	words, ok := text.(string)
 	if !ok || len(words) < 2 || words[0] != '{' || words[len(words)-1] != '}' {
-		return "", 0, fmt.Errorf("%v is no array", text)
+		return nil, fmt.Errorf("%v is no array", text)
 	}
-	if words = words[1 : len(words)-1]; words != "" {
-		n = strings.Count(words, ",") + 1
+	if words = words[1 : len(words)-1]; words == "" {
+		return []T{}, nil
 	}
-	return words, n, nil
+	elements := make([]T, 0, strings.Count(words, ",")+1)
+	for word := range strings.SplitSeq(words, ",") {
+		element, err := read(word)
+		if err != nil {
+			return nil, err
+		}
+		elements = append(elements, element)
+	}
+	return elements, nil
 }

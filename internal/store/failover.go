@@ -188,11 +188,6 @@ func (c *Conn) EvictEnded(ctx context.Context, ended []Absence, since SessionEnd
 	for i, a := range ended {
 		sessions[i], keys[i], pids[i], expiries[i] = a.Session, a.Presence, a.PID, a.Expiry
 	}
-	type row struct {
-		IDs, Asked []string
-		PlanDueIn  int64
-	}
-	got, err := notifying[row](ctx, c, c.statements.EvictEnded, sessions, keys, pids, expiries,
+	return notifying[Evicted](ctx, c, c.statements.EvictEnded, sessions, keys, pids, expiries,
 		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Mark, c.lockWait)
-	return Evicted{IDs: got.IDs, Asked: got.Asked, PlanDueIn: micros(got.PlanDueIn)}, err
 }

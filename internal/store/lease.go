@@ -2,10 +2,6 @@ package store
 
 import (
 	"context"
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,26 +59,18 @@ type Released struct {
 	Asking   []string  // leases for which a plan is due now
 }
 
-// A Handed is a released partition with its new owner (0: none) and epoch.
+// A Handed is a released partition with its new owner (0: none) and epoch. The owner was told if the lease was left.
 type Handed struct {
 	Lease     string
 	Partition int
 	Owner     int64
 	Epoch     int64
-	Told      bool // the new owner was told, by the release itself
 }
 
 // Join makes the session a member of a lease, and makes the lease if it does not exist. The number rises with every join of
 // the session. See join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
-	type row struct {
-		Alive, Joined bool
-		Partitions    int
-		Claimed       bool
-		DueIn         int64
-	}
-	got, err := one[row](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
-	return Join{got.Alive, got.Joined, got.Partitions, got.Claimed, micros(got.DueIn)}, err
+	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 }
 
 // SetWeight changes a member's weight. It returns false where the session is no member. See weight.sql.
@@ -104,20 +92,19 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 		Epochs     numbers
 		Moving     flags
 	}
-	rows, err := all[row](ctx, c, c.statements.Read, session, leases)
-	reads := make([]LeaseRead, len(rows))
-	for i, r := range rows {
-		reads[i] = LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions))}
-		for j := range r.Partitions {
-			reads[i].Owned[j] = Owned{int(r.Partitions[j]), r.Epochs[j], r.Moving[j]}
+	read := func(from pgx.CollectableRow) (LeaseRead, error) {
+		r, err := pgx.RowToStructByPos[row](from)
+		read := LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions))}
+		for i := range r.Partitions {
+			read.Owned[i] = Owned{int(r.Partitions[i]), r.Epochs[i], r.Moving[i]}
 		}
+		return read, err
 	}
-	return reads, err
+	return query(ctx, c, func(rows pgx.Rows) ([]LeaseRead, error) { return pgx.CollectRows(rows, read) }, c.statements.Read, session, leases)
 }
 
 // Release gives up partitions, and leaves leases as the session was a member of them at its join of that number. The new owners
-// are to be told by Announce, but for the heirs of a lease that it has left: to leave raises the lease's generation, and holds its row
-// until that is durable, so the release itself can notify them. See release.sql.
+// are to be told by Announce, except those in a lease that it has left. See release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
@@ -132,7 +119,6 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 	for i, r := range releases {
 		heirs[i] = heirsOf[r.Lease][r.Partition]
 	}
-	notified := Heirs(releases, leaving)
 	type row struct {
 		ReleasedLeases     []string
 		ReleasedPartitions numbers
@@ -141,53 +127,19 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 		BusyPartitions     []int
 		LeftLeases, Asking []string
 	}
-	got, err := tolerant(func(notify bool) (row, error) {
-		var then []string
-		if notify && len(notified) > 0 {
-			then = []string{fmt.Sprintf("NOTIFY %s, '%s'", pgx.Identifier{c.channel}.Sanitize(), payload(notified))}
-		}
-		return theOne(query(ctx, c, pgx.RowToStructByPos[row], c.statements.Release,
-			[]any{session, leases, partitions, epochs, heirs, left, planned, now, lastJoin, c.lockWait}, then...))
-	})
+	got, err := notifying[row](ctx, c, c.statements.Release,
+		session, leases, partitions, epochs, heirs, left, planned, now, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}
 	released := Released{Left: got.LeftLeases, Asking: got.Asking}
 	for i, lease := range got.ReleasedLeases {
-		told := slices.Contains(got.LeftLeases, lease) && slices.Contains(notified, got.Owners[i])
-		released.Released = append(released.Released,
-			Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i], told})
+		released.Released = append(released.Released, Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i]})
 	}
 	for i, lease := range got.BusyLeases {
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
 	return released, nil
-}
-
-// Heirs are the sessions that a release which leaves leases names as heirs of what it releases there, ascending.
-func Heirs(releases []Release, leaving []Leave) []int64 {
-	var heirs []int64
-	for _, l := range leaving {
-		for _, r := range releases {
-			if heir := l.Heirs[r.Partition]; l.Now && r.Lease == l.Lease && heir != 0 {
-				heirs = append(heirs, heir)
-			}
-		}
-	}
-	slices.Sort(heirs)
-	return slices.Compact(heirs)
-}
-
-// payload names sessions in a notification, as the functions apply and announce do.
-func payload(sessions []int64) string {
-	if len(sessions) > 100 {
-		return "all"
-	}
-	names := make([]string, len(sessions))
-	for i, session := range sessions {
-		names[i] = strconv.FormatInt(session, 10)
-	}
-	return strings.Join(names, ",")
 }
 
 // Announce tells sessions that leases have changed for them. See announce.sql.

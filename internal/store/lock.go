@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -106,9 +105,7 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 		Names             []string
 		Nonces, Tokens    numbers
 	}
-	got, err := tolerant(func(notify bool) (row, error) {
-		return one[row](ctx, c, c.statements.LockLook, session, nonces, everything, c.lockWait, notify)
-	})
+	got, err := notifying[row](ctx, c, c.statements.LockLook, session, nonces, everything, c.lockWait)
 	if err != nil {
 		return nil, Run{}, err
 	}
@@ -129,9 +126,7 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockR
 	for i, r := range releases {
 		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
 	}
-	got, err := tolerant(func(notify bool) (row, error) {
-		return one[row](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Mark, c.lockWait, notify)
-	})
+	got, err := notifying[row](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Mark, c.lockWait)
 	return LocksReleased{got.SameRun, got.Released, got.Absent}, err
 }
 
@@ -140,9 +135,7 @@ const sweepMost = 1000
 
 // SweepLocks removes what dead sessions hold or await, and reports whether nothing is left of it. See locksweep.sql.
 func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
-	got, err := tolerant(func(notify bool) (struct{ Done bool }, error) {
-		return one[struct{ Done bool }](ctx, c, c.statements.LockSweep, sweepMost, c.lockWait, notify)
-	})
+	got, err := notifying[struct{ Done bool }](ctx, c, c.statements.LockSweep, sweepMost, c.lockWait)
 	return got.Done, err
 }
 
@@ -231,11 +224,10 @@ func ask[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string,
 	}
 	batch := new(pgx.Batch)
 	batch.Queue(readCommitted)
-	batch.Queue(statement, args...)
-	results := conn.SendBatch(ctx, batch)
-	if _, err = results.Exec(); err == nil {
-		rows, _ := results.Query()
+	batch.Queue(statement, args...).Query(func(rows pgx.Rows) (err error) {
 		value, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
-	}
-	return value, cmp.Or(err, results.Close())
+		return err
+	})
+	err = conn.SendBatch(ctx, batch).Close()
+	return value, err
 }

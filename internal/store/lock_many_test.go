@@ -21,7 +21,7 @@ func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
 	f.exec("VACUUM ANALYZE locks")
 	_, err := b.app.Exec(f.ctx, "BEGIN")
 	f.ok(err)
-	_, err = b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, true)
+	_, err = b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, "yes")
 	f.ok(err)
 	if n := valueOn[int64](f, b.app, "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.locks'::regclass, 'pgleases.clients'::regclass)"); n > 20*many {
 		t.Errorf("%d who wait: a look reads %d rows", many, n)
@@ -59,7 +59,7 @@ func TestALookTakesAThousandMutexesAtMost(t *testing.T) {
 	}
 	_, err := a.app.Exec(f.ctx, "BEGIN")
 	f.ok(err)
-	_, err = a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, true)
+	_, err = a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, "yes")
 	f.ok(err)
 	n := valueOn[int64](f, a.app, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
 	_, err = a.app.Exec(f.ctx, "ROLLBACK")

@@ -414,7 +414,7 @@ func TestALockIsGivenToSomebodyDurablyWhateverThePoolsSetting(t *testing.T) {
 		}
 		leaves(durable, "releases of several", func() {
 			exec(StatementsFor(f.schema).LockReleases, a.session, names, []int64{a.nonces["1"], a.nonces["2"], a.nonces["3"], a.nonces["4"]}, make([]int64, 4),
-				a.known.Timeline, a.known.Started, a.known.Mark, 20_000, false)
+				a.known.Timeline, a.known.Started, a.known.Mark, 20_000, "")
 		})
 		for _, name := range names {
 			expect(t, f.queue(name), "", "queue")
@@ -575,7 +575,7 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 		_, err = a.app.Exec(f.ctx, StatementsFor("pgleases").LockSweep, pgx.QueryExecModeSimpleProtocol, 1000, 5000, true)
 		f.ok(err)
 		a.says("behind", LockWaits, "x", exclusive, wait)
-		_, err = a.app.Exec(f.ctx, StatementsFor("pgleases").LockLook, pgx.QueryExecModeSimpleProtocol, a.session, []int64{a.nonces["x"]}, false, 5000, true)
+		_, err = a.app.Exec(f.ctx, StatementsFor("pgleases").LockLook, pgx.QueryExecModeSimpleProtocol, a.session, []int64{a.nonces["x"]}, false, 5000, "yes")
 		f.ok(err)
 		_, err = a.locks.List(f.ctx, a.app, "x", "", 10)
 		f.ok(err)

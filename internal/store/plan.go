@@ -65,13 +65,8 @@ type Applied struct {
 // most watched. It does nothing where no check is due for the caller, who has that TTL, nor on another run of the server. See
 // evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Run) (Evicted, error) {
-	type row struct {
-		IDs, Asked            []string
-		PlanDueIn, CheckDueIn int64
-	}
-	got, err := one[row](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
+	return one[Evicted](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
 		ttl.Microseconds(), run.Timeline, run.Started, run.Mark, c.lockWait)
-	return Evicted{got.IDs, got.Asked, micros(got.PlanDueIn), micros(got.CheckDueIn)}, err
 }
 
 // Claim claims the planning of those leases for which a plan is due, and returns them. A lease that another statement has
@@ -92,30 +87,18 @@ func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
 // Plan reads what a plan needs: the leases named, and, unless they are to be planned alone, all leases that share a member with
 // them, ordered by name. See plan.sql.
 func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]LeasePlan, error) {
-	rows, err := all[planRow](ctx, c, c.statements.Plan, leases, alone)
-	if err != nil {
-		return nil, err
-	}
-	return plansOf(rows)
+	return query(ctx, c, CollectPlan, c.statements.Plan, leases, alone)
 }
 
 // CollectPlan reads the rows of a statement whose columns are those of plan.sql, and closes them.
 func CollectPlan(rows pgx.Rows) ([]LeasePlan, error) {
-	read, err := pgx.CollectRows(rows, pgx.RowToStructByPos[planRow])
-	if err != nil {
-		return nil, err
-	}
-	return plansOf(read)
-}
-
-func plansOf(rows []planRow) (plans []LeasePlan, err error) {
-	plans = make([]LeasePlan, len(rows))
-	for i, r := range rows {
-		if plans[i], err = r.plan(); err != nil {
-			return nil, fmt.Errorf("plan of lease %q: %w", r.Name, err)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (LeasePlan, error) {
+		r, err := pgx.RowToStructByPos[planRow](row)
+		if err != nil {
+			return LeasePlan{}, err
 		}
-	}
-	return plans, nil
+		return r.plan()
+	})
 }
 
 // A planRow is a row of plan.sql.
@@ -160,7 +143,7 @@ func (r planRow) plan() (LeasePlan, error) {
 		for text := range strings.SplitSeq(holding, ",") {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 || n >= r.Partitions {
-				return p, fmt.Errorf("partition %s is none of %d", text, r.Partitions)
+				return p, fmt.Errorf("plan of lease %q: partition %s is none of %d", r.Name, text, r.Partitions)
 			}
 			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.HomeIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.HomeIDs[i]
 		}

@@ -20,7 +20,7 @@ func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
 		}) // the target is gone
 		before := a.beat().Leases[0]
 		got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 9}})
-		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2 Told:false} {Lease:l Partition:1 Owner:%d Epoch:2 Told:false} {Lease:l Partition:2 Owner:0 Epoch:2 Told:false}] Busy:[] Left:[] Asking:[l]}", b.session, a.session)
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[l]}", b.session, a.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		const after = "b>b:2 of b, a>a:2 of a, 0>0:2 of a, a>b:1 of a asked"
 		expect(t, f.state("l", a, b, c), after, "state")
@@ -68,7 +68,7 @@ func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
 		expect(t, len(a.release([]Release{{"l", 0, 2}}).Busy), 1, "busy while the first is open")
 		end()
 		expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 0, "released under the epoch before")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 2}}).Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:3 Told:false}]", b.session), "released")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 2}}).Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:3}]", b.session), "released")
 	})
 }
 
@@ -77,7 +77,7 @@ func TestLeavingAsksForAPlanAndFreesWhatIsMeantForNobodyElse(t *testing.T) {
 		a, b := f.pair(2)
 		a.give("l", a.session, b.session)
 		got := a.release([]Release{{"l", 0, 1}}, "l")
-		expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2 Told:false}] Busy:[] Left:[l] Asking:[l]}", "answer")
+		expect(t, fmt.Sprintf("%+v", got), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}", "answer")
 		expect(t, b.beat().Leases[0].DueIn, 0, "plan due in")
 		expect(t, b.give("l", b.session).Given, 1, "given")
 		expect(t, f.state("l", b), "b>b:3 of b home a, b>b:1 of b", "state")
@@ -204,7 +204,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	a, b, c := f.trio(3)
 	c.give("l", a.session, b.session, b.session)
 	c.give("l", c.session, c.session, c.session)
-	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', 0, 5000)", a.session)
+	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', 0, 5000, '')", a.session)
 	got, err := b.Release(f.ctx, b.session, []Release{{"l", 1, 1}}, []Leave{{Lease: "l"}}, b.joins)
 	f.ok(err)
 	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
@@ -227,7 +227,7 @@ func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 		leave := []Leave{{"l", true, generation, map[int]int64{0: b.session, 1: c.session}}}
 		got, err := a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins)
 		f.ok(err)
-		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2 Told:true} {Lease:l Partition:1 Owner:%d Epoch:2 Told:true}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] Asking:[]}", b.session, c.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		expect(t, f.state("l", b, c), "b>b:2 of b home a, c>c:2 of c home a, b>b:1 of b", "state")
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
@@ -235,7 +235,7 @@ func TestALeaveHandsOverToTheHeirsOfAPlanThatStillFits(t *testing.T) {
 		leave = []Leave{{"l", true, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
 		got, err = b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins)
 		f.ok(err)
-		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3 Told:false} {Lease:l Partition:2 Owner:0 Epoch:2 Told:false}] Busy:[] Left:[l] Asking:[l]}"
+		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[l]}"
 		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
 	})
 }
@@ -266,8 +266,8 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 		a.join("l", 2)
 		b.joinWeight("l", 2, 0)
 		a.give("l", a.session, a.session)
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2 Told:false}] Busy:[] Left:[] Asking:[]}", "answer to a part")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2 Told:false}] Busy:[] Left:[l] Asking:[]}", "answer to the rest")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[] Asking:[]}", "answer to a part")
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2}] Busy:[] Left:[l] Asking:[]}", "answer to the rest")
 		expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
 		_, err := b.SetWeight(f.ctx, b.session, "l", 1)
 		f.ok(err)

@@ -3,6 +3,7 @@ package store
 import (
 	"fmt"
 	"io/fs"
+	"reflect"
 	"strings"
 	"sync/atomic"
 
@@ -11,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/sql"
 )
 
-// Statements are the texts of the SQL files for one schema, without their head comments. A field is named as its file.
+// Statements are the texts of the SQL files for one schema, without their head comments. A field has the name of its file, in
+// lower case.
 type Statements struct {
 	Schema string // schema.sql, then functions.sql: all that a migration runs
 
@@ -44,20 +46,15 @@ type schemaStatements struct {
 	Statements
 }
 
-func writeStatements(schema string) Statements {
-	text := Texts(sql.Files, schema)
-	return Statements{
-		Schema:   text("schema") + "\n" + text("functions"),
-		Register: text("register"), Superseder: text("superseder"), Heartbeat: text("heartbeat"), Mark: text("mark"),
-		Settle: text("settle"), Unsettle: text("unsettle"), Close: text("close"),
-		Join: text("join"), Weight: text("weight"), Read: text("read"), Release: text("release"), Announce: text("announce"),
-		Fence: text("fence"),
-		Evict: text("evict"), Claim: text("claim"), Plan: text("plan"), Apply: text("apply"),
-		Guard:  text("guard"),
-		Attend: text("attend"), Lookout: text("lookout"), EvictEnded: text("evictended"),
-		LockAcquire: text("lockacquire"), LockRelease: text("lockrelease"), LockReleases: text("lockreleases"), LockLook: text("locklook"), LockSweep: text("locksweep"),
-		LockList: text("locklist"), LockGuard: text("lockguard"),
+func writeStatements(schema string) (s Statements) {
+	text, fields := Texts(sql.Files, schema), reflect.ValueOf(&s).Elem()
+	for _, field := range reflect.VisibleFields(fields.Type()) {
+		if field.Name != "Schema" {
+			fields.FieldByIndex(field.Index).SetString(text(strings.ToLower(field.Name)))
+		}
 	}
+	s.Schema = text("schema") + "\n" + text("functions")
+	return s
 }
 
 // Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are written as StatementsFor tells.

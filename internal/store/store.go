@@ -10,6 +10,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,101 +62,52 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 // the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
 // schema on the role's path could have operators that take the place of those in the statement. On a connection of the server's own both
 // settings were made for good: two statements less in each message, some 40 us of the server's processor.
-//
-// More statements may follow in the same message.
-func query[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args []any, then ...string) (rows []T, err error) {
-	var settings []string
-	switch {
-	case !c.lasting:
-		settings = []string{readCommitted, "SET LOCAL search_path = " + searchPath}
-	case len(then) == 0:
-		return alone(ctx, c, row, statement, args)
+func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (result T, err error) {
+	if c.lasting {
+		rows, _ := c.conn.Query(ctx, statement, args...) // collect returns its error
+		return collect(rows)
 	}
 	batch := new(pgx.Batch)
-	for _, setting := range settings {
-		batch.Queue(setting)
-	}
-	batch.Queue(statement, args...)
-	for _, more := range then {
-		batch.Queue(more)
-	}
-	results := c.conn.SendBatch(ctx, batch)
-	for range settings {
-		if err == nil {
-			_, err = results.Exec()
-		}
-	}
-	if err == nil {
-		answer, _ := results.Query() // CollectRows returns its error
-		rows, err = pgx.CollectRows(answer, row)
-	}
-	for range then {
-		if err == nil {
-			_, err = results.Exec()
-		}
-	}
-	if closing := results.Close(); err == nil {
-		err = closing
-	}
-	return rows, err
-}
-
-// alone sends a message that is a statement alone.
-func alone[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args []any) ([]T, error) {
-	rows, _ := c.conn.Query(ctx, statement, args...) // CollectRows returns its error
-	return pgx.CollectRows(rows, row)
-}
-
-// all returns every row.
-func all[T any](ctx context.Context, c *Conn, statement string, args ...any) ([]T, error) {
-	return query(ctx, c, pgx.RowToStructByPos[T], statement, args)
+	batch.Queue(readCommitted)
+	batch.Queue("SET LOCAL search_path = " + searchPath)
+	batch.Queue(statement, args...).Query(func(rows pgx.Rows) (err error) {
+		result, err = collect(rows)
+		return err
+	})
+	err = c.conn.SendBatch(ctx, batch).Close()
+	return result, err
 }
 
 // one returns the row of a statement that always has exactly one.
 func one[T any](ctx context.Context, c *Conn, statement string, args ...any) (T, error) {
-	return oneOf(ctx, c, pgx.RowToStructByPos[T], statement, args)
+	return query(ctx, c, theOne(pgx.RowToStructByPos[T]), statement, args...)
 }
 
-// oneOf is one, where the row is read in another way.
-func oneOf[T any](ctx context.Context, c *Conn, row pgx.RowToFunc[T], statement string, args []any) (T, error) {
-	return theOne(query(ctx, c, row, statement, args))
-}
-
-func theOne[T any](rows []T, err error) (row T, _ error) {
-	switch {
-	case err != nil:
-		return row, err
-	case len(rows) != 1:
-		return row, fmt.Errorf("statement returned %d rows, not 1", len(rows))
-	}
-	return rows[0], nil
+func theOne[T any](read pgx.RowToFunc[T]) func(pgx.Rows) (T, error) {
+	return func(rows pgx.Rows) (T, error) { return pgx.CollectExactlyOneRow(rows, read) }
 }
 
 // maybe returns the first row, or nil where there is none.
 func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (*T, error) {
-	got, err := all[T](ctx, c, statement, args...)
-	if err != nil || len(got) == 0 {
-		return nil, err
-	}
-	return &got[0], nil
+	return query(ctx, c, func(rows pgx.Rows) (*T, error) {
+		row, err := pgx.CollectOneRow(rows, pgx.RowToAddrOfStructByPos[T])
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil, nil
+		}
+		return row, err
+	}, statement, args...)
 }
 
 // call returns the one value of a heartbeat, which calls a function with numbers alone. The function has a search_path of its own; where
 // the default of transactions fits too, the message is that statement alone. It is written and its answer is read here: what pgx does for
 // any parameter and any row costs the processor as much as a part of the statement at the server. But whoever traces the connection sees it.
 func (c *Conn) call(ctx context.Context, statement string, numbers ...string) (answer string, err error) {
-	if !c.committed || c.traced {
-		args := make([]any, len(numbers))
-		for i, n := range numbers {
-			args[i] = n
-		}
-		if !c.committed {
-			return oneOf(ctx, c, pgx.RowTo[string], statement, args)
-		}
-		return theOne(alone(ctx, c, pgx.RowTo[string], statement, args))
-	}
 	first, after := strings.LastIndex(statement, "($1, ")+1, strings.LastIndexByte(statement, ')') // whatever is in the schema's name
-	results := c.conn.PgConn().Exec(ctx, statement[:first]+"'"+strings.Join(numbers, "', '")+"'"+statement[after:])
+	text := statement[:first] + "'" + strings.Join(numbers, "', '") + "'" + statement[after:]
+	if !c.committed || c.traced {
+		return query(ctx, c, theOne(pgx.RowTo[string]), text)
+	}
+	results := c.conn.PgConn().Exec(ctx, text)
 	rows := 0
 	for results.NextResult() {
 		for result := results.ResultReader(); result.NextRow(); rows++ {
@@ -170,7 +122,10 @@ func (c *Conn) call(ctx context.Context, statement string, numbers ...string) (a
 
 // exec runs a statement for its effect.
 func (c *Conn) exec(ctx context.Context, statement string, args ...any) error {
-	_, err := query(ctx, c, pgx.RowTo[any], statement, args)
+	_, err := query(ctx, c, func(rows pgx.Rows) (none struct{}, err error) {
+		rows.Close()
+		return none, rows.Err()
+	}, statement, args...)
 	return err
 }
 
