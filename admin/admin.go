@@ -100,15 +100,10 @@ const full = "no connection is left: see in pg_stat_activity who has them, as a 
 
 // failure says what to do about an error.
 func (a *Admin) failure(doing string, err error) error {
-	var misfit *store.SchemaError
 	remedy := ""
 	switch code := store.Code(err); {
 	case err == nil:
 		return nil
-	case errors.As(err, &misfit) && misfit.TooNew:
-		remedy = "run a newer version of this program"
-	case errors.As(err, &misfit):
-		remedy = "run pgleases migrate, or the DDL that pgleases schema prints, as a role that may"
 	case code == "3F000" || code == "42P01" || code == "42883" || code == "42703":
 		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.options.schema)
 	case store.Denied(err):

@@ -41,7 +41,7 @@ type Finding struct {
 
 // Checks are the names of what Doctor looks at, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "table-locks", "timeline", "mark", "ttl", "dead",
-	"orphans", "wishes", "plans", "hand-overs", "locks", "schedules", "transactions", "snapshots", "autovacuum", "dead-rows", "hot-updates", "connections"}
+	"orphans", "wishes", "plans", "hand-overs", "locks", "schedules", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
@@ -109,10 +109,7 @@ type facts struct {
 		Hides                  bool     // who reads waits, too
 		Seconds                *float64 // nil: it is not shown to this role
 	}
-	Tables map[string]struct {
-		Live, Dead, Updates, Hot int64
-		Vacuums                  bool
-	}
+	Tables           map[string]struct{ Vacuums bool }
 	Functions        []struct{ Name, Body string }
 	Triggers, Rights []string
 }
@@ -152,7 +149,7 @@ func (d *doctor) examine(ctx context.Context) {
 	d.functions(&f)
 	d.rights(&f)
 	d.sessions(&f)
-	d.rows(&f)
+	d.vacuum(&f)
 	if d.tableLocks(&f) {
 		d.state(ctx, trip)
 		if f.scheduled() {
@@ -366,13 +363,8 @@ func remedyOf(level Level, remedy string) string {
 	return remedy
 }
 
-const (
-	manyDead    = 10_000 // rows: with fewer a scan of clients takes no time worth telling
-	manyUpdates = 1_000  // with fewer the share of HOT updates tells nothing
-)
-
-// rows looks at how the tables are kept.
-func (d *doctor) rows(f *facts) {
+// vacuum looks whether dead rows go.
+func (d *doctor) vacuum(f *facts) {
 	var without []string
 	for name, t := range f.Tables {
 		if !t.Vacuums {
@@ -386,22 +378,6 @@ func (d *doctor) rows(f *facts) {
 		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows stay for ever")
 	default:
 		d.found("autovacuum", OK, "", "it is on")
-	}
-	clients := f.Tables["clients"]
-	if clients.Dead > manyDead && clients.Dead > 20*clients.Live {
-		d.found("dead-rows", Warning, "look at snapshots and autovacuum; then VACUUM the table", "clients has %d dead rows for %d living: evictions are slow", clients.Dead, clients.Live)
-	} else {
-		d.found("dead-rows", OK, "", "clients has %d dead rows for %d living", clients.Dead, clients.Live)
-	}
-	share := func() int64 { return 100 * clients.Hot / clients.Updates }
-	switch {
-	case clients.Updates < manyUpdates:
-		d.found("hot-updates", OK, "", "clients had %d updates, too few to tell", clients.Updates)
-	case share() < 80:
-		d.found("hot-updates", Warning, "drop indexes on clients that are not the library's, leave its fillfactor at 50, and look at snapshots",
-			"%d %% of the updates of clients were HOT: heartbeats cost more than they need", share())
-	default:
-		d.found("hot-updates", OK, "", "%d %% of the updates of clients were HOT", share())
 	}
 }
 

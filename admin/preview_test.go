@@ -105,7 +105,7 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 	moved := 0
 	for _, c := range []admin.Change{
 		{Verb: admin.Drain, Subject: "y"},
-		{Verb: admin.Cordon, Subject: "z", Until: time.Now().Add(time.Hour)},
+		{Verb: admin.Cordon, Subject: "z", Lasts: time.Hour},
 		{Verb: admin.Undrain, Subject: "y"},
 		{Verb: admin.Pin, Subject: "orders", Partition: 3, Client: "x"},
 		{Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x"},
@@ -171,7 +171,7 @@ func TestAPreviewIsRefusedAsTheChangeWouldBe(t *testing.T) {
 		`verb "lose" is none of`:                      {Verb: "lose", Subject: "orders"},
 		`no pause of "orders"`:                        {Verb: admin.Resume, Subject: "orders"},
 		"admin: it is the last that works on a lease": {Verb: admin.Drain, Subject: "y\n"},
-		"would be over":                               {Verb: admin.Drain, Subject: "x", Until: time.Unix(0, 0)},
+		"give a time above 0":                         {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
 	} {
 		if p, err := operator.Preview(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("preview of %+v: %v, want %q", c, err, want)

@@ -63,8 +63,7 @@ type Change struct {
 	Client    string        // of Pin: the ID of the client with which it shall be; a pin to another is replaced
 	Reason    string        // why: written beside the event; 1 to 4,000 bytes
 	Actor     string        // who wants it, besides the role that connects, which is written in any case; up to 255 bytes, empty: that role alone
-	Until     time.Time     // of Drain, Cordon, Pause, Freeze and Pin: when it ends by itself; zero: never
-	Lasts     time.Duration // instead of Until: for how long it stands, by the database's clock
+	Lasts     time.Duration // of Drain, Cordon, Pause, Freeze and Pin: for how long it stands; 0: until it is taken back
 	Force     bool          // of Drain: also where the client is the last that works on a lease
 }
 
@@ -113,13 +112,13 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 		return "", nil, refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case (c.Verb == Pin) != (c.Client != ""):
 		return "", nil, refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.Force && c.Verb != Drain || (!c.Until.IsZero() || c.Lasts != 0) && !wish || c.Partition != 0 && !ofPartition:
+	case c.Force && c.Verb != Drain || c.Lasts != 0 && !wish || c.Partition != 0 && !ofPartition:
 		return "", nil, refusef(
-			"admin: %s takes no such option: Until and Lasts are of %v, Force of %v, Partition of %v and %v", c.Verb, wishes, Drain,
+			"admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v", c.Verb, wishes, Drain,
 			Pin, Unpin,
 		)
-	case c.Lasts < 0 || c.Lasts > 0 && !c.Until.IsZero():
-		return "", nil, refusef("admin: %s for %v and until %v: give one of them, to come", c.Verb, c.Lasts, c.Until)
+	case c.Lasts < 0:
+		return "", nil, refusef("admin: %s for %v: give a time above 0, or 0 for one that stands until it is taken back", c.Verb, c.Lasts)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
 		return "", nil, refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
@@ -140,8 +139,6 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	switch {
 	case c.Lasts > 0:
 		add("pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8)", c.Lasts.Seconds())
-	case !c.Until.IsZero():
-		add("$%d::pg_catalog.timestamptz", c.Until)
 	case wish:
 		words = append(words, "'infinity'")
 	}

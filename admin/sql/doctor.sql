@@ -57,8 +57,6 @@ SELECT json_build_object(
     'locked', (SELECT coalesce(json_agg(l ORDER BY l.hides DESC, l.seconds DESC, l.of), '[]') FROM locked AS l),
     'tables', (
         SELECT coalesce(json_object_agg(c.relname, json_build_object(
-            'live', pg_stat_get_live_tuples(c.oid), 'dead', pg_stat_get_dead_tuples(c.oid),
-            'updates', pg_stat_get_tuples_updated(c.oid), 'hot', pg_stat_get_tuples_hot_updated(c.oid),
             'vacuums', NOT EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o
                                    WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean))), '{}')
         FROM relations AS c WHERE c.relkind = 'r'),

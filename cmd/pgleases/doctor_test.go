@@ -68,9 +68,6 @@ const sound = `
 // Each fault is found, and nothing else is told beside it. Without it nothing is.
 func TestDoctorFindsEachFault(t *testing.T) {
 	t.Parallel()
-	updates := func(n int) string {
-		return fmt.Sprintf("DO $$ BEGIN FOR i IN 1..%d LOOP UPDATE pgleases.clients SET expires_at = expires_at + interval '1 microsecond' WHERE session = 11; END LOOP; END $$", n)
-	}
 	for _, test := range []struct {
 		name  string
 		fault string // a statement
@@ -98,20 +95,12 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "hand-over", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning hand-overs", text: `"l" 0 of "a" for 1h0m`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
 		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},
-		{name: "dead rows", fault: updates(11_000), want: "warning dead-rows", text: "rows for 2 living"},
-		{name: "no HOT updates", fault: "CREATE INDEX ON pgleases.clients (expires_at); " + updates(1500), want: "warning hot-updates", text: "0 % of the updates"},
 		{name: "connections", fault: "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 3', current_database()); END $$", want: "warning connections", text: "of 3 are left for the database"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			database := pgtest.FreshDatabase(t)
 			execute(t, database, sound)
-			if strings.Contains(test.want, "dead-rows") { // else whoever reads the table removes them
-				conn := newConn(t, database)
-				if _, err := conn.Exec(t.Context(), "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class"); err != nil {
-					t.Fatal(err)
-				}
-			}
 			if test.fault != "" {
 				execute(t, database, test.fault)
 			}
@@ -136,7 +125,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var found []admin.Finding
 	var code int
 	late := time.Now()
-	if slices.ContainsFunc([]string{"dead-rows", "hot-updates", "transactions", "snapshots", "table-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
+	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
 		late = late.Add(tests.Patience)
 	}
 	for {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
@@ -24,7 +23,7 @@ const planHelp = `
 The clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first.`
 
 const wishHelp = ` This writes a wish, which names
-a client ID or a lease. It outlives restarts and failovers, until it is taken back or --until has come. pgleases wishes shows it.`
+a client ID or a lease. It outlives restarts and failovers, until it is taken back or the time of --for is over. pgleases wishes shows it.`
 
 const steerHelp = `
 
@@ -80,16 +79,12 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: asUsed, ValidArgsFunction: complete}
 	change := admin.Change{Verb: verb}
-	var until string
 	var wait, preview bool
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a preview")
 	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
 	if wish {
-		flags.StringVar(
-			&until, "until", "",
-			"when it ends by itself, by the database's clock: a duration from now, as 2h, or a time, as 2026-03-02T08:00:00Z (default: never)",
-		)
+		flags.DurationVar(&change.Lasts, "for", 0, "how long it stands, by the database's clock, as 2h (default: until it is taken back)")
 	}
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")
@@ -112,8 +107,8 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 		if change.Reason == "" && !preview {
 			return errNoReason
 		}
-		if change.Until, change.Lasts, err = end(until); err != nil {
-			return err
+		if wish && flags.Changed("for") && change.Lasts <= 0 {
+			return fmt.Errorf("--for %v: give a time above 0, as 2h", change.Lasts)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			var p *admin.Preview
@@ -163,23 +158,6 @@ func writePreview(w io.Writer, p *admin.Preview) {
 		t.write(w)
 		fmt.Fprintf(w, "\n%d partitions would move.\n", n)
 	}
-}
-
-// end reads when a wish ends: a duration, or a time; neither for an empty text.
-func end(text string) (at time.Time, lasts time.Duration, err error) {
-	if text == "" {
-		return at, 0, nil
-	}
-	if lasts, err = time.ParseDuration(text); err == nil && lasts > 0 {
-		return at, lasts, nil
-	}
-	if at, err = time.Parse(time.RFC3339, text); err != nil {
-		err = fmt.Errorf(
-			"--until %q is no time to come: give a duration, as 2h, or a time, as %s", text,
-			time.Now().Add(2*time.Hour).UTC().Format(time.RFC3339),
-		)
-	}
-	return at, 0, err
 }
 
 // awaitDone returns when nothing is owned any more of what was drained or paused.

@@ -55,7 +55,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 	follower := run(t, databaseEnv(database), "events", "orders", "-f", "-o", "json")
 
-	output1(t, database, "drain", odd, "--reason", "its host\ngoes", "--actor", "maria", "--until", "2h", "--wait")
+	output1(t, database, "drain", odd, "--reason", "its host\ngoes", "--actor", "maria", "--for", "2h", "--wait")
 	if got := owned(); got[1] != 0 {
 		t.Errorf("drained, and owned are %v", got)
 	}
@@ -71,7 +71,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		t.Errorf("paused, and owned are %v", got)
 	}
 	output1(t, database, "resume", "orders", "--reason", "why")
-	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--until", "2h")
+	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--for", "2h")
 	if wishes := decoded[[]admin.Wish](t, database, "wishes"); len(wishes) != 1 || wishes[0].Verb != admin.Pin || wishes[0].Of() != "orders/3" || wishes[0].Client != odd || wishes[0].Until.IsZero() {
 		t.Errorf("wishes %+v", wishes)
 	}
@@ -98,11 +98,11 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "drain none --reason x", `client "none" is not known`},
 		{database, "drain one --preview --wait", "[preview wait]"},
 		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=operator"},
-		{database, "drain one --reason x --until 1999-01-01T00:00:00Z", "Give a time to come"},
-		{database, "drain one --reason x --until soon", "give a duration, as 2h"},
+		{database, "drain one --reason x --for 0s", "give a time above 0, as 2h"},
+		{database, "drain one --reason x --for soon", "invalid duration"},
 		{database, "drop orders", "--reason is missing"},
 		{database, "drop orders --reason x", `lease "orders" has living members: `},
-		{database, "drop orders --reason x --until 2h", "unknown flag: --until"},
+		{database, "drop orders --reason x --for 2h", "unknown flag: --for"},
 		{database, "pin orders/1 --reason x", "CLIENT is missing: pgleases pin LEASE/PARTITION CLIENT"},
 		{database, "pin orders one --reason x", `"orders" names no partition`},
 		{database, "events -n 0", "give 1 to 1000"},
