@@ -152,7 +152,6 @@ type planning struct {
 	moves     []store.Move // that are left
 
 	changed, leftOver bool // by what was applied of it
-	unsettled         bool // it was refused, and nothing had overtaken it: the server is not settled any more
 
 	claimedAt time.Time
 	claimEnds time.Time // when others may claim the leases; set where something overtook the plan
@@ -181,17 +180,11 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 		return applied, 0, nil
 	}
 	began := time.Now()
-	var refused []store.LeasePlan
-	p.unsettled = false
 	for attempt := 1; ; attempt++ {
 		if p.read == nil {
 			if p.read, err = c.Plan(ctx, p.claimed, alone); err != nil {
 				p.read = nil
 				return applied, 0, err
-			}
-			if p.unsettled = attempt > 1 && slices.EqualFunc(p.read, refused, sameGeneration); p.unsettled {
-				p.read = nil
-				return applied, took, nil
 			}
 			p.moves = replan(p.read)
 		}
@@ -212,9 +205,8 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 			return applied, took, nil
 		}
 		p.claimEnds = p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond) // the clocks are two
-		refused = p.read
 		p.read, p.moves = nil, nil
-		if err != nil || attempt == 3 || time.Since(began) > overtaken {
+		if err != nil || applied.Unsettled || attempt == 3 || time.Since(began) > overtaken {
 			return applied, took, err
 		}
 		select {
@@ -223,10 +215,6 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 			return applied, took, context.Cause(ctx)
 		}
 	}
-}
-
-func sameGeneration(a, b store.LeasePlan) bool {
-	return a.Name == b.Name && a.Generation == b.Generation
 }
 
 // claimLasts is for how long a claim keeps others from a plan of these leases, as claim.sql has it.
@@ -252,7 +240,7 @@ func (e *engine) rebalanced(p *planning, applied store.Applied, err error) {
 	case len(p.claimed) > 0 && !applied.Applied: // whoever overtook it may have it planned by now, or later: so it is claimed again
 		p.unclaimed, p.claimed = p.claimed, nil
 		e.requestPlan(later(now.Add(busyRetry), p.claimEnds), p.names...)
-		if p.unsettled {
+		if applied.Unsettled {
 			e.session.nextBeat = now // which tells it
 		}
 	default:

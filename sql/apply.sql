@@ -10,9 +10,9 @@
 -- $10 bigint  microseconds until another plan is due; negative: none is
 -- $11 text    channel to notify; empty: none
 --
--- One row: whether the plan was written; the number of owners asked to hand over; of partitions given to their targets; of
+-- One row: whether the plan was written; if not, whether the server is not settled; the number of owners asked to hand over; of partitions given to their targets; of
 -- moves left over, because a guarded transaction is open on the partition, or because its epoch rose meanwhile; the leases whose
 -- generation it raised, by one.
-SELECT applied, asked, given, left_over, moved
+SELECT applied, unsettled, asked, given, left_over, moved
 FROM pgleases.apply($1::text[], $2::bigint[], $3::text[], $4::bigint[], $5::text[], $6::int[], $7::int[], $8::int[],
                     $9::int, $10::bigint, $11::text)

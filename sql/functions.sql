@@ -726,7 +726,7 @@ COMMENT ON FUNCTION pgleases.snapshot(pg_catalog.text[], boolean) IS 'What a pla
 CREATE OR REPLACE FUNCTION pgleases.apply(
     names pg_catalog.text[], generations bigint[], heir_leases pg_catalog.text[], heirs bigint[],
     leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
-    OUT applied boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
+    OUT applied boolean, OUT unsettled boolean, OUT asked int, OUT given int, OUT left_over int, OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -741,6 +741,7 @@ DECLARE
 BEGIN
     PERFORM pgleases.settings(true, $9);
     applied := false;
+    unsettled := false;
     asked := 0;
     given := 0;
     left_over := 0;
@@ -751,6 +752,7 @@ BEGIN
     SELECT pgleases.first_epoch(s.era) INTO lowest FROM pgleases.server AS s
     WHERE s.timeline = pgleases.timeline() AND unchanged = cardinality($1);
     IF NOT FOUND THEN -- a lease has changed, or the server is not settled
+        unsettled := NOT EXISTS (SELECT FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline());
         RETURN;
     END IF;
     applied := true;

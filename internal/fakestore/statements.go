@@ -632,6 +632,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
 		if t.Server.Timeline != db.run.Timeline {
+			answer.Unsettled = true
 			return answer, false
 		}
 		planned := make(map[string]bool)

@@ -420,7 +420,7 @@ func TestOnAPromotedServerNothingIsGivenUntilItIsSettled(t *testing.T) {
 		expect(t, beat.Settled != beat.Run.Timeline, true, "unsettled in the heartbeat")
 
 		plan := a.plan("l")
-		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{}, "applied")
+		expect(t, a.apply(plan, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{Unsettled: true}, "applied")
 		released := a.release([]Release{{"l", 1, 1}}, "l")
 		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
 		f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 1, 1}}))

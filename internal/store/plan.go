@@ -55,10 +55,11 @@ type Move struct {
 
 // An Applied is the answer to a plan.
 type Applied struct {
-	Applied  bool // false: a lease had changed since the plan read it, and nothing was written
-	Asked    int  // owners asked to hand over
-	Given    int  // partitions given to their targets
-	LeftOver int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
+	Applied   bool // false: a lease had changed since the plan read it, or the server is not settled, and nothing was written
+	Unsettled bool // it was the latter
+	Asked     int  // owners asked to hand over
+	Given     int  // partitions given to their targets
+	LeftOver  int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
 }
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since 1970) and whose TTL is at
@@ -164,7 +165,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 	}
 	runs := runsOf(moves)
 	type row struct {
-		Applied                bool
+		Applied, Unsettled     bool
 		Asked, Given, LeftOver int
 		Moved                  []string // leases whose generation it raised
 	}
@@ -175,7 +176,7 @@ func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again 
 			plan[i].Generation++
 		}
 	}
-	return Applied{got.Applied, got.Asked, got.Given, got.LeftOver}, err
+	return Applied{got.Applied, got.Unsettled, got.Asked, got.Given, got.LeftOver}, err
 }
 
 // runs are moves as apply.sql takes them.
