@@ -186,7 +186,7 @@ func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p := w.start("a")
 		l := p.mustJoin("x", 1)
-		tests.OK(t, p.c.request(context.Background(), nil, func(e *engine) { e.connection.conn = deafConn{e.connection.conn} }))
+		tests.OK(t, p.c.request(context.Background(), func(e *engine) { e.connection.conn = deafConn{e.connection.conn} }))
 		w.notify("a")                // it waits anew
 		time.Sleep(20 * time.Second) // which passes only if the engine sleeps
 		if shows(l) != "0" {

@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -189,9 +190,13 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	if err != nil {
 		return nil, err
 	}
-	j := &joining{name: name, partitions: partitions, options: o, done: make(chan error, 1)}
-	if err := c.request(ctx, j.done, func(e *engine) { e.join(j) }); err != nil {
-		_ = c.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.abandon(j) })
+	j := &joining{name: name, partitions: partitions, options: o}
+	refused, err := requestAnswer(ctx, c, func(e *engine, answer chan<- error) {
+		j.done = answer
+		e.join(j)
+	})
+	if err = cmp.Or(err, refused); err != nil {
+		_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.abandon(j) })
 		return nil, fmt.Errorf("pgleases: join lease %q: %w", name, err)
 	}
 	return j.lease, nil
@@ -222,45 +227,55 @@ func (c *Client) Err() error {
 // In a Run callback, or under a hold of the same goroutine, Close waits for that work too, which cannot end before: it returns when
 // its ctx ends, and names the partition. With the callback's ctx it returns at once, as Close ends that one.
 func (c *Client) Close(ctx context.Context) error {
-	_ = c.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.close(ErrClosed) })
+	_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.close(ErrClosed) })
 	// After the request to close, so that what hurry ends, it ends for the reason of the close.
 	defer context.AfterFunc(ctx, func() {
-		_ = c.request(context.Background(), nil, func(e *engine) { e.hurry(context.Cause(ctx)) })
+		_ = c.request(context.Background(), func(e *engine) { e.hurry(context.Cause(ctx)) })
 	})()
 	<-c.done
 	return c.closeErr
 }
 
-// request has the client's goroutine run f, and waits for what f or a later turn sends to done, if done is not nil. It stops
-// waiting at the end of ctx, or of the client.
-func (c *Client) request(ctx context.Context, done <-chan error, f func(*engine)) error {
+// request has the client's goroutine run f. It stops waiting for that at the end of ctx, or of the client.
+func (c *Client) request(ctx context.Context, f func(*engine)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	select {
 	case c.requests <- f:
+		return nil
 	case <-c.done:
 		return c.err
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	if done == nil {
-		return nil
+}
+
+// requestAnswer is a request that f, or a later turn, answers once.
+func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
+	from := make(chan T, 1)
+	if err := c.request(ctx, func(e *engine) { f(e, from) }); err != nil {
+		return *new(T), err
 	}
-	var err error
+	return await(ctx, c, from)
+}
+
+// await waits for an answer, until ctx or the client ends.
+func await[T any](ctx context.Context, c *Client, from <-chan T) (answer T, err error) {
 	select {
-	case err = <-done:
-		return err
+	case answer = <-from:
+		return answer, nil
 	case <-c.done:
 		err = c.err
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
 	select {
-	case err = <-done: // both came: it is done
+	case answer = <-from: // both came: it is done
+		return answer, nil
 	default:
+		return answer, err
 	}
-	return err
 }
 
 // wakeUp has the client's goroutine look for work that ended.

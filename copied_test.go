@@ -22,13 +22,12 @@ func copyOf(t *testing.T, c *Client, connect func(context.Context) (conn, error)
 		requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	it := newEngine(twin, first, connect)
-	done := make(chan error, 1)
-	if err := c.request(context.Background(), done, func(e *engine) {
+	if _, err := requestAnswer(context.Background(), c, func(e *engine, done chan<- struct{}) {
 		untrusted := it.session.untrusted
 		it.session = e.session
 		it.session.term, it.session.untrusted, it.session.confirmed = nil, untrusted, store.Run{}
 		it.session.nextBeat = time.Now()
-		done <- nil
+		done <- struct{}{}
 	}); err != nil {
 		t.Fatal(err)
 	}

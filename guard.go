@@ -81,10 +81,8 @@ func (l *Lease) guard(ctx context.Context, p Partition, query store.Query) error
 
 // guardable checks what can be known without the database, and returns the trust left in milliseconds.
 func (l *Lease) guardable(p Partition) (int64, error) {
-	select {
-	case <-l.ended:
-		return 0, l.endErr
-	default:
+	if err := l.Err(); err != nil {
+		return 0, err
 	}
 	if p.Number < 0 || p.Number >= l.partitions {
 		return 0, fmt.Errorf("%w: the lease has partitions 0 to %d", ErrNotOwner, l.partitions-1)

@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -296,10 +297,8 @@ func (l *Lease) Wait(ctx context.Context) error {
 		if len(s.values) > 0 && s.term.trusted() {
 			return nil
 		}
-		select {
-		case <-l.ended:
-			return fmt.Errorf("pgleases: wait for lease %q: %w", l.name, l.endErr)
-		default:
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("pgleases: wait for lease %q: %w", l.name, err)
 		}
 		select {
 		case <-s.changed:
@@ -326,10 +325,13 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 	if err := checkWeight(l.name, weight); err != nil {
 		return err
 	}
-	done := make(chan error, 1)
-	err := l.client.request(ctx, done, func(e *engine) { e.setWeight(l, weight, done) })
-	if err != nil {
-		_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) { e.abandonWeight(l, done) })
+	var done chan<- error // the client's goroutine alone uses it
+	refused, err := requestAnswer(ctx, l.client, func(e *engine, answer chan<- error) {
+		done = answer
+		e.setWeight(l, weight, done)
+	})
+	if err = cmp.Or(err, refused); err != nil {
+		_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) { e.abandonWeight(l, done) })
 		return fmt.Errorf("pgleases: set weight of lease %q: %w", l.name, err)
 	}
 	return nil
@@ -343,7 +345,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 // callback, or under a hold of the same goroutine, it waits for that work too: see Client.Close.
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released also when ctx has ended already.
-	_ = l.client.request(context.WithoutCancel(ctx), nil, func(e *engine) {
+	_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {
 		if m := e.membershipOf(l); m != nil && m.leaving == nil {
 			e.leave(m, ErrClosed)
 		}
@@ -367,16 +369,8 @@ func (l *Lease) Leave(ctx context.Context) error {
 
 // working returns the partitions that a hold or a callback keeps.
 func (l *Lease) working() []int {
-	done := make(chan error, 1)
-	var working []int
-	err := l.client.request(context.Background(), done, func(e *engine) {
-		if m := e.membershipOf(l); m != nil {
-			working = e.inWork(m)
-		}
-		done <- nil
+	working, _ := requestAnswer(context.Background(), l.client, func(e *engine, answer chan<- []int) { // an error tells that it ended
+		answer <- e.inWork(e.membershipOf(l))
 	})
-	if err != nil {
-		return nil
-	}
 	return working
 }

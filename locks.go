@@ -127,7 +127,7 @@ func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition
 
 func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
 	next := make(chan (<-chan struct{}), 1)
-	if err := s.client().request(ctx, nil, func(e *engine) {
+	if err := s.client().request(ctx, func(e *engine) {
 		if e.locks.beat == nil {
 			e.locks.beat = make(chan struct{})
 		}
@@ -138,28 +138,12 @@ func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
 	}); err != nil {
 		return err
 	}
-	_, err := awaitAnswer(ctx, s, <-next)
+	_, err := await(ctx, s.client(), <-next)
 	return err
 }
 
-// awaitAnswer waits for the engine's answer, until ctx or the client ends.
-func awaitAnswer[T any](ctx context.Context, s *lockSession, from <-chan T) (answer T, err error) {
-	select {
-	case answer = <-from:
-	case <-s.done:
-		err = s.err
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	return answer, err
-}
-
 func (s *lockSession) Await(ctx context.Context, a *seam.Acquisition) (int64, error) {
-	granted := make(chan lockGrant, 1)
-	if err := s.client().request(ctx, nil, func(e *engine) { e.awaitLock(a, granted) }); err != nil {
-		return 0, err
-	}
-	g, err := awaitAnswer(ctx, s, granted) // where ctx ends, and it was granted at that moment, it is given back
+	g, err := requestAnswer(ctx, s.client(), func(e *engine, granted chan<- lockGrant) { e.awaitLock(a, granted) })
 	return g.token, cmp.Or(err, g.err)
 }
 
@@ -187,7 +171,7 @@ func (s *lockSession) Abandon(a *seam.Acquisition) { s.release(a, nil) }
 func (s *lockSession) Release(ctx context.Context, a *seam.Acquisition) (bool, error) {
 	released := make(chan bool, 1)
 	s.release(a, released)
-	return awaitAnswer(ctx, s, released)
+	return await(ctx, s.client(), released)
 }
 
 func (s *lockSession) release(a *seam.Acquisition, released chan<- bool) {

@@ -91,10 +91,10 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 			cut(a, false)
 		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
 		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
-			_ = a.c.request(context.Background(), nil, func(e *engine) { e.session.wallLimit = time.Now() })
+			_ = a.c.request(context.Background(), func(e *engine) { e.session.wallLimit = time.Now() })
 		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
 		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
-			_ = a.c.request(context.Background(), nil, func(e *engine) {
+			_ = a.c.request(context.Background(), func(e *engine) {
 				e.session.term.deadline.Store(0)
 				e.trust(time.Now())
 			})

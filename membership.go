@@ -67,7 +67,7 @@ type joining struct {
 	name       string
 	partitions int
 	options    leaseOptions
-	done       chan error
+	done       chan<- error
 	lease      *Lease // set before done
 }
 

@@ -43,10 +43,8 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}()
 	for {
 		s := l.snapshot.Load()
-		select {
-		case <-l.ended:
-			return fmt.Errorf("pgleases: run lease %q: %w", l.name, l.endErr)
-		default:
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("pgleases: run lease %q: %w", l.name, err)
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("pgleases: run lease %q: %w", l.name, context.Cause(ctx))

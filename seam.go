@@ -20,8 +20,8 @@ func openOn(ctx context.Context, o options) (*Client, error) {
 		return nil, err
 	}
 	o.database.Turn = func() {
-		done := make(chan error, 1)
-		_ = c.request(context.Background(), done, func(*engine) { done <- nil }) // an error tells that it ended
+		// an error tells that it ended
+		_, _ = requestAnswer(context.Background(), c, func(_ *engine, done chan<- struct{}) { done <- struct{}{} })
 	}
 	return c, nil
 }

@@ -31,11 +31,8 @@ func TestCallsOfSetWeightThatWereGivenUpAreForgottenAndTheLastWeightIsSet(t *tes
 			}
 			cancel()
 		}
-		done := make(chan error, 1)
-		waiting := 0
-		err := p.c.request(context.Background(), done, func(e *engine) {
-			waiting = len(e.leases.byName["x"].weightCalls)
-			done <- nil
+		waiting, err := requestAnswer(context.Background(), p.c, func(e *engine, done chan<- int) {
+			done <- len(e.leases.byName["x"].weightCalls)
 		})
 		if err != nil || waiting != 0 {
 			t.Errorf("%d calls are kept; %v", waiting, err)
