@@ -77,8 +77,8 @@ func checkSchema(name string) error {
 }
 
 // settings are those of a transaction that reads: it does not wait for ever, and calls no function or operator that a stranger has put before those
-// of the system.
-var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL jit = off; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
+// of the system. The zone is one of which JSON holds all times.
+var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL timezone = UTC; SET LOCAL jit = off; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
 
 // begin has a message of the simple protocol, which is one transaction, read one snapshot and write nothing.
 const begin = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY; "
@@ -93,6 +93,20 @@ func reading(ctx context.Context, on interface {
 		}
 		return f(tx)
 	})
+}
+
+// collect reads what a statement in admin/sql tells: rows of JSON. However many there are, few are read: where the server takes all of a
+// table for what it looks for, it would read all of it.
+func collect[T any](ctx context.Context, a *Admin, name string, args ...any) (all []T, err error) {
+	err = reading(ctx, a.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
+			return err
+		}
+		rows, _ := tx.Query(ctx, store.Texts(sql.Files, a.options.schema)(name), args...) // CollectRows returns its error
+		all, err = pgx.CollectRows(rows, pgx.RowTo[T])
+		return err
+	})
+	return all, err
 }
 
 // full is what to do where no connection is left.

@@ -411,10 +411,10 @@ func (d *doctor) state(ctx context.Context, trip time.Duration) {
 	case s.Version < store.Version:
 		d.found("schema", Fault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
 		return
-	case s.minCode > store.Version:
+	case s.MinCode > store.Version:
 		d.found(
 			"schema", Fault, "run a newer version of this program",
-			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.minCode, store.Version,
+			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.MinCode, store.Version,
 		)
 		return
 	}

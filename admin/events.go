@@ -5,11 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/pgleases/pgleases/admin/sql"
-	"github.com/pgleases/pgleases/internal/store"
 )
 
 // An Event is what happened to members and partitions, and why.
@@ -34,22 +29,7 @@ func (a *Admin) Events(ctx context.Context, lease string, most int) (events []Ev
 	if most < 1 || most > eventPage {
 		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)
 	}
-	err = reading(ctx, a.pool, func(tx pgx.Tx) (err error) {
-		rows, _ := tx.Query(ctx, store.Texts(sql.Files, a.options.schema)("events"), lease, most) // CollectRows returns its error
-		events, err = pgx.CollectRows(rows, scanEvent)
-		slices.Reverse(events)
-		return err
-	})
+	events, err = collect[Event](ctx, a, "events", lease, most)
+	slices.Reverse(events)
 	return events, a.failure("read the events", err)
-}
-
-func scanEvent(row pgx.CollectableRow) (e Event, err error) {
-	var partitions string
-	if err := row.Scan(&e.ID, &e.At, &e.Lease, &e.Cause, &e.Actor, &e.Reason, &e.From, &e.To, &partitions, &e.Generation); err != nil {
-		return e, err
-	}
-	if partitions != "" && partitions != "{}" {
-		e.Partitions, err = parseRanges(partitions)
-	}
-	return e, err
 }

@@ -89,30 +89,3 @@ func (rs Ranges) common(others Ranges) (both Ranges) {
 	}
 	return both.merged()
 }
-
-// parseRanges reads a multirange of PostgreSQL, "{[0,5),[7,8)}".
-func parseRanges(text string) (rs Ranges, err error) {
-	inner, opened := strings.CutPrefix(text, "{[")
-	inner, closed := strings.CutSuffix(inner, ")}")
-	if !opened || !closed {
-		return nil, fmt.Errorf("%q is no multirange", text)
-	}
-	for word := range strings.SplitSeq(inner, "),[") {
-		var first, end int
-		if _, err := fmt.Sscanf(word, "%d,%d", &first, &end); err != nil {
-			return nil, fmt.Errorf("%q is no multirange: %w", text, err)
-		}
-		rs = append(rs, Range{first, end - 1})
-	}
-	return rs, nil
-}
-
-func sortMembers(members []Member) {
-	slices.SortStableFunc(members, func(a, b Member) int {
-		return cmp.Or(cmp.Compare(a.Client, b.Client), cmp.Compare(a.Session, b.Session))
-	})
-}
-
-func sortHoldings(holdings []Holding) {
-	slices.SortFunc(holdings, func(a, b Holding) int { return cmp.Compare(a.Partitions[0].First, b.Partitions[0].First) })
-}

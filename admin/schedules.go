@@ -9,9 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -111,28 +108,7 @@ var ErrNoSchedules = errors.New("admin: there are no schedules here")
 
 // ScheduleGroups returns the groups of schedules, at most 100, by name. The errors: ErrNoSchedules, and the database's.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
-	groups := []ScheduleGroup{}
-	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) error {
-		rows, _ := tx.Query(ctx, text("groups"), mostGroups) // CollectRows returns its error
-		var err error
-		groups, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (g ScheduleGroup, err error) {
-			g.Fates = []FateNumber{}
-			return g, row.Scan(&g.Name, &g.Schedules, &g.Paused, &g.Waiting, &g.Failing, &g.Late, &g.Jobs, &g.Stuck)
-		})
-		if err != nil {
-			return err
-		}
-		var group string
-		var f FateNumber
-		rows, _ = tx.Query(ctx, text("fates"), latestFates, hoursOfFates) // ForEachRow returns its error
-		_, err = pgx.ForEachRow(rows, []any{&group, &f.Fate, &f.Count, &f.Since}, func() error {
-			if i := slices.IndexFunc(groups, func(g ScheduleGroup) bool { return g.Name == group }); i >= 0 {
-				groups[i].Fates = append(groups[i].Fates, f)
-			}
-			return nil
-		})
-		return err
-	})
+	groups, err := collect[ScheduleGroup](ctx, a, "groups", mostGroups, latestFates, hoursOfFates)
 	return groups, a.scheduleFailure("read the groups of schedules", err)
 }
 
@@ -155,29 +131,11 @@ func (a *Admin) Schedules(ctx context.Context, group, which, prefix, after strin
 			Failing, Late, Waiting,
 		)
 	}
-	var page []Schedule
-	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
-		rows, _ := tx.Query(ctx, text("schedules"), group, which, prefix, after, most) // CollectRows returns its error
-		page, err = pgx.CollectRows(rows, scanSchedule)
-		return err
-	})
+	page, err := collect[Schedule](ctx, a, "schedules", group, which, prefix, after, most)
 	if end := slices.IndexFunc(page, func(s Schedule) bool { return !strings.HasPrefix(s.Name, prefix) }); end >= 0 {
 		page = page[:end]
 	}
 	return page, a.scheduleFailure(doing, err)
-}
-
-func scanSchedule(row pgx.CollectableRow) (s Schedule, err error) {
-	var owner, why, fate, failure *string
-	var done, from, until, due, paused *time.Time
-	var late *float64
-	err = row.Scan(
-		&s.ID, &s.Name, &s.Kind, &s.Key, &s.Partition, &owner, &s.Rule, &s.State, &why, &done, &fate, &from, &until, &due, &late,
-		&s.Failures, &s.Attempts, &s.Crashes, &failure, &paused,
-	)
-	s.Owner, s.Why, s.LastFate, s.Error = value(owner), value(why), value(fate), value(failure)
-	s.Done, s.RanFrom, s.RanUntil, s.Due, s.PausedAt, s.Late = value(done), value(from), value(until), value(due), value(paused), duration(late)
-	return s, err
 }
 
 // Jobs returns jobs of a group that have not ended and have a higher ID than that one, by ID, at most that many, 1 to 1000. Which: Waiting,
@@ -187,22 +145,7 @@ func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most
 	if most < 1 || most > mostPage || !slices.Contains([]string{"", Waiting, Due}, which) {
 		return nil, refusef("admin: %s: %d that are %q is out of range: 1 to %d, that are %s, %s or any", doing, most, which, mostPage, Waiting, Due)
 	}
-	var page []Job
-	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
-		rows, _ := tx.Query(ctx, text("jobs"), group, which, after, most) // CollectRows returns its error
-		page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (j Job, err error) {
-			var owner, why, failure *string
-			var at, due *time.Time
-			var late *float64
-			err = row.Scan(
-				&j.ID, &j.Kind, &j.Name, &j.Trigger, &j.Key, &j.Partition, &owner, &j.Priority, &j.State, &why, &at, &due, &late,
-				&j.Attempts, &j.Crashes, &failure,
-			)
-			j.Owner, j.Why, j.Error, j.At, j.Due, j.Late = value(owner), value(why), value(failure), value(at), value(due), duration(late)
-			return j, err
-		})
-		return err
-	})
+	page, err := collect[Job](ctx, a, "jobs", group, which, after, most)
 	return page, a.scheduleFailure(doing, err)
 }
 
@@ -224,34 +167,8 @@ func (a *Admin) history(ctx context.Context, group string, schedule *string, bef
 	if before <= 0 {
 		before = math.MaxInt64
 	}
-	var page []Ended
-	err := a.readSchedules(ctx, func(tx pgx.Tx, text func(string) string) (err error) {
-		rows, _ := tx.Query(ctx, text("history"), group, schedule, before, most) // CollectRows returns its error
-		page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Ended, err error) {
-			var job, retried *int64
-			var failure *string
-			var started *time.Time
-			err = row.Scan(&e.ID, &e.Name, &e.Kind, &job, &e.Since, &e.Until, &e.Ticks, &e.Fate, &failure, &e.Attempts, &started, &e.At, &retried)
-			e.Job, e.Error, e.Started, e.Retried = value(job), value(failure), value(started), value(retried)
-			return e, err
-		})
-		return err
-	})
+	page, err := collect[Ended](ctx, a, "history", group, schedule, before, most)
 	return page, a.scheduleFailure(fmt.Sprintf("read the history of group %q", group), err)
-}
-
-// duration is that of so many seconds; 0 for none.
-func duration(s *float64) time.Duration { return time.Duration(value(s) * float64(time.Second)) }
-
-// readSchedules has f read, with the texts of the files in admin/sql.
-func (a *Admin) readSchedules(ctx context.Context, f func(tx pgx.Tx, text func(string) string) error) error {
-	return reading(ctx, a.pool, func(tx pgx.Tx) error {
-		// Few are read of however many: where the server takes all of a table for what it looks for, it would read all of it.
-		if _, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off"); err != nil {
-			return err
-		}
-		return f(tx, store.Texts(sql.Files, a.options.schema))
-	})
 }
 
 // scheduleFailure says what to do about an error.

@@ -127,7 +127,7 @@ func TestWhatIsLateIsFoundInManyPartitions(t *testing.T) {
 	if due, err := a.Jobs(t.Context(), "billing", admin.Due, 0, 1000); err != nil || len(due) != 50 {
 		t.Errorf("%d jobs are due, %v", len(due), err)
 	}
-	for name, args := range map[string][]any{"groups.sql": {100}, "schedules.sql": {"billing", "late", "", "", 50}, "jobs.sql": {"billing", "due", int64(0), 50}} {
+	for name, args := range map[string][]any{"groups.sql": {100, 10_000, 6}, "schedules.sql": {"billing", "late", "", "", 50}, "jobs.sql": {"billing", "due", int64(0), 50}} {
 		text, err := sql.Files.ReadFile(name)
 		tests.OK(t, err)
 		var plans []struct {

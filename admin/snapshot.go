@@ -18,12 +18,11 @@ import (
 type Snapshot struct {
 	At      time.Time `json:"at"`             // by the database's clock
 	Version int       `json:"schema_version"` // of the schema
+	MinCode int       `json:"min_code"`       // the version of the oldest code that can run on it
 	Server  Server    `json:"server"`
 	Clients []Client  `json:"clients"` // by ID, then incarnation
 	Leases  []Lease   `json:"leases"`  // by name, byte by byte; without those that were dropped
 	Wishes  []Wish    `json:"wishes"`  // the oldest first
-
-	minCode int // the oldest code that can run here
 }
 
 // Wish is what an operator wants, until it is taken back.
@@ -133,123 +132,49 @@ func (a *Admin) readSnapshot(ctx context.Context, conn *pgx.Conn, first string) 
 	if len(rows) != 1 {
 		return nil, fmt.Errorf("schema %q has no row that tells its version or its server", a.options.schema)
 	}
-	var r tables
-	if err := json.Unmarshal(rows[0][0], &r); err != nil {
+	s := new(Snapshot)
+	if err := json.Unmarshal(rows[0][0], s); err != nil {
 		return nil, err
 	}
-	return r.snapshot()
+	s.count()
+	return s, nil
 }
 
-// tables is what snapshot.sql tells.
-type tables struct {
-	At                     int64
-	Version                int
-	MinCode                int `json:"min_code"`
-	Timeline, Settled, Era int64
-	Marked                 bool
-	Wishes                 []struct {
-		Verb          Verb
-		Lease, Client *string
-		Partition     *int
-		Actor, Reason string
-		Since         int64
-		Until         *int64
+// count tells what members have, and what they are due.
+func (s *Snapshot) count() {
+	clients := make(map[int64]*Client, len(s.Clients)) // by session
+	for i := range s.Clients {
+		clients[s.Clients[i].Session] = &s.Clients[i]
 	}
-	Clients []struct {
-		Session, Incarnation int64
-		ID, Host             string
-		PID                  int
-		Superseded, Fast     bool
-		Started, TTL, Silent int64
-	}
-	Leases []struct {
-		Name       string
-		Partitions int
-		Generation int64
-		Planned    int64
-		Due        *int64
-		Members    []struct {
-			Session, Joined int64
-			Weight          int
-		}
-		Holdings []struct {
-			Owner, Target *int64
-			OwnerID       *string `json:"owner_id"`
-			HomeID        *string `json:"home_id"`
-			Since, Asked  *int64
-			Numbers       string
-		}
-	}
-}
-
-func (r *tables) snapshot() (*Snapshot, error) {
-	s := &Snapshot{At: instant(r.At), Version: r.Version, minCode: r.MinCode, Server: Server{r.Timeline, r.Settled, r.Era, r.Marked},
-		Clients: make([]Client, len(r.Clients)), Leases: make([]Lease, len(r.Leases)), Wishes: make([]Wish, len(r.Wishes))}
-	for i, w := range r.Wishes {
-		s.Wishes[i] = Wish{w.Verb, value(w.Lease), w.Partition, value(w.Client), w.Actor, w.Reason, instant(w.Since), point(w.Until)}
-	}
-	clients := make(map[int64]*Client, len(r.Clients)) // by session
-	for i, c := range r.Clients {
-		s.Clients[i] = Client{Session: c.Session, ID: c.ID, Incarnation: c.Incarnation, Superseded: c.Superseded && c.Incarnation >= 0, Evicted: c.Incarnation < 0,
-			HeartbeatAge: micros(c.Silent), TTL: micros(c.TTL), Dead: c.Silent > c.TTL, FastFailover: c.Fast,
-			Host: c.Host, PID: c.PID, Started: instant(c.Started)}
-		clients[c.Session] = &s.Clients[i]
-	}
-	for i, l := range r.Leases {
-		lease := &s.Leases[i]
-		*lease = Lease{Name: l.Name, Partitions: l.Partitions, Generation: l.Generation, Planned: instant(l.Planned), Due: point(l.Due),
-			Members: []Member{}, Holdings: make([]Holding, len(l.Holdings))}
-		members := make(map[int64]int, len(l.Members)) // by session, the place in Members
+	for i := range s.Leases {
+		l := &s.Leases[i]
+		members := make(map[int64]*Member, len(l.Members)) // by session
 		weights := 0
-		for _, m := range l.Members {
-			c := clients[m.Session]
-			if c == nil {
-				continue // it was taken out, and its row goes with the next check
-			}
-			if s.works(l.Name, c) {
+		for j := range l.Members {
+			m := &l.Members[j]
+			members[m.Session] = m
+			if s.works(l.Name, clients[m.Session]) {
 				weights += m.Weight
 			}
-			lease.Members = append(lease.Members, Member{Session: m.Session, Client: c.ID, Weight: m.Weight, Joined: instant(m.Joined)})
 		}
-		sortMembers(lease.Members)
-		for j := range lease.Members {
-			m := &lease.Members[j]
-			members[m.Session] = j
+		for _, m := range members {
 			if weights > 0 && s.works(l.Name, clients[m.Session]) {
 				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
 			}
 		}
-		for j, h := range l.Holdings {
-			numbers, err := parseRanges(h.Numbers)
-			if err != nil {
-				return nil, err
+		for _, h := range l.Holdings {
+			owner, target, moves := members[h.OwnerSession], members[h.TargetSession], h.OwnerSession != h.TargetSession
+			if owner != nil {
+				owner.Owned += h.Partitions.Count()
 			}
-			to := &lease.Holdings[j]
-			*to = Holding{OwnerSession: value(h.Owner), TargetSession: value(h.Target), LastOwner: value(h.OwnerID), Home: value(h.HomeID),
-				Since: point(h.Since), Asked: point(h.Asked), Partitions: numbers}
-			if c := clients[to.OwnerSession]; c != nil {
-				to.Owner = c.ID
+			if owner != nil && moves {
+				owner.Going += h.Partitions.Count()
 			}
-			if c := clients[to.TargetSession]; c != nil {
-				to.Target = c.ID
-			}
-			owner, owned := members[to.OwnerSession]
-			target, aimed := members[to.TargetSession]
-			if owned {
-				lease.Members[owner].Owned += numbers.Count()
-			}
-			if to.OwnerSession != to.TargetSession {
-				if owned {
-					lease.Members[owner].Going += numbers.Count()
-				}
-				if aimed {
-					lease.Members[target].Coming += numbers.Count()
-				}
+			if target != nil && moves {
+				target.Coming += h.Partitions.Count()
 			}
 		}
-		sortHoldings(lease.Holdings)
 	}
-	return s, nil
 }
 
 // Lease returns the lease of a name; nil: there is none.
@@ -324,17 +249,13 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 	}
 	doing := fmt.Sprintf("explain partition %d of lease %q", partition, lease)
 	var s *Snapshot
-	e := &Explanation{Lease: lease, Partition: partition}
-	var owner, target *int64
-	var ownerID, homeID *string
-	var since, asked *time.Time
+	var e *Explanation
+	var owner, target int64
 	err := pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		err = tx.QueryRow(ctx, a.partition, lease, partition).Scan(&e.Epoch, &owner, &target, &ownerID, &homeID, &since, &asked)
-		if err != nil {
+		if s, err = a.readSnapshot(ctx, tx.Conn(), settings); err != nil {
 			return err
 		}
-		s, err = a.readSnapshot(ctx, tx.Conn(), settings)
-		return err
+		return tx.QueryRow(ctx, a.partition, lease, partition).Scan(&e, &owner, &target)
 	})
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
@@ -346,14 +267,8 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 	if l == nil {
 		return nil, fmt.Errorf("%w: lease %q was dropped", ErrNoSuchPartition, lease)
 	}
-	e.LastOwner, e.Home, e.Members = value(ownerID), value(homeID), l.Members
-	if since != nil {
-		e.Since = *since
-	}
-	if asked != nil {
-		e.Asked = *asked
-	}
-	e.reason(s, l, s.Client(value(owner)), s.Client(value(target)), owner != nil)
+	e.Members = l.Members
+	e.reason(s, l, s.Client(owner), s.Client(target), owner != 0)
 	return e, nil
 }
 
@@ -438,23 +353,7 @@ func round(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
-// point is a point in time; zero for none.
-func point(micro *int64) time.Time {
-	if micro == nil {
-		return time.Time{}
-	}
-	return instant(*micro)
-}
-
 // Whatever the zone, times between these have years that JSON can hold. PostgreSQL has years up to 294276.
 var earliest, latest = time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC).UnixMicro(), time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 func instant(micro int64) time.Time { return time.UnixMicro(min(max(micro, earliest), latest)) }
-
-// value is the zero value for none.
-func value[T any](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
-}

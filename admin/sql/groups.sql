@@ -1,24 +1,36 @@
 -- groups.sql: the groups of schedules, with how many schedules and jobs they have. No count goes beyond 1,001, whatever there is: each is
--- what an index tells. The search_path is to be pg_catalog alone, and enable_seqscan off.
+-- what an index tells. The search_path is to be pg_catalog alone, the zone UTC, and enable_seqscan off.
 --
 -- What is late stands in the index behind the partition: with few partitions each is looked up; with many the part of the index that is the
 -- group's is passed over, as 65,536 look-ups take as long as that of 4,000,000 schedules.
 --
 -- $1 int  the most groups
+-- $2 int  how many of the latest entries of the history are looked at for the fates
+-- $3 int  of how many hours
 --
--- Name; schedules; paused, waiting, failing ones, and those that are more than 10 s late; jobs, waiting ones.
-SELECT g.name,
-       (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name LIMIT 1001) AS n),
-       (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.paused_at IS NOT NULL LIMIT 1001) AS n),
-       (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.waits IS NOT NULL LIMIT 1001) AS n),
-       (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.failures > 0 LIMIT 1001) AS n),
-       CASE WHEN g.partitions <= 1000
+-- A row for each, JSON, as a ScheduleGroup has it.
+WITH latest AS (
+    SELECT h.group_name, h.fate, h.ticks, h.ended_at FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $2::int
+), bound AS (
+    SELECT greatest(pgleases.schedule_clock() - make_interval(hours => $3::int), CASE WHEN count(*) = $2::int THEN min(l.ended_at) END) AS since FROM latest AS l
+), fates AS MATERIALIZED (
+    SELECT l.group_name, l.fate, sum(l.ticks)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.fate, b.since
+)
+SELECT json_build_object(
+       'name', g.name,
+       'schedules', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name LIMIT 1001) AS n),
+       'paused', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.paused_at IS NOT NULL LIMIT 1001) AS n),
+       'waiting', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.waits IS NOT NULL LIMIT 1001) AS n),
+       'failing', (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.failures > 0 LIMIT 1001) AS n),
+       'late', CASE WHEN g.partitions <= 1000
            THEN (SELECT count(*) FROM (SELECT FROM generate_series(0, g.partitions - 1) AS p CROSS JOIN LATERAL
                                            (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.partition = p AND s.due < pgleases.schedule_clock() - interval '10 seconds'
                                             ORDER BY s.due LIMIT 1001) AS l LIMIT 1001) AS n)
            ELSE (SELECT count(*) FROM (SELECT FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < pgleases.schedule_clock() - interval '10 seconds' LIMIT 1001) AS n) END,
-       (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 1001) AS n),
-       (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.waits IS NOT NULL LIMIT 1001) AS n)
+       'jobs', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 1001) AS n),
+       'stuck', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.waits IS NOT NULL LIMIT 1001) AS n),
+       'fates', (SELECT coalesce(json_agg(json_build_object('fate', f.fate, 'count', f.count, 'since', f.since) ORDER BY f.fate), '[]')
+                 FROM fates AS f WHERE f.group_name = g.name))
 FROM pgleases.schedule_groups AS g
 ORDER BY g.name
 LIMIT $1::int

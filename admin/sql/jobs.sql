@@ -1,13 +1,12 @@
 -- jobs.sql: a page of a group's jobs that have not ended, by id, of 1,000 that are looked at, and no more. The search_path is to be pg_catalog alone,
--- and enable_seqscan off. With many partitions the index is passed over, as in groups.sql.
+-- the zone UTC, and enable_seqscan off. With many partitions the index is passed over, as in groups.sql.
 --
 -- $1 text    group
 -- $2 text    which ones: waits; due, those that are to run now, or run; empty: any
 -- $3 bigint  ids behind this one
 -- $4 int     the most
 --
--- Of each: id; kind, name, trigger, key, partition, owner, priority, state, why; the time that it was put for; when it is looked at next;
--- how late it is in seconds; attempts, crashes, error. What there is none of is null.
+-- A row for each, JSON, as a Job has it.
 WITH chosen AS (
     (SELECT j.id FROM pgleases.jobs AS j WHERE $2::text = '' AND j.group_name = $1::text LIMIT 1000)
     UNION ALL
@@ -22,8 +21,11 @@ WITH chosen AS (
      WHERE $2::text = 'due' AND j.group_name = $1::text AND j.due <= pgleases.schedule_clock()
        AND (SELECT g.partitions > 250 FROM pgleases.schedule_groups AS g WHERE g.name = $1::text) LIMIT 1000)
 )
-SELECT v.id, v.kind, v.name, v.trigger, v.key, v.partition, v.owner, v.priority, v.state, v.why,
-       least(nullif(v.at, 'infinity'), '9999-12-30'), least(nullif(v.due, 'infinity'), '9999-12-30'), extract(epoch FROM v.lateness)::float8, v.attempts, v.crashes, v.error
+SELECT json_build_object(
+           'id', v.id::text, 'kind', v.kind, 'name', v.name, 'trigger', v.trigger, 'key', v.key, 'partition', v.partition, 'owner', v.owner,
+           'priority', v.priority, 'state', v.state, 'why', v.why, 'at', least(nullif(v.at, 'infinity'), '9999-12-30'),
+           'due', least(nullif(v.due, 'infinity'), '9999-12-30'), 'late_ns', (extract(epoch FROM v.lateness) * 1000000000)::bigint,
+           'attempts', v.attempts, 'crashes', v.crashes, 'error', v.error)
 FROM (SELECT c.id FROM chosen AS c WHERE c.id > $3::bigint ORDER BY c.id LIMIT $4::int) AS c
 JOIN pgleases.jobs_status AS v ON v.id = c.id
 ORDER BY v.id

@@ -1,5 +1,5 @@
 -- schedules.sql: a page of a group's schedules, by name. Where no index has the order, of those that wait or are late, 1,000 are looked at and no more. The
--- search_path is to be pg_catalog alone, and enable_seqscan off. What is late is found as in groups.sql.
+-- search_path is to be pg_catalog alone, the zone UTC, and enable_seqscan off. What is late is found as in groups.sql.
 --
 -- $1 text  group
 -- $2 text  which ones: paused, waits, failing, late; empty: all
@@ -7,9 +7,7 @@
 -- $4 text  names behind this one
 -- $5 int   the most
 --
--- Of each: id; name, kind, key, partition, owner, rule, state, why; the last tick that is done, the last fate; the last run, begun and
--- ended; when it is looked at next; how late it is in seconds; failures, attempts, crashes, error; since when it is paused. What there is
--- none of is null.
+-- A row for each, JSON, as a Schedule has it.
 WITH chosen AS (
     (SELECT s.id FROM pgleases.schedules AS s
      WHERE $2::text = '' AND s.group_name = $1::text AND s.name >= $3::text AND s.name > $4::text ORDER BY s.name LIMIT $5::int)
@@ -34,8 +32,11 @@ WITH chosen AS (
                          AND (SELECT g.partitions > 1000 FROM pgleases.schedule_groups AS g WHERE g.name = $1::text) LIMIT 1000) AS s
      WHERE s.name >= $3::text AND s.name > $4::text ORDER BY s.name LIMIT $5::int)
 )
-SELECT v.id, v.name, v.kind, v.key, v.partition, v.owner, v.rule, v.state, v.why, v.done, v.last_fate, v.ran_from, v.ran_until,
-       least(nullif(v.due, 'infinity'), '9999-12-30'), extract(epoch FROM v.lateness)::float8, v.failures, v.attempts, v.crashes, v.error, v.paused_at
+SELECT json_build_object(
+           'id', v.id::text, 'name', v.name, 'kind', v.kind, 'key', v.key, 'partition', v.partition, 'owner', v.owner, 'rule', v.rule, 'state', v.state,
+           'why', v.why, 'done', v.done, 'last_fate', v.last_fate, 'ran_from', v.ran_from, 'ran_until', v.ran_until,
+           'due', least(nullif(v.due, 'infinity'), '9999-12-30'), 'late_ns', (extract(epoch FROM v.lateness) * 1000000000)::bigint,
+           'failures', v.failures, 'attempts', v.attempts, 'crashes', v.crashes, 'error', v.error, 'paused_at', v.paused_at)
 FROM chosen AS c
 JOIN pgleases.schedules_status AS v ON v.id = c.id
 ORDER BY v.name
