@@ -3,9 +3,9 @@ package admin
 import (
 	"cmp"
 	"encoding/json"
-	"fmt"
 	"slices"
-	"strings"
+
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // A Range is the partitions from First to Last.
@@ -29,20 +29,13 @@ func (rs Ranges) Contains(partition int) bool {
 
 // String writes them as people read them, "0-4,7"; none as "-".
 func (rs Ranges) String() string {
-	if len(rs) == 0 {
-		return "-"
-	}
-	var b strings.Builder
-	for i, r := range rs {
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprint(&b, r.First)
-		if r.Last > r.First {
-			fmt.Fprintf(&b, "-%d", r.Last)
+	var numbers []int
+	for _, r := range rs {
+		for p := r.First; p <= r.Last; p++ {
+			numbers = append(numbers, p)
 		}
 	}
-	return b.String()
+	return ranges.Format(numbers)
 }
 
 // MarshalJSON never fails.

@@ -114,9 +114,9 @@ func (h *hub) asked() {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	h.idle = time.AfterFunc(linger, cancel)
-	go h.look(ctx)
-	go h.examine(ctx)
-	go h.count(ctx)
+	go h.again(ctx, func(took time.Duration) time.Duration { return h.times.look - took }, h.look)
+	go h.again(ctx, func(time.Duration) time.Duration { return examined }, h.examine)
+	go h.again(ctx, rest, h.count)
 }
 
 func encode(content any) []byte {
@@ -185,23 +185,24 @@ func (h *hub) leasesSince(version string) []byte {
 	return sent
 }
 
-// look sees to what is in the tables.
-func (h *hub) look(ctx context.Context) {
-	tick := time.NewTicker(h.times.look)
-	defer tick.Stop()
+// again does something again and again until ctx ends, each time with the limit of a look. The pause
+// after it is what rest returns for how long it took.
+func (h *hub) again(ctx context.Context, rest func(took time.Duration) time.Duration, do func(ctx, limited context.Context)) {
 	for {
-		h.lookOnce(ctx)
+		began := time.Now()
+		limited, cancel := context.WithTimeout(ctx, h.times.answers)
+		do(ctx, limited)
+		cancel()
 		select {
-		case <-tick.C:
+		case <-time.After(rest(time.Since(began))):
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-func (h *hub) lookOnce(ctx context.Context) {
-	limited, cancel := context.WithTimeout(ctx, h.times.answers)
-	defer cancel()
+// look sees to what is in the tables.
+func (h *hub) look(ctx, limited context.Context) {
 	s, err := h.admin.Snapshot(limited)
 	if err != nil {
 		h.failed(ctx, err)
@@ -326,20 +327,11 @@ type shownHealth struct {
 }
 
 // examine sees to the health.
-func (h *hub) examine(ctx context.Context) {
-	for {
-		limited, cancel := context.WithTimeout(ctx, h.times.answers)
-		findings := h.admin.Doctor(limited, admin.DoctorOptions{})
-		cancel()
-		h.mu.Lock()
-		h.publish(ctx, health, shownHealth{findings, time.Now()})
-		h.mu.Unlock()
-		select {
-		case <-time.After(examined):
-		case <-ctx.Done():
-			return
-		}
-	}
+func (h *hub) examine(ctx, limited context.Context) {
+	findings := h.admin.Doctor(limited, admin.DoctorOptions{})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.publish(ctx, health, shownHealth{findings, time.Now()})
 }
 
 // shownStatus says how fresh what is shown is. Ages, not times: the browser's clock may be another.

@@ -34,28 +34,15 @@ type shownGroups struct {
 }
 
 // count sees to the groups.
-func (h *hub) count(ctx context.Context) {
-	for {
-		began := time.Now()
-		limited, cancel := context.WithTimeout(ctx, h.times.answers)
-		groups, err := h.admin.ScheduleGroups(limited)
-		cancel()
-		told := shownGroups{Groups: groups}
-		if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
-			told.Failure = err.Error()
-		}
-		if groups == nil {
-			told.Groups = []admin.ScheduleGroup{}
-		}
-		h.mu.Lock()
-		h.publish(ctx, schedules, told)
-		h.mu.Unlock()
-		select {
-		case <-time.After(rest(time.Since(began))):
-		case <-ctx.Done():
-			return
-		}
+func (h *hub) count(ctx, limited context.Context) {
+	groups, err := h.admin.ScheduleGroups(limited)
+	told := shownGroups{Groups: append([]admin.ScheduleGroup{}, groups...)}
+	if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
+		told.Failure = err.Error()
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.publish(ctx, schedules, told)
 }
 
 // rest is how long nobody looks at the groups after a look that took so long: where there are very many schedules, or the server is slow,
@@ -68,8 +55,16 @@ type page struct {
 	content any
 }
 
-// shared answers with what another was answered a moment ago, or asks. Whoever calls it has the turn of those who look, so nobody asks the same meanwhile.
-func (h *handler) shared(r *http.Request, ask func(ctx context.Context) (any, error)) (any, error) {
+// A list is a page of rows, of which the last is where the next page begins.
+type list[T any] struct {
+	Rows []T  `json:"rows"`
+	More bool `json:"more"`
+}
+
+// listed answers with the page that another was answered a moment ago, or reads it, with one row more
+// than are shown, to know whether there are more. Whoever calls it has the turn of those who look, so
+// nobody asks the same meanwhile.
+func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, most int) ([]T, error)) (any, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Encode()
 	h.mu.Lock()
 	p, has := h.pages[key]
@@ -79,10 +74,11 @@ func (h *handler) shared(r *http.Request, ask func(ctx context.Context) (any, er
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
 	defer cancel()
-	content, err := ask(ctx)
+	rows, err := read(ctx, perPage+1)
 	if err != nil {
 		return nil, told(err)
 	}
+	content := list[T]{append([]T{}, rows[:min(len(rows), perPage)]...), len(rows) > perPage}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if len(h.pages) >= mostKept {
@@ -92,43 +88,26 @@ func (h *handler) shared(r *http.Request, ask func(ctx context.Context) (any, er
 	return content, nil
 }
 
-// A list is a page of rows, of which the last is where the next page begins.
-type list[T any] struct {
-	Rows []T  `json:"rows"`
-	More bool `json:"more"`
-}
-
-// pageOf has one row more be read than are shown, to know whether there are more.
-func pageOf[T any](read func(most int) ([]T, error)) (any, error) {
-	rows, err := read(perPage + 1)
-	if err != nil {
-		return nil, err
-	}
-	return list[T]{append([]T{}, rows[:min(len(rows), perPage)]...), len(rows) > perPage}, nil
-}
-
 func (h *handler) schedules(r *http.Request, _ string) (any, error) {
 	q := r.URL.Query()
-	return h.shared(r, func(ctx context.Context) (any, error) {
-		return pageOf(func(most int) ([]admin.Schedule, error) {
-			return h.hub.admin.Schedules(ctx, q.Get("group"), q.Get("which"), q.Get("prefix"), q.Get("after"), most)
-		})
+	return listed(h, r, func(ctx context.Context, most int) ([]admin.Schedule, error) {
+		return h.hub.admin.Schedules(ctx, q.Get("group"), q.Get("which"), q.Get("prefix"), q.Get("after"), most)
 	})
 }
 
 func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	q := r.URL.Query()
 	after, err := number(q.Get("after"))
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	return h.shared(r, func(ctx context.Context) (any, error) {
-		if q.Get("which") == "dead" {
-			return pageOf(func(most int) ([]admin.Ended, error) { return h.hub.admin.DeadJobs(ctx, q.Get("group"), after, most) })
-		}
-		return pageOf(func(most int) ([]admin.Job, error) {
-			return h.hub.admin.Jobs(ctx, q.Get("group"), q.Get("which"), after, most)
+	case q.Get("which") == "dead":
+		return listed(h, r, func(ctx context.Context, most int) ([]admin.Ended, error) {
+			return h.hub.admin.DeadJobs(ctx, q.Get("group"), after, most)
 		})
+	}
+	return listed(h, r, func(ctx context.Context, most int) ([]admin.Job, error) {
+		return h.hub.admin.Jobs(ctx, q.Get("group"), q.Get("which"), after, most)
 	})
 }
 
@@ -138,10 +117,8 @@ func (h *handler) history(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.shared(r, func(ctx context.Context) (any, error) {
-		return pageOf(func(most int) ([]admin.Ended, error) {
-			return h.hub.admin.ScheduleHistory(ctx, q.Get("group"), q.Get("name"), before, most)
-		})
+	return listed(h, r, func(ctx context.Context, most int) ([]admin.Ended, error) {
+		return h.hub.admin.ScheduleHistory(ctx, q.Get("group"), q.Get("name"), before, most)
 	})
 }
 
