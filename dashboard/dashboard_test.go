@@ -510,7 +510,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 // However many look, the database is asked the same, and once nobody does it is asked nothing.
 func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	t.Parallel()
-	const viewers, partitions, looks, interval = 100, 10_000, 6, 200 * time.Millisecond
+	const viewers, partitions, looks, interval = 100, 1_000, 6, 200 * time.Millisecond
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, partitions)
 	c := new(cable)
