@@ -40,7 +40,7 @@ var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrai
 // ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
-// ErrRefused is what errors of Preview, Apply and Request are, too, where the change is none, or the database refuses it as things are, and
+// ErrRefused is what errors of Preview and Apply are, too, where the change is none, or the database refuses it as things are, and
 // errors of lists of schedules and jobs where what is asked for is none: the text says what would be right. Nothing was done.
 var ErrRefused = errors.New("admin: refused")
 
