@@ -132,6 +132,11 @@ func (a *Admin) failure(doing string, err error) error {
 		remedy = "nothing was done: another transaction has locked what this needs. Try again; where that does not help, pgleases doctor tells which"
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
+	case code == "25P03":
+		remedy = fmt.Sprintf(
+			"nothing was done: this program took longer than %v between what it read and the commit, for which clients wait. Try again where it is less busy, or nearer to the database, or do it without a binding",
+			stopped,
+		)
 	}
 	if remedy == "" {
 		return fmt.Errorf("admin: %s: %w", doing, err)

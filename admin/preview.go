@@ -2,7 +2,14 @@ package admin
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,6 +25,7 @@ type Preview struct {
 	Moves   []Moving `json:"moves"`   // by lease, then first partition
 	Forgets int      `json:"forgets"` // of Drop: how many partitions the lease has
 	Leases  []string `json:"leases"`  // those looked at: that the change concerns, and that share a member with these, by name
+	Binding string   `json:"binding"` // of all that the plan depends on: see Change.Binding
 }
 
 // How is how partitions move.
@@ -40,6 +48,12 @@ type Moving struct {
 	How        How    `json:"how"`
 }
 
+// ErrChanged is returned by Apply for a Change with a Binding, where that is not any more what Preview told.
+var ErrChanged = errors.New("admin: what was previewed has changed meanwhile")
+
+// errPreviewed ends the transaction of a preview.
+var errPreviewed = errors.New("previewed")
+
 // Preview tells what the clients would do at once if a change were applied now: it has them plan, by their own function, what the tables
 // would say. Hand-overs that are under way already are not in it, but moves are that would come without the change, as after a join a
 // moment ago. Where the clients have several leases, and not all the same ones, each plans those that it knows of: what is balanced over
@@ -49,38 +63,47 @@ type Moving struct {
 // Apply, fails where Apply would, and has the leases locked for as long as the server takes to read them: where that is longer than a
 // quarter of the least TTL, it is ErrRefused, as heartbeats wait for it. Reason may be empty.
 func (a *Admin) Preview(ctx context.Context, c Change) (*Preview, error) {
+	if c.Binding != "" {
+		return nil, refusef("admin: preview of %s with binding %q: it is Preview that tells one", c.Verb, c.Binding)
+	}
 	if c.Reason == "" {
 		c.Reason = "preview"
 	}
-	read, err := a.try(ctx, c)
+	tried, err := a.try(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	p := &Preview{Moves: []Moving{}, Leases: []string{}}
-	for _, l := range read {
+	p := &Preview{Moves: []Moving{}, Leases: []string{}, Binding: tried.binding(c)}
+	for _, l := range tried.read {
 		p.Leases = append(p.Leases, l.Name)
 		if c.Verb == Drop {
 			p.Forgets += len(l.Owners)
 		}
 	}
 	if c.Verb != Drop {
-		p.Moves = movings(read)
+		p.Moves = movings(tried.read)
 	}
 	return p, nil
 }
 
-// stopped is how long the server waits for a program that is stopped before it has taken what the
-// server tells: heartbeats wait with it, and the least TTL is a second.
+// A trial is what a plan would read after a change; of Drop before it, as nothing is left after it.
+type trial struct {
+	read  []store.LeasePlan // not changed by others in between
+	since string            // a snapshot: transactions that it does not see may not be in it
+}
+
+// stopped is how long the server waits for a program that stops in the middle of a change, as the verbs have it too: heartbeats wait with
+// it, and the least TTL is a second.
 const stopped = 500 * time.Millisecond
 
 // bounded bounds the statement after it: heartbeats wait for what the verb has locked, so reading it takes a quarter of the least TTL at most.
 const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
 
-// try carries a change out, and rolls it back. It returns what a plan would read after it; of Drop before it, as nothing is left after it.
-func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err error) {
+// try carries a change out. Without a Binding it is rolled back; with one it is committed where that is right.
+func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	verb, args, err := a.statement(c)
 	if err != nil {
-		return nil, err
+		return tried, err
 	}
 	var lease, client *string
 	switch c.Verb {
@@ -89,35 +112,119 @@ func (a *Admin) try(ctx context.Context, c Change) (read []store.LeasePlan, err 
 	default:
 		client = &c.Subject
 	}
+	committing := false
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
+		// Nobody waits for long for a program that does not take what the server tells; nor, which the verb sees to, for one that is
+		// stopped before the end of the transaction.
 		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
 			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
+		batch.Queue("SELECT pg_catalog.pg_current_snapshot()::pg_catalog.text").QueryRow(func(row pgx.Row) error { return row.Scan(&tried.since) })
 		change := func() { batch.Queue(verb, args...) }
-		look := func() {
+		read := func() {
 			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.options.schema}.Sanitize(), answers.Milliseconds()))
 			batch.Queue(store.Texts(sql.Files, a.options.schema)("preview"), lease, client).Query(func(rows pgx.Rows) (err error) {
-				read, err = store.CollectPlan(rows)
+				tried.read, err = store.CollectPlan(rows)
 				return err
 			})
 		}
-		if c.Verb == Drop {
-			look()
+		if c.Verb == Drop { // after it nothing can be read
+			read()
 			change()
 		} else {
 			change()
-			look()
+			read()
 		}
-		batch.Queue("ROLLBACK")
-		return tx.SendBatch(ctx, &batch).Close()
+		if c.Binding == "" {
+			batch.Queue("ROLLBACK")
+		}
+		switch err := tx.SendBatch(ctx, &batch).Close(); {
+		case err != nil:
+			return err
+		case c.Binding == "":
+			return errPreviewed
+		case hashOf(c.Binding) != hashOf(tried.binding(c)):
+			return ErrChanged
+		}
+		committing = true
+		return nil
 	})
-	if store.Code(err) == "57014" && ctx.Err() == nil {
-		return nil, refusef(
-			"admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; "+
-				"nothing was done: try again when the server has less to do, or do it without a preview", c.Verb, c.Subject, err,
-		)
+	switch {
+	case errors.Is(err, errPreviewed):
+		return tried, nil
+	case store.Code(err) == "57014" && ctx.Err() == nil:
+		return tried, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a preview", c.Verb, c.Subject, err)
+	case errors.Is(err, ErrChanged):
+		return tried, fmt.Errorf("%w: %s\nPreview it again", err, a.changes(ctx, c, tried.read))
 	}
-	return read, a.refusal(c, err)
+	return tried, a.refusal(c, doubted(committing, err))
+}
+
+// binding is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it, but for
+// Drop, where nobody is left to raise them: they rise also when an owner is told of what it has been given. Behind a dash stands the
+// snapshot, by which to tell what has changed since.
+func (t trial) binding(c Change) string {
+	hash := sha256.New()
+	write := json.NewEncoder(hash).Encode
+	failed := write([]any{c.Verb, c.Subject, c.Partition, c.Client})
+	for _, l := range t.read {
+		if c.Verb != Drop {
+			l.Generation = 0
+		}
+		hashPartitions(hash, l)
+		l.Owners, l.Targets, l.OwnerIDs, l.HomeIDs = nil, nil, nil, nil
+		failed = errors.Join(failed, write(l))
+	}
+	if failed != nil {
+		panic(failed) // texts, numbers, booleans
+	}
+	return fmt.Sprintf("%x-%s", hash.Sum(nil)[:8], t.since)
+}
+
+// hashPartitions adds what is told of each partition. As JSON, 20 leases of 65,536 partitions would take longer than the server waits: see stopped.
+func hashPartitions(hash io.Writer, l store.LeasePlan) {
+	of := binary.AppendVarint(nil, int64(len(l.Owners)))
+	for p := range l.Owners {
+		of = binary.AppendVarint(binary.AppendVarint(of, l.Owners[p]), l.Targets[p])
+		for _, id := range []string{l.OwnerIDs[p], l.HomeIDs[p]} {
+			of = append(binary.AppendVarint(of, int64(len(id))), id...)
+		}
+	}
+	_, _ = hash.Write(of) // a hash takes all
+}
+
+var bindings = regexp.MustCompile(`^[0-9a-f]{16}-[0-9]+:[0-9]+:[0-9,]*$`)
+
+// hashOf is the hash alone.
+func hashOf(text string) string {
+	hash, _, _ := strings.Cut(text, "-")
+	return hash
+}
+
+// changes says what has changed since a preview.
+func (a *Admin) changes(ctx context.Context, c Change, read []store.LeasePlan) string {
+	names := []string{}
+	for _, l := range read {
+		names = append(names, l.Name)
+	}
+	_, since, _ := strings.Cut(c.Binding, "-")
+	var changed, causes, of []string
+	err := reading(ctx, a.pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, store.Texts(sql.Files, a.options.schema)("changed"), since, names).Scan(&changed, &causes, &of)
+	})
+	var events []string
+	for i := range causes {
+		events = append(events, fmt.Sprintf("%s of %q", causes[i], of[i]))
+	}
+	switch {
+	case err != nil:
+		return fmt.Sprintf("what cannot be told: %v", err)
+	case len(changed)+len(events) == 0:
+		return "it was of another change or database, or partitions have been handed over, or clients have left or joined"
+	case len(events) == 0:
+		return fmt.Sprintf("members, weights or targets of the leases %q", changed)
+	}
+	return fmt.Sprintf("of the leases %q, and the events since then are %s", changed, listed(events))
 }
 
 // movings returns what a plan of what was read would move.

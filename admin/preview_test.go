@@ -133,6 +133,10 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 		if strings.Join(p.Leases, " ") != "lead mails orders" {
 			t.Errorf("%s: leases %q", name, p.Leases)
 		}
+		again, err := operator.Preview(t.Context(), c)
+		if hash, _, _ := strings.Cut(p.Binding, "-"); err != nil || !strings.HasPrefix(again.Binding, hash+"-") {
+			t.Errorf("%s: bindings %s, then %+v, %v", name, p.Binding, again, err)
+		}
 		if now := state(); now != stood {
 			t.Errorf("a preview of %s changed %s to %s", name, stood, now)
 		}
@@ -140,7 +144,7 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 			moved += m.Partitions.Count()
 		}
 		want := previewed(t, before, p)
-		c.Reason = "as previewed"
+		c.Reason, c.Binding = "as previewed", p.Binding
 		if err := operator.Apply(t.Context(), c); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -154,7 +158,8 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 	}
 }
 
-func TestAPreviewIsRefusedAsTheChangeWouldBe(t *testing.T) {
+// What was previewed is not done where something has come in between.
+func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
@@ -162,11 +167,59 @@ func TestAPreviewIsRefusedAsTheChangeWouldBe(t *testing.T) {
 	x, y := newClient(t, pool, "x"), newClient(t, pool, "y\n")
 	joined(t, x, "orders", 4)
 	joined(t, y, "orders", 4)
-	joined(t, y, "mails", 2)
-	awaitQuiet(t, a, map[string]int{"orders": 2, "mails": 1})
+	mails := joined(t, y, "mails", 2)
+	members := map[string]int{"orders": 2, "mails": 1}
+	awaitQuiet(t, a, members)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
+	drain := admin.Change{Verb: admin.Drain, Subject: "x", Reason: "why"}
+	refused := func(p *admin.Preview, c admin.Change, want string) {
+		t.Helper()
+		c.Binding = p.Binding
+		err := operator.Apply(ctx, c)
+		if !errors.Is(err, admin.ErrChanged) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		s, err := a.Snapshot(ctx)
+		tests.OK(t, err)
+		for _, w := range s.Wishes {
+			if w.Reason == "why" {
+				t.Errorf("it was done all the same: %+v", w)
+			}
+		}
+	}
+	for _, test := range []struct {
+		what, want string
+		change     func() error
+	}{
+		{"a wish of the lease", `"orders"], and the events since then are freeze of "orders"`, func() error {
+			return operator.Apply(ctx, admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "other"})
+		}},
+		{"a wish of a lease that shares a member", `and the events since then are cordon of "y\n"`, func() error {
+			return operator.Apply(ctx, admin.Change{Verb: admin.Cordon, Subject: "y\n", Reason: "other"})
+		}},
+		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
+	} {
+		awaitQuiet(t, a, members)
+		p, err := operator.Preview(ctx, drain)
+		tests.OK(t, err)
+		tests.OK(t, test.change())
+		refused(p, drain, test.want)
+	}
+	awaitQuiet(t, a, members)
+	p, err := operator.Preview(ctx, drain)
+	tests.OK(t, err)
+	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
 	for want, c := range map[string]admin.Change{
+		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
+		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why", Binding: p.Binding},
+	} {
+		if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want %q", c, err, want)
+		}
+	}
+	for want, c := range map[string]admin.Change{
+		"it is Preview that tells one":                {Verb: admin.Drain, Subject: "x", Binding: p.Binding},
 		`client "none" is not known`:                  {Verb: admin.Evict, Subject: "none"},
 		`verb "lose" is none of`:                      {Verb: "lose", Subject: "orders"},
 		`no pause of "orders"`:                        {Verb: admin.Resume, Subject: "orders"},
@@ -178,7 +231,7 @@ func TestAPreviewIsRefusedAsTheChangeWouldBe(t *testing.T) {
 		}
 	}
 	// Of who is evicted, what it has is got at its expiry.
-	p, err := operator.Preview(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
+	p, err = operator.Preview(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -291,6 +344,53 @@ func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	}
 }
 
+// A slow connection waits before it sends a text.
+type slow struct {
+	net.Conn
+	text  string
+	until func()
+}
+
+func (c *slow) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte(c.text)) {
+		c.until()
+	}
+	return c.Conn.Write(b)
+}
+
+// The server has undone what it was not told to commit in time, so that is known.
+func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
+	t.Parallel()
+	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t))) // a pooler tells another error
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
+	other := newPool(t, url)
+	operator := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return &slow{conn, "commit\x00", func() { // and not that of READ COMMITTED
+				if _, err := other.Exec(t.Context(), "SELECT FROM pgleases.leases FOR UPDATE"); err != nil {
+					t.Errorf("a lock: %v", err)
+				}
+			}}, nil
+		}
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}
+	p, err := operator.Preview(ctx, freeze)
+	tests.OK(t, err)
+	freeze.Binding = p.Binding
+	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
+		t.Errorf("it is told %v", err)
+	}
+	if s, err := operator.Snapshot(ctx); err != nil || len(s.Wishes) != 0 {
+		t.Errorf("wishes %+v, %v", s, err)
+	}
+}
+
 // Heartbeats wait for what a preview has locked: so a server that takes long to read it is stopped well below the least TTL, and nothing is done.
 func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.T) {
 	t.Parallel()
@@ -304,9 +404,18 @@ func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing
 	if _, err := tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"); err != nil {
 		t.Fatal(err)
 	}
-	_, err = a.Preview(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"})
-	if !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "a quarter of the least TTL") {
-		t.Error(err)
+	cordon := admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}
+	for _, binding := range []string{"", "0123456789abcdef-3:3:"} {
+		cordon.Binding = binding
+		var err error
+		if binding == "" {
+			_, err = a.Preview(t.Context(), cordon)
+		} else {
+			err = a.Apply(t.Context(), cordon)
+		}
+		if !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "a quarter of the least TTL") {
+			t.Errorf("with binding %q: %v", binding, err)
+		}
 	}
 	tests.OK(t, tx.Rollback(t.Context()))
 	if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != 0 {

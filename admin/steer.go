@@ -65,31 +65,53 @@ type Change struct {
 	Actor     string        // who wants it, besides the role that connects, which is written in any case; up to 255 bytes, empty: that role alone
 	Lasts     time.Duration // of Drain, Cordon, Pause, Freeze and Pin: for how long it stands; 0: until it is taken back
 	Force     bool          // of Drain: also where the client is the last that works on a lease
+
+	// Binding is what a Preview of this change told: Apply then does what was previewed, or fails with ErrChanged. Empty: it does it in any case.
+	Binding string
 }
 
 // Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
 // as they always do: the work on them ends first. Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that
 // Grants gives for steering. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
 // ErrUnknown where the database does not answer.
+//
+// With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked
+// from there on. Where all that the plan depends on is as Preview read it, it commits; else it rolls back, and returns an error that is
+// ErrChanged and tells what changed. So the next plan is the one that was previewed, unless something comes between that transaction and
+// the plan, as a member that joins then, or between what it read and its commit, of a lease that it does not concern but that shares a
+// member with one.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
+	if c.Binding != "" {
+		if !bindings.MatchString(c.Binding) {
+			return refusef(
+				"admin: %s of %q: binding %q is none: give the one that Preview tells, as 0123456789abcdef-500:501:500", c.Verb, c.Subject,
+				c.Binding,
+			)
+		}
+		_, err := a.try(ctx, c)
+		return err
+	}
 	statement, args, err := a.statement(c)
 	if err != nil {
 		return err
 	}
 	sent := false
 	err = a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		sent = true
 		_, err := conn.Exec(ctx, statement, args...)
+		sent = !pgconn.SafeToRetry(err)
 		return err
 	})
 	return a.refusal(c, doubted(sent, err))
 }
 
-// doubted is err, which is ErrUnknown too where the change was sent, and no answer says that it has failed.
+// doubted is err, which is ErrUnknown too where the commit was sent, and no answer says that it has failed.
 func doubted(sent bool, err error) error {
 	var told *pgconn.PgError
-	// A connection may end otherwise, as that of a pooler.
-	if !sent || err == nil || pgconn.SafeToRetry(err) || errors.As(err, &told) && told.SeverityUnlocalized == "ERROR" {
+	switch {
+	case !sent, err == nil, errors.Is(err, pgx.ErrTxCommitRollback):
+		return err
+	// and not a connection that ends otherwise, as that of a pooler
+	case errors.As(err, &told) && (told.SeverityUnlocalized == "ERROR" || told.Code == "25P03"):
 		return err
 	}
 	return fmt.Errorf("%w: %w", ErrUnknown, err)
@@ -149,8 +171,8 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 }
 
 // refusals are the codes by which the SQL functions of the verbs say that they do nothing: bad input, something else comes first, a lease
-// with members, an unknown name.
-var refusals = []string{"22023", "55000", "55006", "42704"}
+// with members, an unknown name; and of a program that was too slow to commit.
+var refusals = []string{"22023", "55000", "55006", "42704", "25P03"}
 
 // refusal says what to do about an error of a verb.
 func (a *Admin) refusal(c Change, err error) error {

@@ -43,6 +43,7 @@ type wanted struct {
 	Reason    string     `json:"reason"`
 	Lasts     string     `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
 	Force     bool       `json:"force"`
+	Binding   string     `json:"binding"`
 	Token     string     `json:"token"`
 }
 
@@ -166,7 +167,7 @@ func change(r *http.Request, actor string) (c admin.Change, token string, err er
 	}
 	c = admin.Change{
 		Verb: w.Verb, Subject: w.Subject, Partition: w.Partition, Client: w.Client, Reason: strings.TrimSpace(w.Reason), Actor: actor,
-		Force: w.Force,
+		Force: w.Force, Binding: w.Binding,
 	}
 	if w.Lasts != "" {
 		if c.Lasts, err = time.ParseDuration(w.Lasts); err != nil || c.Lasts <= 0 {
@@ -188,7 +189,7 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	return p, told(err)
 }
 
-// apply does what is wanted.
+// apply does what was previewed.
 func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	c, token, err := change(r, actor)
 	switch {
@@ -196,6 +197,8 @@ func (h *handler) apply(r *http.Request, actor string) (any, error) {
 		return nil, err
 	case c.Reason == "":
 		return nil, bad("Say why, for whoever wonders later.")
+	case c.Binding == "":
+		return nil, bad("Preview it first: what is done is what was previewed.")
 	}
 	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
 }
@@ -234,6 +237,8 @@ func (h *handler) once(r *http.Request, actor, token string, do func(context.Con
 // told has the page know which error it is.
 func told(err error) error {
 	switch {
+	case errors.Is(err, admin.ErrChanged):
+		return &refusal{http.StatusConflict, "changed", err.Error()}
 	case errors.Is(err, admin.ErrLast):
 		return &refusal{http.StatusConflict, "last", err.Error()}
 	case errors.Is(err, admin.ErrUnknown):

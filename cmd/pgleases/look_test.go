@@ -291,6 +291,9 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			t.Errorf("preview as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
+	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != exitFailed || !strings.Contains(text, `, joined of "`) {
+		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
+	}
 	for purpose, want := range map[string]bool{"reader": false, "application": false, "guard": false, "operator": true} {
 		tx, err := tests.Pool(t, as(t, database, roles[purpose])).Begin(t.Context())
 		tests.OK(t, err)

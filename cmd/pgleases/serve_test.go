@@ -88,7 +88,7 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 		tests.OK(t, err)
 		return response.StatusCode, string(text)
 	}
-	const freeze = `{"verb":"freeze","subject":"l","reason":"why"}`
+	const freeze = `{"verb":"freeze","subject":"l","reason":"why","binding":"BINDING"}`
 	for url, want := range map[string]int{found[1]: 403, found[1] + strings.Repeat("A", 26) + "/": 405, found[2]: 200} {
 		if code, text := post(url, "preview", `{"verb":"freeze","subject":"l"}`, ""); code != want {
 			t.Errorf("%s: %d %s, want %d", url, code, text, want)
@@ -97,7 +97,12 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	if code, _ := post(found[2], "preview", `{"verb":"freeze","subject":"l"}`, "evil.example"); code != http.StatusMisdirectedRequest {
 		t.Errorf("by the name of another: %d", code)
 	}
-	if code, text := post(found[2], "apply", freeze, ""); code != 200 {
+	_, text := post(found[2], "preview", `{"verb":"freeze","subject":"l"}`, "")
+	binding := regexp.MustCompile(`"binding":"([^"]*)"`).FindStringSubmatch(text)
+	if len(binding) != 2 {
+		t.Fatalf("a preview: %s", text)
+	}
+	if code, text := post(found[2], "apply", strings.Replace(freeze, "BINDING", binding[1], 1), ""); code != 200 {
 		t.Errorf("apply: %d %s", code, text)
 	}
 	wishes := run(t, databaseEnv(database), "wishes")

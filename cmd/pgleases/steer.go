@@ -31,6 +31,9 @@ It is written down with the reason, with the role that connects, and with --acto
 
 With --preview it changes nothing, and prints `
 
+const bindingHelp = `, and a binding. With that as --binding it does what was previewed, or
+fails and says what has changed since.`
+
 func newSteering() []*cobra.Command {
 	return []*cobra.Command{
 		newSteer(
@@ -73,9 +76,9 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	long += steerHelp
 	if verb == admin.Drop {
-		long += "how many partitions would be forgotten."
+		long += "how many partitions would be forgotten" + bindingHelp
 	} else {
-		long += "which partitions the clients would move at once. Hand-overs that are under way are not in a preview."
+		long += "which partitions the clients would move at once" + bindingHelp + " Hand-overs that are under way are not in a preview."
 	}
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: asUsed, ValidArgsFunction: complete}
 	change := admin.Change{Verb: verb}
@@ -83,6 +86,8 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a preview")
 	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
+	flags.StringVar(&change.Binding, "binding", "", "what a preview printed: do what was previewed, or nothing")
+	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
 	if wish {
 		flags.DurationVar(&change.Lasts, "for", 0, "how long it stands, by the database's clock, as 2h (default: until it is taken back)")
 	}
@@ -158,6 +163,7 @@ func writePreview(w io.Writer, p *admin.Preview) {
 		t.write(w)
 		fmt.Fprintf(w, "\n%d partitions would move.\n", n)
 	}
+	fmt.Fprintf(w, "To have this done, and nothing else: --binding %s\n", p.Binding)
 }
 
 // awaitDone returns when nothing is owned any more of what was drained or paused.

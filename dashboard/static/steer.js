@@ -1,4 +1,4 @@
-// The dialog in which an operator says what is wanted: of leases it shows what would move.
+// The dialog in which an operator says what is wanted: of leases it shows what would move, and has the server do that and nothing else.
 "use strict";
 
 // The verbs: what each is about, what it means, and which one takes it back. Those without lasts do not stand, so they cannot end by themselves. Those with asks move
@@ -64,7 +64,7 @@ const steer = {
   turn: 0, // rises each time that the dialog opens
   of: null, // what is steered: kind, subject, and of a lease the partition that is chosen
   values: {}, // what the fields of the verb say
-  previewed: null, // the change that was previewed; null: what is shown is none
+  previewed: null, // the change that was previewed, with its binding; null: what is shown is none
   busy: null, // cancels the preview under way
   doing: false, // a change is under way
   opener: null,
@@ -161,7 +161,7 @@ async function previewNow() {
   if (busy !== steer.busy || answer.kind === "stopped") return; // another came after it
   if (answer.kind === "ok") {
     showPreview(answer.told);
-    ready(change);
+    ready({ ...change, binding: answer.told.binding });
     return;
   }
   $("steer-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));

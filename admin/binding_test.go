@@ -1,0 +1,73 @@
+package admin
+
+import (
+	"testing"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// wide is what is read of leases of so many partitions, whose neighbours have different owners.
+func wide(leases, partitions int) []store.LeasePlan {
+	read := make([]store.LeasePlan, leases)
+	for i := range read {
+		l := store.LeasePlan{Name: string(rune('a' + i)), Generation: 7, Members: []store.Member{{Session: 1, ID: "one"}, {Session: 2, ID: "two"}}, Pins: map[int]string{1: "one"}}
+		for p := range partitions {
+			l.Owners, l.Targets = append(l.Owners, int64(1+p%2)), append(l.Targets, int64(1+p%2))
+			l.OwnerIDs, l.HomeIDs = append(l.OwnerIDs, ""), append(l.HomeIDs, "one")
+		}
+		read[i] = l
+	}
+	return read
+}
+
+// A binding is another one where anything is that a plan depends on, and the same where only the generation is.
+func TestABindingIsOfAllThatAPlanReads(t *testing.T) {
+	t.Parallel()
+	drain, seen := Change{Verb: Drain, Subject: "one"}, make(map[string]string)
+	of := func(what string, c Change, change func(l *store.LeasePlan)) string {
+		t.Helper()
+		read := wide(2, 6)
+		change(&read[1])
+		binding := trial{read: read}.binding(c)
+		if before, is := seen[binding]; is {
+			t.Errorf("%s: as %s", what, before)
+		}
+		seen[binding] = what
+		return binding
+	}
+	plain := of("as it is", drain, func(*store.LeasePlan) {})
+	read := wide(2, 6)
+	read[0].Generation++
+	if later := (trial{read: read}).binding(drain); later != plain {
+		t.Error("another generation is another binding")
+	}
+	for what, change := range map[string]func(l *store.LeasePlan){
+		"another owner":             func(l *store.LeasePlan) { l.Owners[2] = 2 },
+		"an owner of the first":     func(l *store.LeasePlan) { l.Owners[0] = 2 },
+		"another target":            func(l *store.LeasePlan) { l.Targets[2] = 2 },
+		"another target of another": func(l *store.LeasePlan) { l.Targets[4] = 2 },
+		"another last owner":        func(l *store.LeasePlan) { l.OwnerIDs[5] = "two" },
+		"another home":              func(l *store.LeasePlan) { l.HomeIDs[5] = "two" },
+		"one home for the other":    func(l *store.LeasePlan) { l.OwnerIDs[5], l.HomeIDs[5] = "one", "" },
+		"another member":            func(l *store.LeasePlan) { l.Members[1].ID = "three" },
+		"another weight":            func(l *store.LeasePlan) { l.Members[1].Weight = 3 },
+		"another pin":               func(l *store.LeasePlan) { l.Pins[2] = "one" },
+		"a pause":                   func(l *store.LeasePlan) { l.Paused = true },
+		"another name":              func(l *store.LeasePlan) { l.Name = "z" },
+		"one partition less": func(l *store.LeasePlan) {
+			l.Owners, l.Targets, l.OwnerIDs, l.HomeIDs = l.Owners[:5], l.Targets[:5], l.OwnerIDs[:5], l.HomeIDs[:5]
+		},
+	} {
+		of(what, drain, change)
+	}
+	of("another verb", Change{Verb: Cordon, Subject: "one"}, func(*store.LeasePlan) {})
+	of("another client", Change{Verb: Drain, Subject: "two"}, func(*store.LeasePlan) {})
+}
+
+// The server waits for half a second between what was read and the commit: see stopped.
+func BenchmarkBinding(b *testing.B) {
+	read := wide(20, 65536)
+	for b.Loop() {
+		trial{read: read}.binding(Change{Verb: Drain, Subject: "one"})
+	}
+}
