@@ -1,6 +1,7 @@
 package pgleases
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -52,51 +53,36 @@ func (e *engine) registration() store.Registration {
 	}
 }
 
-// registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
+// registerFirst connects and registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
 func (e *engine) registerFirst(ctx context.Context) error {
-	register := &duty{name: "register", traits: ownPause}
 	var failed error // the last attempt, unless ctx ended it
-	for {
-		sent := time.Now()
-		incarnation, newer, err := e.registerOnce(ctx)
-		switch {
-		case err == nil && incarnation == 0:
-			return e.superseded(newer)
-		case err == nil:
-			e.completed(register, nil)
-			e.registered(sent, incarnation)
-			e.publishStats()
-			return nil
-		case !store.Transient(err):
-			return err
-		case ctx.Err() == nil || failed == nil:
-			failed = err
+	for !e.session.registered {
+		if failed != nil && ctx.Err() != nil {
+			return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
 		}
-		if ctx.Err() == nil {
-			e.connection.backOff(e.options)
-			e.completed(register, err)
-			e.session.lateUntil = time.Now().Add(lateAtMost) // a registration renews the session too
+		d, at := e.next(time.Now())
+		if d == nil {
 			select {
-			case <-time.After(time.Until(e.connection.retryAt)):
-				continue
+			case <-time.After(time.Until(at)):
 			case <-ctx.Done():
 			}
+			continue
 		}
-		return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
-	}
-}
-
-// registerOnce registers, on a new connection where the last one was lost.
-func (e *engine) registerOnce(ctx context.Context) (incarnation int64, newer *store.Process, err error) {
-	if e.connection.conn == nil {
-		c, err := e.connection.connect(ctx)
-		if err != nil {
-			return 0, nil, err
+		err := d.begin(e, time.Now()).call(ctx, e.connection.conn)(nil)
+		switch {
+		case e.ending.reason != nil:
+			return e.ending.reason
+		case err != nil && !store.Transient(err):
+			return err
+		case err == nil || ctx.Err() == nil:
+			failed = cmp.Or(err, failed)
+			e.completed(d, err)
+		case failed == nil:
+			failed = err
 		}
-		e.connected(c)
-		e.stats.Reconnects++
 	}
-	return e.connection.conn.Register(ctx, e.registration())
+	e.publishStats()
+	return nil
 }
 
 func (e *engine) beginRegister(time.Time) *operation {
@@ -115,18 +101,16 @@ func (e *engine) beginRegister(time.Time) *operation {
 		case incarnation == 0:
 			e.close(e.superseded(newer))
 		default:
-			e.registered(sent, incarnation)
-			e.client.log.Info("pgleases: registered", slog.Int64("session", e.session.number), slog.Int64("incarnation", incarnation))
+			again := e.session.incarnation != 0
+			e.session.registered, e.session.incarnation = true, incarnation
+			e.session.nextBeat = time.Now() // which tells the rest
+			e.answered(sent)
+			e.trust(sent)
+			if again {
+				e.client.log.Info("pgleases: registered", slog.Int64("session", e.session.number), slog.Int64("incarnation", incarnation))
+			}
 		}
 	})
-}
-
-// registered takes the news that the session has begun. The heartbeat that follows tells the rest.
-func (e *engine) registered(sent time.Time, incarnation int64) {
-	e.session.registered, e.session.incarnation = true, incarnation
-	e.session.nextBeat = time.Now()
-	e.answered(sent)
-	e.trust(sent)
 }
 
 func (e *engine) superseded(newer *store.Process) error {
