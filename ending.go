@@ -111,8 +111,8 @@ func (e *engine) finished(now time.Time) bool {
 	case !now.Before(e.ending.giveUpAt) || e.connection.connectFailed:
 		return true
 	}
-	tenures, leaving := e.releasable(now)
-	return e.idle() && len(tenures)+len(leaving)+len(e.leases.planAt)+len(e.leases.unannounced) == 0 && !e.locks.any(lockReleases) && !e.onlySessionRemains()
+	return e.idle() && e.releaseDue(now).After(now) && len(e.leases.planAt)+len(e.leases.unannounced) == 0 &&
+		!e.locks.any(lockReleases) && !e.onlySessionRemains()
 }
 
 // idle reports whether no duty is under way.

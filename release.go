@@ -150,7 +150,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	for _, name := range answer.Left {
 		left[name] = true
 	}
-	released, kept := make(map[*membership][]*tenure), make(map[*membership][]store.Handed)
+	released, kept := make(map[*membership][]*tenure), make(map[*membership][]*tenure)
 	for _, t := range tenures {
 		m, k := t.membership, key{t.lease.name, t.number}
 		h, done := handed[k]
@@ -173,7 +173,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
 			m.toRead = m.joined
 		default:
-			kept[m] = append(kept[m], h)
+			kept[m] = append(kept[m], e.own(m, h.Partition, h.Epoch))
 			m.toRead = true // where it was renewed, it may be wanted elsewhere
 		}
 		released[m] = append(released[m], t)
@@ -184,11 +184,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 			e.strike(t)
 		}
 	}
-	for m, handed := range kept {
-		gained := make([]*tenure, len(handed))
-		for i, h := range handed {
-			gained[i] = e.own(m, h.Partition, h.Epoch)
-		}
+	for m, gained := range kept {
 		e.serve(m, gained)
 	}
 	e.requestPlan(now, answer.Asking...)
