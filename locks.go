@@ -11,6 +11,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -93,15 +96,19 @@ type lockSession Client
 
 func (s *lockSession) client() *Client { return (*Client)(s) }
 
-func (s *lockSession) Statements() *store.Locks {
-	return &store.Locks{Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds())}
-}
-
-func (s *lockSession) Double() seam.LockTable {
-	if s.options.database == nil {
+func (s *lockSession) Table(pool *pgxpool.Pool) seam.LockTable {
+	switch double := s.options.database; {
+	case double != nil:
+		return double.Locks
+	case pool == nil:
 		return nil
 	}
-	return s.options.database.Locks
+	return &store.Locks{
+		Statements: store.StatementsFor(s.options.schema), LockWait: int(s.options.heartbeat.Milliseconds()),
+		OnConn: func(ctx context.Context, use func(*pgx.Conn) error) error {
+			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return use(conn.Conn()) })
+		},
+	}
 }
 
 func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition, error) {

@@ -33,13 +33,11 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
 	}
 	session := seam.LocksOf(client)
-	switch double := session.Double(); {
-	case double != nil:
-		return &Locks{session: session, table: double}
-	case pool == nil:
+	table := session.Table(pool)
+	if table == nil {
 		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
 	}
-	return &Locks{session: session, table: pooled{pool, session.Statements()}}
+	return &Locks{session: session, table: table}
 }
 
 // TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it returns ErrHeld.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -13,10 +15,8 @@ var LocksOf func(client any) Locks
 // Locks is what package lock has of a client. Its methods are safe for concurrent use. Where they return an error that is none of ctx, the
 // client has ended, or has lost its trust, and the error wraps the root package's that says so.
 type Locks interface {
-	// Statements are those for connections of the application's.
-	Statements() *store.Locks
-	// Double is where a client takes locks that runs on no server; nil: it runs on one.
-	Double() LockTable
+	// Table is where the client takes locks: on connections of a pool, or on a double of a server; nil: there is neither.
+	Table(pool *pgxpool.Pool) LockTable
 
 	// Begin begins an acquisition. It ends with one of Hold, Forget and Abandon.
 	Begin(ctx context.Context, name string) (*Acquisition, error)

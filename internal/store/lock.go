@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -157,25 +158,23 @@ func (c *Conn) GrantedLocks() []int64 {
 	return granted
 }
 
-// Locks are the statements on connections of the application's. LockWait is how long one waits for another's mutex, milliseconds. It is not
-// copied after its first use.
+// Locks are the statements on connections of the application's. They are not copied after their first use.
 type Locks struct {
 	Statements Statements
-	LockWait   int
+	LockWait   int                                                        // how long one waits for another's mutex, milliseconds
+	OnConn     func(ctx context.Context, use func(*pgx.Conn) error) error // waits for a connection, until ctx ends
 
 	notCommitted atomic.Bool // the application's transactions are not READ COMMITTED, unless they say so
 }
 
-// Acquire takes a lock, or a place in its queue. See lockacquire.sql.
-func (l *Locks) Acquire(ctx context.Context, conn *pgx.Conn, r LockRequest) (LockAnswer, error) {
-	words, err := tolerant(func(notify bool) ([]string, error) {
-		return ask[[]string](ctx, l, conn, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
-			r.Run.Timeline, r.Run.Started, r.Run.Mark, l.LockWait, notify)
-	})
+// Acquire takes a lock, or a place in its queue. Sent tells whether the database may have been asked. See lockacquire.sql.
+func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, sent bool, err error) {
+	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
+		r.Run.Timeline, r.Run.Started, r.Run.Mark)
 	if err != nil {
-		return LockAnswer{}, err
+		return answer, sent, err
 	}
-	answer := LockAnswer{Outcome: LockOutcome(words[0])}
+	answer = LockAnswer{Outcome: LockOutcome(words[0])}
 	n := func(i int) (n int64) {
 		if err == nil {
 			n, err = strconv.ParseInt(words[i], 10, 64)
@@ -191,17 +190,21 @@ func (l *Locks) Acquire(ctx context.Context, conn *pgx.Conn, r LockRequest) (Loc
 	case LockElsewhere:
 		answer.Run = Run{Timeline: n(1), Started: n(2), Mark: n(3)}
 	}
-	return answer, err
+	return answer, sent, err
 }
 
-// Release gives up a lock of a session. See lockrelease.sql.
-func (l *Locks) Release(ctx context.Context, conn *pgx.Conn, session int64, r LockRelease, run Run) (LockOutcome, error) {
-	return tolerant(func(notify bool) (LockOutcome, error) {
-		return ask[LockOutcome](
-			ctx, l, conn, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark, l.LockWait,
-			notify,
-		)
-	})
+// Release gives up a lock of a session. It waits for a connection so long at most. See lockrelease.sql.
+func (l *Locks) Release(
+	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Run,
+) (became LockOutcome, sent bool, err error) {
+	soon, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark)
+}
+
+// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most. See lockguard.sql.
+func (l *Locks) Guard(_ context.Context, query Query, name string, token, trust int64) error {
+	return query(l.Statements.LockGuard, name, token, trust)
 }
 
 // List returns the locks whose names have a prefix, from the name after one, at most that many. See locklist.sql.
@@ -210,10 +213,23 @@ func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, 
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[LockRow])
 }
 
-// ask sends a statement that returns one value, in the protocol that is the connection's default: the application knows what its pooler takes.
-// It is one message, and one transaction, in each of them. Where the default of transactions is not READ COMMITTED, the server refuses
-// it, and the message begins with that from then on.
-func ask[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string, args ...any) (value T, err error) {
+// ask sends a statement once soon gave a connection.
+func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (value T, sent bool, err error) {
+	err = l.OnConn(soon, func(conn *pgx.Conn) (err error) {
+		sent = true
+		value, err = tolerant(func(notify bool) (T, error) {
+			return send[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
+		})
+		return err
+	})
+	return value, sent, err
+}
+
+// send sends a statement that returns one value, in the protocol that is the connection's default:
+// the application knows what its pooler takes. It is one message, and one transaction, in each of
+// them. Where the default of transactions is not READ COMMITTED, the server refuses it, and the
+// message begins with that from then on.
+func send[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string, args ...any) (value T, err error) {
 	if !l.notCommitted.Load() {
 		rows, _ := conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
 		value, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])

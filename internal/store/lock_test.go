@@ -37,29 +37,25 @@ func (f *fixture) locker(id string) *locker {
 		l.table = f.double.LockTable()
 		return l
 	}
-	l.app, l.locks = f.session(), &Locks{Statements: StatementsFor(f.schema), LockWait: 20_000}
+	l.app, l.locks = onOne(f.session(), f.schema, 20_000)
 	l.table = onServer{l.locks, l.app}
 	return l
 }
 
+// onOne are the statements on one connection.
+func onOne(conn *pgx.Conn, schema string, wait int) (*pgx.Conn, *Locks) {
+	return conn, &Locks{Statements: StatementsFor(schema), LockWait: wait,
+		OnConn: func(_ context.Context, use func(*pgx.Conn) error) error { return use(conn) }}
+}
+
 // onServer is a table of locks on one connection.
 type onServer struct {
-	locks *Locks
-	app   *pgx.Conn
-}
-
-func (s onServer) Acquire(ctx context.Context, r LockRequest) (LockAnswer, bool, error) {
-	answer, err := s.locks.Acquire(ctx, s.app, r)
-	return answer, true, err
-}
-
-func (s onServer) Release(ctx context.Context, _ time.Duration, session int64, r LockRelease, run Run) (LockOutcome, bool, error) {
-	became, err := s.locks.Release(ctx, s.app, session, r, run)
-	return became, true, err
+	*Locks
+	app *pgx.Conn
 }
 
 func (s onServer) List(ctx context.Context, prefix, after string, most int) ([]LockRow, error) {
-	return s.locks.List(ctx, s.app, prefix, after, most)
+	return s.Locks.List(ctx, s.app, prefix, after, most)
 }
 
 // tomorrow is a last instant that no test reaches.
@@ -242,7 +238,7 @@ func TestWhoWaitedForTheMutexSeesWhatWasDoneUnderIt(t *testing.T) {
 		INSERT INTO clients SELECT 77, 'new', 1, now() + interval '1 hour', '1 hour', 'host', 1, now();
 		INSERT INTO locks VALUES ('x', 2, 77, 5, false, 9, clock_timestamp())`)
 	asking := later(func() string {
-		answer, err := a.locks.Acquire(f.ctx, a.app, a.request("x", exclusive, try))
+		answer, _, err := a.locks.Acquire(f.ctx, a.request("x", exclusive, try))
 		return fmt.Sprint(answer.Outcome, err)
 	})
 	f.blocked(a.app.PgConn().PID())
@@ -330,7 +326,7 @@ func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 		l := f.locker(fmt.Sprint("client ", i))
 		lockers[i] = later(func() error {
 			for n := range 60 {
-				answer, err := l.locks.Acquire(f.ctx, l.app, l.request("x", exclusive, try))
+				answer, _, err := l.locks.Acquire(f.ctx, l.request("x", exclusive, try))
 				if err != nil {
 					return err
 				}
@@ -430,7 +426,7 @@ func TestAReleaseWaitsForTheMutex(t *testing.T) {
 	a.says("a", LockGranted, "x", exclusive, try)
 	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
 	releasing := later(func() string {
-		became, err := a.locks.Release(f.ctx, a.app, a.session, LockRelease{Name: "x", Nonce: a.nonces["x"]}, a.known)
+		became, _, err := a.locks.Release(f.ctx, time.Minute, a.session, LockRelease{Name: "x", Nonce: a.nonces["x"]}, a.known)
 		return fmt.Sprint(became, err)
 	})
 	f.blocked(a.app.PgConn().PID())

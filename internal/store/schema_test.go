@@ -108,9 +108,10 @@ func protocol(f *fixture) {
 // protocolOfLocks runs every statement of the locks on a client's connection, those of the application's too.
 func protocolOfLocks(f *fixture, c *client) {
 	f.Helper()
-	locks, app, run := &Locks{Statements: StatementsFor(f.schema), LockWait: 5000}, c.pg().Raw(), c.run()
+	app, locks := onOne(c.pg().Raw(), f.schema, 5000)
+	run := c.run()
 	for nonce, outcome := range []LockOutcome{LockGranted, LockWaits} {
-		answer, err := locks.Acquire(f.ctx, app, LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run})
+		answer, _, err := locks.Acquire(f.ctx, LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run})
 		f.ok(err)
 		expect(f.TB, answer.Outcome, outcome, "acquired")
 	}
@@ -120,7 +121,7 @@ func protocolOfLocks(f *fixture, c *client) {
 	_, err = app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000))
 	f.ok(err)
 	f.ok(c.pg().ListenToLocks(f.ctx, c.session))
-	became, err := locks.Release(f.ctx, app, c.session, LockRelease{Name: "x", Nonce: 1}, run)
+	became, _, err := locks.Release(f.ctx, 1e9, c.session, LockRelease{Name: "x", Nonce: 1}, run)
 	f.ok(err)
 	expect(f.TB, became, LockReleased, "release")
 	found, _, err := c.pg().LookAtLocks(f.ctx, c.session, []int64{2}, false)
