@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
-		_ = flag.Set(f.Name, "8")
+		_ = flag.Set(f.Name, "16")
 	}
 	dir, err := os.MkdirTemp("", "pgleases-run-")
 	code := 1

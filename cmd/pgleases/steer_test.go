@@ -238,11 +238,11 @@ func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 		frozen   bool // the outage before that: the connection is, or it is cut
 		do       func(t *testing.T, database, role string, drop func() error)
 	}{
-		{"a role that is refused", "is not permitted to log in", false, func(t *testing.T, database, role string, _ func() error) {
-			execute(t, database, "ALTER ROLE "+role+" NOLOGIN")
-		}},
 		{"a database that is dropped", "does not exist", true, func(t *testing.T, _, _ string, drop func() error) {
 			tests.OK(t, drop())
+		}},
+		{"a role that is refused", "is not permitted to log in", false, func(t *testing.T, database, role string, _ func() error) {
+			execute(t, database, "ALTER ROLE "+role+" NOLOGIN")
 		}},
 	} {
 		t.Run(end.of, func(t *testing.T) {

@@ -302,8 +302,12 @@ func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *t
 		deaf := ts.deaf
 		ts.mu.Unlock()
 		if deaf {
-			<-ctx.Done()
-			return nil, ctx.Err()
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-f.Context().Done(): // or what pgx still cancels would wait for longer than the test
+				return nil, f.Context().Err()
+			}
 		}
 		server, err := dial(ctx, network, address)
 		if err != nil {

@@ -18,12 +18,13 @@ import (
 // Patience bounds what is waited for. It is reached only where that never comes.
 const Patience = 2 * time.Minute
 
-// Main runs the tests of a package for its TestMain, and exits. They wait for the server: unless -parallel says otherwise, twice as many as
-// there are processors run beside each other. It fails where they leave goroutines.
+// Main runs the tests of a package for its TestMain, and exits. They wait most of the time: unless
+// -parallel says otherwise, four times as many as there are processors run beside each other. It fails
+// where they leave goroutines.
 func Main(m *testing.M) {
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
+		_ = flag.Set(f.Name, strconv.Itoa(4*runtime.GOMAXPROCS(0)))
 	}
 	end := pgtest.Keep()
 	code := m.Run()
