@@ -24,7 +24,8 @@ type duty struct {
 	traits traits
 }
 
-// The stage is how far a client has come. What belongs to one of its stages goes on in the next ones, from beating on.
+// The stage is how far a client has come. What belongs to one of its stages goes on in the next
+// ones, from beating on.
 type stage int
 
 const (
@@ -143,7 +144,8 @@ type operation struct {
 	cancel context.CancelFunc
 }
 
-// ask is the operation that sends a statement. Its error is that of the statement, whatever take does about it.
+// ask is the operation that sends a statement. Its error is that of the statement, whatever take
+// does about it.
 func ask[T any](limit time.Duration, send func(context.Context, conn) (T, error), take func(T, error)) *operation {
 	return &operation{limit: limit, call: func(ctx context.Context, c conn) func(error) error {
 		answer, err := send(ctx, c)

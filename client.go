@@ -236,7 +236,8 @@ func (c *Client) Close(ctx context.Context) error {
 	return c.closeErr
 }
 
-// request has the client's goroutine run f. It stops waiting for that at the end of ctx, or of the client.
+// request has the client's goroutine run f. It stops waiting for that at the end of ctx, or of the
+// client.
 func (c *Client) request(ctx context.Context, f func(*engine)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

@@ -108,7 +108,8 @@ func (e *engine) loop() {
 	e.finish()
 }
 
-// turn acts upon an event and upon the time, and returns when the next turn is due. Acquisitions of locks wait for its end.
+// turn acts upon an event and upon the time, and returns when the next turn is due. Acquisitions of
+// locks wait for its end.
 func (e *engine) turn(event func(*engine)) (wake time.Time, over bool) {
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()

@@ -24,8 +24,9 @@ import (
 
 // locks is what the client's session holds and awaits.
 type locks struct {
-	// mu guards the next four. The client's goroutine has it during a turn, so acquisitions see them as they are between two turns. A
-	// lock that is free is taken, and released, without a turn, which would take a tenth of the time. No statement is sent under it.
+	// mu guards the next four. The client's goroutine has it during a turn, so acquisitions see
+	// them as they are between two turns. A lock that is free is taken, and released, without a
+	// turn, which would take a tenth of the time. No statement is sent under it.
 	mu       sync.Mutex
 	of       map[int64]*lockState                   // by nonce: all that the database may have
 	at       [lockReleases + 1]map[int64]*lockState // the same by stage: of a thousand that are held, few wait
@@ -42,8 +43,9 @@ type locks struct {
 	batch   int // the most locks that one statement releases: one, where the last met somebody's mutex
 }
 
-// A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out of date by what the engine has not acted on
-// yet. The turn that ends all that is held ends the standing too: so nothing is held under one that has ended.
+// A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out
+// of date by what the engine has not acted on yet. The turn that ends all that is held ends the
+// standing too: so nothing is held under one that has ended.
 type standing struct {
 	ending    error // why the client ends; nil: it does not
 	term      *term // nil: there is no trust
@@ -363,8 +365,8 @@ func (e *engine) finishLocks(reason error) []string {
 	return names
 }
 
-// remain reports whether the session holds or awaits locks in the database, as far as is known. What was sent and not answered
-// finds the session gone, or is a row of a dead session.
+// remain reports whether the session holds or awaits locks in the database, as far as is known.
+// What was sent and not answered finds the session gone, or is a row of a dead session.
 func (ls *locks) remain() bool { return ls.any(lockWaits, lockHeld, lockLost, lockReleases) }
 
 // heardLocks takes a heartbeat that was answered.

@@ -129,7 +129,8 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	}
 }
 
-// compare takes out the tenures that the session does not own under their epoch: those released, and those lost.
+// compare takes out the tenures that the session does not own under their epoch: those released,
+// and those lost.
 func (m *membership) compare(owned []store.Owned) (released, lost []*tenure) {
 	epochs := make([]int64, m.lease.partitions) // 0: it does not own that partition
 	for _, p := range owned {
@@ -304,8 +305,8 @@ func (e *engine) handOver(m *membership, tenures []*tenure) {
 	}
 }
 
-// end ends those of a lease's ownerships that have not ended, counts them, and returns their number. All that end at once end in one
-// call. They are told of later, see tellEnded.
+// end ends those of a lease's ownerships that have not ended, counts them, and returns their
+// number. All that end at once end in one call. They are told of later, see tellEnded.
 func (e *engine) end(m *membership, tenures []*tenure, cause error) int {
 	owned := make([]*ownership, 0, len(tenures))
 	for _, t := range tenures {
@@ -345,7 +346,8 @@ func (e *engine) endAll(cause error) (ended int) {
 	return ended
 }
 
-// tellEnded logs what has ended, in each turn once all that ends in it has, and before what is gained.
+// tellEnded logs what has ended, in each turn once all that ends in it has, and before what is
+// gained.
 func (e *engine) tellEnded() {
 	for _, l := range e.untold {
 		if l.handedOver {

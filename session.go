@@ -53,7 +53,8 @@ func (e *engine) registration() store.Registration {
 	}
 }
 
-// registerFirst connects and registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
+// registerFirst connects and registers before the goroutine runs. What may succeed when it is
+// repeated is tried again until ctx ends.
 func (e *engine) registerFirst(ctx context.Context) error {
 	var failed error // the last attempt, unless ctx ended it
 	for !e.session.registered {

@@ -15,7 +15,8 @@ var LocksOf func(client any) Locks
 // Locks is what package lock has of a client. Its methods are safe for concurrent use. Where they return an error that is none of ctx, the
 // client has ended, or has lost its trust, and the error wraps the root package's that says so.
 type Locks interface {
-	// Table is where the client takes locks: on connections of a pool, or on a double of a server; nil: there is neither.
+	// Table is where the client takes locks: on connections of a pool, or on a double of a server;
+	// nil: there is neither.
 	Table(pool *pgxpool.Pool) LockTable
 
 	// Begin begins an acquisition. It ends with one of Hold, Forget and Abandon.

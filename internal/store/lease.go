@@ -59,7 +59,8 @@ type Released struct {
 	Asking   []string  // leases for which a plan is due now
 }
 
-// A Handed is a released partition with its new owner (0: none) and epoch. The owner was told if the lease was left.
+// A Handed is a released partition with its new owner (0: none) and epoch. The owner was told if
+// the lease was left.
 type Handed struct {
 	Lease     string
 	Partition int

@@ -158,7 +158,8 @@ func (c *Conn) GrantedLocks() []int64 {
 	return granted
 }
 
-// Locks are the statements on connections of the application's. They are not copied after their first use.
+// Locks are the statements on connections of the application's. They are not copied after their
+// first use.
 type Locks struct {
 	Statements Statements
 	LockWait   int                                                        // how long one waits for another's mutex, milliseconds
@@ -167,7 +168,8 @@ type Locks struct {
 	notCommitted atomic.Bool // the application's transactions are not READ COMMITTED, unless they say so
 }
 
-// Acquire takes a lock, or a place in its queue. Sent tells whether the database may have been asked. See lockacquire.sql.
+// Acquire takes a lock, or a place in its queue. Sent tells whether the database may have been
+// asked. See lockacquire.sql.
 func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, sent bool, err error) {
 	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
 		r.Run.Timeline, r.Run.Started, r.Run.Mark)
@@ -193,7 +195,8 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 	return answer, sent, err
 }
 
-// Release gives up a lock of a session. It waits for a connection so long at most. See lockrelease.sql.
+// Release gives up a lock of a session. It waits for a connection so long at most. See
+// lockrelease.sql.
 func (l *Locks) Release(
 	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Run,
 ) (became LockOutcome, sent bool, err error) {
@@ -202,7 +205,8 @@ func (l *Locks) Release(
 	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Mark)
 }
 
-// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling at most. See lockguard.sql.
+// Guard fences a transaction, in which query runs a statement, for so many milliseconds of idling
+// at most. See lockguard.sql.
 func (l *Locks) Guard(_ context.Context, query Query, name string, token, trust int64) error {
 	return query(l.Statements.LockGuard, name, token, trust)
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/pgleases/pgleases/sql"
 )
 
-// Statements are the texts of the SQL files for one schema, without their head comments. A field has the name of its file, in
-// lower case.
+// Statements are the texts of the SQL files for one schema, without their head comments. A field
+// has the name of its file, in lower case.
 type Statements struct {
 	Schema string // schema.sql, then functions.sql: all that a migration runs
 
