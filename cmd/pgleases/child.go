@@ -180,8 +180,3 @@ func (s *supervisor) tell(keeper *exec.Cmd, w *os.File, order time.Duration) {
 		_ = keeper.Process.Kill() // or it has ended
 	}
 }
-
-func isTerminal(f *os.File) bool {
-	info, err := f.Stat()
-	return err != nil || info.Mode()&os.ModeCharDevice != 0
-}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,11 +57,8 @@ func newDescribe() *cobra.Command {
 A share is what a member is due by its weight, in partitions. COMING are those on their way to it; GOING those that it was asked to hand over, which it
 does when its work on them has ended.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, func(io.Writer), error) {
-		l := s.Lease(args[0])
-		if l == nil {
-			return nil, nil, fmt.Errorf("there is no lease %q: pgleases list shows those that there are", args[0])
-		}
-		return l, func(w io.Writer) { writeLease(w, s, l) }, nil
+		l, err := leaseOf(s, args[0])
+		return l, func(w io.Writer) { writeLease(w, s, l) }, err
 	})
 }
 
@@ -149,6 +147,71 @@ func writeClients(w io.Writer, s *admin.Snapshot) {
 		)
 	}
 	t.write(w)
+}
+
+func newWatch() *cobra.Command {
+	return &cobra.Command{
+		Use:   "watch [LEASE]",
+		Short: "Show leases and clients, again each second",
+		Long: `Show the leases and the clients, or one lease, again each second, until Ctrl-C. On a terminal each look takes the place of the one before.
+
+When the database does not answer it says so, and what was seen last stays, with its time.`,
+		Args:              asUsed,
+		ValidArgsFunction: complete,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			flag, _ := cmd.Flags().GetString("database")
+			return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
+				return watch(ctx, cmd.OutOrStdout(), a, databaseURL(flag), args)
+			})
+		},
+	}
+}
+
+func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args []string) error {
+	before := ""
+	if isTerminal(os.Stdout) {
+		before = "\x1b[H\x1b[2J"
+	}
+	seen := ""
+	for limited := range eachSecond(ctx) {
+		s, err := a.Snapshot(limited)
+		var l *admin.Lease
+		if err == nil && len(args) > 0 {
+			l, err = leaseOf(s, args[0])
+		}
+		text := ""
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil && seen == "":
+			return err
+		case err != nil:
+			text = lines(told(unreachable(err, url))) + "\n\n"
+		default:
+			var b strings.Builder
+			fmt.Fprintf(&b, "%s\n\n", s.At.Local().Format(time.DateTime))
+			if l != nil {
+				writeLease(&b, s, l)
+			} else {
+				writeLeases(&b, s)
+				b.WriteByte('\n')
+				writeClients(&b, s)
+			}
+			seen = b.String()
+		}
+		if _, err := fmt.Fprintln(out, before+text+seen); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// leaseOf is a lease of a snapshot.
+func leaseOf(s *admin.Snapshot, name string) (*admin.Lease, error) {
+	if l := s.Lease(name); l != nil {
+		return l, nil
+	}
+	return nil, fmt.Errorf("there is no lease %q: pgleases list shows those that there are", name)
 }
 
 // eachSecond yields a context for what is done now, and again each second, until ctx ends.

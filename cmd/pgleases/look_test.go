@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 	"unicode"
@@ -187,6 +188,32 @@ func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
 	all := decoded[[]admin.Lock](t, database, "locks", "pl")
 	if len(all) != 1 || all[0].Name != "plain" || all[0].Holders[0].Client != odd || all[0].Holders[0].Token == 0 {
 		t.Errorf("locks with a prefix: %+v", all)
+	}
+}
+
+// What was seen last stays while the database is away.
+func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	way := newProxy(t, database)
+	execute(t, database, sound)
+	all, one := run(t, databaseEnv(way.url), "watch"), run(t, databaseEnv(database), "watch", "none")
+	if code := one.wait(); code != exitFailed || !strings.Contains(one.output.String(), `there is no lease "none"`) {
+		t.Errorf("watch of a lease that is not there: exit code %d, %s", code, one.output.String())
+	}
+	tests.Until(t, "a look", func() bool { return strings.Contains(all.output.String(), "LEASE ") })
+	way.set(true, false)
+	tests.Until(t, "it tells of the outage, above what was seen", func() bool {
+		_, after, found := strings.Cut(all.output.String(), "Set --database, DATABASE_URL")
+		return found && strings.Contains(after, "LEASE ")
+	})
+	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'", "UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
+	way.set(false, false)
+	tests.Until(t, "it looks again", func() bool { return strings.Contains(all.output.String(), "renamed ") })
+	unprintable(t, "watch", all.output.String())
+	all.signal(syscall.SIGINT)
+	if code := all.wait(); code != 0 {
+		t.Errorf("exit code %d after Ctrl-C", code)
 	}
 }
 

@@ -64,6 +64,11 @@ func (w *written) Write(text []byte) (n int, err error) {
 	return n, err
 }
 
+func isTerminal(f *os.File) bool {
+	info, err := f.Stat()
+	return err != nil || info.Mode()&os.ModeCharDevice != 0
+}
+
 // told is what people are told of an error.
 func told(err error) string {
 	return strings.TrimPrefix(strings.TrimPrefix(err.Error(), "pgleases: "), "admin: ")
@@ -90,7 +95,7 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	)
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
-	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(),
+	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(),
 		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion())
 	root.AddCommand(newSteering()...)
 	if keeper := newKeeper(); keeper != nil {
