@@ -285,7 +285,7 @@ func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
 	edit := db.begin()
 	got := make(chan error, 1)
 	go func() {
-		_, err := edit.Exec(t.Context(), "SELECT pgleases.schedule_get($1, 'close', true)", group)
+		_, err := edit.Exec(t.Context(), "SELECT pgleases.schedule_get($1, 'close', true, NULL)", group)
 		got <- err
 	}()
 	until(t, "it waits for the transaction", func() bool {

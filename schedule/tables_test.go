@@ -1,12 +1,14 @@
 package schedule_test
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -144,8 +146,8 @@ func TestManageNeedsNoClient(t *testing.T) {
 	wraps(t, "without tables", err, pgleases.ErrSchema)
 }
 
-// What is changed with a reason is written down whatever the role's search_path has.
-func TestNoStrangeCodeRunsWhereAReasonIsWrittenDown(t *testing.T) {
+// What is changed is changed, and written down, whatever the role's search_path has.
+func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
@@ -158,6 +160,11 @@ func TestNoStrangeCodeRunsWhereAReasonIsWrittenDown(t *testing.T) {
 	t.Cleanup(pool.Close)
 	m, err := schedule.Manage(t.Context(), pool, group, schedule.WithReason("why", "ann"))
 	ok(t, err)
+	changed := schedule.InTx(newWorker(db).Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
+	for _, text := range []string{"one", "other", "other"} {
+		ok(t, changed.Put(t.Context(), "close", text, hourly))
+		expect(t, one[string](db, "SELECT args #>> '{}' FROM pgleases.schedules"), text, "arguments")
+	}
 	ok(t, m.Pause(t.Context(), "close"))
 	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	id, err := m.Trigger(t.Context(), "close")

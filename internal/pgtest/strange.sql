@@ -5,7 +5,7 @@
 SET check_function_bodies = off; -- the bodies are all the same
 DO $body$
 DECLARE
-    types CONSTANT pg_catalog.regtype[] := '{bigint,int,text,varchar,boolean,timestamptz,interval,numeric,float8,bytea,bit,pg_lsn,text[],bigint[],int[],anyelement}';
+    types CONSTANT pg_catalog.regtype[] := '{bigint,int,text,varchar,boolean,timestamptz,interval,numeric,float8,bytea,bit,pg_lsn,text[],bigint[],int[],jsonb,anyelement}';
     body CONSTANT pg_catalog.text := ' LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_catalog.nextval(''strange.calls''); RAISE EXCEPTION ''strange code was called''; END $f$';
     r record;
     arguments pg_catalog.text;
@@ -37,7 +37,7 @@ BEGIN
     FOR r IN SELECT a AS one, b AS other, o.name, coalesce(o.result, CASE WHEN 'interval'::regtype IN (a, b) THEN 'interval' ELSE a::text END) AS result,
                     o.result IS NULL AS counts
              FROM unnest(types) AS a, unnest(types) AS b,
-                  (VALUES ('=', 'boolean'), ('<>', 'boolean'), ('<', 'boolean'), ('>', 'boolean'), ('<=', 'boolean'), ('>=', 'boolean'),
+                  (VALUES ('=', 'boolean'), ('<>', 'boolean'), ('<', 'boolean'), ('>', 'boolean'), ('<=', 'boolean'), ('>=', 'boolean'), ('->', 'boolean'),
                           ('+', NULL), ('-', NULL), ('*', NULL), ('/', NULL), ('%', NULL), ('&', NULL), ('|', NULL),
                           ('<<', NULL), ('>>', NULL), ('||', NULL)) AS o (name, result)
     LOOP

@@ -451,8 +451,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_retry(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, bigint) IS 'Runs a tick or a job that failed once more, as a job.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, OUT clock_us bigint,
-    OUT answer pg_catalog.jsonb)
+CREATE OR REPLACE FUNCTION pgleases.schedule_get(group_name pg_catalog.text, name pg_catalog.text, edit boolean, args pg_catalog.jsonb,
+    OUT clock_us bigint, OUT answer pg_catalog.jsonb, OUT same boolean)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     clock_us := (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint;
@@ -461,10 +461,11 @@ BEGIN
         -- else another of the name was made while it waited
         EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2);
     END LOOP;
-    SELECT pgleases.schedule_json(s) INTO answer FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2;
+    SELECT pgleases.schedule_json(s), s.args = $4 INTO answer, same FROM pgleases.schedules AS s WHERE s.group_name = $1 AND s.name = $2;
+    same := coalesce(same, false);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean) IS 'One schedule. See get.sql.';
+COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean, pg_catalog.jsonb) IS 'One schedule. See get.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -619,7 +620,7 @@ BEGIN
     name := coalesce($3, (SELECT r.name FROM pgleases.jobs AS r WHERE r.group_name = $2 AND r.id = of_job),
                      (SELECT r.name FROM pgleases.history AS r WHERE r.group_name = $2 AND r.job = of_job ORDER BY r.id DESC LIMIT 1), '');
     IF $3 IS NOT NULL THEN
-        PERFORM pgleases.schedule_get($2, $3, $1 IN ('pause', 'resume', 'delete')); -- which locks it
+        PERFORM pgleases.schedule_get($2, $3, $1 IN ('pause', 'resume', 'delete'), NULL); -- which locks it
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $2 AND r.name = $3;
         IF s.id IS NULL AND $1 <> 'retry' THEN
             RAISE EXCEPTION 'group "%" has no schedule "%"', $2, $3 USING ERRCODE = 'undefined_object';
