@@ -26,7 +26,8 @@ func manySchedules(t *testing.T, url string) {
 				CASE n % 100 WHEN 1 THEN 'infinity' WHEN 4 THEN now() - interval '5 minutes' ELSE now() + interval '1 hour' END, CASE n % 100 WHEN 3 THEN 2 ELSE 0 END, 1,
 				CASE n % 100 WHEN 1 THEN now() END, CASE n % 100 WHEN 2 THEN 'nobody knows its kind' END, CASE n % 100 WHEN 2 THEN now() END, now()
 			FROM generate_series(0, 2999) AS n`,
-		`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) SELECT 'billing', 'j' || n, n % 16, 'mail', '', 'job', '{}', n % 4, now(),
+		`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) SELECT 'billing', 'j' || n, n % 16, 'mail', '', 'job', '{}', n % 4,
+			CASE n WHEN 1199 THEN '0001-06-01Z' ELSE now() END, -- later than a Duration holds
 			CASE WHEN n < 1150 THEN 'infinity' ELSE now() END FROM generate_series(0, 1199) AS n`,
 		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, ended_at, again) VALUES
 			(1, NULL, 'billing', 's0001', 'books', now() - interval '2 hours', now() - interval '1 hour', 1, 'done', NULL, now(), NULL),

@@ -26,6 +26,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
+	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 )
 
 // output1 is what a verb prints that has to succeed.
@@ -295,6 +296,17 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 	in := func(purpose string, args ...string) (int, string) {
 		c := run(t, databaseEnv(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
 		return c.wait(), c.output.String()
+	}
+	file, err := schedulesql.Files.ReadFile("grants/operator.sql")
+	tests.OK(t, err)
+	roles["the file alone"] = newRole(t, database)
+	execute(t, database, strings.NewReplacer("pgleases_operator", roles["the file alone"], "pgleases", `"it's"`).Replace(string(file)))
+	for _, verb := range []string{"schedules groups", "schedules list none", "schedules list none --only late", "schedules history none x", "jobs list none"} {
+		for _, purpose := range []string{"reader", "schedules", "schedule-operators", "the file alone"} {
+			if _, text := in(purpose, strings.Fields(verb)...); strings.Contains(text, "permission denied") {
+				t.Errorf("%s as %s: %s", verb, purpose, text)
+			}
+		}
 	}
 	for _, verb := range [][]string{{"locks"}, {"list"}} {
 		for _, purpose := range []string{"reader", "application", "operator"} {
