@@ -17,10 +17,10 @@ func TestAnAcquisitionThatArrivesAfterItsReleaseLeavesNothing(t *testing.T) {
 	db := tests.Pool(t, url)
 	a, b := newWorker(t, url), newWorker(t, url)
 	release(t, a.held(a.TryAcquire, "y")) // it knows the server: what is stranded would be granted
-	deliver := a.app.strand("lock_acquire")
+	deliver := a.app.Strand("lock_acquire", "granted")
 	defer func() { _ = deliver() }()
 	h := a.held(a.TryAcquire, "x")
-	expect(t, a.app.toLose(), 0, "messages that were lost")
+	expect(t, a.app.Left(), 0, "messages that were lost")
 	release(t, h)
 	expect(t, tests.Value[int](t, db, rows), 0, "rows")
 	tests.OK(t, deliver())

@@ -189,7 +189,7 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	place := b.waits(db, b.Acquire, "x")
 	tx, err := db.Begin(t.Context())
 	tests.OK(t, err)
-	a.own.setCut(true)
+	a.own.Cut()
 	next := tests.Receive(t, "another has the lock", place)
 	if h.Context().Err() == nil {
 		t.Fatal("two had the lock")
@@ -202,7 +202,7 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	_, err = a.TryAcquire(t.Context(), "z")
 	wraps(t, "acquisition without trust", err, pgleases.ErrTrustLost)
 	tests.Until(t, "nothing is left of the dead", func() bool { return tests.Value[int](t, db, rows) == 1 })
-	a.own.setCut(false)
+	a.own.Mend()
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	wraps(t, "release once more", h.Release(t.Context()), lock.ErrLost)
 	wraps(t, "release", still.Release(t.Context()), lock.ErrLost)
@@ -220,9 +220,9 @@ func TestALockThatWasLostNeverComesBack(t *testing.T) {
 	db := tests.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	h := a.held(a.TryAcquire, "x")
-	a.own.setCut(true)
+	a.own.Cut()
 	tests.Receive(t, "it is lost", h.Context().Done())
-	a.own.setCut(false)
+	a.own.Mend()
 	tests.Until(t, "there is trust again", func() bool {
 		other, err := a.TryAcquire(t.Context(), "y")
 		if err == nil {
@@ -243,7 +243,7 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	db := tests.Pool(t, url)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	before := a.held(a.TryAcquire, "before")
-	deliver := a.app.delay("lock_acquire")
+	deliver := a.app.Delay("lock_acquire")
 	defer deliver()
 	type answer struct {
 		held *lock.Held
@@ -255,9 +255,9 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 		got <- answer{h, err}
 	}()
 	tests.Until(t, "it is granted", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 1 })
-	a.own.setCut(true)
+	a.own.Cut()
 	tests.Receive(t, "trust is lost", before.Context().Done())
-	a.own.setCut(false)
+	a.own.Mend()
 	tests.Until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
 	deliver()
 	late := tests.Receive(t, "it returns", got)
@@ -271,25 +271,25 @@ func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 	db := tests.Pool(t, url)
 	a := newWorker(t, url)
 	for _, after := range []bool{false, true} {
-		a.app.lose(1, "lock_acquire", after)
+		a.app.Lose(1, "lock_acquire", after)
 		h := a.held(a.TryAcquire, "x")
-		expect(t, a.app.toLose(), 0, "messages to lose")
+		expect(t, a.app.Left(), 0, "messages to lose")
 		expect(t, tests.Value[int](t, db, rows), 1, "rows")
-		a.app.lose(1, "lock_release", after)
+		a.app.Lose(1, "lock_release", after)
 		release(t, h)
-		expect(t, a.app.toLose(), 0, "messages to lose")
+		expect(t, a.app.Left(), 0, "messages to lose")
 		expect(t, tests.Value[int](t, db, rows), 0, "rows")
 
-		a.app.lose(2, "lock_acquire", after)
+		a.app.Lose(2, "lock_acquire", after)
 		if h, err := a.TryAcquire(t.Context(), "x"); err == nil {
 			t.Errorf("both answers were lost, and it has %v", h)
 		}
-		expect(t, a.app.toLose(), 0, "messages to lose")
+		expect(t, a.app.Left(), 0, "messages to lose")
 		tests.Until(t, "no row is left", func() bool { return tests.Value[int](t, db, rows) == 0 })
 	}
 	h := a.held(a.Acquire, "x")
 	b := newWorker(t, url)
-	b.app.lose(1, "lock_acquire", true)
+	b.app.Lose(1, "lock_acquire", true)
 	place := b.waits(db, b.Acquire, "x")
 	expect(t, tests.Value[int](t, db, rows), 2, "rows")
 	release(t, h)

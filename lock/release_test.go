@@ -65,8 +65,8 @@ func TestDoReturnsErrLostWhereTheReleaseCannotBeSent(t *testing.T) {
 	url := newDatabase(t)
 	a := newWorker(t, url, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
-		a.own.setCut(true)
-		a.app.setCut(true)
+		a.own.Cut()
+		a.app.Cut()
 		<-ctx.Done()
 		return nil
 	})

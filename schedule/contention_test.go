@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -27,7 +28,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	w.run()
 	db.looked()
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	putter := schedule.JobsOf[string](enqueuer, "mail")
 	db.exec("CREATE TABLE public.orders (n bigint GENERATED ALWAYS AS IDENTITY, name text, job bigint)")
 	stop := errors.New("rolled back")
@@ -65,7 +66,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	tests.Until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"), 0, "orders that ran twice")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)"), 0, "runs of what was rolled back, refused or ignored")
 	expect(t, one[int64](db, `SELECT count(*) FROM (SELECT DISTINCT ON (job) name FROM public.orders ORDER BY job, n DESC) AS last
@@ -127,7 +128,7 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 	var ids []int64
 	for range handlers {
 		id, err := books.Enqueue(ctx, args{})
-		ok(t, err)
+		tests.OK(t, err)
 		ids = append(ids, id)
 	}
 	var wait sync.WaitGroup
@@ -174,8 +175,8 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	w.LookFor(time.Second) // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
-	ok(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	db.looked()
 	var taken []*pgxpool.Conn
@@ -189,7 +190,7 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
 	waits := w.pool.Stat().CanceledAcquireCount()
-	until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
+	tests.Until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates, without a connection")
 	for _, conn := range taken {
 		conn.Release()
@@ -245,18 +246,18 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 						return work(ctx, r, func() error { return effect(ctx, tx, r) })
 					})
 				}
-				ok(t, k.Add("close", args{}, hourly, test.overlap, schedule.MissedAll))
+				tests.OK(t, k.Add("close", args{}, hourly, test.overlap, schedule.MissedAll))
 				return w.run().has("close")
 			}
 			w := start(true)
 			l := newLedger(db, "close")
 			db.setClock(midnight.Add(time.Hour))
-			receive(t, "it runs", began)
+			tests.Receive(t, "it runs", began)
 			db.setClock(midnight.Add(2 * time.Hour))
 			db.looked()
 			next := start(false)
 			w.stop() // all that it owns is wanted elsewhere
-			until(t, "the other owns something", func() bool {
+			tests.Until(t, "the other owns something", func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner WHERE c.id = $1 AND p.lease = 'schedule/tests'", next.client.ID()) > 0
 			})
 			if test.drain > 0 {
@@ -277,21 +278,21 @@ func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{1}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	replaced := db.begin()
 	_, err := replaced.Exec(t.Context(), "DELETE FROM pgleases.schedules")
-	ok(t, err)
-	ok(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
+	tests.OK(t, err)
+	tests.OK(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
 	edit := db.begin()
 	got := make(chan error, 1)
 	go func() {
 		_, err := edit.Exec(t.Context(), "SELECT pgleases.schedule_get($1, 'close', true, NULL)", group)
 		got <- err
 	}()
-	until(t, "it waits for the transaction", func() bool {
+	tests.Until(t, "it waits for the transaction", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%')")
 	})
-	ok(t, replaced.Commit(t.Context()))
-	ok(t, receive(t, "it goes on", got))
+	tests.OK(t, replaced.Commit(t.Context()))
+	tests.OK(t, tests.Receive(t, "it goes on", got))
 	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules that nobody has locked")
 }

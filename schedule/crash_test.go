@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -104,11 +105,11 @@ func killVictims(t *testing.T, url string, n int, after func(), environment ...s
 		process := exec.Command(os.Args[0])
 		process.Env = append(append(os.Environ(), victimOf+"="+url), environment...)
 		ended := make(chan error, 1)
-		ok(t, process.Start())
+		tests.OK(t, process.Start())
 		go func() { ended <- process.Wait() }()
 		t.Cleanup(func() { _ = process.Process.Kill() })
 		var exit *exec.ExitError
-		if err := receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
+		if err := tests.Receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
 			t.Fatalf("process %d: %v, not killed by its job", life+1, err)
 		}
 		after()
@@ -124,7 +125,7 @@ func TestArgumentsThatKillTheirProcessAreDead(t *testing.T) {
 			db := newDatabase(t)
 			maker := newWorker(db)
 			k := schedule.InTx(maker.Scheduler, kind, toxicHandler)
-			ok(t, k.Put(t.Context(), "close", toxic{}, hourly))
+			tests.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
 			l := newLedger(db, "close")
 			db.setClock(midnight.Add(time.Hour))
 			killVictims(t, db.url, 4, func() {
@@ -145,7 +146,7 @@ func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
 	k := schedule.InTx(maker.Scheduler, "books", effect)
 	ledgers := make(map[string]*ledger)
 	for _, name := range jobs() {
-		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
 		ledgers[name] = newLedger(db, name)
 	}
 	db.setClock(midnight.Add(time.Hour))
@@ -155,7 +156,7 @@ func TestAJobThatKillsItsProcessIsDeadAndWhatRunsBesideItIsNot(t *testing.T) {
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	for _, name := range jobs() {
-		ok(t, books.Add(name, args{}, hourly))
+		tests.OK(t, books.Add(name, args{}, hourly))
 	}
 	w.run()
 	for name, l := range ledgers {
@@ -180,7 +181,7 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		}, schedule.Idle(time.Second))
-		ok(t, k.Add("close", args{}, hourly))
+		tests.OK(t, k.Add("close", args{}, hourly))
 		return w.run().has("close")
 	}
 	crashes := func() int64 {
@@ -188,21 +189,21 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	}
 	w := kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrain(0)))
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "it runs", began)
+	tests.Receive(t, "it runs", began)
 	expect(t, crashes(), 0, "crashes, where no owner before died")
 	w.die()
 	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrain(0)))
-	receive(t, "it runs", began)
+	tests.Receive(t, "it runs", began)
 	expect(t, crashes(), 1, "crashes, while it runs after an owner that died")
 	w.close()
 	expect(t, crashes(), 0, "crashes, after it was drained")
 	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrain(0)))
-	receive(t, "it runs", began)
+	tests.Receive(t, "it runs", began)
 	expect(t, crashes(), 0, "crashes, where the owner before ended in good order")
 	w.close()
 	next := newWorker(db)
 	l := &ledger{db: db, name: "close", should: hours, begins: midnight}
-	ok(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
 	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }

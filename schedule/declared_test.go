@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -19,7 +20,7 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 		w := newWorker(db, schedule.WithRetention(0, 0))
 		books := schedule.InTx(w.Scheduler, "books", effect)
 		for _, name := range names {
-			ok(t, books.Add(name, args{}, hourly))
+			tests.OK(t, books.Add(name, args{}, hourly))
 		}
 		return w.run()
 	}
@@ -29,9 +30,9 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 	older := with("kept")
 	for _, now := range []time.Time{midnight.Add(time.Hour), midnight.Add(week + 3*time.Hour)} {
 		db.setClock(now)
-		until(t, "it waits, and says since when", func() bool {
+		tests.Until(t, "it waits, and says since when", func() bool {
 			s, err := older.Get(t.Context(), "dropped")
-			ok(t, err)
+			tests.OK(t, err)
 			return s.Waits == "it is declared in the code of another version only, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
 		})
 		kept.settled(older.Scheduler)
@@ -47,13 +48,13 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.DeclareEvery(10 * time.Millisecond)
 	w.run().has("close")
 	l := newLedger(db, "close")
 	noted := func() time.Time {
 		s, err := w.Get(t.Context(), "close")
-		ok(t, err)
+		tests.OK(t, err)
 		return s.DeclaredAt.UTC()
 	}
 	db.setClock(midnight.Add(23 * time.Hour))
@@ -64,7 +65,7 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	for range 3 {
 		now = now.Add(25 * time.Hour)
 		db.setClock(now)
-		until(t, "it is noted", func() bool { return noted().Equal(now) })
+		tests.Until(t, "it is noted", func() bool { return noted().Equal(now) })
 	}
 }
 
@@ -97,15 +98,15 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			db.setClock(c.last.Add(-time.Hour))
 			start := func() *worker {
 				w := newWorker(db)
-				ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("declared", args{}, noon()))
+				tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("declared", args{}, noon()))
 				return w.run().has("declared")
 			}
 			w := start()
-			ok(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "put", args{}, noon()))
+			tests.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "put", args{}, noon()))
 			runs := func(tick time.Time, names ...string) {
 				t.Helper()
 				for _, name := range names {
-					until(t, fmt.Sprintf("%s runs for %v", name, tick), func() bool {
+					tests.Until(t, fmt.Sprintf("%s runs for %v", name, tick), func() bool {
 						return one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1 AND at = $2", name, tick) == 1
 					})
 				}
@@ -113,9 +114,9 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			due := func(want time.Time, names ...string) {
 				t.Helper()
 				for _, name := range names {
-					until(t, fmt.Sprintf("%s is due at %v", name, want), func() bool {
+					tests.Until(t, fmt.Sprintf("%s is due at %v", name, want), func() bool {
 						s, err := w.Get(t.Context(), name)
-						ok(t, err)
+						tests.OK(t, err)
 						return s.Due.Equal(want)
 					})
 				}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -17,7 +18,7 @@ func (v version) deploy(db *database, before *worker) *worker {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	for name, rule := range v {
-		ok(db.t, k.Add(name, args{}, rule, schedule.MissedAll))
+		tests.OK(db.t, k.Add(name, args{}, rule, schedule.MissedAll))
 	}
 	w.run()
 	for name := range v {
@@ -60,7 +61,7 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	db := newDatabase(t)
 	at := func(now time.Time) { // no run is under way when the clock is set: the ticks that pass then would be skipped
 		db.looked()
-		until(t, "nothing is due but what waits", func() bool {
+		tests.Until(t, "nothing is due but what waits", func() bool {
 			return one[bool](db, "SELECT NOT EXISTS (SELECT FROM pgleases.schedules WHERE due <= (SELECT now FROM public.test_clock))")
 		})
 		db.setClock(now)
@@ -113,7 +114,7 @@ func TestARenameIsRolledBack(t *testing.T) {
 			db := newDatabase(t)
 			deploy := func(name string, before *worker) *worker {
 				w := newWorker(db)
-				ok(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly, test.missed, schedule.Grace(30*time.Minute)))
+				tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly, test.missed, schedule.Grace(30*time.Minute)))
 				w.run().has(name)
 				if before != nil {
 					before.close()
@@ -131,9 +132,9 @@ func TestARenameIsRolledBack(t *testing.T) {
 			for hour := 2; hour <= 3; hour++ {
 				db.setClock(midnight.Add(time.Duration(hour)*time.Hour + 10*time.Minute))
 				renamed.settled(w.Scheduler)
-				until(t, "the old name waits", func() bool {
+				tests.Until(t, "the old name waits", func() bool {
 					s, err := w.Get(t.Context(), "close")
-					ok(t, err)
+					tests.OK(t, err)
 					return s.Waits != ""
 				})
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -28,9 +29,9 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 		if name == "all" {
 			opts = append(opts, schedule.MissedAll)
 		}
-		ok(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
-		ok(t, w.Pause(t.Context(), name))
-		ok(t, w.Pause(t.Context(), name))
+		tests.OK(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
+		tests.OK(t, w.Pause(t.Context(), name))
+		tests.OK(t, w.Pause(t.Context(), name))
 	}
 	ledgers := make(map[string]*ledger)
 	for _, name := range []string{"from now", "catch up", "all", "edited", "deleted"} {
@@ -49,13 +50,13 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.looked()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates of what is paused")
-	ok(t, w.Resume(t.Context(), "from now", schedule.FromNow))
-	ok(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
-	ok(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
-	ok(t, w.Resume(t.Context(), "all", schedule.CatchUp))
-	ok(t, k.Put(t.Context(), "edited", args{1}, halfPast))
-	ok(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
-	ok(t, w.Delete(t.Context(), "deleted"))
+	tests.OK(t, w.Resume(t.Context(), "from now", schedule.FromNow))
+	tests.OK(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
+	tests.OK(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
+	tests.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	tests.OK(t, k.Put(t.Context(), "edited", args{1}, halfPast))
+	tests.OK(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
+	tests.OK(t, w.Delete(t.Context(), "deleted"))
 	wraps(t, "to delete it again", w.Delete(t.Context(), "deleted"), schedule.ErrNotFound)
 	want := map[string]fates{
 		"from now": {schedule.FateCancelled: 3}, "catch up": {schedule.FateMissed: 2, schedule.FateDone: 1}, "all": {schedule.FateDone: 3},
@@ -80,13 +81,13 @@ func TestALookBetweenTwoRunsLosesNoTick(t *testing.T) {
 	w := newWorker(db)
 	w.LookAlways()
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "all", args{}, hourly, schedule.MissedAll))
-	ok(t, w.Pause(t.Context(), "all"))
+	tests.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, w.Pause(t.Context(), "all"))
 	l := newLedger(db, "all")
 	w.run()
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.looked()
-	ok(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	tests.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 3})
 }
 
@@ -148,13 +149,13 @@ func TestEditsWhileItRuns(t *testing.T) {
 		if name == "less jitter" {
 			opts = append(opts, schedule.Jitter(9*time.Minute))
 		}
-		ok(t, k.Put(t.Context(), name, args{}, hourly, opts...))
+		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, opts...))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	db.setClock(midnight.Add(190 * time.Minute))
 	w.run()
 	for _, l := range ledgers {
-		until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are cancelled in the end
+		tests.Until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are cancelled in the end
 			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'done'", l.name) == edits[l.name].want[schedule.FateDone]
 		})
 		l.settled(w.Scheduler).expectFates(edits[l.name].want)
@@ -176,26 +177,26 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	stop := errors.New("stop")
 	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
-		ok(t, k.PutTx(t.Context(), tx, "close", args{1}, hourly))
+		tests.OK(t, k.PutTx(t.Context(), tx, "close", args{1}, hourly))
 		return stop
 	}), stop)
 	_, err := w.Get(t.Context(), "close")
 	wraps(t, "to get it", err, schedule.ErrNotFound)
 	for range 3 {
-		ok(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.Key("k")))
+		tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.Key("k")))
 	}
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
-	ok(t, k.Put(t.Context(), "close", args{1}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 2, "revision")
 	s, err := w.Get(t.Context(), "close")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC()), fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour)), "the schedule")
 	names := ""
 	for _, name := range []string{"c", "a/2", "a/1"} {
-		ok(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
+		tests.OK(t, k.Put(t.Context(), name, args{1}, schedule.Every(time.Minute)))
 	}
 	for s, err := range w.List(t.Context(), "a/") {
-		ok(t, err)
+		tests.OK(t, err)
 		names += s.Name + " "
 	}
 	expect(t, names, "a/1 a/2 ", "the schedules of a prefix")
@@ -207,7 +208,7 @@ func TestWritersOfOneScheduleDoNotDisturbEachOther(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1))
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
 	l := newLedger(db, "close")
 	w.run()
 	const writers = 40
@@ -221,7 +222,7 @@ func TestWritersOfOneScheduleDoNotDisturbEachOther(t *testing.T) {
 		db.setClock(midnight.Add(time.Duration(hour+1) * time.Hour))
 	}
 	for range writers {
-		ok(t, receive(t, "it is written", wrote))
+		tests.OK(t, tests.Receive(t, "it is written", wrote))
 	}
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 5})
 }
@@ -252,10 +253,10 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 		}
 		return ticks
 	}
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "the run has ended", func() bool {
+	tests.Until(t, "the run has ended", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 1
 	})
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1, schedule.FateCancelled: 1})
@@ -277,7 +278,7 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	})
 	l := newLedger(db, "close")
 	for range 2 {
-		ok(t, k.Put(t.Context(), "close", nil, hourly))
+		tests.OK(t, k.Put(t.Context(), "close", nil, hourly))
 	}
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
 	w.run()
@@ -293,7 +294,7 @@ func TestNumbersInArgumentsAreTheSameHoweverTheyAreWritten(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[json.RawMessage]) error { return nil })
 	put := func(text string) int64 {
 		t.Helper()
-		ok(t, k.Put(t.Context(), "close", json.RawMessage(text), hourly))
+		tests.OK(t, k.Put(t.Context(), "close", json.RawMessage(text), hourly))
 		return one[int64](db, "SELECT revision FROM pgleases.schedules")
 	}
 	revision := int64(0)
@@ -321,15 +322,15 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	for i := range 50 {
 		name := fmt.Sprintf("close %02d", i)
-		ok(t, k.Put(t.Context(), name, args{}, hourly))
-		ok(t, books.Add(name, args{}, hourly))
+		tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
+		tests.OK(t, books.Add(name, args{}, hourly))
 	}
 	l := newLedger(db, "close 49")
 	edit, err := db.Begin(t.Context())
-	ok(t, err)
-	ok(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
+	tests.OK(t, err)
+	tests.OK(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
 	w.run()
-	until(t, "the start waits for the edit of the last", func() bool {
+	tests.Until(t, "the start waits for the edit of the last", func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%')`)
 	})
 	for _, free := range []string{"SELECT FROM pgleases.schedule_groups FOR UPDATE NOWAIT", "SELECT FROM pgleases.schedules WHERE name < 'close 40' FOR UPDATE NOWAIT"} {
@@ -337,7 +338,7 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 			t.Errorf("%s: %v", free, err)
 		}
 	}
-	ok(t, edit.Rollback(t.Context()))
+	tests.OK(t, edit.Rollback(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }

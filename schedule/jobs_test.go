@@ -12,16 +12,17 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
 // fate waits until a job has ended.
 func (w *worker) fate(id int64) (j schedule.Job) {
 	w.t.Helper()
-	until(w.t, fmt.Sprintf("job %d has its fate", id), func() bool {
+	tests.Until(w.t, fmt.Sprintf("job %d has its fate", id), func() bool {
 		var err error
 		j, err = w.Job(w.t.Context(), id)
-		ok(w.t, err)
+		tests.OK(w.t, err)
 		return j.Fate != ""
 	})
 	return j
@@ -32,7 +33,7 @@ func (db *database) effects() []string {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), "SELECT name FROM public.effects ORDER BY n")
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	ok(db.t, err)
+	tests.OK(db.t, err)
 	return names
 }
 
@@ -51,15 +52,15 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	w.run()
 	db.looked()
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	others := schedule.JobsOf[string](enqueuer, "mail")
-	put := func(id int64, err error) int64 { t.Helper(); ok(t, err); return id }
+	put := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
 	now := put(mail.Enqueue(t.Context(), "now"))
 	past := put(others.Enqueue(t.Context(), "past", schedule.At(midnight.Add(-time.Hour))))
 	in := put(others.Enqueue(t.Context(), "in", schedule.In(2*time.Hour)))
 	at := put(mail.Enqueue(t.Context(), "at", schedule.At(midnight.Add(time.Hour))))
 	many, err := others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.In(3*time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	stop := errors.New("stop")
 	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		put(mail.EnqueueTx(t.Context(), tx, "never"))
@@ -103,16 +104,16 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	run := func(what string, before func()) {
 		before()
 		id, err := mail.Enqueue(t.Context(), what)
-		ok(t, err)
+		tests.OK(t, err)
 		want = append(want, what)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate with "+what)
 	}
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group) // its connections lose nothing
-	ok(t, err)
+	tests.OK(t, err)
 	mail.Jobs = *schedule.JobsOf[string](enqueuer, "mail")
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_job", "commit", "schedule_look"} {
 		for _, after := range []bool{false, true} {
-			run(fmt.Sprint(text, after), func() { w.wire.lose(text, after) })
+			run(fmt.Sprint(text, after), func() { w.wire.Lose(1, text, after) })
 		}
 	}
 	for n := range 2 {
@@ -147,13 +148,13 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	ids := make(map[string]int64)
 	for name := range want {
 		id, err := mail.Enqueue(t.Context(), name)
-		ok(t, err)
+		tests.OK(t, err)
 		ids[name] = id
 	}
 	for _, name := range []string{"second", "never"} {
-		until(t, "an attempt has failed", func() bool {
+		tests.Until(t, "an attempt has failed", func() bool {
 			j, err := w.Job(t.Context(), ids[name])
-			ok(t, err)
+			tests.OK(t, err)
 			return j.Attempts == 1 && j.Error == "no paper, 1"
 		})
 	}
@@ -166,12 +167,12 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[first second]", "effects")
 	stranger, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	id, err := schedule.JobsOf[string](stranger, "telegraph").Enqueue(t.Context(), "later")
-	ok(t, err)
-	until(t, "it waits", func() bool {
+	tests.OK(t, err)
+	tests.Until(t, "it waits", func() bool {
 		j, err := w.Job(t.Context(), id)
-		ok(t, err)
+		tests.OK(t, err)
 		return j.Waits != ""
 	})
 	next := newWorker(db)
@@ -190,21 +191,21 @@ func TestUniqueJobs(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	hour := schedule.In(time.Hour)
 	id, err := mail.Enqueue(t.Context(), "first", hour, schedule.Unique("inv-7", schedule.Raise))
-	ok(t, err)
-	ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	tests.OK(t, err)
+	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		_, err = mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.Unique("inv-7", schedule.Raise))
 		wraps(t, "to put it again", err, schedule.ErrExists)
 		_, err := tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
 		return err
 	}))
 	again, err := mail.Enqueue(t.Context(), "third", schedule.Unique("inv-7", schedule.Ignore))
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, again, id, "id of the one that is there")
 	again, err = mail.Enqueue(t.Context(), "fourth", hour, schedule.Unique("inv-7", schedule.Replace))
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, again, id, "id of the one that is replaced")
 	other, err := schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.Unique("inv-7", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	const writers = 20
 	wrote := make(chan error, writers)
 	for n := range writers {
@@ -214,7 +215,7 @@ func TestUniqueJobs(t *testing.T) {
 		}()
 	}
 	for range writers {
-		if err := receive(t, "it is written", wrote); err != nil && !errors.Is(err, schedule.ErrExists) {
+		if err := tests.Receive(t, "it is written", wrote); err != nil && !errors.Is(err, schedule.ErrExists) {
 			t.Error(err)
 		}
 	}
@@ -222,12 +223,12 @@ func TestUniqueJobs(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	w.fate(id)
 	w.fate(other)
-	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	tests.Until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth raced]", "effects")
 	_, err = mail.Enqueue(t.Context(), "fifth", schedule.Unique("inv-7", schedule.Raise)) // the key is free
-	ok(t, err)
+	tests.OK(t, err)
 }
 
 // What happens to a job in the middle of its run.
@@ -251,11 +252,11 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 	})
 	w.run()
 	id, err := mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	cancelled, err := mail.Enqueue(t.Context(), "cancel")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
-	until(t, "both have run", func() bool {
+	tests.Until(t, "both have run", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", id) == 2
 	})
 	expect(t, fmt.Sprint(db.effects()), "[replace replaced]", "effects")
@@ -277,21 +278,21 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	})
 	w.run()
 	_, err := mail.Enqueue(t.Context(), "first")
-	ok(t, err)
-	receive(t, "it runs", began)
+	tests.OK(t, err)
+	tests.Receive(t, "it runs", began)
 	bulk := make([]string, 120)
 	for i := range bulk {
 		bulk[i] = "bulk"
 	}
 	_, err = mail.EnqueueMany(t.Context(), bulk, schedule.Priority(0))
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = mail.Enqueue(t.Context(), "normal")
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = mail.Enqueue(t.Context(), "urgent", schedule.Priority(3))
-	ok(t, err)
+	tests.OK(t, err)
 	db.looked()
 	close(end)
-	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") == 123 })
+	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") == 123 })
 	expect(t, fmt.Sprint(db.effects()[:4]), "[first urgent normal bulk]", "the first effects")
 }
 
@@ -305,13 +306,13 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 		_, err := mail.EnqueueTx(ctx, tx, r.At.Format("15:04"))
 		return err
 	})
-	ok(t, books.Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, books.Add("close", args{}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	db.looked()
-	w.wire.lose("commit", true)
+	w.wire.Lose(1, "commit", true)
 	db.setClock(midnight.Add(3 * time.Hour))
-	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
-	until(t, "none is left", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
+	tests.Until(t, "none is left", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[01:00 02:00 03:00]", "effects")
@@ -322,7 +323,7 @@ func TestWrongJobsAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	e, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	mail := schedule.JobsOf[any](e, "mail")
 	for says, put := range map[string]func() error{
 		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Priority(4)); return err },
@@ -373,31 +374,31 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 		return nil
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{7}, hourly, schedule.Key("books"), schedule.MissedAll))
+	tests.OK(t, k.Put(t.Context(), "close", args{7}, hourly, schedule.Key("books"), schedule.MissedAll))
 	w.run()
 	db.setClock(midnight.Add(3*time.Hour + 10*time.Minute))
 	l.settled(w.Scheduler)
-	ok(t, w.Pause(t.Context(), "close"))
+	tests.OK(t, w.Pause(t.Context(), "close"))
 	for range 3 {
-		expect(t, receive(t, "a tick", calls).trigger, "tick", "trigger")
+		expect(t, tests.Receive(t, "a tick", calls).trigger, "tick", "trigger")
 	}
 	id, err := w.Trigger(t.Context(), "close")
-	ok(t, err)
-	expect(t, receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
+	tests.OK(t, err)
+	expect(t, tests.Receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
 	j := w.fate(id)
 	expect(t, fmt.Sprint(j.Fate, j.Name), "doneclose", "fate and name")
 	ids, err := w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	again, err := w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)) // some perhaps still live
-	ok(t, err)
+	tests.OK(t, err)
 	for _, id := range append(ids, again...) {
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	}
 	expect(t, len(ids), 3, "ticks")
 	for i, want := range []call{{"backfill", "00:00", "23:30", "close", "books"}, {"backfill", "01:00", "00:00", "close", "books"}, {"backfill", "02:00", "01:00", "close", "books"}} {
-		expect(t, receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
+		expect(t, tests.Receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
 	}
-	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(4 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
 
@@ -418,7 +419,7 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
-	w.LookEvery(patience) // until something is put here, what was found stays
+	w.LookEvery(tests.Patience) // until something is put here, what was found stays
 	began, end := make(chan struct{}, 10), make(chan struct{})
 	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		if r.Args == "first" {
@@ -428,23 +429,23 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	_, err := mail.Enqueue(t.Context(), "first", schedule.Priority(3))
-	ok(t, err)
+	tests.OK(t, err)
 	id, err := mail.Enqueue(t.Context(), "early", schedule.Unique("inv-7", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
-	receive(t, "the first runs", began)
+	tests.Receive(t, "the first runs", began)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Replace))
-	ok(t, err)
+	tests.OK(t, err)
 	close(end)
 	next, err := mail.Enqueue(t.Context(), "next")
-	ok(t, err)
+	tests.OK(t, err)
 	w.fate(next)
 	expect(t, fmt.Sprint(db.effects()), "[first next]", "effects")
 	db.setClock(midnight.Add(time.Hour))
 	next, err = mail.Enqueue(t.Context(), "last", schedule.Priority(0))
-	ok(t, err)
+	tests.OK(t, err)
 	w.fate(next)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
@@ -462,23 +463,23 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	id, err := mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
-	receive(t, "it runs", began)
+	tests.Receive(t, "it runs", began)
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
 	there, err := mail.EnqueueTx(t.Context(), tx, "second", schedule.Unique("inv-7", schedule.Ignore))
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, there, id, "id of the one that is there")
 	_, err = mail.EnqueueTx(t.Context(), tx, "third", schedule.Unique("inv-7", schedule.Raise))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	_, err = mail.EnqueueTx(t.Context(), tx, "fourth", schedule.Unique("inv-7", schedule.Raise)) // the key is free
-	ok(t, err)
-	ok(t, tx.Commit(t.Context()))
-	until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
+	tests.OK(t, err)
+	tests.OK(t, tx.Commit(t.Context()))
+	tests.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }
 
 // The session has the zone of a place, whose clocks showed odd times once. A job of such a time, or of one far ahead, is read as any other.
@@ -486,7 +487,7 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	address, err := url.Parse(db.url)
-	ok(t, err)
+	tests.OK(t, err)
 	settings := address.Query()
 	settings.Set("timezone", "Europe/Berlin")
 	address.RawQuery = settings.Encode()
@@ -498,14 +499,14 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
 	} {
 		id, err := mail.Enqueue(t.Context(), at.String(), schedule.At(at))
-		ok(t, err)
+		tests.OK(t, err)
 		if j := w.fate(id); !j.At.Equal(at) || j.Fate != schedule.FateDone {
 			t.Errorf("the job of %v is %+v", at, j)
 		}
 	}
 	ahead := time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
 	id, err := mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.At(ahead.Add(999)))
-	ok(t, err)
+	tests.OK(t, err)
 	if j, err := w.Job(t.Context(), id); err != nil || !j.At.Equal(ahead) || !j.Due.Equal(ahead) {
 		t.Errorf("the job that waits is %+v, %v", j, err)
 	}
@@ -519,12 +520,12 @@ func TestManyJobsAreFoundInFewLooks(t *testing.T) {
 	w.LookEvery(time.Second)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	_, err := mail.EnqueueMany(t.Context(), make([]string, 600))
-	ok(t, err)
-	w.wire.count("schedule_look")
+	tests.OK(t, err)
+	w.wire.Count("schedule_look")
 	began := time.Now()
 	w.run()
-	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
-	if n, most := w.wire.counted(), 30+2*int(time.Since(began)/time.Second); n > most { // one each second, and one for each hundred
+	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	if n, most := w.wire.Counted(), 30+2*int(time.Since(began)/time.Second); n > most { // one each second, and one for each hundred
 		t.Errorf("%d looks, not %d at most", n, most)
 	}
 }
@@ -540,11 +541,11 @@ func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 	at := midnight.Add(time.Hour)
 	for i := range 2 {
 		_, err := mail.EnqueueMany(t.Context(), make([]string, 300), schedule.At(at.Add(time.Duration(i)*time.Second)))
-		ok(t, err)
+		tests.OK(t, err)
 	}
 	db.setClock(at.Add(time.Minute))
 	w.run()
-	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 	if last := time.UnixMicro(one[int64](db, "SELECT max(since_us) FROM public.looks")); !last.After(at) {
 		t.Errorf("the last look began at %v, when nothing due at %v was left", last, at)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -43,7 +44,7 @@ func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 			return effect(ctx, tx, r)
 		})
 		for name, policy := range policies {
-			ok(t, k.Add(name, args{}, hourly, policy.opts...))
+			tests.OK(t, k.Add(name, args{}, hourly, policy.opts...))
 		}
 	}
 	ledgers := make(map[string]*ledger)
@@ -81,7 +82,7 @@ func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
 		}
 		return ticks
 	}
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.MissedAll))
 	db.setClock(midnight.Add(100_001 * time.Minute))
 	w.run()
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 100_001 - 100, schedule.FateDone: 100})
@@ -107,13 +108,13 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 		"buffer all": {schedule.FateDone: 5},
 	}
 	skip, buffer, all := newLedger(db, "skip"), newLedger(db, "buffer"), newLedger(db, "buffer all")
-	ok(t, k.Add("skip", args{}, hourly))
-	ok(t, k.Add("buffer", args{}, hourly, schedule.OverlapBuffer))
-	ok(t, k.Add("buffer all", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
+	tests.OK(t, k.Add("skip", args{}, hourly))
+	tests.OK(t, k.Add("buffer", args{}, hourly, schedule.OverlapBuffer))
+	tests.OK(t, k.Add("buffer all", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
 	w.run().has("skip")
 	db.setClock(midnight.Add(time.Hour))
 	for range 3 {
-		receive(t, "it runs", began)
+		tests.Receive(t, "it runs", began)
 	}
 	db.setClock(midnight.Add(4 * time.Hour))
 	db.looked() // until the process knows when its runs end
@@ -171,16 +172,16 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	w.Doubt(time.Minute)
 	db.setClock(midnight.Add(59*time.Minute + 30*time.Second))
 	l := newLedger(db, "close")
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	db.looked()
 	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
 		db.setClock(midnight.Add(wrong))
-		until(t, "it is doubted", func() bool { return log.count("has stepped") == i+1 })
+		tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == i+1 })
 		db.looked()
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates by a clock that is wrong")
 		db.setClock(midnight.Add(59*time.Minute + 40*time.Second))
-		until(t, "it is believed", func() bool { return log.count("believed again") == i+1 })
+		tests.Until(t, "it is believed", func() bool { return log.count("believed again") == i+1 })
 	}
 	db.setClock(midnight.Add(60*time.Minute + 1*time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
@@ -194,21 +195,21 @@ func TestAClockThatStepsForGood(t *testing.T) {
 	w, log := newLogged(db)
 	w.Doubt(50 * time.Millisecond)
 	l := newLedger(db, "close")
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	db.looked()
 	db.setClock(midnight.Add(8 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 8})
 	for hour := range 9 {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		until(t, "the step is believed", func() bool { return log.count("believed again") == hour+2 })
+		tests.Until(t, "the step is believed", func() bool { return log.count("believed again") == hour+2 })
 		db.looked()
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 8, "effects")
 	}
-	ok(t, w.Pause(t.Context(), "close"))
+	tests.OK(t, w.Pause(t.Context(), "close"))
 	db.setClock(midnight)
-	until(t, "the step is believed", func() bool { return log.count("believed again") == 11 })
-	ok(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
+	tests.Until(t, "the step is believed", func() bool { return log.count("believed again") == 11 })
+	tests.OK(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
 	db.looked()
 	db.setClock(midnight.Add(9 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 9})
@@ -223,7 +224,7 @@ func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	w.run()
 	l := newLedger(db, "late")
-	ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		err := k.PutTx(t.Context(), tx, "late", args{}, hourly)
 		db.setClock(midnight.Add(3 * time.Hour))
 		db.looked()
@@ -239,12 +240,12 @@ func TestAnotherZoneWhileTheClockIsBehind(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "Asia/Tokyo")))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "Asia/Tokyo")))
 	w.run()
 	db.setClock(midnight.Add(time.Hour)) // 10:00 in Tokyo
 	l.settled(w.Scheduler)
 	db.setClock(midnight.Add(30 * time.Minute))
-	ok(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, schedule.Cron("0 0-22 * * *", "UTC")))
 	db.setClock(midnight.Add(2 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }
@@ -268,17 +269,17 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 		}
 		return ticks
 	}
-	ok(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, schedule.Every(40*time.Second)))
 	w.run()
 	db.looked()
 	db.setClock(midnight.Add(40 * time.Second))
-	receive(t, "it runs", began)
+	tests.Receive(t, "it runs", began)
 	db.setClock(midnight.Add(8 * time.Hour))
-	until(t, "it is doubted", func() bool { return log.count("has stepped") == 1 })
+	tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == 1 })
 	close(end)
-	until(t, "the run has ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	tests.Until(t, "the run has ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
 	db.setClock(midnight.Add(40 * time.Second))
-	until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
+	tests.Until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
 	db.setClock(midnight.Add(80 * time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }
@@ -303,18 +304,18 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	for i := 0; due.Before(midnight.Add(130 * time.Minute)); i++ { // until the tick of 2:00 is held back for more than ten minutes
 		name = fmt.Sprint("close ", i)
 		db.setClock(midnight.Add(90 * time.Minute))
-		ok(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute)))
+		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute)))
 		s, err := w.Get(t.Context(), name)
-		ok(t, err)
+		tests.OK(t, err)
 		due = s.Due
-		ok(t, w.Delete(t.Context(), name))
+		tests.OK(t, w.Delete(t.Context(), name))
 	}
 	db.setClock(midnight)
 	l := newLedger(db, name)
-	ok(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute), schedule.Grace(15*time.Minute)))
+	tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute), schedule.Grace(15*time.Minute)))
 	db.setClock(midnight.Add(130 * time.Minute)) // 70 minutes after the tick of 1:00, which is run for 65
 	w.run()
-	until(t, "the tick of 1:00 has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	tests.Until(t, "the tick of 1:00 has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
 	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "missed", "the fate of the tick of 1:00")
 	db.setClock(due.Add(time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
@@ -336,12 +337,12 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 			for i := 0; ; i++ { // one of another partition
 				key := fmt.Sprint(i)
 				if one[int](db, "SELECT pgleases.partition_for($1, 4)", key) != 1 {
-					ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Key(key)))
+					tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Key(key)))
 					break
 				}
 			}
 			w.run()
-			until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
+			tests.Until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
 			db.setClock(midnight.Add(time.Hour))
 			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 		})
@@ -358,7 +359,7 @@ func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
 	w.run()
 	db.looked()
 	var id int64
-	ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
 		id, err = mail.EnqueueTx(t.Context(), tx, "late")
 		for i := range 10 {
 			db.setClock(midnight.Add(time.Duration(i) * time.Second))
@@ -380,7 +381,7 @@ func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
 	w.run()
 	for range 5 {
 		id, err := mail.Enqueue(t.Context(), "now")
-		ok(t, err)
+		tests.OK(t, err)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	}
 	looked := func(where string) int64 {
@@ -411,15 +412,15 @@ func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
 	})
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	_, err := books.EnqueueMany(t.Context(), make([]args, 250), schedule.Key("one"))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
-	receive(t, "one runs", began)
-	until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
+	tests.Receive(t, "one runs", began)
+	tests.Until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
 	for i := 0; ; i++ {
 		key := fmt.Sprint(i)
 		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
 			id, err := mail.Enqueue(t.Context(), "elsewhere", schedule.Key(key))
-			ok(t, err)
+			tests.OK(t, err)
 			expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is in another partition")
 			break
 		}
@@ -457,24 +458,24 @@ func TestNothingWaitsForALook(t *testing.T) {
 		return nil
 	})
 	ids, err := k.EnqueueMany(t.Context(), make([]args, 2))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
 	<-began
 	holder, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
-	ok(t, err)
-	until(t, "a look waits", func() bool {
+	tests.OK(t, err)
+	tests.Until(t, "a look waits", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	})
 	close(goOn)
 	select {
 	case <-began:
-	case <-time.After(patience):
+	case <-time.After(tests.Patience):
 		t.Error("the second job has not begun, as a look is under way")
 	}
-	ok(t, holder.Rollback(t.Context()))
+	tests.OK(t, holder.Rollback(t.Context()))
 	for _, id := range ids {
-		until(t, "the job is done", func() bool { j, err := w.Job(t.Context(), id); ok(t, err); return j.Fate == schedule.FateDone })
+		tests.Until(t, "the job is done", func() bool { j, err := w.Job(t.Context(), id); tests.OK(t, err); return j.Fate == schedule.FateDone })
 	}
 }

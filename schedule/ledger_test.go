@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -39,12 +40,12 @@ func (l *ledger) settled(s *schedule.Scheduler) *ledger {
 	t.Helper()
 	now := one[time.Time](l.db, "SELECT now FROM public.test_clock")
 	should := l.should(l.begins, now)
-	until(t, fmt.Sprintf("all %d ticks of %q until %v have their fate", len(should), l.name, now), func() bool {
+	tests.Until(t, fmt.Sprintf("all %d ticks of %q until %v have their fate", len(should), l.name, now), func() bool {
 		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND job IS NULL", l.name) >= int64(len(should))
 	})
 	l.entries = nil
 	for e, err := range s.History(t.Context(), l.name) {
-		ok(t, err)
+		tests.OK(t, err)
 		l.entries = append(l.entries, e)
 	}
 	l.check(now)
@@ -84,7 +85,7 @@ func (l *ledger) check(now time.Time) {
 	}
 	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
 	effects, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	ok(t, err)
+	tests.OK(t, err)
 	switch l.calls {
 	case "at least once":
 		effects = slices.Compact(effects)
@@ -132,17 +133,17 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
-	ok(t, books.Add("close", args{1}, hourly, schedule.MissedAll))
+	tests.OK(t, books.Add("close", args{1}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	now := midnight
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_tick", "commit", "schedule_look", "rollback"} {
 		for _, after := range []bool{false, true} {
-			w.wire.lose(text, after)
+			w.wire.Lose(1, text, after)
 			now = now.Add(3 * time.Hour)
 			db.setClock(now)
 			l.settled(w.Scheduler)
 			if text != "rollback" { // sent only after another fault
-				until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
+				tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -18,14 +19,14 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(2 * patience)
+	w.LookEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	ok(t, mail.Add("letters", "letters", hourly, schedule.MissedAll))
+	tests.OK(t, mail.Add("letters", "letters", hourly, schedule.MissedAll))
 	w.run().has("letters")
 	other := newWorker(db, schedule.WithPartitions(1))
 	others := schedule.InTx(other.Scheduler, "mail", note)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	inTx := func(put func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), db.Pool, put) }
 	want := int64(0)
 	for _, put := range []struct {
@@ -47,13 +48,13 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 		}},
 		{"Enqueue of the owner", func() error { _, err := mail.Enqueue(t.Context(), "d"); return err }},
 	} {
-		ok(t, put.put())
+		tests.OK(t, put.put())
 		want++
-		until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
+		tests.Until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
 	}
 	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, for which nobody looks
-	ok(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.MissedAll))
-	until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
+	tests.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.MissedAll))
+	tests.Until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
 }
 
 // Of what is put at the same time one is told, and the others are found a little later.
@@ -61,21 +62,21 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(2 * patience)
+	w.LookEvery(rarely)
 	w.TellEvery(2 * time.Second)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id, err := mail.Enqueue(t.Context(), "it has looked")
-	ok(t, err)
+	tests.OK(t, err)
 	w.fate(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
-	until(t, "it looks", func() bool {
+	tests.Until(t, "it looks", func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 			AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
 	})
 	db.exec(`SELECT pgleases.schedule_enqueue('` + group + `', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "quiet", "priority": 1, "quiet": true}]', 'raise')`)
-	until(t, "it has run", func() bool { return len(db.effects()) == 2 })
+	tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }
 
 // Another group of the same number is told of all the time: a job begins soon all the same.
@@ -83,17 +84,17 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(2 * patience)
+	w.LookEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id, err := mail.Enqueue(t.Context(), "it has looked")
-	ok(t, err)
+	tests.OK(t, err)
 	w.fate(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
 		db.exec(fmt.Sprintf(`SELECT pgleases.schedule_tell('%s');
 			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]', 'raise')`, other, group))
-		until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
+		tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
 	}
 }
 
@@ -105,29 +106,29 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	mine := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	first, err := mine.Enqueue(t.Context(), "it owns the partition")
-	ok(t, err)
+	tests.OK(t, err)
 	w.fate(first)
 	conn, err := pgx.Connect(t.Context(), db.url)
-	ok(t, err)
-	t.Cleanup(func() { ok(t, conn.Close(context.Background())) })
+	tests.OK(t, err)
+	t.Cleanup(func() { tests.OK(t, conn.Close(context.Background())) })
 	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_share($1)::text", group)
 	_, err = conn.Exec(t.Context(), "LISTEN "+channel)
-	ok(t, err)
+	tests.OK(t, err)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	mail := schedule.JobsOf[string](enqueuer, "mail")
 	heard := func(what string, least, most int, put func() error) {
 		t.Helper()
 		began, n := time.Now(), 0
 		for range 200 {
-			ok(t, put())
+			tests.OK(t, put())
 		}
 		most *= int(time.Since(began)/(200*time.Millisecond)) + 2
 		_, err := conn.Exec(t.Context(), "NOTIFY "+channel+", 'the end'")
-		ok(t, err)
+		tests.OK(t, err)
 		for note := new(pgconn.Notification); note.Payload != "the end"; n++ {
 			note, err = conn.WaitForNotification(t.Context())
-			ok(t, err)
+			tests.OK(t, err)
 		}
 		if n--; n < least || n > most {
 			t.Errorf("%d notifications of %s, not %d to %d", n, what, least, most)
@@ -147,7 +148,7 @@ func TestALookWaitsForNoConnectionOfThePool(t *testing.T) {
 	db.looked()
 	for range w.pool.Config().MaxConns {
 		conn, err := w.pool.Acquire(t.Context())
-		ok(t, err)
+		tests.OK(t, err)
 		defer conn.Release()
 	}
 	db.looked()
@@ -160,19 +161,19 @@ func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
 	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$`)
 	w, log := newLogged(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
 	db.exec("UPDATE pgleases.schedules SET waits = 'unknown', waits_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
 	held := db.begin()
 	_, err := held.Exec(t.Context(), "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
-	until(t, "a look waits", func() bool {
+	tests.Until(t, "a look waits", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_look%')")
 	})
 	_, err = held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1")
-	ok(t, err)
-	ok(t, held.Commit(t.Context()))
+	tests.OK(t, err)
+	tests.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
 	expect(t, log.count("cannot look"), 0, "looks that failed")

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -31,18 +32,18 @@ func newOperator(db *database) *operator {
 	db.t.Helper()
 	role := strings.ToLower("operator_" + rand.Text())
 	grants, err := sql.Files.ReadFile("grants/operator.sql")
-	ok(db.t, err)
+	tests.OK(db.t, err)
 	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.ReplaceAll(string(grants), "pgleases_operator", role))
 	db.t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(db.url)) // behind a pooler, others would get the connections with the role
 	config, err := pgtest.ParseConfig(direct)
-	ok(db.t, err)
+	tests.OK(db.t, err)
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET ROLE "+role)
 		return err
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	ok(db.t, err)
+	tests.OK(db.t, err)
 	db.t.Cleanup(pool.Close)
 	return &operator{db, role, pool}
 }
@@ -51,7 +52,7 @@ func newOperator(db *database) *operator {
 func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 	o.db.t.Helper()
 	m, err := schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor))
-	ok(o.db.t, err)
+	tests.OK(o.db.t, err)
 	return m
 }
 
@@ -62,12 +63,12 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	bad := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") })
-	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
-	ok(t, bad.Put(t.Context(), "broken", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, bad.Put(t.Context(), "broken", args{}, hourly))
 	planned, err := k.Enqueue(t.Context(), args{}, schedule.In(1000*time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	dead, err := bad.Enqueue(t.Context(), args{})
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
 	expect(t, w.fate(dead).Fate, schedule.FateDead, "fate of the job")
 	closing, broken := newLedger(db, "close"), newLedger(db, "broken")
@@ -76,54 +77,54 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	broken.settled(w.Scheduler)
 
 	m := newOperator(db).manage("why", "ann")
-	ok(t, m.Pause(t.Context(), "close"))
-	ok(t, m.Pause(t.Context(), "close")) // it is paused already
+	tests.OK(t, m.Pause(t.Context(), "close"))
+	tests.OK(t, m.Pause(t.Context(), "close")) // it is paused already
 	db.shows("schedules_status", "close", "state, why", fmt.Sprintf("paused | ann (%s): why", one[string](db, "SELECT session_user::text")))
 	db.setClock(midnight.Add(2 * time.Hour))
 	db.looked()
-	ok(t, m.Resume(t.Context(), "close", schedule.CatchUp))
+	tests.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp))
 	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
-	ok(t, m.Pause(t.Context(), "close"))
+	tests.OK(t, m.Pause(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
-	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
-	ok(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
+	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
 	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2, schedule.FateCancelled: 2})
 	triggered, err := m.Trigger(t.Context(), "close")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, w.fate(triggered).Trigger, "", "trigger of what has ended")
 	ids, err := m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, len(ids), 2, "jobs of a backfill")
 	none, err := m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute))
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, len(none), 0, "jobs of a backfill without ticks")
 	for _, id := range ids {
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of a backfill")
 	}
-	ok(t, m.Cancel(t.Context(), planned))
+	tests.OK(t, m.Cancel(t.Context(), planned))
 	expect(t, w.fate(planned).Error, fmt.Sprintf("ann (%s): why", one[string](db, "SELECT session_user::text")), "why it was canceled")
 	retried, err := m.Retry(t.Context(), planned)
-	ok(t, err)
+	tests.OK(t, err)
 	tick, err := m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	w.fate(tick)
 	again, refused, err := m.RetryDead(t.Context(), "mail", midnight)
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, fmt.Sprint(len(again), refused), "4 0", "what is retried of a kind: a job, the job of a retry, and two ticks")
 	s, err := m.Get(t.Context(), "close")
-	ok(t, err)
+	tests.OK(t, err)
 	wraps(t, "to delete another of the name", m.DeleteID(t.Context(), "close", s.ID+1), schedule.ErrNotFound)
-	ok(t, m.DeleteID(t.Context(), "close", s.ID))
-	ok(t, m.Delete(t.Context(), "broken"))
+	tests.OK(t, m.DeleteID(t.Context(), "close", s.ID))
+	tests.OK(t, m.Delete(t.Context(), "broken"))
 	wraps(t, "to delete it again", m.Delete(t.Context(), "broken"), schedule.ErrNotFound)
 	entries := 0
 	for _, err := range m.History(t.Context(), "close") {
-		ok(t, err)
+		tests.OK(t, err)
 		entries++
 	}
 	expect(t, entries, 3, "entries of what was deleted")
 	for j, err := range m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"}) {
-		ok(t, err)
+		tests.OK(t, err)
 		expect(t, j.ID, retried, "the job that lives")
 	}
 	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
@@ -137,7 +138,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	o := newOperator(db)
 	for _, statement := range []string{
 		"INSERT INTO pgleases.history (group_name) VALUES ('tests')", "UPDATE pgleases.history SET fate = 'done'", "DELETE FROM pgleases.history",
@@ -152,7 +153,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		}
 	}
 	m, err := schedule.Manage(t.Context(), o.pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	if err := m.Pause(t.Context(), "close"); code(err) != "42501" {
 		t.Errorf("a pause without a reason: %v", err)
 	}
@@ -189,12 +190,12 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases."+table), 0, "rows of "+table)
 	}
 	tx, err := o.pool.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }() // an error: it has ended
 	_, err = tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')")
-	ok(t, err)
+	tests.OK(t, err)
 	var bounds string
-	ok(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
+	tests.OK(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
 	expect(t, bounds, "4s 10s", "how long a transaction may idle after a verb, and a statement take")
 }
 
@@ -205,15 +206,15 @@ func TestManageRefusals(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	done, err := mail.Enqueue(t.Context(), "done")
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
 	w.fate(done)
 	living, err := mail.Enqueue(t.Context(), "later", schedule.In(1000*time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "a tick is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	tests.Until(t, "a tick is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
 	backfill := func(name string, from, to time.Time) error { return second(m.Backfill(ctx, name, from, to)) }
 	_, _, kindErr := m.RetryDead(ctx, "", midnight)
@@ -249,21 +250,21 @@ func TestManageUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	m, err := schedule.Manage(t.Context(), w.pool, group, schedule.WithReason("why", ""))
-	ok(t, err)
+	tests.OK(t, err)
 	for _, lost := range []struct {
 		text  string
 		after bool
 		known bool
 		jobs  int64
 	}{{"schedule_change", false, true, 0}, {"schedule_change", true, true, 0}, {"commit\x00", true, false, 1}, {"commit\x00", false, false, 1}} {
-		w.wire.lose(lost.text, lost.after)
+		w.wire.Lose(1, lost.text, lost.after)
 		_, err := m.Trigger(t.Context(), "close")
 		if err == nil || errors.Is(err, schedule.ErrUnknown) == lost.known {
 			t.Errorf("%+v: %v", lost, err)
 		}
-		until(t, fmt.Sprintf("%+v is over", lost), func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == lost.jobs })
+		tests.Until(t, fmt.Sprintf("%+v is over", lost), func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == lost.jobs })
 	}
 }
 
@@ -271,11 +272,11 @@ func TestManageUnknownOutcome(t *testing.T) {
 func TestManageWithoutZone(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	ok(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	db.exec("UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *'")
 	db.setClock(midnight.Add(time.Hour))
 	m := newOperator(db).manage("why", "")
-	ok(t, m.Pause(t.Context(), "close"))
+	tests.OK(t, m.Pause(t.Context(), "close"))
 	for what, err := range map[string]error{
 		"resume": m.Resume(t.Context(), "close", schedule.FromNow), "delete": m.Delete(t.Context(), "close"),
 		"backfill": second(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight)),
@@ -284,7 +285,7 @@ func TestManageWithoutZone(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	ok(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // whoever knows the rule decides
+	tests.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // whoever knows the rule decides
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
 }
 
@@ -311,16 +312,16 @@ func TestRetry(t *testing.T) {
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
 		return note(ctx, tx, r)
 	})
-	ok(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.Key("books")))
-	first := func(id int64, err error) int64 { t.Helper(); ok(t, err); return id }
+	tests.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.Key("books")))
+	first := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
 	plain := first(mail.Enqueue(t.Context(), "plain", schedule.Key("ada"), schedule.Priority(3)))
 	unique := first(mail.Enqueue(t.Context(), "unique", schedule.Unique("inv-7", schedule.Raise)))
 	w.run()
 	expect(t, w.fate(plain).Fate, schedule.FateDead, "fate")
 	expect(t, w.fate(unique).Fate, schedule.FateDead, "fate")
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "a tick is dead", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
-	ok(t, w.Pause(t.Context(), "close"))
+	tests.Until(t, "a tick is dead", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	tests.OK(t, w.Pause(t.Context(), "close"))
 	again := first(w.Retry(t.Context(), plain)) // and is dead again
 	expect(t, w.fate(again).Fate, schedule.FateDead, "fate of what is still broken")
 	w.close()
@@ -339,26 +340,26 @@ func TestRetry(t *testing.T) {
 		}
 	}
 	w.fate(first(w.Retry(t.Context(), again)))
-	expect(t, receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
+	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
 
 	other := first(mail.Enqueue(t.Context(), "fine", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise)))
 	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
-	ok(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
+	tests.OK(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
 	if j := w.fate(other); j.Fate != schedule.FateCancelled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
 		t.Errorf("the job that was cancelled is %+v", j)
 	}
 	w.fate(first(m.Retry(t.Context(), unique)))
-	expect(t, receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
+	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "inv-7", "inv-7", "00:00", "00:00"}, "call")
 
 	w.fate(first(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))))
-	expect(t, receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
+	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "close", "books", "01:00", "00:00"}, "call")
 	if err := second(m.RetryTick(t.Context(), "close", midnight.Add(time.Hour))); err == nil || !strings.Contains(err.Error(), "was retried") {
 		t.Errorf("to retry a tick again: %v", err)
 	}
 	for _, err := range []error{second(w.RetryTick(t.Context(), "close", midnight)), second(w.Retry(t.Context(), 1<<40))} {
 		wraps(t, "to retry what is not there", err, schedule.ErrNotFound)
 	}
-	ok(t, w.Delete(t.Context(), "close"))
+	tests.OK(t, w.Delete(t.Context(), "close"))
 	db.exec("UPDATE pgleases.history SET retried = NULL")
 	wraps(t, "to retry a tick of what was deleted", second(w.RetryTick(t.Context(), "close", midnight.Add(time.Hour))), schedule.ErrNotFound)
 	got := db.effects()
@@ -376,8 +377,8 @@ func TestRetryAtOnce(t *testing.T) {
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	id, err := mail.Enqueue(t.Context(), "later", schedule.In(time.Hour))
-	ok(t, err)
-	ok(t, w.Cancel(t.Context(), id))
+	tests.OK(t, err)
+	tests.OK(t, w.Cancel(t.Context(), id))
 	const callers = 8
 	retried := make(chan error, callers)
 	for range callers {
@@ -385,7 +386,7 @@ func TestRetryAtOnce(t *testing.T) {
 	}
 	n := 0
 	for range callers {
-		if err := receive(t, "it returns", retried); err == nil {
+		if err := tests.Receive(t, "it returns", retried); err == nil {
 			n++
 		}
 	}
@@ -402,21 +403,21 @@ func TestJobsAreListed(t *testing.T) {
 		schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
 	letters := schedule.InTx(w.Scheduler, "letters", note)
 	_, err := letters.EnqueueMany(t.Context(), make([]string, 600), schedule.In(time.Hour))
-	ok(t, err)
+	tests.OK(t, err)
 	failing, err := mail.Enqueue(t.Context(), "x", schedule.Unique("inv-7", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = mail.Enqueue(t.Context(), "y", schedule.In(time.Hour), schedule.Unique("inv-8", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
-	until(t, "an attempt has failed", func() bool {
+	tests.Until(t, "an attempt has failed", func() bool {
 		j, err := w.Job(t.Context(), failing)
-		ok(t, err)
+		tests.OK(t, err)
 		return j.Attempts == 1
 	})
 	count := func(f schedule.JobFilter) (n int, last schedule.Job) {
 		t.Helper()
 		for j, err := range w.Jobs(t.Context(), f) {
-			ok(t, err)
+			tests.OK(t, err)
 			if j.ID <= last.ID {
 				t.Fatalf("job %d comes after job %d", j.ID, last.ID)
 			}
@@ -446,7 +447,7 @@ func TestJobsAreListed(t *testing.T) {
 			t.Errorf("an unknown state: %v", err)
 		}
 	}
-	ok(t, w.Cancel(t.Context(), failing))
+	tests.OK(t, w.Cancel(t.Context(), failing))
 	if j := w.fate(failing); j.Attempts != 1 || j.Error != "no paper" {
 		t.Errorf("the job that was cancelled is %+v", j)
 	}

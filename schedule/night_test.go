@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -21,7 +22,7 @@ import (
 func queriesOfTheNight(t *testing.T) map[string]string {
 	t.Helper()
 	page, err := os.ReadFile("../docs/operations.md")
-	ok(t, err)
+	tests.OK(t, err)
 	_, chapter, _ := strings.Cut(strings.ReplaceAll(string(page), "\r\n", "\n"), "\n## Schedules and jobs at night\n")
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	queries := make(map[string]string)
@@ -55,9 +56,9 @@ func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
 		"What has failed today": "history_failed", "What ran in the last hour": "history_by_time", "The longest runs of the day": "history_by_time", "What became of one": "history_by_name",
 	} {
 		rows, err := db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol)
-		ok(t, err)
+		tests.OK(t, err)
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		ok(t, err)
+		tests.OK(t, err)
 		plan := strings.Join(lines, "\n")
 		if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on schedules") || strings.Contains(plan, "Seq Scan on history") {
 			t.Errorf("%s does not go by %s:\n%s", heading, index, plan)
@@ -72,7 +73,7 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	db := newFreshDatabase(t)
 	o := newOperator(db)
 	reader, err := admin.Grants(o.role, "pgleases", admin.ForReader)
-	ok(t, err)
+	tests.OK(t, err)
 	db.exec(reader)
 	// tells runs a query of the page, which is not run again.
 	tells := func(heading string) string {
@@ -82,7 +83,7 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 			t.Fatalf("the page has no query %q", heading)
 		}
 		var lines []string
-		ok(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(t.Context(), "SET LOCAL ROLE "+o.role); err != nil {
 				return err
 			}
@@ -104,7 +105,7 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	is := func(heading, want string) {
 		t.Helper()
 		got := "not read"
-		until(t, heading+" tells "+want, func() bool {
+		tests.Until(t, heading+" tells "+want, func() bool {
 			if now := tells(heading); now != got {
 				got = now
 				t.Logf("%s: %s", heading, got)
@@ -132,21 +133,21 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	stranger := newWorker(db)
 	daily := schedule.Cron(tick.Format("4 15 * * *"), "UTC")
 	for _, name := range []string{"close", "bad tick", "halted"} {
-		ok(t, mail.Put(t.Context(), name, name, daily))
+		tests.OK(t, mail.Put(t.Context(), name, name, daily))
 	}
-	ok(t, schedule.InTx(stranger.Scheduler, "telegraph", note).Put(t.Context(), "stranger", "", daily))
+	tests.OK(t, schedule.InTx(stranger.Scheduler, "telegraph", note).Put(t.Context(), "stranger", "", daily))
 	stranger.run().has("stranger")
 	db.looked()
 	stranger.close() // the group is known
-	ok(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
+	tests.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
 	_, err = mail.Enqueue(t.Context(), "hangs", schedule.Unique("slow", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = mail.Enqueue(t.Context(), "bad job", schedule.Unique("once", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	db.setClock(tick)
 	is("Late schedules", "tests bad tick mail due its partition has no owner; tests close mail due its partition has no owner; tests stranger telegraph due its partition has no owner")
 	w.run()
-	receive(t, "one runs", in)
+	tests.Receive(t, "one runs", in)
 	is("What runs now", "tests slow mail")
 	is("Who has too much to do", "tests 1 0")
 	is("Schedules that fail", "tests bad tick mail 1 planned no paper")
@@ -166,9 +167,9 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	delete(queries, "The longest runs of the day")
 	mended.Store(true)
 	ids, refused, err := o.manage("the mail server is back", "").RetryDead(t.Context(), "mail", midnight)
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, fmt.Sprint(len(ids), refused), "2 0", "retried and refused")
-	until(t, "what was dead is done", func() bool {
+	tests.Until(t, "what was dead is done", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.history AS h WHERE h.fate = 'done' AND h.job IN (SELECT retried FROM pgleases.history)") == 2
 	})
 	is("What operators have changed", "retry_dead tests  the mail server is back; pause tests halted a fire")

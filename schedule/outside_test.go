@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -35,7 +36,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 			}
 			l := newLedger(db, "send")
 			l.calls = calls
-			ok(t, k.Add("send", args{}, hourly, schedule.MissedAll))
+			tests.OK(t, k.Add("send", args{}, hourly, schedule.MissedAll))
 			w.run().has("send")
 			now := midnight
 			for _, text := range []string{"begin", "schedule_open", "schedule_close", "schedule_done_tick", "synchronous_commit", "commit\x00"} {
@@ -43,11 +44,11 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 					if text == "synchronous_commit" && calls == "at least once" {
 						continue // it is not sent
 					}
-					w.wire.lose(text, after)
+					w.wire.Lose(1, text, after)
 					now = now.Add(3 * time.Hour)
 					db.setClock(now)
 					l.settled(w.Scheduler)
-					until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
+					tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 				}
 			}
 			l.expectFates(fates{schedule.FateDone: int64(now.Sub(midnight) / time.Hour)}) // a run finds that it has begun itself
@@ -93,32 +94,32 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 			}
 			return nil
 		}
-		ok(t, schedule.AtLeastOnce(w.Scheduler, "mail", send).Add("mail", args{}, hourly))
-		ok(t, schedule.AtMostOnce(w.Scheduler, "pay", send).Add("pay", args{}, hourly))
+		tests.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", send).Add("mail", args{}, hourly))
+		tests.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", send).Add("pay", args{}, hourly))
 		return w.run().has("pay")
 	}
 	least, most := newLedger(db, "mail"), newLedger(db, "pay")
 	least.calls, most.calls = "at least once", "at most once"
 	w := start(true)
 	db.setClock(midnight.Add(time.Hour))
-	mail, pay := receive(t, "a call", calls["mail"]), receive(t, "a call", calls["pay"])
-	w.wire.setCut(true)
+	mail, pay := tests.Receive(t, "a call", calls["mail"]), tests.Receive(t, "a call", calls["pay"])
+	w.wire.Cut()
 	other := start(false)
-	again := receive(t, "it is called again", calls["mail"])
+	again := tests.Receive(t, "it is called again", calls["mail"])
 	if again.key != mail.key || again.epoch <= mail.epoch || mail.key == "" || mail.key == pay.key {
 		t.Errorf("called with %+v, then with %+v", mail, again)
 	}
 	least.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	most.settled(other.Scheduler).expectFates(fates{schedule.FateLost: 1})
 	expect(t, most.entries[0].Epoch, pay.epoch, "epoch of what is lost")
-	w.wire.setCut(false)
+	w.wire.Mend()
 	close(cut)
 	for _, name := range []string{"mail", "pay"} {
-		wraps(t, "Guarded of one that was cut off", receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
+		wraps(t, "Guarded of one that was cut off", tests.Receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
 	}
 	w.close()
 	db.setClock(midnight.Add(2 * time.Hour))
-	if next := receive(t, "the next tick", calls["mail"]); next.key == mail.key {
+	if next := tests.Receive(t, "the next tick", calls["mail"]); next.key == mail.key {
 		t.Errorf("two ticks have the key %s", next.key)
 	}
 	least.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 2})
@@ -140,24 +141,24 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	start := func() *worker {
 		w := newSteadyWorker(db, schedule.WithDrain(0))
 		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
-		ok(t, pay.Add("pay", args{}, hourly, schedule.MissedAll))
+		tests.OK(t, pay.Add("pay", args{}, hourly, schedule.MissedAll))
 		return w.run().has("pay")
 	}
 	l := newLedger(db, "pay")
 	l.calls = "at most once"
 	begun, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = begun.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)")
-	ok(t, err)
+	tests.OK(t, err)
 	w := start()
 	db.setClock(midnight.Add(3 * time.Hour))
-	until(t, "it has begun", func() bool {
+	tests.Until(t, "it has begun", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	})
 	w.stop()
-	receive(t, "Run ends", w.ended)
+	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
-	ok(t, begun.Rollback(t.Context()))
+	tests.OK(t, begun.Rollback(t.Context()))
 	l.settled(start().Scheduler).expectFates(fates{schedule.FateDone: 3})
 }
 
@@ -186,9 +187,9 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	for _, l := range []*ledger{least, most, panics} {
 		l.calls = "at most once"
 	}
-	ok(t, mail.Put(t.Context(), "mail", args{}, hourly))
-	ok(t, pay.Put(t.Context(), "pay", args{}, hourly))
-	ok(t, pay.Put(t.Context(), "panic", args{}, hourly))
+	tests.OK(t, mail.Put(t.Context(), "mail", args{}, hourly))
+	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
+	tests.OK(t, pay.Put(t.Context(), "panic", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	most.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
@@ -201,7 +202,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
 	for range 3 {
-		receive(t, "a call", began)
+		tests.Receive(t, "a call", began)
 	}
 	expect(t, one[int64](db, "SELECT sum(coalesce((trying ->> 'crashes')::int, 0))::bigint FROM pgleases.schedules"), 0, "crashes, where no owner before died")
 	w.close() // ends them at once
@@ -227,15 +228,15 @@ func TestJobsOutside(t *testing.T) {
 	})
 	w.run()
 	a, err := mail.Enqueue(t.Context(), "a")
-	ok(t, err)
+	tests.OK(t, err)
 	b, err := mail.Enqueue(t.Context(), "b")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, fmt.Sprint(w.fate(a).Fate, w.fate(b).Fate), "donedone", "fates")
 	if a, b := <-keys, <-keys; a == b {
 		t.Errorf("two jobs have the key %s", a)
 	}
 	c, err := books.Enqueue(t.Context(), "c")
-	ok(t, err)
+	tests.OK(t, err)
 	if j := w.fate(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
 	}
@@ -257,12 +258,12 @@ func TestBothTransactionsBeforeACallAtMostOnceAreDurable(t *testing.T) {
 	w := newSteadyWorker(db)
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
 	l := newLedger(db, "pay")
-	ok(t, pay.Put(t.Context(), "pay", args{}, hourly))
-	w.wire.count("synchronous_commit = on")
+	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly))
+	w.wire.Count("synchronous_commit = on")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	if n := w.wire.counted(); n < 2 {
+	if n := w.wire.Counted(); n < 2 {
 		t.Errorf("synchronous_commit was set %d times", n)
 	}
 }
@@ -279,13 +280,13 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 		return db.sent(r)
 	})
 	l := newLedger(db, "mail")
-	ok(t, k.Put(t.Context(), "mail", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "mail", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "it is called", began)
-	ok(t, k.Put(t.Context(), "mail", args{2}, hourly))
+	tests.Receive(t, "it is called", began)
+	tests.OK(t, k.Put(t.Context(), "mail", args{2}, hourly))
 	s, err := w.Get(t.Context(), "mail")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, s.Due.UTC(), midnight.Add(time.Hour), "when it is due")
 	close(end)
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
@@ -305,8 +306,8 @@ func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
 	w.run()
 	send := func() (int64, string) {
 		id, err := mail.Enqueue(t.Context(), "")
-		ok(t, err)
-		key := receive(t, "it is called", keys)
+		tests.OK(t, err)
+		key := tests.Receive(t, "it is called", keys)
 		w.fate(id)
 		return id, key
 	}
@@ -336,10 +337,10 @@ func TestTheOutcomeOfACallIsWrittenDownWhenTheDatabaseCan(t *testing.T) {
 		CREATE TRIGGER fail BEFORE INSERT ON pgleases.history FOR EACH ROW EXECUTE FUNCTION public.fail()`)
 	w := newSteadyWorker(db)
 	called := 0
-	ok(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
+	tests.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
 	w.run().has("pay")
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "it has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	tests.Until(t, "it has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
 	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "done", "fate")
 	w.close()
 	expect(t, called, 1, "calls")
@@ -356,18 +357,18 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 		released(ctx, let)
 		return nil
 	})
-	ok(t, pay.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
 	id, err := pay.Enqueue(t.Context(), args{})
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "one is called", began)
-	receive(t, "the other is called", began)
-	ok(t, w.Delete(t.Context(), "close"))
-	ok(t, w.Cancel(t.Context(), id))
+	tests.Receive(t, "one is called", began)
+	tests.Receive(t, "the other is called", began)
+	tests.OK(t, w.Delete(t.Context(), "close"))
+	tests.OK(t, w.Cancel(t.Context(), id))
 	close(let)
 	w.stop()
-	receive(t, "Run ends", w.ended)
+	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	expect(t, log.count("outcome not written down"), 0, "lines of outcomes that are not written down")
 	expect(t, one[string](db, "SELECT string_agg(fate, ' ') FROM pgleases.history"), "cancelled cancelled", "fates")

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -27,7 +28,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 			return effect(ctx, tx, r)
 		}, schedule.Idle(time.Second))
 		for i := range schedules {
-			ok(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
+			tests.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
 		}
 		return w.run()
 	}
@@ -46,15 +47,15 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 	w := start().has("close 5")
 	for _, end := range []func(*worker){
 		(*worker).die,
-		func(w *worker) { w.wire.lose("commit", false); w.die() },
+		func(w *worker) { w.wire.Lose(1, "commit", false); w.die() },
 		(*worker).close,
-		func(w *worker) { w.stop(); receive(t, "Run ends", w.ended); w.stop = nil },
+		func(w *worker) { w.stop(); tests.Receive(t, "Run ends", w.ended); w.stop = nil },
 	} {
 		pass(3)
-		receive(t, "a handler runs", inHandler)
+		tests.Receive(t, "a handler runs", inHandler)
 		next := start() // takes half of it over meanwhile
 		pass(2)
-		end(receive(t, "a handler runs", inHandler)) // either of them
+		end(tests.Receive(t, "a handler runs", inHandler)) // either of them
 		w, next = next, start()
 		pass(2)
 		for _, l := range ledgers {
@@ -82,11 +83,11 @@ func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 		return effect(ctx, tx, r)
 	})
 	l := newLedger(db, "close")
-	ok(t, books.Add("close", args{}, hourly))
+	tests.OK(t, books.Add("close", args{}, hourly))
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
 	var refused *pgconn.PgError
-	if err := receive(t, "the handler ran", took); !errors.As(err, &refused) || refused.Code != "55P03" {
+	if err := tests.Receive(t, "the handler ran", took); !errors.As(err, &refused) || refused.Code != "55P03" {
 		t.Fatalf("to take the partition over in the middle of a run: %v, not a lock timeout", err)
 	}
 	l.settled(w.Scheduler)
@@ -114,18 +115,18 @@ func TestAFrozenHandlerDoesNotCommit(t *testing.T) {
 		return err
 	}, schedule.Idle(200*time.Millisecond))
 	l := newLedger(db, "close")
-	ok(t, books.Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, books.Add("close", args{}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "the handler runs", frozen)
-	w.wire.setCut(true) // it hears nothing more
+	tests.Receive(t, "the handler runs", frozen)
+	w.wire.Cut() // it hears nothing more
 	other := newWorker(db)
-	ok(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
 	other.run()
 	l.settled(other.Scheduler)
-	w.wire.setCut(false)
+	w.wire.Mend()
 	close(thaw)
-	if err := receive(t, "it woke up", woke); err == nil {
+	if err := tests.Receive(t, "it woke up", woke); err == nil {
 		t.Fatal("the transaction of a handler that was frozen for longer than its idle limit goes on")
 	}
 	w.close()
@@ -144,21 +145,21 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 		return effect(ctx, tx, r)
 	})
 	l := newLedger(db, "close")
-	ok(t, books.Add("close", args{}, hourly))
+	tests.OK(t, books.Add("close", args{}, hourly))
 	w.run().has("close")
-	until(t, "all is owned", func() bool {
+	tests.Until(t, "all is owned", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") == 4
 	})
 	db.looked()
 	before, rollbacks := one[int64](db, "SELECT max(epoch) FROM pgleases.partitions"), one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
 	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // somebody else's, of which the process has not heard
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "it was refused", func() bool {
+	tests.Until(t, "it was refused", func() bool {
 		return one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") > rollbacks
 	})
 	db.exec("UPDATE pgleases.leases SET generation = generation + 1") // now it hears
 	l.settled(w.Scheduler)
-	if epoch := receive(t, "it ran", ran); epoch <= before {
+	if epoch := tests.Receive(t, "it ran", ran); epoch <= before {
 		t.Fatalf("it ran under epoch %d, which had ended", epoch)
 	}
 }
@@ -175,16 +176,16 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 		return err
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Add("close", args{}, hourly))
+	tests.OK(t, k.Add("close", args{}, hourly))
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "the handler runs", began)
-	until(t, "its statement runs", func() bool {
+	tests.Receive(t, "the handler runs", began)
+	tests.Until(t, "its statement runs", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
 	})
 	w.die()
 	other := newWorker(db)
-	ok(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
 	other.run()
 	l.settled(other.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
@@ -199,7 +200,7 @@ func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
 	var ledgers []*ledger
 	for i := range schedules {
 		name := fmt.Sprint("close ", i)
-		ok(t, books.Add(name, args{i}, hourly))
+		tests.OK(t, books.Add(name, args{i}, hourly))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	w.run().has("close 9") // the last by its name
@@ -209,21 +210,21 @@ func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
 	}
 	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
 	held, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	ok(t, err)
-	w.wire.record()
+	tests.OK(t, err)
+	w.wire.Record()
 	w.stop()
-	until(t, "one is being written down", func() bool {
+	tests.Until(t, "one is being written down", func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
 	})
-	ok(t, held.Rollback(t.Context()))
-	receive(t, "Run ends", w.ended)
+	tests.OK(t, held.Rollback(t.Context()))
+	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	w.close()
 	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
 	sent := 0
-	for _, trips := range w.wire.recorded("begin") {
+	for _, trips := range w.wire.Recorded("begin") {
 		for _, trip := range trips {
 			if strings.Contains(trip, "begin") && strings.Contains(trip, "schedule_end") {
 				sent++
@@ -242,17 +243,17 @@ func TestAProcessThatOwnsNothingAnyMoreWaitsForNoClosing(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	w.wire.mute("schedule_end")
+	w.wire.Mute("schedule_end")
 	w.stop()
-	until(t, "it fell silent", func() bool { return !w.wire.armed() })
+	tests.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
 	db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'nobody waits for it')")
 	evicted := time.Now()
-	receive(t, "Run ends", w.ended)
+	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	if took := time.Since(evicted); took > 8*time.Second { // a statement is waited for as long as 10 s
 		t.Errorf("Run ended %v after the process had lost all", took)
@@ -269,7 +270,7 @@ func TestAProcessWaitsForNoLockForEachPartitionThatItCloses(t *testing.T) {
 	var ledgers []*ledger
 	for i := range 24 {
 		name := fmt.Sprint("close ", i)
-		ok(t, books.Put(t.Context(), name, args{i}, hourly))
+		tests.OK(t, books.Put(t.Context(), name, args{i}, hourly))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	w.run()
@@ -280,15 +281,15 @@ func TestAProcessWaitsForNoLockForEachPartitionThatItCloses(t *testing.T) {
 	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
 	held := db.begin()
 	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	ok(t, err)
+	tests.OK(t, err)
 	began := time.Now()
 	w.stop()
-	receive(t, "Run ends", w.ended)
+	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	if took := time.Since(began); opened < 12 || took > 9*time.Second {
 		t.Errorf("Run ended after %v, with %d partitions to close", took, opened)
 	}
-	ok(t, held.Rollback(t.Context()))
+	tests.OK(t, held.Rollback(t.Context()))
 }
 
 // An application edits two schedules in its transaction while a process that owns both ends, which counts a crash of each: neither is broken off, and the
@@ -314,53 +315,53 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 		names = append(names, one[string](db, "SELECT min(n::text) FROM generate_series(1, 1000) AS n WHERE pgleases.partition_for(n::text, 4) = $1", partition))
 	}
 	low, high := names[1], names[2]
-	ok(t, k.Put(t.Context(), low, args{}, hourly))
-	ok(t, k.Put(t.Context(), high, args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), low, args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), high, args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "one runs", began)
-	receive(t, "the other runs", began)
+	tests.Receive(t, "one runs", began)
+	tests.Receive(t, "the other runs", began)
 	w.die()
 	w, k = start()
 	w.run()
-	receive(t, "one runs again", began)
-	receive(t, "the other runs again", began)
+	tests.Receive(t, "one runs again", began)
+	tests.Receive(t, "the other runs again", began)
 	crashes := func() int { return one[int](db, "SELECT sum((trying ->> 'crashes')::int) FROM pgleases.schedules") }
 	expect(t, crashes(), 2, "crashes, while they run")
-	ok(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.Key(names[0])))
+	tests.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.Key(names[0])))
 	db.setClock(midnight.Add(2 * time.Hour))
-	receive(t, "the plain one runs", began)
-	until(t, "it is done", func() bool { return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')") })
+	tests.Receive(t, "the plain one runs", began)
+	tests.Until(t, "it is done", func() bool { return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')") })
 
 	edit := db.begin()
 	lock := func(name string) error {
 		_, err := edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = $1 FOR UPDATE", name)
 		return err
 	}
-	ok(t, lock(high))
+	tests.OK(t, lock(high))
 	held := db.begin()
 	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	ok(t, err)
+	tests.OK(t, err)
 	waits := func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
 	}
 	w.stop()
-	until(t, "a partition is being closed", waits)
+	tests.Until(t, "a partition is being closed", waits)
 	close(let)
-	until(t, "the others are to be closed, too", func() bool { // together, as far as they are: but for these two, no transaction is left
+	tests.Until(t, "the others are to be closed, too", func() bool { // together, as far as they are: but for these two, no transaction is left
 		return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'") == 2
 	})
-	ok(t, held.Rollback(t.Context()))
-	until(t, "that of the other schedule is being closed", func() bool {
+	tests.OK(t, held.Rollback(t.Context()))
+	tests.Until(t, "that of the other schedule is being closed", func() bool {
 		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed") < 3 && waits()
 	})
 	_, err = edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'")
-	ok(t, err)
+	tests.OK(t, err)
 	if err := lock(low); err != nil {
 		t.Errorf("an edit: %v", err)
 	}
-	ok(t, edit.Rollback(t.Context()))
-	receive(t, "Run ends", w.ended)
+	tests.OK(t, edit.Rollback(t.Context()))
+	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	expect(t, crashes(), 0, "crashes, after all was closed")
 	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")

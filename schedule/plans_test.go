@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -24,11 +25,11 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 		AND p.proname LIKE 'schedule%' AND 'enable_seqscan=off' = ANY (p.proconfig) AND NOT 'jit=off' = ANY (p.proconfig)`)
 	expect(t, compiled, "", "functions that the server would compile")
 	tx, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	owned := fmt.Sprintf("(SELECT s.lease, s.partition, s.epoch FROM pgleases.status AS s WHERE s.lease = 'schedule/%s' AND s.owner IS NOT NULL LIMIT 1) AS s", group)
 	whole := func() (n int64) { // with what the server has not counted yet of transactions before
-		ok(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))
+		tests.OK(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))
 		return n
 	}
 	before := whole()
@@ -42,13 +43,13 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 		"pgleases.schedule_close_job(1, 'mark', 1, '{\"fates\": []}')",
 	} {
 		_, err := tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol)
-		ok(t, err)
+		tests.OK(t, err)
 		_, err = tx.Exec(t.Context(), "SELECT "+call, pgx.QueryExecModeSimpleProtocol)
 		if code := store.Code(err); err != nil && code != "PS001" { // there is none such
 			t.Errorf("%s: %v", call, err)
 		}
 		_, err = tx.Exec(t.Context(), "ROLLBACK TO before")
-		ok(t, err)
+		tests.OK(t, err)
 		expect(t, whole()-before, 0, "how often all was read up to "+call)
 	}
 }

@@ -10,16 +10,17 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
 // waitsForRetry waits until so many attempts at a tick have failed.
 func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
 	w.t.Helper()
-	until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
+	tests.Until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
 		var err error
 		s, err = w.Get(w.t.Context(), name)
-		ok(w.t, err)
+		tests.OK(w.t, err)
 		return s.Attempts == attempts
 	})
 	return s
@@ -46,9 +47,9 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 		}, schedule.Retry(3, schedule.Backoff(50*time.Minute, 80*time.Minute)))
 	}
 	twice, thrice := kind("twice", 2), kind("thrice", 3)
-	ok(t, twice.Put(t.Context(), "skip", args{}, hourly))
-	ok(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
-	ok(t, thrice.Put(t.Context(), "dead", args{}, hourly))
+	tests.OK(t, twice.Put(t.Context(), "skip", args{}, hourly))
+	tests.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
+	tests.OK(t, thrice.Put(t.Context(), "dead", args{}, hourly))
 	names := []string{"skip", "buffer", "dead"}
 	ledgers := make(map[string]*ledger)
 	for _, name := range names {
@@ -59,7 +60,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	for attempt := 1; attempt <= 3; attempt++ {
 		db.setClock(now)
 		for range names {
-			expect(t, receive(t, "a call", calls), attempt, "attempt")
+			expect(t, tests.Receive(t, "a call", calls), attempt, "attempt")
 		}
 		if attempt == 3 {
 			break
@@ -84,7 +85,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 		now = latest
 	}
 	for _, name := range names {
-		until(t, "the tick of "+name+" has its fate", func() bool {
+		tests.Until(t, "the tick of "+name+" has its fate", func() bool {
 			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name) == 1
 		})
 	}
@@ -119,26 +120,26 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 			}
 			return nil
 		}, schedule.Retry(4, schedule.Backoff(time.Minute, time.Minute)))
-		ok(t, k.Add("close", args{}, hourly, schedule.MissedAll))
+		tests.OK(t, k.Add("close", args{}, hourly, schedule.MissedAll))
 		return w.run().has("close")
 	}
 	l := newLedger(db, "close")
 	w := start()
 	for attempt := 1; attempt <= 4; attempt++ {
 		db.looked()
-		w.wire.lose([]string{"schedule_close", "commit"}[attempt%2], true)
+		w.wire.Lose(1, []string{"schedule_close", "commit"}[attempt%2], true)
 		db.setClock(midnight.Add(time.Hour + time.Duration(2*(attempt-1))*time.Minute))
-		expect(t, receive(t, "a call", calls), attempt, "attempt")
+		expect(t, tests.Receive(t, "a call", calls), attempt, "attempt")
 		if attempt < 4 {
 			waitsForRetry(w, "close", attempt)
-			until(t, "the answer was lost", func() bool { return !w.wire.armed() })
+			tests.Until(t, "the answer was lost", func() bool { return w.wire.Left() == 0 })
 			w.close()
 			w = start()
 		}
 	}
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1})
 	expect(t, l.entries[0].Attempts, 4, "attempts in the history")
-	w.wire.lose("commit", true) // of a run that is done: the next tick is told that it is its first attempt
+	w.wire.Lose(1, "commit", true) // of a run that is done: the next tick is told that it is its first attempt
 	db.setClock(midnight.Add(3 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 1, schedule.FateDone: 2})
 	expect(t, len(calls), 0, "further calls")
@@ -166,8 +167,8 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$") // which would be tried again
 		return schedule.Discard(fmt.Errorf("wrong address: %w", err))
 	}, retry)
-	ok(t, sleepy.Put(t.Context(), "sleepy", args{}, hourly))
-	ok(t, discards.Put(t.Context(), "discards", args{}, hourly))
+	tests.OK(t, sleepy.Put(t.Context(), "sleepy", args{}, hourly))
+	tests.OK(t, discards.Put(t.Context(), "discards", args{}, hourly))
 	a, b := newLedger(db, "sleepy"), newLedger(db, "discards")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
@@ -176,11 +177,11 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	if !strings.Contains(b.entries[0].Error, "wrong address") {
 		t.Errorf("error %q of what was discarded", b.entries[0].Error)
 	}
-	expect(t, receive(t, "a call", calls), 1, "attempt")
+	expect(t, tests.Receive(t, "a call", calls), 1, "attempt")
 	var due time.Time
-	until(t, "it is snoozed", func() bool {
+	tests.Until(t, "it is snoozed", func() bool {
 		s, err := w.Get(t.Context(), "sleepy")
-		ok(t, err)
+		tests.OK(t, err)
 		due = s.Due
 		return due.After(midnight.Add(89*time.Minute)) && due.Before(midnight.Add(92*time.Minute))
 	})
@@ -189,7 +190,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	expect(t, len(calls), 0, "calls while it snoozes")
 	db.setClock(due)
 	a.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	expect(t, receive(t, "a call", calls), 1, "attempt")
+	expect(t, tests.Receive(t, "a call", calls), 1, "attempt")
 	expect(t, a.entries[0].Attempts, 1, "attempts in the history")
 }
 
@@ -205,20 +206,20 @@ func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
 		return errors.New("no paper")
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.PauseAfter(2), schedule.MissedAll))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.PauseAfter(2), schedule.MissedAll))
 	w.run()
 	db.setClock(midnight.Add(6 * time.Hour))
 	paused := func() bool {
 		s, err := w.Get(t.Context(), "close")
-		ok(t, err)
+		tests.OK(t, err)
 		return !s.PausedAt.IsZero() && s.Failures == 2
 	}
-	until(t, "it is paused", paused)
+	tests.Until(t, "it is paused", paused)
 	db.looked()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "fates of what is paused") // dead, done, dead, dead
-	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDead: 5, schedule.FateDone: 1})
-	until(t, "it is paused again", paused)
+	tests.Until(t, "it is paused again", paused)
 }
 
 // Edits while a tick waits for its retry: another rule, a resumption from now and a deletion cancel it, and other edits do not.
@@ -251,14 +252,14 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 	}
 	ledgers := make(map[string]*ledger)
 	for name := range edits {
-		ok(t, k.Put(t.Context(), name, args{}, hourly))
+		tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
 		ledgers[name] = newLedger(db, name)
 	}
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	for name, e := range edits {
 		waitsForRetry(w, name, 1)
-		ok(t, e.edit(t.Context(), name))
+		tests.OK(t, e.edit(t.Context(), name))
 	}
 	db.looked()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate <> 'cancelled'"), 0, "runs before it is time")
@@ -274,8 +275,8 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 	db := newEncodedDatabase(t, "LATIN1")
 	w := newWorker(db)
 	fail := func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("нет бумаги") }
-	ok(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
-	ok(t, schedule.InTx(w.Scheduler, "again", fail, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
 	l := newLedger(db, "dead")
 	w.run().has("dead")
 	db.setClock(midnight.Add(time.Hour))
@@ -292,15 +293,15 @@ func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
 	w.WaitForLocks(10 * time.Millisecond)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
 	edit, err := db.Begin(t.Context())
-	ok(t, err)
-	ok(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
+	tests.OK(t, err)
+	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "the run was not committed, ten times", func() bool { return log.count("locked for too long") >= 10 })
-	ok(t, edit.Rollback(t.Context()))
+	tests.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked for too long") >= 10 })
+	tests.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
 
@@ -312,10 +313,10 @@ func TestAStartSurvivesAFaultThatPasses(t *testing.T) {
 		for _, after := range []bool{false, true} {
 			w := newWorker(db)
 			name := fmt.Sprint(text, after)
-			ok(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly))
-			w.wire.lose(text, after)
+			tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly))
+			w.wire.Lose(1, text, after)
 			w.run().has(name)
-			expect(t, w.wire.armed(), false, "whether the message is still to be lost")
+			expect(t, w.wire.Left(), 0, "messages to lose")
 			w.close()
 		}
 	}

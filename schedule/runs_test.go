@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -110,7 +111,7 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			}
 			return nil
 		}, f.opts...)
-		ok(t, k.Add(name, args{}, hourly))
+		tests.OK(t, k.Add(name, args{}, hourly))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	w.run()
@@ -151,10 +152,10 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 			_, err := tx.Exec(ctx, statement)
 			return err
 		})
-		ok(t, k.Add(statement, args{}, hourly))
+		tests.OK(t, k.Add(statement, args{}, hourly))
 		w.run().has(statement)
 		db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
-		until(t, "it has its fate", func() bool {
+		tests.Until(t, "it has its fate", func() bool {
 			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'dead' AND error LIKE '%' || $2 || '%'", statement, says) == 1
 		})
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", statement), 1, "effects with "+statement)
@@ -173,7 +174,7 @@ func TestAHandlerCannotEndItsTransaction(t *testing.T) {
 		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return effect(ctx, tx, r) }) // a savepoint is its own
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Add("close", args{}, hourly))
+	tests.OK(t, k.Add("close", args{}, hourly))
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
@@ -198,14 +199,14 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 		return nil
 	})
 	twice, always := newLedger(db, "twice"), newLedger(db, "always")
-	ok(t, k.Add("twice", args{2}, hourly, schedule.Key("one")))
-	ok(t, k.Add("always", args{100}, hourly, schedule.Key("one")))
+	tests.OK(t, k.Add("twice", args{2}, hourly, schedule.Key("one")))
+	tests.OK(t, k.Add("always", args{100}, hourly, schedule.Key("one")))
 	w.run().has("twice").has("always")
 	db.setClock(midnight.Add(time.Hour))
 	twice.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
 	always.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDead: 1})
 	for range 2 * 3 {
-		expect(t, receive(t, "an attempt", attempts), 1, "attempt") // it does not count
+		expect(t, tests.Receive(t, "an attempt", attempts), 1, "attempt") // it does not count
 	}
 	expect(t, len(attempts), 0, "further attempts")
 }
@@ -224,7 +225,7 @@ func TestARunWhoseTickHasAFateAlreadyIsNotCommitted(t *testing.T) {
 		return effect(ctx, tx, r)
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Add("close", args{}, hourly))
+	tests.OK(t, k.Add("close", args{}, hourly))
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
@@ -245,14 +246,14 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	})
 	var ledgers []*ledger
 	for _, name := range []string{"a", "b", "c", "d"} {
-		ok(t, k.Add(name, args{}, hourly, schedule.Key(map[bool]string{true: "first", false: "second"}[name < "c"])))
+		tests.OK(t, k.Add(name, args{}, hourly, schedule.Key(map[bool]string{true: "first", false: "second"}[name < "c"])))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	probe := newLedger(db, "probe")
-	ok(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))
 	w.run().has("d")
 	db.setClock(midnight.Add(time.Hour))
-	first, second := receive(t, "a run", began), receive(t, "another run", began)
+	first, second := tests.Receive(t, "a run", began), tests.Receive(t, "another run", began)
 	if first == second {
 		t.Fatalf("two runs under the key %q at once", first)
 	}
@@ -282,19 +283,19 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 		return nil
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Add("close", args{}, hourly))
+	tests.OK(t, k.Add("close", args{}, hourly))
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
-	receive(t, "it runs", began)
+	tests.Receive(t, "it runs", began)
 	stopped := time.Now()
 	w.close()
-	wraps(t, "the cause", receive(t, "it was told", told), schedule.ErrDrained)
+	wraps(t, "the cause", tests.Receive(t, "it was told", told), schedule.ErrDrained)
 	if passed := time.Since(stopped); passed < 50*time.Millisecond {
 		t.Fatalf("it was told after %v, before the drain was over", passed)
 	}
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates")
 	next := newWorker(db)
-	ok(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
 	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
@@ -312,13 +313,13 @@ func TestNoMoreRunsAtOnceThanTheyMay(t *testing.T) {
 	})
 	var ledgers []*ledger
 	for _, name := range strings.Split("abcdefghij", "") {
-		ok(t, k.Add(name, args{}, hourly))
+		tests.OK(t, k.Add(name, args{}, hourly))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	w.run().has("j")
 	db.setClock(midnight.Add(time.Hour))
 	for range 3 {
-		receive(t, "it runs", began)
+		tests.Receive(t, "it runs", began)
 	}
 	db.looked()
 	expect(t, len(began), 0, "runs besides")
@@ -335,9 +336,9 @@ func TestJitterHoldsRunsBack(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Jitter(50*time.Minute), schedule.MissedNone))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Jitter(50*time.Minute), schedule.MissedNone))
 	s, err := w.Get(t.Context(), "close")
-	ok(t, err)
+	tests.OK(t, err)
 	if s.Due.Before(midnight.Add(time.Hour+time.Minute)) || s.Due.After(midnight.Add(110*time.Minute)) {
 		t.Fatalf("the tick of 1:00 is due at %v", s.Due) // it is always the same: see jitter
 	}
@@ -361,18 +362,18 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 		return effect(ctx, tx, r)
 	}, schedule.Timeout(time.Second))
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
 	edit, err := db.Begin(t.Context())
-	ok(t, err)
-	ok(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
+	tests.OK(t, err)
+	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "the end of the run waits for the edit", func() bool {
+	tests.Until(t, "the end of the run waits for the edit", func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
 			AND query LIKE '%schedule_done_tick%' AND clock_timestamp() - query_start > interval '2.5 s')`)
 	})
-	ok(t, edit.Rollback(t.Context()))
+	tests.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
 
@@ -387,12 +388,12 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			w.Give(time.Second)
 			k := schedule.InTx(w.Scheduler, "books", effect)
 			l := newLedger(db, "close")
-			ok(t, k.Put(t.Context(), "close", args{}, hourly))
+			tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 			w.run()
 			db.looked()
-			w.wire.mute(text)
+			w.wire.Mute(text)
 			db.setClock(midnight.Add(time.Hour))
-			until(t, "it fell silent", func() bool { return !w.wire.armed() })
+			tests.Until(t, "it fell silent", func() bool { return w.wire.Left() == 0 })
 			l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 		})
 	}
@@ -413,7 +414,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 		return effect(ctx, tx, r)
 	})
 	ledgers := make([]*ledger, 120)
-	ok(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+	tests.OK(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		for i := range ledgers {
 			ledgers[i] = newLedger(db, fmt.Sprintf("bulk %03d", i))
 			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, schedule.Key("bulk")); err != nil {
@@ -423,12 +424,12 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 		return nil
 	}))
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "last", args{}, schedule.Cron("1 1 * * *", "UTC")))
+	tests.OK(t, k.Put(t.Context(), "last", args{}, schedule.Cron("1 1 * * *", "UTC")))
 	w.run()
 	db.looked()
 	db.setClock(midnight.Add(62 * time.Minute))
-	receive(t, "one runs", began)
-	until(t, "the last has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'last'") == 1 })
+	tests.Receive(t, "one runs", began)
+	tests.Until(t, "the last has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'last'") == 1 })
 	close(end)
 	for _, l := range ledgers {
 		l.settled(w.Scheduler)

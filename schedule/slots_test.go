@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -92,8 +93,8 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 				all = append(all, fmt.Sprint(i))
 			}
 			_, err := k.EnqueueMany(t.Context(), all)
-			ok(t, err)
-			until(t, "all jobs are done", func() bool {
+			tests.OK(t, err)
+			tests.Until(t, "all jobs are done", func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == jobs
 			})
 			expect(t, len(db.effects()), jobs, "effects")
@@ -128,21 +129,21 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 	}
 	w := start(true)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4))
-	ok(t, err)
+	tests.OK(t, err)
 	for _, kind := range []string{"books", "mail"} {
 		_, err := schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), []string{kind, kind})
-		ok(t, err)
+		tests.OK(t, err)
 	}
-	receive(t, "a run", began)
-	receive(t, "a run", began)
+	tests.Receive(t, "a run", began)
+	tests.Receive(t, "a run", began)
 	db.looked()
 	expect(t, len(began), 0, "runs beyond the limits")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
 	w.die()
 	start(false)
-	until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 4 })
+	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 4 })
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 2, "slots")
-	until(t, "all slots are free", func() bool {
+	tests.Until(t, "all slots are free", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
 	})
 }
@@ -187,7 +188,7 @@ func (h *holding) run(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) erro
 func (h *holding) begins(hours ...int) (runs []schedule.Run[args]) {
 	h.t.Helper()
 	for range hours {
-		runs = append(runs, receive(h.t, fmt.Sprint("one of the ticks of ", hours, " begins"), h.began))
+		runs = append(runs, tests.Receive(h.t, fmt.Sprint("one of the ticks of ", hours, " begins"), h.began))
 	}
 	slices.SortFunc(runs, func(a, b schedule.Run[args]) int { return a.At.Compare(b.At) })
 	var got []int
@@ -215,8 +216,8 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	h := newHolding(t)
 	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	ok(t, books.Put(t.Context(), "a", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
-	ok(t, books.Put(t.Context(), "b", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	tests.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	tests.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
 	l := newLedger(db, "b")
 	other := newLedger(db, "a")
 	w.run()
@@ -225,9 +226,9 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	if first.Name == "b" {
 		l, other = other, l
 	}
-	until(t, "the other waits", func() bool {
+	tests.Until(t, "the other waits", func() bool {
 		s, err := w.Get(t.Context(), l.name)
-		ok(t, err)
+		tests.OK(t, err)
 		return s.Waits != ""
 	})
 	var many []args
@@ -235,14 +236,14 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 		many = append(many, args{})
 	}
 	_, err := books.EnqueueMany(t.Context(), many, schedule.Priority(3))
-	ok(t, err)
+	tests.OK(t, err)
 	id, err := mail.Enqueue(t.Context(), "behind", schedule.Priority(3))
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
-	w.wire.count("schedule_take")
+	w.wire.Count("schedule_take")
 	h.quiet(db)
-	if n := w.wire.counted(); n > 50 {
+	if n := w.wire.Counted(); n > 50 {
 		t.Errorf("a slot was asked for %d times meanwhile", n)
 	}
 	db.exec("DELETE FROM pgleases.jobs")
@@ -265,29 +266,29 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id, err := books.Enqueue(t.Context(), "makes the slots")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of the first")
 	other, err := db.Begin(t.Context())
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = other.Exec(t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE")
-	ok(t, err)
+	tests.OK(t, err)
 	first, err := books.EnqueueMany(t.Context(), make([]string, 150))
-	ok(t, err)
+	tests.OK(t, err)
 	began := time.Now()
-	w.wire.count("schedule_take")
+	w.wire.Count("schedule_take")
 	for range 20 {
 		id, err := mail.Enqueue(t.Context(), "beside")
-		ok(t, err)
+		tests.OK(t, err)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is beside those that wait")
 	}
 	// One tries each time that it is looked; each statement has its text twice where it is prepared.
-	if n, most := w.wire.counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
+	if n, most := w.wire.Counted(), 50+4*int(time.Since(began)/(100*time.Millisecond)); n > most {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
-	ok(t, other.Rollback(t.Context()))
-	until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 171 })
+	tests.OK(t, other.Rollback(t.Context()))
+	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 171 })
 	e, err := w.Job(t.Context(), first[149])
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, e.Attempts, 1, "attempts")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
 }
@@ -301,12 +302,12 @@ func TestJobsThatWaitForTheirOwnProcessAreInNobodysWay(t *testing.T) {
 	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	_, err := books.EnqueueMany(t.Context(), make([]args, 250))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
 	h.begins(0)
 	db.setClock(midnight.Add(time.Second))
 	id, err := mail.Enqueue(t.Context(), "behind")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
 	db.exec("DELETE FROM pgleases.jobs")
 	close(h.of(0))
@@ -337,13 +338,13 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 				same = append(same, schedule.Key("one"))
 			}
 			_, err := books.EnqueueMany(t.Context(), make([]args, 250), same...)
-			ok(t, err)
+			tests.OK(t, err)
 			w.run()
-			receive(t, "one runs", began)
-			until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
+			tests.Receive(t, "one runs", began)
+			tests.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
 			expect(t, one[int64](db, "SELECT count(*) FROM public.looks WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.looks WHERE leaves_out)"), 0, "looks that leave out nothing, after one that did")
 			close(goOn)
-			until(t, "all are found in the end", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+			tests.Until(t, "all are found in the end", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 		})
 	}
 }
@@ -370,18 +371,18 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 	}
 	k := start()
 	_, err := k.Enqueue(t.Context(), "freezes")
-	ok(t, err)
-	froze := receive(t, "the first begins", began)
+	tests.OK(t, err)
+	froze := tests.Receive(t, "the first begins", began)
 	start()
 	db.looked()
 	_, err = k.EnqueueMany(t.Context(), make([]string, 60)) // each partition has some
-	ok(t, err)
-	free := receive(t, "one of the other process begins", began)
+	tests.OK(t, err)
+	free := tests.Receive(t, "one of the other process begins", began)
 	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
 		t.Errorf("another began after %v", took)
 	}
 	thaw()
-	until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 61 })
+	tests.Until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 61 })
 }
 
 // Whatever statement is lost, each job is done, no slot stays taken, and there are no more runs at once than the limit.
@@ -397,26 +398,26 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 		defer g.leave()
 		return nil
 	}, limits...)
-	w.wire.lose("schedule_make_slots", true)
+	w.wire.Lose(1, "schedule_make_slots", true)
 	w.run()
 	done := int64(0)
 	for _, text := range []string{"schedule_make_slots", "schedule_take", "schedule_free"} {
 		for _, after := range []bool{false, true} {
 			if text != "schedule_make_slots" {
-				w.wire.lose(text, after)
+				w.wire.Lose(1, text, after)
 			} else if !after {
 				continue // it is sent once in a process
 			}
 			for _, k := range []*schedule.Kind[string]{in, out} {
 				_, err := k.EnqueueMany(t.Context(), make([]string, 5))
-				ok(t, err)
+				tests.OK(t, err)
 			}
 			done += 10
-			until(t, "the message was lost: "+text, func() bool { return !w.wire.armed() })
-			until(t, "all are done after "+text, func() bool {
+			tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
+			tests.Until(t, "all are done after "+text, func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == done
 			})
-			until(t, "all slots are free after "+text, func() bool {
+			tests.Until(t, "all slots are free after "+text, func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
 			})
 		}
@@ -434,22 +435,22 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	const jobs = 100
 	enqueue := func() {
 		_, err := k.EnqueueMany(t.Context(), make([]string, jobs))
-		ok(t, err)
+		tests.OK(t, err)
 	}
 	done := func(n int64) {
-		until(t, "all are done", func() bool {
+		tests.Until(t, "all are done", func() bool {
 			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND kind = 'limited'") == n
 		})
 	}
 	enqueue()
 	done(jobs) // the first run in a partition notes that, in a transaction of its own
-	w.wire.record()
+	w.wire.Record()
 	enqueue()
 	done(2 * jobs)
 	w.close() // so all is sent that belongs to it
 	w.pool.Close()
 	runs := 0
-	for _, trips := range w.wire.recorded("schedule_open") {
+	for _, trips := range w.wire.Recorded("schedule_open") {
 		for i, sent := range trips {
 			if !strings.Contains(sent, "schedule_open") {
 				continue
@@ -493,15 +494,15 @@ func TestTwoLimitsSideBySide(t *testing.T) {
 	start(1)
 	k := start(3)
 	_, err := k.EnqueueMany(t.Context(), make([]string, 40))
-	ok(t, err)
+	tests.OK(t, err)
 	for range 40 {
 		select {
 		case ends <- nil:
-		case <-time.After(patience):
+		case <-time.After(tests.Patience):
 			t.Fatal(errors.New("no run is under way"))
 		}
 	}
-	until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 40 })
+	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 40 })
 	if top := g.highest(); top > 3 {
 		t.Errorf("%d runs at once", top)
 	}
@@ -516,10 +517,10 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	w.run()
 	for range 2 {
 		_, err := k.Enqueue(t.Context(), "an order")
-		ok(t, err)
-		until(t, "the job is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+		tests.OK(t, err)
+		tests.Until(t, "the job is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 		_, err = db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots")
-		ok(t, err)
+		tests.OK(t, err)
 	}
 }
 
@@ -537,16 +538,16 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	}, schedule.Limit(1))
 	held := db.begin()
 	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE")
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = pay.Enqueue(t.Context(), args{})
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
-	until(t, "the slots are being made", func() bool {
+	tests.Until(t, "the slots are being made", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_make_slots%')")
 	})
 	_, err = held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL") // as who frees one
-	ok(t, err)
-	ok(t, held.Commit(t.Context()))
-	receive(t, "it is called", done)
+	tests.OK(t, err)
+	tests.OK(t, held.Commit(t.Context()))
+	tests.Receive(t, "it is called", done)
 	expect(t, log.count("not looked after"), 0, "lines of runs that could not begin")
 }

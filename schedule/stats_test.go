@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -32,12 +33,12 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		schedule.Retry(2, schedule.Backoff(time.Minute, time.Minute)))
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
-	ok(t, books.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, books.Put(t.Context(), "close", args{}, hourly))
 	if s := w.Stats(); s.Looks != 0 || s.LookAge != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
 		t.Errorf("before Run they are %+v", s)
 	}
 	w.run()
-	until(t, "it owns all", func() bool { return w.Stats().Partitions == 4 })
+	tests.Until(t, "it owns all", func() bool { return w.Stats().Partitions == 4 })
 	numbers := func(kind string) string {
 		k := w.Stats().Kinds[kind]
 		return fmt.Sprintf("%d run, %d begun, %d retried, %d snoozed, %d done, %d dead, %d lost, %d missed, %d skipped", k.Running, k.Begun, k.Retried, k.Snoozed, k.Done, k.Dead, k.Lost, k.Missed, k.Skipped)
@@ -45,7 +46,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	become := func(kind, want string) {
 		t.Helper()
 		got := ""
-		for late := time.Now().Add(patience); got != want; {
+		for late := time.Now().Add(tests.Patience); got != want; {
 			if got = numbers(kind); time.Now().After(late) {
 				t.Fatalf("%s: %s, not %s", kind, got, want)
 			}
@@ -55,16 +56,16 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Helper()
 		select {
 		case outcome <- err:
-		case <-time.After(patience):
+		case <-time.After(tests.Patience):
 			t.Fatal("no handler runs")
 		}
 	}
 
 	db.setClock(midnight.Add(3*time.Hour + 20*time.Minute))
-	receive(t, "it runs", began)
-	ok(t, books.Put(t.Context(), "other", args{}, schedule.Every(time.Minute)))
+	tests.Receive(t, "it runs", began)
+	tests.OK(t, books.Put(t.Context(), "other", args{}, schedule.Every(time.Minute)))
 	db.setClock(midnight.Add(3*time.Hour + 22*time.Minute))
-	until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 })
+	tests.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 })
 	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 done, 0 dead, 0 lost, 0 missed, 0 skipped")
 	late := w.Stats().Kinds["books"].Lateness
 	for i, bound := range schedule.LatenessBounds() {
@@ -76,17 +77,17 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Errorf("a run that was 20 minutes late is told as %+v", late)
 	}
 	ends(nil)
-	receive(t, "the other runs", began)
+	tests.Receive(t, "the other runs", began)
 	become("books", "1 run, 2 begun, 0 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 2 missed, 0 skipped")
-	until(t, "nothing waits", func() bool { return w.Stats().Waiting == 0 })
+	tests.Until(t, "nothing waits", func() bool { return w.Stats().Waiting == 0 })
 	ends(errors.New("no paper"))
 	become("books", "0 run, 2 begun, 1 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 23*time.Minute + 30*time.Second))
-	receive(t, "it is tried again", began)
+	tests.Receive(t, "it is tried again", began)
 	ends(schedule.Snooze(10 * time.Minute))
 	become("books", "0 run, 3 begun, 1 retried, 1 snoozed, 1 done, 0 dead, 0 lost, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 33*time.Minute + 40*time.Second))
-	receive(t, "it is tried again", began)
+	tests.Receive(t, "it is tried again", began)
 	before := w.Stats().Kinds["books"].Lateness
 	if before.Count != 4 || before.Sum > 23*time.Minute { // 20 minutes, one or two ticks, and seconds of those that were tried again
 		t.Errorf("what is tried again was late by %+v", before)
@@ -94,25 +95,25 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	ends(errors.New("no paper")) // for the second time
 	become("books", "0 run, 4 begun, 1 retried, 1 snoozed, 1 done, 1 dead, 0 lost, 3 missed, 11 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 34*time.Minute + 10*time.Second))
-	receive(t, "the next tick runs", began)
+	tests.Receive(t, "the next tick runs", began)
 	ends(nil)
 	become("books", "0 run, 5 begun, 1 retried, 1 snoozed, 2 done, 1 dead, 0 lost, 3 missed, 11 skipped")
-	ok(t, w.Delete(t.Context(), "other"))
+	tests.OK(t, w.Delete(t.Context(), "other"))
 
 	_, err := mail.Enqueue(t.Context(), args{}, schedule.At(midnight))
-	ok(t, err)
-	receive(t, "it is called", began)
+	tests.OK(t, err)
+	tests.Receive(t, "it is called", began)
 	ends(nil)
 	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 0 missed, 0 skipped")
 	if late := w.Stats().Kinds["mail"].Lateness; late.Sum > time.Minute {
 		t.Errorf("a job that was put for an instant that had passed is %v late", late.Sum)
 	}
-	ok(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.MissedAll))
 	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', trying = '{"at": "2026-03-02T04:00:00Z", "local": "2026-03-02T04:00:00Z", "began": "2026-03-02T04:00:00Z",
 		"again": "0001-01-01T00:00:00Z", "crashes": 1, "run": "another", "called": 7}' WHERE name = 'pay'`)
 	db.setClock(midnight.Add(4*time.Hour - time.Second))
-	until(t, "what is suspected is told", func() bool { return w.Stats().Suspects == 1 })
-	ok(t, w.Delete(t.Context(), "close"))
+	tests.Until(t, "what is suspected is told", func() bool { return w.Stats().Suspects == 1 })
+	tests.OK(t, w.Delete(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
 	become("pay", "0 run, 0 begun, 0 retried, 0 snoozed, 0 done, 0 dead, 1 lost, 0 missed, 0 skipped")
 
@@ -124,7 +125,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Errorf("the looks are %+v", s)
 	}
 	w.die()
-	until(t, "a look fails", func() bool { return w.Stats().LooksFailed > 0 })
+	tests.Until(t, "a look fails", func() bool { return w.Stats().LooksFailed > 0 })
 	w.close()
 	if s := w.Stats(); s.LookAge != 0 || s.Partitions != 0 || s.Waiting != 0 || s.Kinds["books"].Done != 2 {
 		t.Errorf("after Run they are %+v", s)
@@ -138,10 +139,10 @@ func TestStatsTellThatTheClockIsDoubted(t *testing.T) {
 	w := newSteadyWorker(db)
 	w.Doubt(time.Hour)
 	w.run()
-	until(t, "the clock is known", func() bool { return w.Stats().ClockOffset != 0 })
+	tests.Until(t, "the clock is known", func() bool { return w.Stats().ClockOffset != 0 })
 	expect(t, w.Stats().ClockDoubted, false, "whether it is doubted")
 	db.setClock(midnight.Add(8 * time.Hour))
-	until(t, "it is doubted", func() bool { return w.Stats().ClockDoubted })
+	tests.Until(t, "it is doubted", func() bool { return w.Stats().ClockDoubted })
 	db.setClock(midnight)
-	until(t, "it is believed", func() bool { return !w.Stats().ClockDoubted })
+	tests.Until(t, "it is believed", func() bool { return !w.Stats().ClockDoubted })
 }

@@ -9,10 +9,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -23,7 +23,7 @@ func TestAnotherNumberOfPartitions(t *testing.T) {
 	add := func(w *worker) {
 		k := schedule.InTx(w.Scheduler, "books", effect)
 		for i := range 20 {
-			ok(t, k.Add(fmt.Sprint("close ", i), args{}, hourly))
+			tests.OK(t, k.Add(fmt.Sprint("close ", i), args{}, hourly))
 		}
 	}
 	before := newWorker(db)
@@ -34,7 +34,7 @@ func TestAnotherNumberOfPartitions(t *testing.T) {
 		ledgers = append(ledgers, newLedger(db, fmt.Sprint("close ", i)))
 	}
 	before.close()
-	until(t, "nobody is a member", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 0 })
+	tests.Until(t, "nobody is a member", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 0 })
 	db.exec("SELECT pgleases.drop_lease('schedule/tests', 'why')")
 	after := newWorker(db, schedule.WithPartitions(7))
 	add(after)
@@ -49,24 +49,24 @@ func TestAnotherNumberOfPartitions(t *testing.T) {
 // Tables in a schema whose name has to be quoted, made twice, and with the clock of the server: a schedule of each second runs at its ticks.
 func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)), nil)
+	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
 	const schema = `o'dd "one"`
-	ok(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
+	tests.OK(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
 	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema))
-	ok(t, err)
+	tests.OK(t, err)
 	db := &database{t, "", pool}
 	w := &worker{t: t, db: db, client: client, pool: pool, ended: make(chan error, 1)}
 	w.Scheduler, err = schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema))
-	ok(t, err)
+	tests.OK(t, err)
 	t.Cleanup(w.close)
 	db.exec("CREATE TABLE public.effects (name text, at timestamptz, epoch bigint, made timestamptz DEFAULT clock_timestamp())")
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.MissedAll))
 	w.run()
-	until(t, "it has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 2 })
+	tests.Until(t, "it has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 2 })
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE made < at"), 0, "runs before their ticks")
 	var last time.Time
 	for e, err := range w.History(t.Context(), "close") {
-		ok(t, err)
+		tests.OK(t, err)
 		if !last.IsZero() && !e.Until.Equal(last) || e.Until.Sub(e.Since) != time.Duration(e.Ticks)*time.Second { // those that were skipped have one entry
 			t.Errorf("an entry of %d ticks from %v to %v, and the next from %v", e.Ticks, e.Since, e.Until, last)
 		}
@@ -79,7 +79,7 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	address, err := url.Parse(db.url)
-	ok(t, err)
+	tests.OK(t, err)
 	settings := address.Query()
 	settings.Set("timezone", "Asia/Tokyo")
 	settings.Set("DateStyle", "German")
@@ -96,12 +96,12 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 		return ticks
 	}
 	rule := schedule.Cron("*/20 0-22 * * *", "UTC") // not all 24 hours: local times count
-	ok(t, k.Add("close", args{}, rule))
+	tests.OK(t, k.Add("close", args{}, rule))
 	w.run().has("close")
 	db.setClock(midnight.Add(20 * time.Minute))
 	l.settled(w.Scheduler)
-	ok(t, w.Pause(t.Context(), "close")) // writes the row as it was read
-	ok(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	tests.OK(t, w.Pause(t.Context(), "close")) // writes the row as it was read
+	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(40 * time.Minute))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }
@@ -111,17 +111,17 @@ func TestManageNeedsNoClient(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(7))
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
 	l := newLedger(db, "close")
-	m, err := schedule.Manage(t.Context(), newPool(t, db.url, nil), "tests")
-	ok(t, err)
-	ok(t, m.Pause(t.Context(), "close"))
+	m, err := schedule.Manage(t.Context(), newPool(t, db.url), "tests")
+	tests.OK(t, err)
+	tests.OK(t, m.Pause(t.Context(), "close"))
 	s, err := w.Get(t.Context(), "close")
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, s.PausedAt.IsZero(), false, "that it is not paused")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
-	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.clients"), 1, "clients")
@@ -142,7 +142,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 	if _, err := schedule.Manage(t.Context(), nil, "tests"); err == nil || !strings.Contains(err.Error(), "pool is nil") {
 		t.Error(err)
 	}
-	_, err = schedule.Manage(t.Context(), newPool(t, pgtest.EmptyDatabase(t), nil), "tests")
+	_, err = schedule.Manage(t.Context(), newPool(t, pgtest.EmptyDatabase(t)), "tests")
 	wraps(t, "without tables", err, pgleases.ErrSchema)
 }
 
@@ -151,27 +151,22 @@ func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	db.makeStrange()
-	config, err := pgtest.ParseConfig(db.url)
-	ok(t, err)
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	ok(t, err)
-	t.Cleanup(pool.Close)
-	m, err := schedule.Manage(t.Context(), pool, group, schedule.WithReason("why", "ann"))
-	ok(t, err)
+	m, err := schedule.Manage(t.Context(), tests.Pool(t, db.url), group, schedule.WithReason("why", "ann"))
+	tests.OK(t, err)
 	changed := schedule.InTx(newWorker(db).Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
 	for _, text := range []string{"one", "other", "other"} {
-		ok(t, changed.Put(t.Context(), "close", text, hourly))
+		tests.OK(t, changed.Put(t.Context(), "close", text, hourly))
 		expect(t, one[string](db, "SELECT args #>> '{}' FROM pgleases.schedules"), text, "arguments")
 	}
-	ok(t, m.Pause(t.Context(), "close"))
-	ok(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	tests.OK(t, m.Pause(t.Context(), "close"))
+	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	id, err := m.Trigger(t.Context(), "close")
-	ok(t, err)
-	ok(t, m.Cancel(t.Context(), id))
+	tests.OK(t, err)
+	tests.OK(t, m.Cancel(t.Context(), id))
 	_, err = m.Retry(t.Context(), id)
-	ok(t, err)
-	ok(t, m.Delete(t.Context(), "close"))
+	tests.OK(t, err)
+	tests.OK(t, m.Delete(t.Context(), "close"))
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume trigger cancel retry delete", "what is written down")
 }

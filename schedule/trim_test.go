@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -32,7 +33,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 		}
 		return effect(ctx, tx, r)
 	})
-	ok(t, k.Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, k.Add("close", args{}, hourly, schedule.MissedAll))
 	w.run().has("close")
 	// Of another group, and of a schedule that is gone.
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
@@ -41,7 +42,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	others := kept(db, "other")
 	for hour := 1; hour <= 100; hour++ {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		until(t, fmt.Sprintf("hour %d has its fate, and what is old is gone", hour), func() bool {
+		tests.Until(t, fmt.Sprintf("hour %d has its fate, and what is old is gone", hour), func() bool {
 			return one[bool](db, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
 				AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE fate WHEN 'dead' THEN interval '72:30' ELSE interval '24:30' END)`,
 				midnight.Add(time.Duration(hour)*time.Hour), group)
@@ -71,9 +72,9 @@ func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, fate, attempts, epoch, started_at, ended_at)
 			SELECT n % 200, $1, 'second ' || n % 200, 'books', at - interval '10 seconds', at, 1, CASE n % 10 WHEN 0 THEN 'dead' ELSE 'done' END, 1, 1, at, at
 			FROM generate_series($2::int, $3::int) AS n, LATERAL (SELECT $4::timestamptz + n * interval '10 seconds') AS t (at)`, group, n-step+1, n, midnight)
-		ok(t, err)
+		tests.OK(t, err)
 		db.setClock(midnight.Add(of(n)))
-		until(t, fmt.Sprintf("after %d runs what is old is gone", n), func() bool {
+		tests.Until(t, fmt.Sprintf("after %d runs what is old is gone", n), func() bool {
 			return one[bool](db, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND fate = 'done' OR ended_at < $2)",
 				midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
 		})
@@ -101,7 +102,7 @@ func TestADoubtedClockTrimsNothing(t *testing.T) {
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
 	w.TrimEvery(time.Millisecond)
 	w.Doubt(time.Hour)
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)
 		SELECT 0, '` + group + `', 'close', now - interval '1 hour', now, 1, 'done', now FROM public.test_clock`)
 	w.run().has("close")
@@ -123,7 +124,7 @@ func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
 		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'done', '` + ended + ` UTC')`)
 	}
 	w.run()
-	until(t, "what is old is gone", func() bool {
+	tests.Until(t, "what is old is gone", func() bool {
 		return one[string](db, "SELECT string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history") == "2106 2026"
 	})
 }

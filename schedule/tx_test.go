@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -22,16 +23,16 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	w := newSteadyWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler) // the first run in a partition notes that, in a transaction of its own
 	db.looked()
-	w.wire.record()
+	w.wire.Record()
 	db.setClock(midnight.Add(2 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2})
 	w.close() // so all is sent that belongs to it
-	of := w.wire.recorded("schedule_open")
+	of := w.wire.Recorded("schedule_open")
 	if len(of) != 1 {
 		t.Fatalf("runs on %d connections, not on one: %q", len(of), of)
 	}
@@ -83,7 +84,7 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 					return nil
 				})
 				l := newLedger(db, name)
-				ok(t, k.Put(t.Context(), name, args{}, hourly))
+				tests.OK(t, k.Put(t.Context(), name, args{}, hourly))
 				return l
 			}
 			moved, ended, deferred, failed := bad("moved", ""), bad("ended", "ROLLBACK; BEGIN"), bad("deferred", "INSERT INTO public.children VALUES (1)"), bad("failed", "SELECT 1/0")
@@ -121,12 +122,12 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 		return effect(ctx, inner, r)
 	})
 	l := newLedger(db, "close")
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	ctx := t.Context()
-	txs := receive(t, "it ran", kept)
+	txs := tests.Receive(t, "it ran", kept)
 	w.close() // so the run's end is known to its process too
 	for i, tx := range txs {
 		uses := map[string]error{}
@@ -156,7 +157,7 @@ func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
 	db := newFreshDatabase(t)
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, k.Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 11:00:02 UTC", "infinity"} { // after the run ended, before it, never
 		for _, had := range []string{"", "revision = revision + 1", "paused_at = '2026-03-01 UTC', revision = revision + 1", "cursor = '2026-03-01 09:00 UTC'"} {
 			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, done = NULL, failures = 2, trying = '{"attempts": 1}', waits = 'for something', waits_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
@@ -193,17 +194,17 @@ func TestATransactionThatOpensNothingMayNotBeIdleForLong(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	w.run()
-	until(t, "it owns a partition", func() bool {
+	tests.Until(t, "it owns a partition", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.partitions WHERE partition = 0 AND owner IS NOT NULL)")
 	})
 	for _, of := range []string{"false", "true"} {
 		tx := db.begin()
 		var none *string
-		ok(t, tx.QueryRow(t.Context(), "SELECT pgleases.schedule_open(p.lease, p.partition, p.epoch, 0, "+of+", 'run', 2000, 3000, 4000) FROM pgleases.partitions AS p WHERE p.partition = 0").Scan(&none))
+		tests.OK(t, tx.QueryRow(t.Context(), "SELECT pgleases.schedule_open(p.lease, p.partition, p.epoch, 0, "+of+", 'run', 2000, 3000, 4000) FROM pgleases.partitions AS p WHERE p.partition = 0").Scan(&none))
 		expect(t, none, nil, "what was opened")
 		var idle string
-		ok(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&idle))
+		tests.OK(t, tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&idle))
 		expect(t, idle, "3s", "idle limit of a job: "+of)
-		ok(t, tx.Rollback(t.Context()))
+		tests.OK(t, tx.Rollback(t.Context()))
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -18,10 +19,10 @@ func (db *database) shows(view, of, columns, want string) {
 	db.t.Helper()
 	got := ""
 	query := fmt.Sprintf("SELECT concat_ws(' | ', %s) FROM pgleases.%s WHERE $1 IN (name, args #>> '{}')", columns, view)
-	until(db.t, fmt.Sprintf("%s of %s in %s are %q", columns, of, view, want), func() bool {
+	tests.Until(db.t, fmt.Sprintf("%s of %s in %s are %q", columns, of, view, want), func() bool {
 		rows, _ := db.Query(context.Background(), query, of)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		ok(db.t, err)
+		tests.OK(db.t, err)
 		if now := strings.Join(all, "; "); now != got {
 			db.t.Logf("%s: %s", of, now)
 			got = now
@@ -56,15 +57,15 @@ func TestViewOfSchedules(t *testing.T) {
 	defer close(end)
 	rule := schedule.Cron("0 1 * * *", "UTC")
 	for _, name := range []string{"runs", "does", "paused", "fails"} {
-		ok(t, k.Put(t.Context(), name, name, rule))
+		tests.OK(t, k.Put(t.Context(), name, name, rule))
 	}
-	ok(t, k.Put(t.Context(), "stops", "stops", rule, schedule.PauseAfter(1)))
-	ok(t, k.Put(t.Context(), "over", "over", schedule.Cron("0 0 30 2 *", "UTC")))
-	ok(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
-	ok(t, again.Put(t.Context(), "retries", "retries", rule))
-	ok(t, outside.Put(t.Context(), "outside", "outside", rule))
-	ok(t, schedule.InTx(newWorker(db).Scheduler, "unknown", effect).Put(t.Context(), "waits", args{}, rule))
-	ok(t, w.Pause(t.Context(), "paused"))
+	tests.OK(t, k.Put(t.Context(), "stops", "stops", rule, schedule.PauseAfter(1)))
+	tests.OK(t, k.Put(t.Context(), "over", "over", schedule.Cron("0 0 30 2 *", "UTC")))
+	tests.OK(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
+	tests.OK(t, again.Put(t.Context(), "retries", "retries", rule))
+	tests.OK(t, outside.Put(t.Context(), "outside", "outside", rule))
+	tests.OK(t, schedule.InTx(newWorker(db).Scheduler, "unknown", effect).Put(t.Context(), "waits", args{}, rule))
+	tests.OK(t, w.Pause(t.Context(), "paused"))
 	const what = "state, why"
 	db.setClock(midnight.Add(61 * time.Minute))
 	db.shows("schedules_status", "does", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
@@ -74,8 +75,8 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "planned", "kind, key, rule, state, why, lateness, failures, attempts, error, extract(epoch FROM due)::bigint, owner IS NOT NULL",
 		fmt.Sprintf("books | planned | CRON_TZ=UTC 0 3 * * * | planned | 0 | 0 | %d | t", midnight.Add(3*time.Hour).Unix()))
 	db.setClock(midnight.Add(61 * time.Minute))
-	receive(t, "a handler runs in a transaction", in)
-	receive(t, "a handler runs outside", out)
+	tests.Receive(t, "a handler runs in a transaction", in)
+	tests.Receive(t, "a handler runs outside", out)
 	db.shows("schedules_status", "runs", "state, lateness, backend IS NULL, last_fate", "runs | 00:01:00 | f")
 	expect(t, one[string](db, "SELECT a.state FROM pgleases.schedules_status AS s JOIN pg_stat_activity AS a ON a.pid = s.backend WHERE s.name = 'runs'"), "idle in transaction", "what the run's session does")
 	db.shows("schedules_status", "outside", "state, backend IS NULL", "runs | t")
@@ -105,17 +106,17 @@ func TestViewOfJobs(t *testing.T) {
 	put := func(what string, opts ...schedule.JobOption) {
 		t.Helper()
 		_, err := mail.Enqueue(t.Context(), what, opts...)
-		ok(t, err)
+		tests.OK(t, err)
 	}
 	put("runs")
 	put("retries")
 	put("planned", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise), schedule.Key("ada"), schedule.Priority(2))
 	_, err := schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits")
-	ok(t, err)
+	tests.OK(t, err)
 	db.setClock(midnight.Add(time.Minute))
 	db.shows("jobs_status", "runs", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
 	w.run()
-	receive(t, "one runs", in)
+	tests.Receive(t, "one runs", in)
 	db.shows("jobs_status", "runs", "state, lateness, backend IS NULL, owner IS NULL", "runs | 00:01:00 | f | f")
 	db.shows("jobs_status", "retries", "state, why LIKE 'attempt 2 is at %', attempts, error, lateness", "retries | t | 1 | no ink | 00:01:00")
 	db.shows("jobs_status", "waits", `state, split_part(why, ';', 1)`, `waits | kind "unknown" is not registered`)

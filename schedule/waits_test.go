@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -19,17 +20,17 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	db := newDatabase(t)
 	const grace = schedule.Grace(90 * time.Minute)
 	maker := newWorker(db) // only puts
-	ok(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "kind", args{}, hourly, grace))
+	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "kind", args{}, hourly, grace))
 	books := schedule.InTx(maker.Scheduler, "books", effect)
-	ok(t, books.Put(t.Context(), "arguments", args{}, hourly, grace))
-	ok(t, books.Put(t.Context(), "zone", args{}, hourly, grace))
-	ok(t, books.Put(t.Context(), "fine", args{}, hourly))
+	tests.OK(t, books.Put(t.Context(), "arguments", args{}, hourly, grace))
+	tests.OK(t, books.Put(t.Context(), "zone", args{}, hourly, grace))
+	tests.OK(t, books.Put(t.Context(), "fine", args{}, hourly))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}' WHERE name = 'arguments';
 		UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 0 * * * *' WHERE name = 'zone'`)
 	newer := newWorker(db)
 	newBooks := schedule.InTx(newer.Scheduler, "books", effect)
 	schedule.InTx(newer.Scheduler, "new", effect)
-	ok(t, newBooks.Add("declared", args{}, hourly, grace))
+	tests.OK(t, newBooks.Add("declared", args{}, hourly, grace))
 	newer.run().has("declared")
 	newer.close()
 	ledgers := make(map[string]*ledger)
@@ -44,9 +45,9 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	for name, why := range map[string]string{
 		"kind": `kind "new" is not registered`, "arguments": "cannot unmarshal string", "zone": "Mars/Olympus", "declared": "another version",
 	} {
-		until(t, name+" waits", func() bool {
+		tests.Until(t, name+" waits", func() bool {
 			s, err := older.Get(t.Context(), name)
-			ok(t, err)
+			tests.OK(t, err)
 			return strings.Contains(s.Waits, why)
 		})
 	}
@@ -61,12 +62,12 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	newest := newWorker(db)
 	newBooks = schedule.InTx(newest.Scheduler, "books", effect)
 	schedule.InTx(newest.Scheduler, "new", effect)
-	ok(t, newBooks.Add("declared", args{}, hourly, grace))
+	tests.OK(t, newBooks.Add("declared", args{}, hourly, grace))
 	newest.run()
 	for _, name := range []string{"kind", "arguments", "zone", "declared"} {
 		ledgers[name].settled(newest.Scheduler).expectFates(fates{schedule.FateMissed: 71, schedule.FateDone: 1})
 		s, err := newest.Get(t.Context(), name)
-		ok(t, err)
+		tests.OK(t, err)
 		expect(t, s.Waits, "", "why it waits")
 	}
 }
@@ -85,33 +86,33 @@ func TestAKindThatNobodyRegistersIsLoggedBesideThoseThatAre(t *testing.T) {
 	schedule.AtLeastOnce(w.Scheduler, "bills", func(context.Context, schedule.Run[string]) error { return nil })
 	w.run()
 	_, err := used.Enqueue(t.Context(), "")
-	ok(t, err)
-	receive(t, "one has run", ran)
+	tests.OK(t, err)
+	tests.Receive(t, "one has run", ran)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	var ids []int64
 	for range 3 {
 		id, err := schedule.JobsOf[string](enqueuer, "lettres").Enqueue(t.Context(), "")
-		ok(t, err)
+		tests.OK(t, err)
 		ids = append(ids, id)
 	}
 	const waits = `kind "lettres" is not registered`
 	for _, id := range ids {
-		until(t, "it waits", func() bool {
+		tests.Until(t, "it waits", func() bool {
 			j, err := w.Job(t.Context(), id)
-			ok(t, err)
+			tests.OK(t, err)
 			return j.Waits == waits
 		})
 	}
 	const line = "schedule: waits, as its kind is not registered"
 	expect(t, log.count(line), 0, "lines before a minute is over")
 	db.setClock(midnight.Add(90 * time.Second))
-	until(t, "it is logged", func() bool { return log.count(line) > 0 })
+	tests.Until(t, "it is logged", func() bool { return log.count(line) > 0 })
 	expect(t, log.count("kind=lettres "), 1, "lines of the kind")
 	expect(t, log.count(`registered="[bills letters used]"`), 1, "lines with the kinds that are registered")
 	db.setClock(midnight.Add(3 * time.Hour))
 	for _, id := range ids {
-		until(t, "it was looked at again", func() bool {
+		tests.Until(t, "it was looked at again", func() bool {
 			return one[bool](db, "SELECT due > $2 FROM pgleases.jobs WHERE id = $1", id, midnight.Add(3*time.Hour))
 		})
 	}
@@ -123,13 +124,13 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
-	ok(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
 	l := newLedger(db, "close")
 	older := newWorker(db).run()
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "it waits", func() bool {
+	tests.Until(t, "it waits", func() bool {
 		s, err := older.Get(t.Context(), "close")
-		ok(t, err)
+		tests.OK(t, err)
 		return s.Waits != ""
 	})
 	db.setClock(midnight.Add(50 * time.Hour))
@@ -188,8 +189,8 @@ func TestBadInputIsRefused(t *testing.T) {
 		"WithDrain means nothing to Schema":       ddlErr,
 		"WithPartitions means nothing to Migrate": schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
 		"From(7)": func() error {
-			ok(t, put("fine", hourly))
-			ok(t, w.Pause(t.Context(), "fine"))
+			tests.OK(t, put("fine", hourly))
+			tests.OK(t, w.Pause(t.Context(), "fine"))
 			return w.Resume(t.Context(), "fine", 7)
 		}(),
 	} {
@@ -209,19 +210,19 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	put := func() error {
 		return books.Put(t.Context(), "close", args{1}, hourly, schedule.MissedAll, schedule.Grace(time.Minute))
 	}
-	ok(t, put())
+	tests.OK(t, put())
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
 	l := newLedger(db, "close")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	until(t, "it waits", func() bool {
+	tests.Until(t, "it waits", func() bool {
 		s, err := w.Get(t.Context(), "close")
-		ok(t, err)
+		tests.OK(t, err)
 		return s.Waits != ""
 	})
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
 	db.looked() // its ticks are overdue
-	ok(t, put())
+	tests.OK(t, put())
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50})
 	db.setClock(midnight.Add(52*time.Hour + 30*time.Minute)) // now they are late
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 50, schedule.FateMissed: 2})
@@ -242,17 +243,17 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	ok(t, schedule.InTx(w.Scheduler, "brittle", func(context.Context, pgx.Tx, schedule.Run[brittle]) error { return nil }).Put(t.Context(), "brittle", brittle{}, hourly))
-	ok(t, schedule.InTx(w.Scheduler, "hollow", func(context.Context, pgx.Tx, schedule.Run[hollow]) error { return nil }).Put(t.Context(), "hollow", hollow{}, hourly))
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "brittle", func(context.Context, pgx.Tx, schedule.Run[brittle]) error { return nil }).Put(t.Context(), "brittle", brittle{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "hollow", func(context.Context, pgx.Tx, schedule.Run[hollow]) error { return nil }).Put(t.Context(), "hollow", hollow{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	for name, says := range map[string]string{"brittle": "panic: brit\uFFFDtle", "hollow": "nil pointer"} {
-		until(t, name+" waits", func() bool {
+		tests.Until(t, name+" waits", func() bool {
 			s, err := w.Get(t.Context(), name)
-			ok(t, err)
+			tests.OK(t, err)
 			return strings.Contains(s.Waits, says)
 		})
 	}
@@ -263,20 +264,20 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
-	ok(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
+	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "close", args{}, halfPast))
 	db.exec(`UPDATE pgleases.schedules SET rule = 'CRON_TZ=Mars/Olympus 30 * * * *'`)
 	db.setClock(midnight.Add(10 * time.Minute))
 	w, log := newLogged(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
-	ok(t, books.Add("close", args{}, hourly))
-	ok(t, books.Add("fine", args{}, hourly))
+	tests.OK(t, books.Add("close", args{}, hourly))
+	tests.OK(t, books.Add("fine", args{}, hourly))
 	l := newLedger(db, "fine")
 	w.run().has("fine")
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	until(t, "it waits", func() bool {
+	tests.Until(t, "it waits", func() bool {
 		s, err := w.Get(t.Context(), "close")
-		ok(t, err)
+		tests.OK(t, err)
 		return strings.Contains(s.Waits, "Mars/Olympus")
 	})
 	expect(t, log.count("its rule until now is not known here"), 1, "lines of the log")
@@ -288,11 +289,11 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	l := newLedger(db, "close")
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
 	db.looked()
 	second, err := schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration())
-	ok(t, err)
+	tests.OK(t, err)
 	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
 		t.Fatalf("to run a second: %v", err)
 	}
@@ -306,16 +307,16 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	db := newDatabase(t)
 	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, died) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
 	maker := newWorker(db)
-	ok(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.Grace(90*time.Minute)))
+	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.Grace(90*time.Minute)))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
 	l := newLedger(db, "arguments")
 	older := newWorker(db)
 	schedule.InTx(older.Scheduler, "books", effect)
 	db.setClock(midnight.Add(time.Hour))
 	older.run()
-	until(t, "it waits", func() bool {
+	tests.Until(t, "it waits", func() bool {
 		s, err := older.Get(t.Context(), "arguments")
-		ok(t, err)
+		tests.OK(t, err)
 		return strings.Contains(s.Waits, "cannot unmarshal string")
 	})
 	older.close()
@@ -339,10 +340,10 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	id, err := mail.Enqueue(t.Context(), "known", schedule.Priority(3))
-	ok(t, err)
+	tests.OK(t, err)
 	w.run()
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
-	until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
+	tests.Until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
 	if n := one[int64](db, "SELECT max(n) FROM public.woken"); n > 1000 {
 		t.Errorf("%d were woken by one statement", n)
 	}
@@ -353,14 +354,14 @@ func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), "x")
-	ok(t, err)
+	tests.OK(t, err)
 	newWorker(db).run()
 	now := midnight
 	for _, pause := range []time.Duration{1, 1, 2, 4, 8, 16, 32, 60, 60} {
 		want := now.Add(pause * time.Minute)
-		until(t, fmt.Sprintf("it is due again at %v", want), func() bool {
+		tests.Until(t, fmt.Sprintf("it is due again at %v", want), func() bool {
 			return one[time.Time](db, "SELECT due FROM pgleases.jobs WHERE waits IS NOT NULL UNION ALL SELECT 'epoch' LIMIT 1").Equal(want)
 		})
 		now = want
@@ -377,7 +378,7 @@ func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
 	w.run()
-	until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
 }
 
 // A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.
@@ -385,10 +386,10 @@ func TestAnotherNumberOfPartitionsIsRefusedWhileTheGroupRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	ok(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
 	other := newWorker(db, schedule.WithPartitions(7))
-	ok(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
+	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
 	err := other.Run(t.Context())
 	wraps(t, "Run with another number of partitions", err, pgleases.ErrPartitionCount)
 	if !strings.Contains(err.Error(), "4") || !strings.Contains(err.Error(), "7") {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -67,12 +68,12 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 			most := schedule.AtMostOnce(w.Scheduler, "most", out)
 			again := schedule.InTx(w.Scheduler, "again", fails, schedule.Retry(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
 			opts := []schedule.ScheduleOption{schedule.MissedAll, schedule.OverlapBuffer}
-			ok(t, in.Put(t.Context(), "in", args{}, hourly, opts...))
-			ok(t, limited.Put(t.Context(), "limited", args{}, hourly, opts...))
-			ok(t, limited.Put(t.Context(), "limited too", args{}, hourly, opts...))
-			ok(t, least.Put(t.Context(), "least", args{}, hourly, opts...))
-			ok(t, most.Put(t.Context(), "most", args{}, hourly, opts...))
-			ok(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
+			tests.OK(t, in.Put(t.Context(), "in", args{}, hourly, opts...))
+			tests.OK(t, limited.Put(t.Context(), "limited", args{}, hourly, opts...))
+			tests.OK(t, limited.Put(t.Context(), "limited too", args{}, hourly, opts...))
+			tests.OK(t, least.Put(t.Context(), "least", args{}, hourly, opts...))
+			tests.OK(t, most.Put(t.Context(), "most", args{}, hourly, opts...))
+			tests.OK(t, again.Put(t.Context(), "again", args{}, hourly, opts...))
 			names := []string{"in", "limited", "limited too", "least", "most", "again"}
 			w.run()
 			db.looked()
@@ -88,7 +89,7 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 				db.setClock(now.Add(5 * time.Second)) // pauses of a millisecond are over
 				right := time.Now()
 				for _, name := range names {
-					until(t, text+" was at a wrong time, and "+name+" is done", func() bool {
+					tests.Until(t, text+" was at a wrong time, and "+name+" is done", func() bool {
 						db.setClock(now.Add(5*time.Second + time.Since(right)))
 						return db.doneTicks(name) == int64(now.Sub(midnight)/time.Hour)
 					})

@@ -1,0 +1,278 @@
+package tests
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A Wire is what connections to a server go over. It can be cut, and lose or hold up single
+// messages. It knows a message by a text in it.
+type Wire struct {
+	ReadBuffer int // the bytes that arrive before they are read; 0: the system's default
+
+	mu      sync.Mutex // guards what follows, and trips and asked of connections
+	cut     bool
+	conns   []*wired
+	text    string // of the messages that meet something
+	left    int    // the number of them to come
+	meet    func(c *wired, message []byte) (send bool)
+	counts  string // the text that is counted
+	counted int
+	records bool
+}
+
+// Carry has the connections of a pool go over the wire, with statements that it knows by their text.
+func (w *Wire) Carry(config *pgxpool.Config) {
+	config.ConnConfig.DialFunc, config.ConnConfig.DefaultQueryExecMode = w.Dial, pgx.QueryExecModeExec
+}
+
+// Dial connects to a server, unless the wire is cut.
+func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	if tcp, is := conn.(*net.TCPConn); is && w.ReadBuffer > 0 {
+		_ = tcp.SetReadBuffer(w.ReadBuffer)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.cut {
+		_ = conn.Close()
+		return nil, errors.New("the wire is cut")
+	}
+	c := &wired{Conn: conn, wire: w}
+	w.conns = append(w.conns, c)
+	return c, nil
+}
+
+// Cut closes all connections, and lets no new one be made.
+func (w *Wire) Cut() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = true
+	for _, c := range w.conns {
+		_ = c.Conn.Close()
+	}
+}
+
+// Mend lets new connections be made again.
+func (w *Wire) Mend() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cut = false
+}
+
+// Lose loses the next messages with a text, each with its connection; after: not they, but the
+// answers.
+func (w *Wire) Lose(times int, text string, after bool) {
+	w.meets(times, text, func(c *wired, _ []byte) bool {
+		if after {
+			c.state.Store(deaf)
+		} else {
+			_ = c.Conn.Close()
+		}
+		return after
+	})
+}
+
+// Mute loses the next message with a text. Its connection stays, and neither sends nor receives
+// anything more.
+func (w *Wire) Mute(text string) {
+	w.meets(1, text, func(c *wired, _ []byte) bool {
+		c.state.Store(mute)
+		return false
+	})
+}
+
+// Before calls a function before the next message with a text is sent.
+func (w *Wire) Before(text string, do func()) {
+	w.meets(1, text, func(*wired, []byte) bool {
+		do()
+		return true
+	})
+}
+
+// Delay holds up the answer to the next message with a text until deliver is called.
+func (w *Wire) Delay(text string) (deliver func()) {
+	late := make(chan struct{})
+	w.meets(1, text, func(c *wired, _ []byte) bool {
+		c.late.Store(&late)
+		return true
+	})
+	return sync.OnceFunc(func() { close(late) })
+}
+
+// Strand holds up the next message with a text until deliver is called, which returns when the
+// answer has a text. To its sender the connection is lost at once.
+func (w *Wire) Strand(text, answered string) (deliver func() error) {
+	arrive := make(chan func() error, 1)
+	w.meets(1, text, func(c *wired, message []byte) bool {
+		c.state.Store(stranded)
+		message = bytes.Clone(message)
+		arrive <- func() (err error) {
+			defer c.Conn.Close()
+			_ = c.Conn.SetDeadline(time.Now().Add(Patience))
+			answer, n := make([]byte, 1<<10), 0
+			for err == nil && !bytes.Contains(answer[:n], []byte(answered)) { // until the sender's attempt to cancel it has passed
+				if _, err = c.Conn.Write(message); err == nil {
+					n, err = c.Conn.Read(answer)
+				}
+			}
+			if err != nil {
+				return fmt.Errorf("no answer with %q: %w", answered, err)
+			}
+			return nil
+		}
+		return false
+	})
+	return sync.OnceValue(func() error {
+		select {
+		case f := <-arrive:
+			return f()
+		default:
+			return fmt.Errorf("no message with %q", text)
+		}
+	})
+}
+
+func (w *Wire) meets(times int, text string, meet func(*wired, []byte) bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.left, w.text, w.meet = times, text, meet
+}
+
+// Left is the number of messages that are still to meet what was said last.
+func (w *Wire) Left() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.left
+}
+
+// Count begins to count how often a text is sent.
+func (w *Wire) Count(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.counts, w.counted = text, 0
+}
+
+// Counted is how often the text was sent.
+func (w *Wire) Counted() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.counted
+}
+
+// Record begins to record round trips.
+func (w *Wire) Record() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.records = true
+	for _, c := range w.conns {
+		c.trips, c.asked = nil, false
+	}
+}
+
+// Recorded is what was sent in each round trip since Record, for each connection on which a text
+// was sent.
+func (w *Wire) Recorded(text string) (of [][]string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.conns {
+		if slices.ContainsFunc(c.trips, func(sent string) bool { return strings.Contains(sent, text) }) {
+			of = append(of, c.trips)
+		}
+	}
+	return of
+}
+
+// sent notes a message, and returns what it meets; nil: nothing.
+func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.counts != "" {
+		w.counted += bytes.Count(message, []byte(w.counts))
+	}
+	if w.records {
+		if !c.asked {
+			c.trips = append(c.trips, "")
+		}
+		c.asked = true
+		c.trips[len(c.trips)-1] += string(message)
+	}
+	if w.left == 0 || !bytes.Contains(message, []byte(w.text)) {
+		return nil
+	}
+	w.left--
+	return w.meet
+}
+
+// States of a connection.
+const (
+	deaf     = iota + 1 // the next answer is lost
+	mute                // nothing arrives
+	stranded            // the sender has lost it, and a message is on its way
+)
+
+type wired struct {
+	net.Conn
+	wire  *Wire
+	state atomic.Int32
+	late  atomic.Pointer[chan struct{}] // the next answer is held up until it is closed
+	trips []string
+	asked bool // and not answered
+}
+
+// Close leaves open what a message is on its way on.
+func (c *wired) Close() error {
+	if c.state.Load() == stranded {
+		return nil
+	}
+	return c.Conn.Close()
+}
+
+func (c *wired) Write(b []byte) (int, error) {
+	switch c.state.Load() {
+	case mute:
+		return len(b), nil
+	case stranded: // the farewell
+		return 0, net.ErrClosed
+	}
+	if meet := c.wire.sent(c, b); meet != nil && !meet(c, b) {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *wired) Read(b []byte) (int, error) {
+	if c.state.Load() == stranded {
+		return 0, io.ErrUnexpectedEOF
+	}
+	n, err := c.Conn.Read(b)
+	c.wire.mu.Lock()
+	c.asked = c.asked && n == 0
+	c.wire.mu.Unlock()
+	if late := c.late.Swap(nil); late != nil {
+		<-*late
+	}
+	switch state := c.state.Load(); {
+	case state == deaf: // the server has done it
+		_ = c.Conn.Close()
+		return 0, io.ErrUnexpectedEOF
+	case state == mute && err != nil: // given up; or its user would wait for the server's goodbye
+		_ = c.Conn.Close()
+	}
+	return n, err
+}
