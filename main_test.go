@@ -20,6 +20,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
 )
 
 func TestMain(m *testing.M) { tests.Main(m) }
@@ -27,12 +28,9 @@ func TestMain(m *testing.M) { tests.Main(m) }
 // Nothing here depends on how fast the machine is: a test waits for what shall happen, and tells it from what shall not by
 // order and cause. How long things take is asserted in module proof, which knows when the machine was late.
 
-const (
-	// calmTTL is that of clients which no test expects to die: no machine is so busy that they lose their trust.
-	calmTTL = time.Minute
-	// calmHeartbeat is short all the same, so that what is seen at a heartbeat is seen soon.
-	calmHeartbeat = 200 * time.Millisecond
-)
+const calmTTL, calmHeartbeat = clients.TTL, clients.Heartbeat
+
+var newClient, shut = clients.New, clients.Close
 
 // direct returns the URL of a new database with the tables past any pooler: for tests of the client's own connection, which a pooler hides,
 // and of what only notifications make fast. No other test has it: a pooler's sessions keep the names of clients.
@@ -46,31 +44,6 @@ func direct(t testing.TB) string {
 func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	return tests.Pool(t, pgtest.OwnerURL(url))
-}
-
-// newClient opens a client with calmTTL and calmHeartbeat, closed with the test, which gets its log too.
-func newClient(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
-	t.Helper()
-	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
-		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
-		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
-	}, opts...)...)
-	tests.OK(t, err)
-	t.Cleanup(func() {
-		if c.Err() == nil { // else the test has looked at what Close returned
-			shut(t, c)
-		}
-	})
-	return c
-}
-
-func shut(t testing.TB, c *pgleases.Client) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
-	defer cancel()
-	if err := c.Close(ctx); err != nil {
-		t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
-	}
 }
 
 // joined joins a lease.

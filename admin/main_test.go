@@ -2,7 +2,6 @@ package admin_test
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -13,17 +12,12 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
 )
 
 func TestMain(m *testing.M) { tests.Main(m) }
 
 const patience = tests.Patience
-
-const (
-	// calmTTL is that of clients which no test expects to die.
-	calmTTL       = time.Minute
-	calmHeartbeat = 200 * time.Millisecond
-)
 
 func newPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
@@ -40,17 +34,7 @@ func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Adm
 
 func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 	t.Helper()
-	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
-		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
-	tests.OK(t, err)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			t.Errorf("Close of %s: %v", id, err)
-		}
-	})
-	return c
+	return clients.New(t, pool, pgleases.WithClientID(id))
 }
 
 func joined(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {

@@ -1,16 +1,12 @@
 package admin_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
@@ -270,63 +266,27 @@ func TestAPreviewTellsWhatIsKept(t *testing.T) {
 	}
 }
 
-// A clogged connection is read no more once a text was sent over it, as by a process that is stopped.
-type clogged struct {
-	net.Conn
-	text  string
-	stuck chan struct{} // closed when it is
-	free  <-chan struct{}
-}
-
-func (c *clogged) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte(c.text)) {
-		close(c.stuck)
-	}
-	return c.Conn.Write(b)
-}
-
-func (c *clogged) Read(b []byte) (int, error) {
-	select {
-	case <-c.stuck:
-		<-c.free
-	default:
-	}
-	return c.Conn.Read(b)
-}
-
 // The server has the leases locked while it tells what it read, which is more than what lies between here and there.
 func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
 		`INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id, home_id) SELECT 'wide', p, 3, repeat('x', 200) || p, repeat('y', 200) || p FROM generate_series(0, 19999) AS p`)
-	stuck, free := make(chan struct{}), make(chan struct{})
-	a := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
-		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-			if tcp, is := conn.(*net.TCPConn); is {
-				_ = tcp.SetReadBuffer(4096)
-				return &clogged{conn, `.freeze(`, stuck, free}, err
-			}
-			return conn, err
-		}
-	}))
+	wire := &tests.Wire{ReadBuffer: 4096}
+	a := newAdmin(t, newPool(t, url, wire.Carry))
+	free := wire.Delay(".freeze(")
 	answer := make(chan error, 1)
 	go func() {
 		_, err := a.Preview(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "wide"})
 		answer <- err
 	}()
 	defer func() {
-		close(free)
+		free()
 		if err := <-answer; err == nil {
 			t.Error("it told what it could not read")
 		}
 	}()
-	select {
-	case <-stuck:
-	case err := <-answer:
-		t.Fatal(err)
-	}
+	tests.Until(t, "it is stopped", func() bool { return wire.Left() == 0 })
 	pool := newPool(t, url)
 	lock := func(how string) error {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -344,39 +304,18 @@ func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	}
 }
 
-// A slow connection waits before it sends a text.
-type slow struct {
-	net.Conn
-	text  string
-	until func()
-}
-
-func (c *slow) Write(b []byte) (int, error) {
-	if bytes.Contains(b, []byte(c.text)) {
-		c.until()
-	}
-	return c.Conn.Write(b)
-}
-
 // The server has undone what it was not told to commit in time, so that is known.
 func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.MigratedDatabase(t))) // a pooler tells another error
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
-	other := newPool(t, url)
-	operator := newAdmin(t, newPool(t, url, func(config *pgxpool.Config) {
-		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-			if err != nil {
-				return nil, err
-			}
-			return &slow{conn, "commit\x00", func() { // and not that of READ COMMITTED
-				if _, err := other.Exec(t.Context(), "SELECT FROM pgleases.leases FOR UPDATE"); err != nil {
-					t.Errorf("a lock: %v", err)
-				}
-			}}, nil
+	other, wire := newPool(t, url), new(tests.Wire)
+	wire.Before("commit\x00", func() { // and not that of READ COMMITTED
+		if _, err := other.Exec(t.Context(), "SELECT FROM pgleases.leases FOR UPDATE"); err != nil {
+			t.Errorf("a lock: %v", err)
 		}
-	}))
+	})
+	operator := newAdmin(t, newPool(t, url, wire.Carry))
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}

@@ -24,23 +24,20 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
 	a, err := admin.New(pool, opts...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return a
 }
 
 func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler {
 	t.Helper()
 	h, err := dashboard.Handler(a, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return h
 }
 
@@ -48,9 +45,7 @@ func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler 
 func idle(t *testing.T) *admin.Admin {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(pool.Close)
 	return newAdmin(t, pool)
 }
@@ -174,9 +169,7 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 		asked := server.URL + strings.ReplaceAll(prefix, " ", "%20")
 		for _, path := range []string{"", "/"} {
 			response, err := server.Client().Get(asked + path) // follows
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			body, _ := io.ReadAll(response.Body)
 			_ = response.Body.Close()
 			if response.StatusCode != 200 || !strings.Contains(string(body), "dashboard.js") || !strings.HasSuffix(response.Request.URL.Path, prefix+"/") {
@@ -298,7 +291,7 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 
 func TestThePollsTellWhatIsThere(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t), nil)
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	one := newClient(t, pool, "one\n\ndata: \u202e<b>")
 	join(t, one, "orders", 8)
 	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{}))
@@ -329,7 +322,7 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 // Each poll is authorized: a session that ended is shown nothing more, and others go on.
 func TestEachPollIsAuthorized(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, pgtest.MigratedDatabase(t), nil)
+	pool := newPool(t, pgtest.MigratedDatabase(t))
 	var out atomic.Bool
 	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(r *http.Request) (dashboard.Access, string) {
 		if out.Load() && r.Header.Get("As") == "eve" {
@@ -374,7 +367,7 @@ func wideServer(t *testing.T, write time.Duration, configure func(*http.Server))
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, 16384)
-	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url, nil)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, time.Second, patience, write)
+	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, time.Second, patience, write)
 	server := httptest.NewUnstartedServer(h)
 	server.Listener = narrow{server.Listener}
 	configure(server.Config)
@@ -392,13 +385,9 @@ func wideServer(t *testing.T, write time.Duration, configure func(*http.Server))
 func doNotRead(t *testing.T, server *httptest.Server) (from string) {
 	t.Helper()
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
 	if _, err := io.WriteString(conn, "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
 		t.Fatal(err)
 	}
@@ -464,19 +453,19 @@ func TestAViewerThatDoesNotReadIsGivenUp(t *testing.T) {
 func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	join(t, newClient(t, newPool(t, url, nil), "one"), "orders", 8)
-	c := new(cable)
-	server := serve(t, newHandler(t, newAdmin(t, newPool(t, url, c)), dashboard.Options{}))
+	join(t, newClient(t, newPool(t, url), "one"), "orders", 8)
+	c := new(tests.Wire)
+	server := serve(t, newHandler(t, newAdmin(t, tests.Pool(t, url, c.Carry)), dashboard.Options{}))
 	v := newViewer(t, server.URL, "")
 	owned := func(v *viewer) bool { return strings.Contains(string(v.leases["orders"]), `"owned":8`) }
 	v.until("one owns all", func() bool { return owned(v) && v.status.Seen && !v.status.Stale })
-	c.set(true)
+	c.Cut()
 	v.until("it is stale", func() bool { return v.status.Seen && v.status.Stale && v.status.Failure != "" })
 	later := newViewer(t, server.URL, "") // who comes only now sees that, too
 	later.until("what was seen", func() bool { return owned(later) && later.status.Stale && later.status.Failure != "" })
 	before := later.status.Age
 	later.until("it grows older", func() bool { return later.status.Stale && later.status.Age > before })
-	c.set(false)
+	c.Mend()
 	later.until("it is live again", func() bool { return later.status.Seen && !later.status.Stale && later.status.Failure == "" })
 }
 
@@ -488,19 +477,16 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			t.Parallel()
 			url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t)) // the health examination listens only there
 			u, err := neturl.Parse(url)
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			query := u.Query()
 			query.Set("pool_max_conns", "1")
 			u.RawQuery = query.Encode()
-			c := new(cable)
-			c.hang.Store(text)
+			c := new(tests.Wire)
+			c.Mute(text)
 			// an examination of a busy machine has to come as far as to listen
-			h := dashboard.HandlerWith(newAdmin(t, newPool(t, u.String(), c)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
+			h := dashboard.HandlerWith(newAdmin(t, tests.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
 			v := newViewer(t, serve(t, h).URL, "")
-			v.until("it hangs", c.hangs.Load)
-			c.hang.Store("")
+			v.until("it hangs", func() bool { return c.Left() == 0 })
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
 			v.until("a look", func() bool { return v.leases["made meanwhile"] != nil })
 		})
@@ -513,8 +499,8 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	const viewers, partitions, looks, interval = 100, 1_000, 6, 200 * time.Millisecond
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, partitions)
-	c := new(cable)
-	a := newAdmin(t, newPool(t, url, c))
+	c := new(tests.Wire)
+	a := newAdmin(t, tests.Pool(t, url, c.Carry))
 	server := serve(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, interval, patience, patience))
 	began := time.Now()
 	var all sync.WaitGroup
@@ -544,10 +530,10 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	}
 	all.Wait()
 	elapsed := time.Since(began)
-	sent := c.sent.Load()
+	sent := c.Counted()
 	// A look is a snapshot, the locks, and the events in a transaction of two messages and its ends: and there are no more of them than the clock allows. The rest are
 	// connections, and an examination each half minute.
-	most := 6*(int64(elapsed/interval)+2) + 100 + 50*int64(elapsed/(30*time.Second))
+	most := 6*(int(elapsed/interval)+2) + 100 + 50*int(elapsed/(30*time.Second))
 	if sent > most || sent < looks {
 		t.Errorf("%d messages to the database in %v, want at most %d", sent, elapsed, most)
 	}
@@ -555,13 +541,13 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	defer again.Stop()
 	late := time.After(patience)
 	for quiet := 0; quiet < 10; quiet++ {
-		before := c.sent.Load()
+		before := c.Counted()
 		select {
 		case <-again.C:
 		case <-late:
 			t.Fatal("it is asked though nobody looks")
 		}
-		if c.sent.Load() != before {
+		if c.Counted() != before {
 			quiet = 0
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -22,15 +23,13 @@ import (
 func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	if err := schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url), nil)); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
 		`ANALYZE pgleases.schedules`)
-	c := new(cable)
-	h := newHandler(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url), c)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	c := new(tests.Wire)
+	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
 	get := func(query string) (page struct {
 		Rows []struct{ Name, State string }
 		More bool
@@ -49,13 +48,13 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		t.Errorf("the last page: %+v", page)
 	}
 	// The same page is asked for once for all, or, where this takes longer than a moment, a few times.
-	before := c.sent.Load()
+	before := c.Counted()
 	get("which=paused")
-	one := c.sent.Load() - before
+	one := c.Counted() - before
 	for range 200 {
 		get("which=paused")
 	}
-	if all := c.sent.Load() - before; all > 20*one {
+	if all := c.Counted() - before; all > 20*one {
 		t.Errorf("201 looks are %d messages, and one is %d", all, one)
 	}
 	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":"why"}`); got.status != 200 {
@@ -98,10 +97,8 @@ func TestAskRunsEachVerb(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	owner := pgtest.OwnerURL(url)
-	pool := newPool(t, owner, nil)
-	if err := schedule.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := newPool(t, owner)
+	tests.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, owner, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'books', '{}', '@every 1h', '2026-03-02Z', '{}', false, '2026-03-02 03:00Z', now() + interval '1 hour', 1, now())`,
@@ -117,20 +114,14 @@ func TestAskRunsEachVerb(t *testing.T) {
 	})
 	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
 	config, err := pgtest.ParseConfig(direct)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	config.ConnConfig.User, config.ConnConfig.Password = role, role
 	operators, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(operators.Close)
 	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
 	grants, err := admin.Grants(role, "pgleases", admin.ForReader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	exec(t, owner, grants)
 	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
@@ -170,10 +161,8 @@ func TestAskRunsEachVerb(t *testing.T) {
 func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	pool := newPool(t, pgtest.OwnerURL(url), nil)
-	if err := schedule.Migrate(t.Context(), pool); err != nil {
-		t.Fatal(err)
-	}
+	pool := newPool(t, pgtest.OwnerURL(url))
+	tests.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now())`)

@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // as returns an Authorize that gives everybody that access.
@@ -134,10 +135,10 @@ func quoted(body string, binding string) string { return strings.ReplaceAll(body
 func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	pool := newPool(t, url, nil)
+	pool := newPool(t, url)
 	join(t, newClient(t, pool, "one"), "orders", 8)
 	join(t, newClient(t, pool, "two"), "orders", 8)
-	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url), nil))
+	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
 	var may atomic.Int32
 	may.Store(int32(dashboard.Steering))
 	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
@@ -147,9 +148,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 		defer again.Stop()
 		for late := time.After(patience); ; {
 			s, err := a.Snapshot(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			if m := s.Lease("orders").Members; len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero() {
 				return s
 			}
@@ -230,23 +229,23 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
-	c := new(cable)
-	h := newHandler(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url), c)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	c := new(tests.Wire)
+	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
 	const body = `{"verb":"freeze","subject":"orders","reason":"why","binding":"BINDING"}`
 	p := post(t, h, "/preview", `{"verb":"freeze","subject":"orders"}`)
-	c.hang.Store("commit\x00") // and not that of READ COMMITTED
+	c.Mute("commit\x00") // and not that of READ COMMITTED
 	answered := make(chan answer)
 	go func() { answered <- post(t, h, "/apply", quoted(body, p.Binding)) }()
 	hangs := time.NewTicker(10 * time.Millisecond)
 	defer hangs.Stop()
-	for !c.hangs.Load() {
+	for c.Left() > 0 {
 		select {
 		case <-hangs.C:
 		case got := <-answered:
 			t.Fatalf("before the commit: %+v", got)
 		}
 	}
-	c.set(true)
+	c.Cut()
 	if got := <-answered; got.status != 502 || got.Kind != "unknown" || !strings.Contains(got.Text, "it is not known whether that was done") {
 		t.Errorf("at the commit: %+v", got)
 	}
@@ -276,13 +275,9 @@ func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) 
 		server.Close()
 	})
 	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	if err := conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
 	if _, err := io.WriteString(conn, say); err != nil {
 		t.Fatal(err)
 	}
@@ -300,7 +295,7 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 	for name, write := range map[string]time.Duration{"that is waited for": time.Hour, "that is given up": 200 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, lost := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url), nil)), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
+			server, lost := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
 			if write < patience {
 				select {
 				case <-lost:
@@ -310,9 +305,7 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 				return
 			}
 			answer, err := (&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0")
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			_ = answer.Body.Close()
 			if answer.StatusCode != http.StatusNotFound {
 				t.Error(answer.Status)
@@ -329,9 +322,7 @@ func TestWhoSendsSlowlyKeepsNobodyFromSteering(t *testing.T) {
 		"HTTP/1.1 100",
 	)
 	answer, err := (&http.Client{Timeout: patience}).Post(server+"/preview", "application/json", strings.NewReader("{"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	_ = answer.Body.Close()
 	if answer.StatusCode != http.StatusBadRequest {
 		t.Error(answer.Status)
@@ -342,17 +333,13 @@ func TestWhoSendsSlowlyKeepsNobodyFromSteering(t *testing.T) {
 func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
 		<-ctx.Done()
 		return nil, ctx.Err()
 	}
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	t.Cleanup(pool.Close)
 	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, time.Second, 100*time.Millisecond)
 	server := serve(t, h)

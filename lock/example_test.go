@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -202,7 +203,7 @@ func (x *example) end() {
 
 // locks are those of another process.
 func (x *example) locks() *lock.Locks {
-	client, err := pgleases.NewClient(x.ctx, x.pool, pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat))
+	client, err := pgleases.NewClient(x.ctx, x.pool, pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(clients.Heartbeat))
 	x.Check(err)
 	x.Cleanup(func() { x.Check(client.Close(context.WithoutCancel(x.ctx))) })
 	return lock.New(client, x.pool)

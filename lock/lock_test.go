@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -532,7 +533,7 @@ func TestLocksAreListed(t *testing.T) {
 		line := fmt.Sprint(info.Name, " ", info.Shared, " ", info.Waiting)
 		for _, h := range info.Holders {
 			line += " " + h.Client
-			if h.Host == "" || h.PID == 0 || h.Token == 0 || h.Since.IsZero() || h.HeartbeatAge <= 0 || h.TimeLeft <= 0 || h.TimeLeft > calmTTL {
+			if h.Host == "" || h.PID == 0 || h.Token == 0 || h.Since.IsZero() || h.HeartbeatAge <= 0 || h.TimeLeft <= 0 || h.TimeLeft > clients.TTL {
 				t.Errorf("%+v", h)
 			}
 		}

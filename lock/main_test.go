@@ -14,17 +14,11 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
 func TestMain(m *testing.M) { tests.Main(m) }
-
-const (
-	// calmTTL is that of clients which no test expects to die.
-	calmTTL = time.Minute
-	// calmHeartbeat is short all the same, so that what is seen at a heartbeat is seen soon.
-	calmHeartbeat = 200 * time.Millisecond
-)
 
 // A worker is a process that takes locks: a client, and a pool of its application's.
 type worker struct {
@@ -61,7 +55,7 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 	w.client, err = pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
 		pgleases.WithClientID(id),
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))), pgleases.WithConnConfig(own),
-		pgleases.WithTTL(calmTTL), pgleases.WithHeartbeat(calmHeartbeat),
+		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(clients.Heartbeat),
 	}, opts...)...)
 	tests.OK(t, err)
 	w.Locks = lock.New(w.client, w.pool)

@@ -28,7 +28,7 @@ type Wire struct {
 	text    string // of the messages that meet something
 	left    int    // the number of them to come
 	meet    func(c *wired, message []byte) (send bool)
-	counts  string // the text that is counted
+	counts  string // the text that is counted; empty: all messages are
 	counted int
 	records bool
 }
@@ -168,7 +168,8 @@ func (w *Wire) Count(text string) {
 	w.counts, w.counted = text, 0
 }
 
-// Counted is how often the text was sent.
+// Counted is how often the text was sent since then; without Count, the number of all messages, or
+// of parts of large ones.
 func (w *Wire) Counted() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -202,7 +203,9 @@ func (w *Wire) Recorded(text string) (of [][]string) {
 func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.counts != "" {
+	if w.counts == "" {
+		w.counted++
+	} else {
 		w.counted += bytes.Count(message, []byte(w.counts))
 	}
 	if w.records {

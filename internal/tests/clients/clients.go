@@ -1,0 +1,48 @@
+// Package clients opens clients for tests.
+package clients
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
+)
+
+const (
+	// TTL is that of clients which no test expects to die: no machine is so busy that they lose
+	// their trust.
+	TTL = time.Minute
+	// Heartbeat is short, so that what is seen at a heartbeat is seen soon.
+	Heartbeat = 200 * time.Millisecond
+)
+
+// New opens a client with TTL and Heartbeat, closed with the test, which gets its log too.
+func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
+	t.Helper()
+	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
+		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
+		pgleases.WithTTL(TTL), pgleases.WithHeartbeat(Heartbeat),
+	}, opts...)...)
+	tests.OK(t, err)
+	t.Cleanup(func() {
+		if c.Err() == nil { // else the test has looked at what Close returned
+			Close(t, c)
+		}
+	})
+	return c
+}
+
+// Close closes a client, and fails the test if it returns an error.
+func Close(t testing.TB, c *pgleases.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
+	defer cancel()
+	if err := c.Close(ctx); err != nil {
+		t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
+	}
+}
