@@ -119,7 +119,7 @@ func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Ti
 // agenda is the state of the work.
 type agenda struct {
 	running *operation
-	results chan func(*engine) // what the operation that ended hands back
+	results chan func() // what the operation that ended hands back
 
 	batch int // the most partitions that one statement moves or releases; see learn
 
@@ -252,7 +252,7 @@ func (e *engine) begin(d *duty, now time.Time) {
 		finish := op.call(ctx, c)
 		err := context.Cause(ctx)
 		cancel()
-		e.agenda.results <- func(*engine) {
+		e.agenda.results <- func() {
 			e.agenda.running = nil
 			if d.traits&batched != 0 {
 				e.agenda.learn(time.Since(now), op.limit, err)

@@ -124,7 +124,7 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 		}
 		return nil, openError(fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
 	}
-	e.stand()
+	e.publishStanding()
 	go e.loop()
 	return c, nil
 }

@@ -305,6 +305,21 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 	}
 }
 
+// The statement that ends the session returns its row, and its commit fails: it is sent again.
+func TestASessionWhoseEndIsNotCommittedIsEndedAgain(t *testing.T) {
+	t.Parallel()
+	url := pgtest.FreshDatabase(t)
+	pool := ownersPool(t, url)
+	tests.Execute(t, pool, `CREATE SEQUENCE public.commits; GRANT USAGE ON SEQUENCE public.commits TO PUBLIC;
+		CREATE FUNCTION public.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('public.commits') = 1 THEN RAISE 'no commit' USING ERRCODE = '40001'; END IF; RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER fail AFTER DELETE ON pgleases.clients DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.fail()`)
+	shut(t, newClient(t, tests.Pool(t, url)))
+	if n := tests.Value[int](t, pool, "SELECT count(*) FROM pgleases.clients"); n != 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+}
+
 func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 	t.Parallel()
 	_, ca, cb, a := twoClients(t, 4, pgleases.WithHandoffDelay(time.Hour))

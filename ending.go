@@ -122,14 +122,10 @@ func (e *engine) idle() bool {
 
 // finish leaves nothing behind but the answer.
 func (e *engine) finish() {
-	last := func(*engine) {}
 	if e.agenda.running != nil {
 		e.agenda.running.cancel()
-		last = <-e.agenda.results
+		(<-e.agenda.results)()
 	}
-	e.locks.mu.Lock()
-	defer e.locks.mu.Unlock()
-	last(e)
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(e.leases.byName)) {
 		m := e.leases.byName[name]

@@ -45,7 +45,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			number: randomID(), process: nextProcess(), startedAt: now,
 			nextBeat: now, sent: now, untrusted: &term{opened: now},
 		},
-		agenda: agenda{batch: maxBatch, results: make(chan func(*engine), 1), pauses: make(map[*duty]pause), logged: make(map[string]map[string]bool)},
+		agenda: agenda{batch: maxBatch, results: make(chan func(), 1), pauses: make(map[*duty]pause), logged: make(map[string]map[string]bool)},
 		check:  check{watch: newWatch(now, c.options.ttl), lookAt: never, evictAt: never},
 		leases: leases{
 			byName:      make(map[string]*membership),
@@ -88,43 +88,28 @@ func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessB
 func (e *engine) loop() {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	nothing := func(*engine) {}
-	event := nothing
 	for {
-		wake, over := e.turn(event)
-		if over {
+		now := time.Now()
+		e.watchConnection(now)
+		e.checkTrust(now)
+		e.superviseDrains(now)
+		if e.finished(now) {
 			break
 		}
+		e.publishStanding()
+		wake := e.work(now)
+		e.publishStats()
 		timer.Reset(time.Until(wake))
 		select {
-		case event = <-e.client.requests:
-		case event = <-e.agenda.results:
+		case f := <-e.client.requests:
+			f(e)
+		case f := <-e.agenda.results:
+			f()
 		case <-e.client.wake:
-			event = nothing
 		case <-timer.C:
-			event = nothing
 		}
 	}
 	e.finish()
-}
-
-// turn acts upon an event and upon the time, and returns when the next turn is due. Acquisitions of
-// locks wait for its end.
-func (e *engine) turn(event func(*engine)) (wake time.Time, over bool) {
-	e.locks.mu.Lock()
-	defer e.locks.mu.Unlock()
-	event(e)
-	now := time.Now()
-	e.watchConnection(now)
-	e.checkTrust(now)
-	e.superviseDrains(now)
-	e.stand()
-	if e.finished(now) {
-		return now, true
-	}
-	wake = e.work(now)
-	e.publishStats()
-	return wake, false
 }
 
 func (e *engine) publishStats() {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,14 +25,14 @@ import (
 
 // locks is what the client's session holds and awaits.
 type locks struct {
-	// mu guards the next four. The client's goroutine has it during a turn, so acquisitions see
-	// them as they are between two turns. A lock that is free is taken, and released, without a
-	// turn, which would take a tenth of the time. No statement is sent under it.
+	// mu guards the next three. A lock that is free is taken, and released, without a turn of the
+	// client's goroutine, which would take a tenth of the time. No statement is sent under it.
 	mu       sync.Mutex
 	of       map[int64]*lockState                   // by nonce: all that the database may have
 	at       [lockReleases + 1]map[int64]*lockState // the same by stage: of a thousand that are held, few wait
 	standing standing
-	used     bool // an acquisition was begun under this session
+
+	used atomic.Bool // an acquisition was begun under this session
 
 	// The rest is the engine's alone.
 	beat      chan struct{} // closed at the next heartbeat that is answered; nil: nobody waits for one
@@ -43,9 +44,9 @@ type locks struct {
 	batch   int // the most locks that one statement releases: one, where the last met somebody's mutex
 }
 
-// A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out
-// of date by what the engine has not acted on yet. The turn that ends all that is held ends the
-// standing too: so nothing is held under one that has ended.
+// A standing is what acquisitions go by, as of the engine's last turn. Between two turns it is out of
+// date by what the engine has not acted on yet. What ends all that is held ends the standing in the
+// same moment: so nothing is held under one that has ended.
 type standing struct {
 	ending    error // why the client ends; nil: it does not
 	term      *term // nil: there is no trust
@@ -128,7 +129,7 @@ func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition
 	}
 	ls.renew(a)
 	ls.put(a, lockSent)
-	ls.used = true
+	ls.used.Store(true)
 	return a.Acquisition, nil
 }
 
@@ -196,14 +197,14 @@ func newLocks(now time.Time, heartbeat time.Duration) *locks {
 	return ls
 }
 
-// put notes an acquisition in its stage. The caller has mu, as that of all that follows.
+// put notes an acquisition in its stage. The caller has mu.
 func (ls *locks) put(s *lockState, stage lockStage) {
 	delete(ls.at[s.stage], s.Nonce)
 	s.stage = stage
 	ls.of[s.Nonce], ls.at[stage][s.Nonce] = s, s
 }
 
-// remove forgets an acquisition.
+// remove forgets an acquisition. The caller has mu.
 func (ls *locks) remove(s *lockState) {
 	delete(ls.of, s.Nonce)
 	delete(ls.at[s.stage], s.Nonce)
@@ -211,11 +212,13 @@ func (ls *locks) remove(s *lockState) {
 
 // any reports whether there is an acquisition in one of the stages.
 func (ls *locks) any(stages ...lockStage) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
 	return slices.ContainsFunc(stages, func(stage lockStage) bool { return len(ls.at[stage]) > 0 })
 }
 
 // renew notes under which session, run and term an acquisition goes on. The last instant is the end of the trust by the database's
-// clock: what arrives later finds that this client does not count on it any more. There is a term.
+// clock: what arrives later finds that this client does not count on it any more. The caller has mu, and there is a term.
 func (ls *locks) renew(s *lockState) {
 	now := &ls.standing
 	s.term = now.term
@@ -244,7 +247,14 @@ func (ls *locks) hold(a *seam.Acquisition, token int64, end func(error, bool)) e
 	return nil
 }
 
-// stand notes how the engine stands, for acquisitions.
+// publishStanding tells acquisitions how the engine stands.
+func (e *engine) publishStanding() {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()
+}
+
+// stand is publishStanding for a caller that has mu.
 func (e *engine) stand() {
 	now := standing{ending: e.ending.reason, term: e.session.term, session: e.session.number, run: e.check.watch.run,
 		clock: e.session.renewal.Clock, sent: e.session.sent}
@@ -256,6 +266,8 @@ func (e *engine) stand() {
 
 // awaitLock has the client look after an acquisition that has a place in the queue.
 func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	switch s := e.locks.of[a.Nonce]; {
 	case e.ending.reason != nil:
 		granted <- lockGrant{err: e.ending.reason}
@@ -268,7 +280,7 @@ func (e *engine) awaitLock(a *seam.Acquisition, granted chan<- lockGrant) {
 	}
 }
 
-// release has a lock given up.
+// release has a lock given up. The caller has mu.
 func (ls *locks) release(a *seam.Acquisition, released chan<- bool) {
 	s := ls.of[a.Nonce]
 	if s == nil { // it was given up, or the session is gone
@@ -287,7 +299,7 @@ func (ls *locks) release(a *seam.Acquisition, released chan<- bool) {
 	}
 }
 
-// struck strikes out an acquisition of which the database has nothing any more.
+// struck strikes out an acquisition of which the database has nothing any more. The caller has mu.
 func (ls *locks) struck(s *lockState, found bool) {
 	ls.remove(s)
 	for _, released := range s.released {
@@ -308,10 +320,13 @@ func (ls *locks) givenBack(s *lockState, found bool) {
 // loseLocks ends what is held. Nothing else is done: whoever holds it may be at work still, and the row keeps others from it until it is
 // released, or the session is evicted.
 func (e *engine) loseLocks(cause error) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()
 	e.endHeld(cause, func(*lockState) bool { return true })
 }
 
-// endHeld ends some of what is held.
+// endHeld ends some of what is held. The caller has mu.
 func (e *engine) endHeld(cause error, which func(*lockState) bool) {
 	var names []string
 	for _, s := range e.locks.at[lockHeld] {
@@ -329,17 +344,24 @@ func (e *engine) endHeld(cause error, which func(*lockState) bool) {
 
 // loseLockSession takes the news that the session is gone, and all that the database had of it.
 func (e *engine) loseLockSession() {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, s := range e.locks.of {
 		if s.stage == lockWaits {
 			s.granted <- lockGrant{}
 		}
 		e.locks.struck(s, false)
 	}
-	e.locks.used, e.locks.toConfirm = false, false
+	e.locks.used.Store(false)
+	e.locks.toConfirm = false
+	e.stand()
 }
 
 // askForLocks asks for the end of the work under locks, as the client ends. They stay until they are released.
 func (e *engine) askForLocks(reason error) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()
 	for _, s := range e.locks.of {
 		switch {
 		case s.stage == lockHeld:
@@ -353,6 +375,8 @@ func (e *engine) askForLocks(reason error) {
 
 // finishLocks ends what is held still, and returns the names.
 func (e *engine) finishLocks(reason error) []string {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	var names []string
 	for _, s := range e.locks.at[lockLost] {
 		names = append(names, s.Name)
@@ -372,6 +396,9 @@ func (ls *locks) remain() bool { return ls.any(lockWaits, lockHeld, lockLost, lo
 // heardLocks takes a heartbeat that was answered.
 func (e *engine) heardLocks() {
 	e.locks.lookAt = atOnce
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
+	e.stand()                                               // before the answer, after which they go by it
 	if e.locks.beat != nil && e.check.watch.run.Mark != 0 { // else the next heartbeat tells another run
 		close(e.locks.beat)
 		e.locks.beat = nil
@@ -385,6 +412,8 @@ func (e *engine) heardLocks() {
 // each makes the client look at most once between two heartbeats.
 func (e *engine) heardGrants(c conn) bool {
 	nonces := c.GrantedLocks()
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, nonce := range nonces {
 		if s := e.locks.at[lockWaits][nonce]; s != nil && !s.noticed {
 			s.noticed = true
@@ -417,6 +446,8 @@ func (e *engine) lookAtLocksDue(time.Time) time.Time {
 
 // beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
 func (e *engine) beginLookAtLocks(time.Time) *operation {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	asked, confirm := maps.Clone(e.locks.at[lockWaits]), e.locks.toConfirm
 	var held map[int64]*lockState
 	if confirm { // it is told all of the session's
@@ -456,6 +487,8 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 // foundHeld takes what another run of the server has of the session: what it does not have is lost, and what nobody here knows of was
 // released where it was not kept.
 func (e *engine) foundHeld(found []store.FoundLock, tokens map[int64]int64, held map[int64]*lockState) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	for _, f := range found {
 		if e.locks.of[f.Nonce] == nil {
 			a := &seam.Acquisition{Name: f.Name, Nonce: f.Nonce, Session: e.session.number}
@@ -470,6 +503,8 @@ func (e *engine) foundHeld(found []store.FoundLock, tokens map[int64]int64, held
 // foundWaiting takes what the database has of the acquisitions that wait. While another run of the server has something to confirm, they wait on:
 // they are looked at again then.
 func (e *engine) foundWaiting(tokens map[int64]int64, asked map[int64]*lockState) {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	e.stand()
 	if now := &e.locks.standing; now.term == nil || now.confirmed != unmarked(now.run) {
 		return
@@ -481,7 +516,7 @@ func (e *engine) foundWaiting(tokens map[int64]int64, asked map[int64]*lockState
 	}
 }
 
-// grant answers who waits. From there on it is as if the answer to an acquisition had come at once.
+// grant answers who waits. From there on it is as if the answer to an acquisition had come at once. The caller has mu.
 func (ls *locks) grant(s *lockState, token int64) {
 	if token == 0 { // somebody has deleted the row
 		ls.remove(s)
@@ -508,12 +543,16 @@ func (e *engine) confirmLocks() {
 }
 
 func (e *engine) releaseLocksDue(time.Time) time.Time {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	_, at := soonest(maps.Values(e.locks.at[lockReleases]), func(s *lockState) time.Time { return s.tryAt })
 	return at
 }
 
 // beginReleaseLocks gives back what nobody holds, those first that have waited longest.
 func (e *engine) beginReleaseLocks(now time.Time) *operation {
+	e.locks.mu.Lock()
+	defer e.locks.mu.Unlock()
 	var due []*lockState
 	for _, s := range e.locks.at[lockReleases] {
 		if !s.tryAt.After(now) {
@@ -533,6 +572,8 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 	return ask(e.limit(), func(ctx context.Context, c conn) (store.LocksReleased, error) {
 		return c.ReleaseLocks(ctx, session, releases, run)
 	}, func(answer store.LocksReleased, err error) {
+		e.locks.mu.Lock()
+		defer e.locks.mu.Unlock()
 		now := time.Now()
 		for _, s := range due {
 			s.tryAt = now.Add(busyRetry)

@@ -191,7 +191,7 @@ func (e *engine) renewed(received time.Time, now store.Renewal) {
 	before := e.session.renewal
 	if before.Mark != now.Mark {
 		e.readAll()
-		e.locks.toConfirm = e.locks.used // also where none is held: a crash may have undone releases
+		e.locks.toConfirm = e.locks.used.Load() // also where none is held: a crash may have undone releases
 	}
 	if before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
 		e.session.lateUntil = received.Add(lateAtMost)
@@ -209,7 +209,7 @@ func (e *engine) heardTimeline(sent time.Time, beat store.Beat) {
 	}
 	run := unmarked(beat.Run)
 	if e.session.confirmed != run {
-		e.locks.toConfirm = e.locks.used // also where none is held: what was released may be back
+		e.locks.toConfirm = e.locks.used.Load() // also where none is held: what was released may be back
 		if e.holdsAnything() || e.locks.any(lockHeld) {
 			e.readAll()
 			return

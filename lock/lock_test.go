@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -607,4 +608,47 @@ func TestWhatIsNoNameIsRefused(t *testing.T) {
 			t.Errorf("without a client or a pool: %v", err)
 		}
 	}
+}
+
+// stuck is a log whose writer stands still, as a pipe that nobody reads, at one message.
+type stuck struct {
+	at            string
+	begun, ending chan struct{}
+}
+
+func (*stuck) Enabled(context.Context, slog.Level) bool { return true }
+func (s *stuck) WithAttrs([]slog.Attr) slog.Handler     { return s }
+func (s *stuck) WithGroup(string) slog.Handler          { return s }
+func (s *stuck) Handle(_ context.Context, r slog.Record) error {
+	if strings.Contains(r.Message, s.at) {
+		close(s.begun)
+		<-s.ending
+	}
+	return nil
+}
+
+// Whatever the client's goroutine is at, calls do not wait for it: nor does a handler of the log's that takes a lock.
+func TestALogThatStandsStillHoldsUpNoCall(t *testing.T) {
+	t.Parallel()
+	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
+	s := &stuck{"partitions gained", make(chan struct{}), make(chan struct{})}
+	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute))
+	tests.OK(t, err)
+	defer func() { tests.OK(t, client.Close(context.Background())) }()
+	defer close(s.ending)
+	locks := lock.New(client, pool)
+	held, err := locks.TryAcquire(t.Context(), "before")
+	tests.OK(t, err)
+	_, err = client.Lease(t.Context(), "orders", 4)
+	tests.OK(t, err)
+	tests.Receive(t, "the log stands still", s.begun)
+	ended := make(chan error)
+	go func() {
+		other, err := locks.TryAcquire(t.Context(), "other")
+		if err == nil {
+			err = errors.Join(other.Release(t.Context()), held.Release(t.Context()))
+		}
+		ended <- err
+	}()
+	tests.OK(t, tests.Receive(t, "calls return", ended))
 }

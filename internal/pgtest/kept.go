@@ -21,7 +21,8 @@ var kept struct {
 }
 
 // Keep has databases go from test to test until end is called: to empty one costs a fraction of
-// what it costs to make one. So do the sessions of a server of ours.
+// what it costs to make one. So do the sessions of a server of ours. Behind a pooler what a test sets
+// for a session is there in the next test too, as in any transaction, whosever that is.
 func Keep() (end func() error) {
 	kept.Lock()
 	defer kept.Unlock()
@@ -144,6 +145,7 @@ var catalogQuery = func() string {
 		"attribute WHERE attrelid >= 16384", "attrdef", "constraint", "index", "trigger", "rewrite", "policy",
 		"proc WHERE oid >= 16384", "namespace", "type WHERE oid >= 16384", "enum", "extension", "language",
 		"publication", "default_acl", "event_trigger", "largeobject_metadata", "statistic", "statistic_ext",
+		"operator", "cast", "collation", "description",
 		"database WHERE datname = current_database()",
 		"db_role_setting WHERE setdatabase = (SELECT oid FROM pg_database WHERE datname = current_database())",
 	} {

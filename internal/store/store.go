@@ -65,16 +65,20 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (result T, err error) {
 	if c.lasting {
 		rows, _ := c.conn.Query(ctx, statement, args...) // collect returns its error
-		return collect(rows)
-	}
-	batch := new(pgx.Batch)
-	batch.Queue(readCommitted)
-	batch.Queue("SET LOCAL search_path = " + searchPath)
-	batch.Queue(statement, args...).Query(func(rows pgx.Rows) (err error) {
 		result, err = collect(rows)
-		return err
-	})
-	err = c.conn.SendBatch(ctx, batch).Close()
+	} else {
+		batch := new(pgx.Batch)
+		batch.Queue(readCommitted)
+		batch.Queue("SET LOCAL search_path = " + searchPath)
+		batch.Queue(statement, args...).Query(func(rows pgx.Rows) (err error) {
+			result, err = collect(rows)
+			return err
+		})
+		err = c.conn.SendBatch(ctx, batch).Close()
+	}
+	if err != nil { // a row may have come, and the commit have failed
+		result = *new(T)
+	}
 	return result, err
 }
 
