@@ -9,9 +9,9 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// Verbs are all of them.
+// Verbs are those about one schedule or one job. Beside them there is retry_dead.
 var Verbs = []string{"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
-	"cancel_job", "retry_job", "retry_dead"}
+	"cancel_job", "retry_job"}
 
 // A Request is a verb with what it is about.
 type Request struct {
