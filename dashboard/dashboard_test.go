@@ -41,13 +41,12 @@ func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler 
 	return h
 }
 
+const nowhere = "postgres://nobody@127.0.0.1:1/none"
+
 // idle is an Admin that is never asked.
 func idle(t *testing.T) *admin.Admin {
 	t.Helper()
-	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
-	tests.OK(t, err)
-	t.Cleanup(pool.Close)
-	return newAdmin(t, pool)
+	return newAdmin(t, tests.Pool(t, nowhere))
 }
 
 func do(t *testing.T, h http.Handler, method, target string, headers ...string) *httptest.ResponseRecorder {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // A colour stays with its client while others come and go, and comes back with it.
@@ -68,9 +69,7 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 				Content json.RawMessage
 			}
 		}
-		if err := json.Unmarshal(bytes.Join(h.answer(versions), nil), &answer); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, json.Unmarshal(bytes.Join(h.answer(versions), nil), &answer))
 		var told struct {
 			Names   []string
 			Changed []admin.Lease
@@ -82,9 +81,7 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 				gotOthers = append(gotOthers, name)
 				continue
 			}
-			if err := json.Unmarshal(p.Content, &told); err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, json.Unmarshal(p.Content, &told))
 			for _, l := range told.Changed {
 				gotChanged, shown[l.Name] = append(gotChanged, l.Name), l.Generation
 			}

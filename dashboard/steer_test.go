@@ -333,15 +333,12 @@ func TestWhoSendsSlowlyKeepsNobodyFromSteering(t *testing.T) {
 // The time for the body is not that for the answer.
 func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 	t.Parallel()
-	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none")
-	tests.OK(t, err)
-	config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	tests.OK(t, err)
-	t.Cleanup(pool.Close)
+	pool := tests.Pool(t, nowhere, func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+	})
 	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, time.Second, 100*time.Millisecond)
 	server := serve(t, h)
 	var all sync.WaitGroup

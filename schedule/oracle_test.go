@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 var everyZone = flag.Bool("every-zone", false, "compare with the oracle all zones of Go's zone database, from 1880 on; takes minutes")
@@ -261,9 +263,7 @@ func difference(got, want []time.Time) string {
 func ruleIn(t rapid.TB, expression string, location *time.Location) Rule {
 	t.Helper()
 	spec, err := parse(expression)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return Rule{text: expression, clock: newClock(spec, location)}
 }
 
@@ -292,9 +292,7 @@ func preceding(r Rule, from, to time.Time) (all []time.Time) {
 func zone(t rapid.TB, name string) *time.Location {
 	t.Helper()
 	location, err := time.LoadLocation(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return location
 }
 
@@ -302,13 +300,9 @@ func zone(t rapid.TB, name string) *time.Location {
 func goZones(t *testing.T) map[string]*time.Location {
 	t.Helper()
 	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	files, err := zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer files.Close()
 	zones, known := make(map[string]*time.Location), make(map[string]bool)
 	for _, file := range files.File {
@@ -316,13 +310,9 @@ func goZones(t *testing.T) map[string]*time.Location {
 			continue
 		}
 		content, err := file.Open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		data, err := io.ReadAll(content)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		isHard := slices.ContainsFunc(hardZones, func(z hardZone) bool { return z.name == file.Name })
 		if known[string(data)] && !isHard {
 			continue
@@ -423,9 +413,7 @@ func drawZone(t *rapid.T, name string) *time.Location {
 			date.Draw(t, "first date"), hour.Draw(t, "first hour"), date.Draw(t, "last date"), hour.Draw(t, "last hour"))
 	}
 	location, err := zoneOf(name, at, offsets, rule)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return location
 }
 

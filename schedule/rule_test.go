@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // at reads an instant: 2026-06-01 12:00:00 in UTC, or with an offset, such as 2026-06-01 12:00:00+02:00.
@@ -218,9 +220,7 @@ func TestTextOfARuleIsWhatIsStored(t *testing.T) {
 func parsed(t rapid.TB, text string) Rule {
 	t.Helper()
 	r, err := Parse(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return r
 }
 

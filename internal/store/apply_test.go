@@ -82,9 +82,7 @@ func TestAPlanOfManyLeasesReadsTheLeasesOfEachMemberOnce(t *testing.T) {
 
 func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 3)
-		b.join("l", 3)
+		a, b := f.pair(3)
 		plan := a.plan("l")
 		expect(t, a.apply(plan, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
 		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, 0>0:0 of -", "given")
@@ -102,9 +100,7 @@ func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 
 func TestAPartitionOfADeadOwnerIsGivenEvenToItsTargetOfBefore(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 1)
-		b.join("l", 1)
+		a, b := f.pair(1)
 		a.give("l", a.session)
 		a.give("l", b.session)
 		f.kill("a")
@@ -143,10 +139,7 @@ func TestAPlanOfAnOldGenerationWritesNothingAtAll(t *testing.T) {
 func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b, c := f.client("a"), f.client("b"), f.client("c")
-	for _, client := range []*client{a, b, c} {
-		client.join("l", 4)
-	}
+	a, b, c := f.trio(4)
 	a.give("l", a.session, a.session, a.session, a.session)
 	plan := a.plan("l")
 	moves := []Move{{"l", 0, c.session}, {"l", 1, c.session}, {"l", 2, b.session}, {"l", 3, c.session}}
@@ -167,9 +160,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 func TestAMoveOfAPartitionThatIsFencedMeanwhileIsLeftOver(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 2)
-	b.join("l", 2)
+	a, b := f.pair(2)
 	a.give("l", a.session, a.session)
 	f.kill("a")
 	plan := b.plan("l")
@@ -229,9 +220,7 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 
 func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, b := f.client("a"), f.client("b")
-		a.join("l", 3)
-		b.join("l", 3)
+		a, b := f.pair(3)
 		a.give("l", a.session, a.session, a.session)
 		end := f.guarding("l", 1, 1)
 
@@ -261,9 +250,7 @@ func (f *fixture) takeOver(by *client) (commit func()) {
 func TestAStreamOfGuardsEndsWithTheOwnersEviction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	a, b := f.pair(1)
 	a.give("l", a.session)
 	var passed atomic.Int64
 	refused := make([]func() error, 8)
@@ -291,9 +278,7 @@ func TestAStreamOfGuardsEndsWithTheOwnersEviction(t *testing.T) {
 func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	a, b := f.pair(1)
 	a.give("l", a.session)
 	f.exec("DELETE FROM members WHERE session = $1", a.session) // a's guards pass until it is taken over
 	commit := f.takeOver(b)
@@ -325,9 +310,7 @@ func TestAGuardThatArrivesDuringATakeOverWaitsAndIsRefused(t *testing.T) {
 func TestAGuardThatArrivesDuringAReleaseWaitsAndIsRefused(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	a, b := f.pair(1)
 	a.give("l", a.session)
 	a.give("l", b.session)
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
@@ -347,9 +330,7 @@ func failure[T any](_ T, err error) error { return err }
 func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	a, b := f.client("a"), f.client("b")
-	a.join("l", 1)
-	b.join("l", 1)
+	a, b := f.pair(1)
 	a.give("l", a.session)
 	conn := f.session()
 	begin := func(options pgx.TxOptions) pgx.Tx {

@@ -11,8 +11,11 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-// OK ends the test at an error.
-func OK(t testing.TB, err error) {
+// OK ends the test at an error. Package rapid has tests that are no testing.TB.
+func OK(t interface {
+	Helper()
+	Fatal(args ...any)
+}, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

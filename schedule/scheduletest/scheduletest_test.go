@@ -75,13 +75,6 @@ var midnight = time.Date(2026, 3, 2, 0, 0, 0, 0, time.UTC)
 
 type args struct{ N int }
 
-func ok(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func expect(t testing.TB, what string, got, want any) {
 	t.Helper()
 	if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -116,13 +109,13 @@ func TestWhatIsDueOnTheWayIsRunInOrderAtItsInstant(t *testing.T) {
 	s := scheduletest.New(t, newPool(t), midnight)
 	var did notes
 	k := schedule.InTx(s.Scheduler, "k", did.noting(s))
-	ok(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
-	ok(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
+	tests.OK(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
+	tests.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
 	s.Advance(0)
 	_, err := k.Enqueue(t.Context(), args{3}, schedule.In(time.Hour), schedule.Priority(3))
-	ok(t, err)
+	tests.OK(t, err)
 	_, err = k.Enqueue(t.Context(), args{4}, schedule.At(midnight), schedule.Unique("job", schedule.Raise))
-	ok(t, err)
+	tests.OK(t, err)
 	s.Advance(0)
 	s.Advance(time.Hour + 20*time.Minute)
 	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
@@ -158,9 +151,9 @@ func TestProcessThatCrashesIsFollowedByAnother(t *testing.T) {
 		kill(r)
 		return nil
 	})
-	ok(t, in.Add("in", args{}, schedule.Cron("0 1 * * *", "UTC")))
-	ok(t, once.Add("once", args{}, schedule.Cron("0 2 * * *", "UTC")))
-	ok(t, always.Add("always", args{}, schedule.Cron("0 3 * * *", "UTC")))
+	tests.OK(t, in.Add("in", args{}, schedule.Cron("0 1 * * *", "UTC")))
+	tests.OK(t, once.Add("once", args{}, schedule.Cron("0 2 * * *", "UTC")))
+	tests.OK(t, always.Add("always", args{}, schedule.Cron("0 3 * * *", "UTC")))
 	s.Advance(90 * time.Minute)
 	expect(t, "in", fates(s, "in"), "done 1")
 	expect(t, "the time of its end", s.Entries("in")[0].EndedAt, midnight.Add(61*time.Minute))
@@ -183,10 +176,10 @@ func TestJobThatKillsEachProcessIsDead(t *testing.T) {
 	}, schedule.Crashes(3))
 	s.Advance(0)
 	id, err := k.Enqueue(t.Context(), args{})
-	ok(t, err)
+	tests.OK(t, err)
 	s.Advance(time.Hour)
 	j, err := s.Job(t.Context(), id)
-	ok(t, err)
+	tests.OK(t, err)
 	expect(t, "fate", j.Fate, schedule.FateDead)
 	expect(t, "calls", calls, 4)
 }
@@ -200,15 +193,15 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 			did.note("%s by %s", r.Name, version)
 			return nil
 		})
-		ok(t, k.Add("kept", args{}, schedule.Every(time.Hour)))
+		tests.OK(t, k.Add("kept", args{}, schedule.Every(time.Hour)))
 		if also {
-			ok(t, k.Add("dropped", args{}, schedule.Every(time.Hour)))
+			tests.OK(t, k.Add("dropped", args{}, schedule.Every(time.Hour)))
 		}
 		return k
 	}
 	k := declare(s, "v1", true)
 	s.Advance(50 * time.Minute)
-	ok(t, k.Put(t.Context(), "put", args{}, schedule.Every(time.Hour)))
+	tests.OK(t, k.Put(t.Context(), "put", args{}, schedule.Every(time.Hour)))
 	s.Advance(10 * time.Minute)
 	next := s.Deploy(schedule.WithDrain(10 * time.Second))
 	declare(next, "v2", false)
@@ -216,7 +209,7 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 	next.Advance(time.Hour)
 	expect(t, "runs", strings.Join(did, "; "), "dropped by v1; kept by v1; put by v2; kept by v2")
 	dropped, err := next.Get(t.Context(), "dropped")
-	ok(t, err)
+	tests.OK(t, err)
 	if !strings.Contains(dropped.Waits, "declared in the code of another version") {
 		t.Fatalf("what the code declares no more waits for %q", dropped.Waits)
 	}
@@ -231,19 +224,19 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	sub := schedule.InTx(s.Scheduler, "sub", did.noting(s))
 	main := schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		_, err := sub.EnqueueTx(ctx, tx, args{1})
-		ok(t, err)
+		tests.OK(t, err)
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.Unique("two", schedule.Raise))
 			return err
 		})
-		ok(t, err)
+		tests.OK(t, err)
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := sub.EnqueueTx(ctx, tx, args{3})
-			ok(t, err)
+			tests.OK(t, err)
 			return errors.New("rolled back")
 		})
 		expect(t, "the error of a savepoint", err, "rolled back")
-		ok(t, sub.PutTx(ctx, tx, "put", args{4}, schedule.Every(time.Hour)))
+		tests.OK(t, sub.PutTx(ctx, tx, "put", args{4}, schedule.Every(time.Hour)))
 		if _, err := s.Get(ctx, "put"); !errors.Is(err, schedule.ErrNotFound) {
 			t.Errorf("it is seen before it is committed: %v", err)
 		}
@@ -255,7 +248,7 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	s.Advance(0)
 	for _, fails = range []bool{true, false} {
 		_, err := main.Enqueue(t.Context(), args{})
-		ok(t, err)
+		tests.OK(t, err)
 		s.Advance(time.Second)
 		if fails {
 			expect(t, "runs after one that failed", len(did), 0)
@@ -274,7 +267,7 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	s := scheduletest.New(t, pool, midnight)
 	table := pgx.Identifier{strings.ToLower(rand.Text())}.Sanitize()
 	_, err := pool.Exec(t.Context(), "CREATE TABLE "+table+" (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
-	ok(t, err)
+	tests.OK(t, err)
 	schedule.InTx(s.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1)", r.Args.N)
 		if r.Args.N == 2 {
@@ -287,15 +280,15 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	var did notes
 	for _, n := range []int{1, 1, 2, 3} {
 		id, err := k.Enqueue(t.Context(), args{n})
-		ok(t, err)
+		tests.OK(t, err)
 		s.Advance(time.Second)
 		j, err := s.Job(t.Context(), id)
-		ok(t, err)
+		tests.OK(t, err)
 		did.note("%d %s", n, j.Fate)
 	}
 	expect(t, "fates", did, notes{"1 done", "1 dead", "2 dead", "3 done"})
 	var written []int
-	ok(t, pool.QueryRow(t.Context(), "SELECT array_agg(n ORDER BY n) FROM "+table).Scan(&written))
+	tests.OK(t, pool.QueryRow(t.Context(), "SELECT array_agg(n ORDER BY n) FROM "+table).Scan(&written))
 	expect(t, "what is written", written, []int{1, 3})
 }
 
@@ -303,7 +296,7 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 func TestTheSchemaIsDropped(t *testing.T) {
 	pool := newPool(t)
 	schemas := func() (n int) {
-		ok(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'scheduletest%'").Scan(&n))
+		tests.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'scheduletest%'").Scan(&n))
 		return n
 	}
 	before := schemas()
@@ -311,7 +304,7 @@ func TestTheSchemaIsDropped(t *testing.T) {
 		for range 2 {
 			s := scheduletest.New(t, pool, midnight)
 			k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
-			ok(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+			tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 			s.Advance(time.Hour)
 			expect(t, "fates", fates(s, "k"), "done 1")
 		}
@@ -341,11 +334,11 @@ func TestWeekTakesFewRoundTrips(t *testing.T) {
 	n := new(trips)
 	config.ConnConfig.Tracer = n
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	ok(t, err)
+	tests.OK(t, err)
 	t.Cleanup(pool.Close)
 	s := scheduletest.New(t, pool, midnight)
 	k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
-	ok(t, k.Add("k", args{}, schedule.Cron("0 * * * *", "UTC")))
+	tests.OK(t, k.Add("k", args{}, schedule.Cron("0 * * * *", "UTC")))
 	s.Advance(0)
 	n.Store(0)
 	began := time.Now()
@@ -365,7 +358,7 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 		defer close(done)
 		s := scheduletest.New(f, newPool(f), midnight)
 		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return schedule.Snooze(0) })
-		ok(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+		tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 		s.Advance(2 * time.Hour)
 	}()
 	<-done
@@ -414,16 +407,16 @@ func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
 			}
 			return fails
 		})
-		ok(t, in.Add("in", args{}, schedule.Every(time.Hour)))
+		tests.OK(t, in.Add("in", args{}, schedule.Every(time.Hour)))
 		s.Advance(0)
 		tx, err := pool.Begin(context.Background())
-		ok(t, err)
+		tests.OK(t, err)
 		t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
-		ok(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
+		tests.OK(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
 		s.Advance(time.Hour + 2*time.Second)
 		expect(t, "fates while an edit is under way", fates(s, "in"), "")
 		expect(t, "calls, one each second", calls, 3)
-		ok(t, tx.Commit(t.Context()))
+		tests.OK(t, tx.Commit(t.Context()))
 		s.Advance(time.Second)
 		expect(t, "fates", fates(s, "in"), "done 1")
 	}
@@ -446,7 +439,7 @@ func TestCrashInAGoroutineThatAHandlerStartedEndsTheProcess(t *testing.T) {
 		causes = append(causes, context.Cause(ctx))
 		return nil
 	})
-	ok(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+	tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 	s.Advance(time.Hour + time.Minute)
 	expect(t, "causes", causes, []error{pgleases.ErrTrustLost})
 	expect(t, "fates", fates(s, "k"), "done 1")
@@ -462,7 +455,7 @@ func TestAdvanceInAHandlerIsFoundOut(t *testing.T) {
 		s.Advance(time.Second)
 		return nil
 	})
-	ok(t, k.Add("k", args{}, schedule.Every(time.Hour)))
+	tests.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 	s.Advance(time.Hour)
 	expect(t, "fates", fates(s, "k"), "done 1")
 	if said := f.all(); !strings.Contains(said, "Advance was called while the time moves") {
