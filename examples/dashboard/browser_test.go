@@ -5,8 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -23,17 +21,17 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
 )
 
 var write = flag.Bool("write", false, "write the pictures of docs/dashboard.md anew")
 
-// patience bounds what a test waits for. It is reached only where that never comes.
-const patience = 2 * time.Minute
+const patience = tests.Patience
 
 const (
 	workerVariable = "PGLEASES_DASHBOARD_WORKER" // the client ID of a process that a test starts, from this binary
@@ -85,9 +83,7 @@ func startWorker(t *testing.T, id, lease, url string, ledger ledger) (kill func(
 	if err == nil {
 		err = cmd.Start()
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	kill = sync.OnceFunc(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
@@ -125,14 +121,10 @@ func (l ledger) enter(partition int) (leave func()) {
 func (l ledger) read(t *testing.T) (begun int, overlaps string) {
 	t.Helper()
 	files, err := os.ReadDir(string(l))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	for _, file := range files {
 		content, err := os.ReadFile(string(l) + "/" + file.Name())
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		if file.Name() == "overlaps" {
 			overlaps = string(content)
 		} else {
@@ -144,80 +136,20 @@ func (l ledger) read(t *testing.T) (begun int, overlaps string) {
 
 func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 	t.Helper()
-	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond),
-		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			t.Errorf("Close of %s: %v", id, err)
-		}
-	})
-	return c
+	return clients.New(t, pool, pgleases.WithClientID(id))
 }
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
 	l, err := c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return l
 }
 
-func newPool(t *testing.T, url string, dial pgconnDial) *pgxpool.Pool {
+// newPool returns a pool whose statements go through any pooler.
+func newPool(t *testing.T, url string) *pgxpool.Pool {
 	t.Helper()
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	if dial != nil {
-		config.ConnConfig.DialFunc = dial
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-type pgconnDial = func(ctx context.Context, network, addr string) (net.Conn, error)
-
-// A cable leads to the database, and can be cut.
-type cable struct {
-	mu    sync.Mutex // guards what follows
-	cut   bool
-	conns []net.Conn
-}
-
-func (c *cable) dial(ctx context.Context, network, addr string) (net.Conn, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.cut {
-		return nil, fmt.Errorf("the cable is cut")
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-	if err == nil {
-		c.conns = append(c.conns, conn)
-	}
-	return conn, err
-}
-
-func (c *cable) set(cut bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.cut = cut
-	if cut {
-		for _, conn := range c.conns {
-			_ = conn.Close()
-		}
-		c.conns = nil
-	}
+	return tests.Pool(t, url, new(tests.Wire).Carry)
 }
 
 func must(h http.Handler, err error) http.Handler {
@@ -280,9 +212,7 @@ func newTab(t *testing.T, width, height int64) tab {
 	started.Store(true)
 	parent, _ := browser()
 	id, err := newWindow(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	ctx, end := chromedp.NewContext(parent, chromedp.WithTargetID(id))
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	t.Cleanup(func() {
@@ -316,9 +246,7 @@ func newWindow(ctx context.Context) (target.ID, error) {
 
 func (x tab) run(actions ...chromedp.Action) {
 	x.Helper()
-	if err := chromedp.Run(x.ctx, actions...); err != nil {
-		x.Fatal(err)
-	}
+	tests.OK(x, chromedp.Run(x.ctx, actions...))
 }
 
 // eval returns the value of an expression.
@@ -371,5 +299,5 @@ func (x tab) signInWith(url, password string) {
 func database(t *testing.T) (url string, pool *pgxpool.Pool) {
 	t.Helper()
 	url = pgtest.MigratedDatabase(t)
-	return url, newPool(t, url, nil)
+	return url, newPool(t, url)
 }

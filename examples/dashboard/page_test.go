@@ -16,9 +16,12 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -78,9 +81,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	if err == nil {
 		err = a.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	x.until(rows("#wish-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#wishes").hidden`)
 	x.until(rows("#client-rows tr") + `.filter(text => text.includes("wanted: drain")).length === 1`)
 	x.until(owned("two", 0))
@@ -105,9 +106,7 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 		}
 		join(t, c, "single "+hostile[2], 1)
 		held, err := lock.New(c, pool).Acquire(t.Context(), "lock "+id[:min(len(id), 200)])
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		t.Cleanup(func() { _ = held.Release(t.Context()) })
 	}
 	x := newTab(t, 390, 800)
@@ -213,18 +212,18 @@ func TestThePageSaysSinceWhenItIsStale(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	join(t, openClient(t, pool, "one"), "orders", 8)
-	c := new(cable)
+	c := new(tests.Wire)
 	x := newTab(t, 1280, 900)
-	x.signIn(serve(t, newPool(t, databaseURL, c.dial)))
+	x.signIn(serve(t, tests.Pool(t, databaseURL, c.Carry)))
 	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
-	c.set(true)
+	c.Cut()
 	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent)`)
 	x.until(`/^The database does not answer .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
-	x.until(`document.querySelector("#banner-failure").textContent.includes("the cable is cut")`)
+	x.until(`document.querySelector("#banner-failure").textContent.includes("the wire is cut")`)
 	if got := eval[string](x, ownerOf("orders", 7)); got != "Partition 7: one" {
 		t.Errorf("of what was seen it says %q", got)
 	}
-	c.set(false)
+	c.Mend()
 	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
 }
 
@@ -277,12 +276,15 @@ func TestThePageOfAServerThatRestartsShowsWhatThatHas(t *testing.T) {
 	databaseURL, after := database(t)
 	join(t, openClient(t, after, "two"), "invoices", 8)
 	login, reachable := newLogin("secret", "look"), make(chan struct{})
-	next := must(pages(newPool(t, databaseURL, func(ctx context.Context, network, addr string) (net.Conn, error) {
-		select {
-		case <-reachable:
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		case <-ctx.Done():
-			return nil, ctx.Err()
+	next := must(pages(tests.Pool(t, databaseURL, func(config *pgxpool.Config) {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			select {
+			case <-reachable:
+				return new(net.Dialer).DialContext(ctx, network, addr)
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
 		}
 	}), login)).ServeHTTP
 	server, front := fronted(t, must(pages(before, login)))
@@ -418,15 +420,11 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 			first = orders
 		case 1, 2:
 			held, err := locks.AcquireShared(t.Context(), "report/2031-05")
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
 		case 3:
 			held, err := locks.Acquire(t.Context(), "schema-upgrade")
-			if err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, err)
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
 		case 5: // what is in work moves later
 			late := time.After(patience)
@@ -465,9 +463,7 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 		if *write {
 			var png []byte
 			x.run(chromedp.CaptureScreenshot(&png))
-			if err := os.WriteFile("../../docs/dashboard-"+look.name+".png", png, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			tests.OK(t, os.WriteFile("../../docs/dashboard-"+look.name+".png", png, 0o644))
 		}
 	}
 }
@@ -480,16 +476,12 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	get := func(path string, cookies ...*http.Cookie) int {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
 		response, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		_ = response.Body.Close()
 		return response.StatusCode
 	}
@@ -500,17 +492,13 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	}
 	post := func(path, password string, cookies ...*http.Cookie) *http.Response {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
 		response, err := client.Do(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 		_ = response.Body.Close()
 		return response
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -26,24 +27,18 @@ func row(list, head string) string {
 func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
-	owner := newPool(t, pgtest.OwnerURL(databaseURL), nil)
+	owner := newPool(t, pgtest.OwnerURL(databaseURL))
 	s, err := schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	type none struct{}
 	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
 	bad := schedule.InTx(s, "bad", func(context.Context, pgx.Tx, schedule.Run[none]) error {
 		return schedule.Discard(errors.New("<img src=x onerror='window.hacked=1'>\u202e"))
 	})
 	for i := range 60 {
-		if err := books.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, books.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)))
 	}
-	if err := errors.Join(books.Add(hostile[1], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, errors.Join(books.Add(hostile[1], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
@@ -52,9 +47,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 		<-ended
 	})
 	id, err := books.Enqueue(t.Context(), none{}, schedule.In(time.Hour))
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, owner))
@@ -82,18 +75,14 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	// One is deleted, and it is the one that was shown.
 	eval[bool](x, `(() => { const e = document.querySelector("#schedule-list .prefix"); e.value = "spare"; return e.dispatchEvent(new Event("input")); })()`)
 	spare := func() {
-		if err := books.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, books.Put(t.Context(), "spare", none{}, schedule.Every(time.Hour)))
 	}
 	spare()
 	x.until(row("#schedule-list", "spare") + ` !== undefined`)
 	eval[bool](x, `(window.spare = `+row("#schedule-list", "spare")+`) !== undefined`)
 	x.open("Steer spare", "delete_schedule")
 	x.until(`/^Deleted is spare of group billing, of kind books, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#steer-preview").textContent)`)
-	if err := s.Delete(t.Context(), "spare"); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, s.Delete(t.Context(), "spare"))
 	spare()
 	x.run(chromedp.SendKeys("#steer-reason", "not needed\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("is not the one that was seen")`)
@@ -175,18 +164,14 @@ func TestListsSayWhereTheyEnd(t *testing.T) {
 func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 	t.Parallel()
 	databaseURL, _ := database(t)
-	owner := newPool(t, pgtest.OwnerURL(databaseURL), nil)
+	owner := newPool(t, pgtest.OwnerURL(databaseURL))
 	client := openClient(t, owner, "runner")
 	join(t, client, "orders", 8)
 	s, err := schedule.New(t.Context(), client, owner, "billing")
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	type none struct{}
 	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
-	if err := books.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, books.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))
 	if _, err := owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"); err != nil { // as Run does
 		t.Fatal(err)
 	}
