@@ -96,16 +96,17 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 	if err := cmp.Or(l.misuse, store.CheckName("lock name", name)); err != nil {
 		return nil, err
 	}
-	for first := true; ; first = false {
+	for tries := 1; ; tries++ {
 		h, again, err := l.attempt(ctx, m, name)
 		switch {
 		case err == nil:
 			return h, nil
-		case again == never, again == once && !first, again == whileWaiting && !m.waits:
+		case again == never, again == twice && tries > 2, again == whileWaiting && !m.waits:
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
-		// After a heartbeat the client knows where it is. One comes at once, but only one.
-		if beat := l.session.Beat(ctx, first); beat != nil {
+		// After a heartbeat the client knows where it is: one comes at once. So does a second, as the
+		// first may have been under way already, but no more.
+		if beat := l.session.Beat(ctx, tries <= 2); beat != nil {
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, beat)
 		}
 	}
@@ -116,7 +117,7 @@ type repetition int
 
 const (
 	never        repetition = iota
-	once                    // what the client knew of the server was old
+	twice                   // what the client knew of the server was old
 	whileWaiting            // it takes time: by who has it
 )
 
@@ -196,12 +197,12 @@ func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
 		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; if it falls silent, until %s", ErrHeld, answer.Holder, answer.Host,
 			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
 	case store.LockElsewhere:
-		return once, fmt.Errorf("the pool leads to another server, or another database, than the client's connection: to %s, not to %s",
+		return twice, fmt.Errorf("the pool leads to another server, or another database, than the client's connection: to %s, not to %s",
 			described(answer.Run), described(a.Run))
 	case store.LockUnsettled:
 		return whileWaiting, errors.New("the server was promoted, and is not settled yet: that takes a TTL")
 	case store.LockLate:
-		return once, errors.New("it reached the database after the trust deadline of when it was sent")
+		return twice, errors.New("it reached the database after the trust deadline of when it was sent")
 	case store.LockGone:
 		return whileWaiting, fmt.Errorf("%w: the session was evicted, or a newer process has the client ID", pgleases.ErrTrustLost)
 	}

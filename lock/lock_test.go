@@ -425,6 +425,8 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 	h := a.held(a.TryAcquire, "x")
 	tests.Execute(t, db, "CREATE TABLE missed AS SELECT * FROM pgleases.locks")
 	release(t, h)
+	deliver := b.own.Delay("heartbeat") // of before, and so does not tell where the client is
+	tests.Until(t, "a heartbeat is under way", func() bool { return b.own.Left() == 0 })
 	tests.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.server_mark; -- as a promotion does
@@ -432,6 +434,11 @@ func TestWhatAFailoverBringsBackIsGivenBack(t *testing.T) {
 		CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint LANGUAGE sql STABLE AS 'SELECT 7::bigint';
 		UPDATE pgleases.server SET timeline = 7, era = era + 1;
 		COMMIT`)
+	b.app.Count("lock_acquire")
+	go func() {
+		tests.Until(t, "an acquisition was refused", func() bool { return b.app.Counted() > 0 })
+		deliver()
+	}()
 	release(t, b.held(b.Acquire, "x"))
 }
 
