@@ -63,11 +63,3 @@ func TestABindingIsOfAllThatAPlanReads(t *testing.T) {
 	of("another verb", Change{Verb: Cordon, Subject: "one"}, func(*store.LeasePlan) {})
 	of("another client", Change{Verb: Drain, Subject: "two"}, func(*store.LeasePlan) {})
 }
-
-// The server waits for half a second between what was read and the commit: see stopped.
-func BenchmarkBinding(b *testing.B) {
-	read := wide(20, 65536)
-	for b.Loop() {
-		trial{read: read}.binding(Change{Verb: Drain, Subject: "one"})
-	}
-}

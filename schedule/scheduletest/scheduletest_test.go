@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -313,39 +312,20 @@ func TestTheSchemaIsDropped(t *testing.T) {
 	expect(t, "schemas", schemas(), before)
 }
 
-// trips counts what is sent to the database.
-type trips struct{ atomic.Int64 }
-
-func (n *trips) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	n.Add(1)
-	return ctx
-}
-func (n *trips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-func (n *trips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	n.Add(1)
-	return ctx
-}
-func (n *trips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (n *trips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
 // A week of an hourly schedule takes some round trips for each tick, however long the real time of each.
 func TestWeekTakesFewRoundTrips(t *testing.T) {
-	config := newPool(t).Config()
-	n := new(trips)
-	config.ConnConfig.Tracer = n
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	tests.OK(t, err)
-	t.Cleanup(pool.Close)
+	wire := new(tests.Wire)
+	pool := tests.Pool(t, os.Getenv("DATABASE_URL"), wire.Carry)
 	s := scheduletest.New(t, pool, midnight)
 	k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
 	tests.OK(t, k.Add("k", args{}, schedule.Cron("0 * * * *", "UTC")))
 	s.Advance(0)
-	n.Store(0)
-	began := time.Now()
+	before, began := wire.Counted(), time.Now()
 	s.Advance(7 * 24 * time.Hour)
-	t.Logf("%v, %d round trips", time.Since(began), n.Load())
+	n := wire.Counted() - before
+	t.Logf("%v, %d round trips", time.Since(began), n)
 	expect(t, "ticks", len(s.Entries("k")), 168)
-	if each := float64(n.Load()) / 168; each > 6 {
+	if each := float64(n) / 168; each > 6 {
 		t.Errorf("%.1f round trips for each tick", each)
 	}
 }
