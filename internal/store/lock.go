@@ -218,36 +218,28 @@ func (l *Locks) List(ctx context.Context, conn *pgx.Conn, prefix, after string, 
 }
 
 // ask sends a statement once soon gave a connection.
-func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (value T, sent bool, err error) {
+func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
 	err = l.OnConn(soon, func(conn *pgx.Conn) (err error) {
 		sent = true
-		value, err = tolerant(func(notify bool) (T, error) {
-			return send[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
+		answer, err = tolerant(func(notify bool) (T, error) {
+			return value[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
 		})
 		return err
 	})
-	return value, sent, err
+	return answer, sent, err
 }
 
-// send sends a statement that returns one value, in the protocol that is the connection's default:
-// the application knows what its pooler takes. It is one message, and one transaction, in each of
-// them. Where the default of transactions is not READ COMMITTED, the server refuses it, and the
-// message begins with that from then on.
-func send[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string, args ...any) (value T, err error) {
+// value sends a statement that returns one value, in the protocol that is the connection's default:
+// the application knows what its pooler takes. Where the default of transactions is not READ
+// COMMITTED, the server refuses it, and the message begins with that from then on.
+func value[T any](ctx context.Context, l *Locks, conn *pgx.Conn, statement string, args ...any) (T, error) {
+	collect := theOne(pgx.RowTo[T])
 	if !l.notCommitted.Load() {
-		rows, _ := conn.Query(ctx, statement, args...) // CollectExactlyOneRow returns its error
-		value, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
+		got, err := send(ctx, conn, nil, collect, statement, args...)
 		if Code(err) != CodeIsolation {
-			return value, err
+			return got, err
 		}
 		l.notCommitted.Store(true)
 	}
-	batch := new(pgx.Batch)
-	batch.Queue(readCommitted)
-	batch.Queue(statement, args...).Query(func(rows pgx.Rows) (err error) {
-		value, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
-		return err
-	})
-	err = conn.SendBatch(ctx, batch).Close()
-	return value, err
+	return send(ctx, conn, []string{readCommitted}, collect, statement, args...)
 }

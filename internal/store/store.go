@@ -62,24 +62,37 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 // the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
 // schema on the role's path could have operators that take the place of those in the statement. On a connection of the server's own both
 // settings were made for good: two statements less in each message, some 40 us of the server's processor.
-func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (result T, err error) {
-	if c.lasting {
-		rows, _ := c.conn.Query(ctx, statement, args...) // collect returns its error
+func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (T, error) {
+	var settings []string
+	if !c.lasting {
+		settings = []string{readCommitted, "SET LOCAL search_path = " + searchPath}
+	}
+	return send(ctx, c.conn, settings, collect, statement, args...)
+}
+
+// send sends a statement as one message, which is one transaction, behind settings of that. With an
+// error it returns nothing else: rows may have come, and the commit have failed.
+func send[T any](
+	ctx context.Context, conn *pgx.Conn, settings []string, collect func(pgx.Rows) (T, error), statement string, args ...any,
+) (result T, err error) {
+	if len(settings) == 0 {
+		rows, _ := conn.Query(ctx, statement, args...) // collect returns its error
 		result, err = collect(rows)
 	} else {
 		batch := new(pgx.Batch)
-		batch.Queue(readCommitted)
-		batch.Queue("SET LOCAL search_path = " + searchPath)
+		for _, setting := range settings {
+			batch.Queue(setting)
+		}
 		batch.Queue(statement, args...).Query(func(rows pgx.Rows) (err error) {
 			result, err = collect(rows)
 			return err
 		})
-		err = c.conn.SendBatch(ctx, batch).Close()
+		err = conn.SendBatch(ctx, batch).Close()
 	}
-	if err != nil { // a row may have come, and the commit have failed
-		result = *new(T)
+	if err != nil {
+		return *new(T), err
 	}
-	return result, err
+	return result, nil
 }
 
 // one returns the row of a statement that always has exactly one.
