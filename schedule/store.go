@@ -24,10 +24,7 @@ import (
 
 var part = store.Part{
 	Name: "package schedule", Table: "schedule_version", Version: 1,
-	DDL: func(schema string) string {
-		text := store.Texts(sql.Files, schema)
-		return text("schema") + "\n" + text("functions")
-	},
+	DDL: func(schema string) string { return store.DDL(sql.Files, schema) },
 }
 
 // The SQLSTATEs that close.sql raises.
@@ -204,19 +201,18 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 	return fmt.Errorf("schedule: %s: %w", doing, err)
 }
 
-// statements are the texts of the files in sql, by their names.
+// statements are the texts of the files in sql, by their names: see store.Fill.
 type statements struct {
-	share, join, look, begin, end, open, limit, close, done, closeJob, doneJob, enqueue, job, jobs, edit, change, get, put, list, history, trim, declare, makeSlots, take, free string
+	Share, Join, Look, Begin, End                     string
+	Open, Limit, Close, Done, CloseJob, DoneJob       string
+	Enqueue, Job, Jobs, Edit, Change                  string
+	Get, Put, List, History, Trim, Declare, MakeSlots string
+	Take, Free                                        string
 }
 
-func statementsFor(schema string) statements {
-	text := store.Texts(sql.Files, schema)
-	return statements{
-		share: text("share"), join: text("join"), look: text("look"), begin: text("begin"), end: text("end"), open: text("open"), limit: text("limit"), close: text("close"), done: text("done"), closeJob: text("closejob"), doneJob: text("donejob"), enqueue: text("enqueue"), job: text("job"), jobs: text("jobs"), edit: text("edit"), change: text("change"), get: text("get"), put: text("put"),
-		list: text("list"), history: text("history"), trim: text("trim"),
-		declare:   text("declare"),
-		makeSlots: text("makeslots"), take: text("take"), free: text("free"),
-	}
+func statementsFor(schema string) (s statements) {
+	store.Fill(&s, store.Texts(sql.Files, schema))
+	return s
 }
 
 // A querier is a connection, a pool, or a transaction.
@@ -232,12 +228,12 @@ func void(ctx context.Context, q querier, statement string, args ...any) error {
 
 // sendShare returns the number of the channel on which it is told that something was put, and that of the server's process.
 func (s *Scheduler) sendShare(ctx context.Context, q querier) (share int, pid uint32, err error) {
-	err = q.QueryRow(ctx, s.statements.share, s.group).Scan(&share, &pid)
+	err = q.QueryRow(ctx, s.statements.Share, s.group).Scan(&share, &pid)
 	return share, pid, err
 }
 
 func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
-	return void(ctx, q, s.statements.join, s.group, int32(s.options.partitions))
+	return void(ctx, q, s.statements.Join, s.group, int32(s.options.partitions))
 }
 
 // sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that,
@@ -252,7 +248,7 @@ func (s *Scheduler) sendLook(
 		priority, partition, crashes []int
 		key, kind                    []string
 	}
-	err = q.QueryRow(ctx, s.statements.look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but, butKinds).
+	err = q.QueryRow(ctx, s.statements.Look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but, butKinds).
 		Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
 	if err != nil {
 		return clock, 0, nil, err
@@ -269,7 +265,7 @@ func (s *Scheduler) sendLook(
 
 // queueBegin has died report whether the owner before died while something may have run.
 func (s *Scheduler) queueBegin(batch *pgx.Batch, died *bool, partition int, epoch int64) {
-	batch.Queue(s.statements.begin, s.group, partition, epoch, s.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(died) })
+	batch.Queue(s.statements.Begin, s.group, partition, epoch, s.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(died) })
 }
 
 func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
@@ -277,7 +273,7 @@ func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charg
 	for _, c := range charged {
 		ids[c.Job] = append(ids[c.Job], c.ID)
 	}
-	batch.Queue(s.statements.end, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
+	batch.Queue(s.statements.End, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
 }
 
 // queueOpen has r be the schedule or the job, under the guard of the partition; nil: there is none.
@@ -285,7 +281,7 @@ func (s *Scheduler) queueOpen(
 	batch *pgx.Batch, f fence, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
 ) error {
 	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds()}
-	return f.queueGuarded(batch, p, s.statements.open, args, func(row pgx.Row) error {
+	return f.queueGuarded(batch, p, s.statements.Open, args, func(row pgx.Row) error {
 		var found *string
 		err := row.Scan(&found)
 		if err == nil {
@@ -302,7 +298,7 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(s.statements.limit, closing.Milliseconds(), s.lockWait.Milliseconds())
+	batch.Queue(s.statements.Limit, closing.Milliseconds(), s.lockWait.Milliseconds())
 	closed := false
 	ended := func(pgconn.CommandTag) error {
 		closed = true
@@ -311,17 +307,17 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 	switch {
 	case r.Job && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
 		f := st.Fates[0]
-		batch.Queue(s.statements.doneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro()).Exec(ended)
+		batch.Queue(s.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro()).Exec(ended)
 	case r.Job:
-		batch.Queue(s.statements.closeJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
+		batch.Queue(s.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
 	case st.onlyDone():
 		f := st.Fates[0]
 		batch.Queue(
-			s.statements.done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
+			s.statements.Done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
 			f.Attempts, f.Epoch, f.StartedAt,
 		).Exec(ended)
 	default:
-		batch.Queue(s.statements.close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
+		batch.Queue(s.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
 	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
 	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
@@ -369,21 +365,21 @@ func inASCII(text *string) *string {
 
 // sendEnqueue returns the ids of jobs; none: the unique key is taken.
 func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
-	err = q.QueryRow(ctx, s.statements.enqueue, s.group, int32(s.options.partitions), encode(jobs), taken).Scan(&ids)
+	err = q.QueryRow(ctx, s.statements.Enqueue, s.group, int32(s.options.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
 }
 
 // sendJob returns a job, or what became of it; nil: there is neither.
 func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*Job, error) {
 	var found *string
-	if err := q.QueryRow(ctx, s.statements.job, s.group, id).Scan(&found); err != nil {
+	if err := q.QueryRow(ctx, s.statements.Job, s.group, id).Scan(&found); err != nil {
 		return nil, err
 	}
 	return decode[Job](found)
 }
 
 func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*Job, error) {
-	return collect[Job](ctx, q, s.statements.jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
+	return collect[Job](ctx, q, s.statements.Jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
 // sendChange has a schedule or a job changed: see edit.sql. What comes back as asks is null where it is done.
@@ -392,9 +388,9 @@ func (s *Scheduler) sendChange(ctx context.Context, tx pgx.Tx, verb string, name
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	statement, args := s.statements.edit, []any{verb, s.group, name, string(text)}
+	statement, args := s.statements.Edit, []any{verb, s.group, name, string(text)}
 	if s.options.reason != "" {
-		statement, args = s.statements.change, append(args, s.options.actor, s.options.reason)
+		statement, args = s.statements.Change, append(args, s.options.actor, s.options.reason)
 	}
 	var asked *string
 	if err = tx.QueryRow(ctx, statement, args...).Scan(&asked, &ids, &refused); err != nil {
@@ -432,7 +428,7 @@ func (s *Scheduler) sendGet(
 ) (clock time.Time, r *record, same bool, err error) {
 	var micro int64
 	var found *string
-	err = q.QueryRow(ctx, s.statements.get, s.group, name, edit, string(args)).Scan(&micro, &found, &same)
+	err = q.QueryRow(ctx, s.statements.Get, s.group, name, edit, string(args)).Scan(&micro, &found, &same)
 	if err == nil {
 		r, err = decode[record](found)
 	}
@@ -441,39 +437,39 @@ func (s *Scheduler) sendGet(
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
 func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
-	err = q.QueryRow(ctx, s.statements.put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
+	err = q.QueryRow(ctx, s.statements.Put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
 	return written, err
 }
 
 func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
-	return void(ctx, q, s.statements.declare, s.group, names)
+	return void(ctx, q, s.statements.Declare, s.group, names)
 }
 
 func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
-	return collect[record](ctx, q, s.statements.list, s.group, prefix, after, most)
+	return collect[record](ctx, q, s.statements.List, s.group, prefix, after, most)
 }
 
 func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entryRow, error) {
-	return collect[entryRow](ctx, q, s.statements.history, s.group, name, before, most)
+	return collect[entryRow](ctx, q, s.statements.History, s.group, name, before, most)
 }
 
 func (s *Scheduler) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {
-	err = q.QueryRow(ctx, s.statements.trim, s.group, failed, before, after, trimPage).Scan(&upTo, &more)
+	err = q.QueryRow(ctx, s.statements.Trim, s.group, failed, before, after, trimPage).Scan(&upTo, &more)
 	return upTo, more, err
 }
 
 func (s *Scheduler) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
-	return void(ctx, q, s.statements.makeSlots, s.group, k.name, k.limits.atOnce)
+	return void(ctx, q, s.statements.MakeSlots, s.group, k.name, k.limits.atOnce)
 }
 
 // sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
 func (s *Scheduler) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
-	err = tx.QueryRow(ctx, s.statements.take, s.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
+	err = tx.QueryRow(ctx, s.statements.Take, s.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }
 
 func (s *Scheduler) sendFree(ctx context.Context, q querier, kind, run string) error {
-	return void(ctx, q, s.statements.free, s.group, kind, run)
+	return void(ctx, q, s.statements.Free, s.group, kind, run)
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

@@ -15,7 +15,7 @@ import (
 // Statements are the texts of the SQL files for one schema, without their head comments. A field
 // has the name of its file, in lower case.
 type Statements struct {
-	Schema string // schema.sql, then functions.sql: all that a migration runs
+	Schema string // see DDL
 
 	Register, Superseder, Heartbeat, Mark, Settle, Unsettle, Close string
 	Join, Weight, Read, Release, Announce, Fence                   string
@@ -46,15 +46,27 @@ type schemaStatements struct {
 	Statements
 }
 
-func writeStatements(schema string) (s Statements) {
-	text, fields := Texts(sql.Files, schema), reflect.ValueOf(&s).Elem()
+func writeStatements(schema string) Statements {
+	s := Statements{Schema: DDL(sql.Files, schema)}
+	Fill(&s, Texts(sql.Files, schema))
+	return s
+}
+
+// Fill reads into each field of a struct of texts that is empty the file that has its name, in lower
+// case.
+func Fill[T any](statements *T, text func(name string) string) {
+	fields := reflect.ValueOf(statements).Elem()
 	for _, field := range reflect.VisibleFields(fields.Type()) {
-		if field.Name != "Schema" {
-			fields.FieldByIndex(field.Index).SetString(text(strings.ToLower(field.Name)))
+		if f := fields.FieldByIndex(field.Index); f.String() == "" {
+			f.SetString(text(strings.ToLower(field.Name)))
 		}
 	}
-	s.Schema = text("schema") + "\n" + text("functions")
-	return s
+}
+
+// DDL is all that a migration runs: schema.sql, then functions.sql.
+func DDL(files fs.ReadFileFS, schema string) string {
+	text := Texts(files, schema)
+	return text("schema") + "\n" + text("functions")
 }
 
 // Texts returns the texts of SQL files for a schema by the files' names, without .sql. They are written as StatementsFor tells.
