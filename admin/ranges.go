@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"github.com/pgleases/pgleases/internal/ranges"
 )
@@ -29,13 +30,11 @@ func (rs Ranges) Contains(partition int) bool {
 
 // String writes them as people read them, "0-4,7"; none as "-".
 func (rs Ranges) String() string {
-	var numbers []int
+	var b strings.Builder
 	for _, r := range rs {
-		for p := r.First; p <= r.Last; p++ {
-			numbers = append(numbers, p)
-		}
+		ranges.Write(&b, r.First, r.Last)
 	}
-	return ranges.Format(numbers)
+	return cmp.Or(b.String(), "-")
 }
 
 // MarshalJSON never fails.

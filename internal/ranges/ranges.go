@@ -2,6 +2,7 @@
 package ranges
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,9 +11,6 @@ import (
 // Format writes runs of numbers as ranges, "0-4,7"; no numbers as "-". The numbers may come in any order; the slice is
 // not changed.
 func Format(numbers []int) string {
-	if len(numbers) == 0 {
-		return "-"
-	}
 	numbers = slices.Sorted(slices.Values(numbers))
 	var b strings.Builder
 	for i := 0; i < len(numbers); {
@@ -20,16 +18,21 @@ func Format(numbers []int) string {
 		for j+1 < len(numbers) && numbers[j+1] <= numbers[j]+1 {
 			j++
 		}
-		if i > 0 {
-			b.WriteByte(',')
-		}
-		fmt.Fprint(&b, numbers[i])
-		if numbers[j] > numbers[i] {
-			fmt.Fprintf(&b, "-%d", numbers[j])
-		}
+		Write(&b, numbers[i], numbers[j])
 		i = j + 1
 	}
-	return b.String()
+	return cmp.Or(b.String(), "-")
+}
+
+// Write writes the range from one number to another, behind those that were written before.
+func Write(b *strings.Builder, first, last int) {
+	if b.Len() > 0 {
+		b.WriteByte(',')
+	}
+	fmt.Fprint(b, first)
+	if last > first {
+		fmt.Fprintf(b, "-%d", last)
+	}
 }
 
 // Short is Format for a line of a log: of a long text the beginning, and the count of all numbers.
