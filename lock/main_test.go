@@ -117,11 +117,12 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 	return got
 }
 
-// looked waits until a client that waits for a lock has looked whether it was granted: from then on something has to tell it.
+// looked waits until a client has looked whether the lock that it waits for was granted, since its
+// wire counts lock_look: from then on something has to tell it.
 func (w *worker) looked(db *pgxpool.Pool) {
 	w.t.Helper()
 	tests.Until(w.t, "it has looked at what waits", func() bool {
-		return tests.Value[int](w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle' AND query LIKE '%lock_look%'",
+		return w.own.Counted() > 0 && tests.Value[int](w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle'",
 			w.client.ID()) == 1
 	})
 }

@@ -388,7 +388,7 @@ func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
 	s, err := newSupervisor(&runner{ttl: time.Second})
 	tests.OK(t, err)
 	defer func() { check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
-	for n := range 100 {
+	for n := range 50 {
 		began := time.Now()
 		if _, err := directChildren(); err != nil {
 			t.Fatal(err)
