@@ -73,6 +73,8 @@ var detectors = map[string]detector{
 	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
+	// A connection with fast fail-over that ends, in simulated time.
+	"ends": {".", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
 	// Living processes with fast fail-over, whose connections end.
 	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestACutConnectionOfALiving"} }},
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestWhomTheServerHasTerminated"} }},
@@ -142,7 +144,7 @@ const unnoticed = `received.After(e.session.lateUntil)`
 const guarded = ` AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3`
 
 var mutants = append(asleep(), []mutant{
-	{"trust that outlives the connection", "cuts", `overlap|epoch falls`, []edit{
+	{"trust that outlives the connection", "ends", `trusted true`, []edit{
 		{"failover.go", `	if l.term != nil {
 		l.term.deadline.Store(0)
 	}
