@@ -95,7 +95,7 @@ var detectors = map[string]detector{
 	}},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
-		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise"}
+		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise|^TestAReleaseFreesNobodyElses"}
 	}},
 	// Package lock on a real server.
 	"locks": {"lock", func(int) []string { return []string{"-test.run=Grant|CutOff"} }},
@@ -295,7 +295,7 @@ var mutants = append(asleep(), []mutant{
 	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
 	}},
-	{"a release of whoever holds the lock", "fleet", `overlap|epoch falls`, []edit{
+	{"a release of whoever holds the lock", "lock statements", `release by another`, []edit{
 		{"sql/functions.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
 			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) $1`, 0},
 	}},
