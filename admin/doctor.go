@@ -271,7 +271,7 @@ func (d *doctor) wanted(f *facts) map[string][]string {
 	return wanted
 }
 
-var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+) ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
+var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+?)(?: \([\w, ]+\))? ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
 
 // rights compares what the role may with what a role that runs clients needs.
 func (d *doctor) rights(f *facts) {

@@ -173,6 +173,7 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.trim_events() FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.trim_events() IS 'Deletes some events that are older than events_kept says. Checks for expired sessions call it.';
 
 -- A function, because of its first statement: of all clients that see the check due, one does it; the others end there.
@@ -1048,6 +1049,7 @@ BEGIN
     RETURN asked;
 END
 $pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.end_wishes() FROM PUBLIC; -- in an open transaction, it keeps clients from their rows
 COMMENT ON FUNCTION pgleases.end_wishes() IS 'Ends the wishes whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
 
 CREATE OR REPLACE FUNCTION pgleases.drain(

@@ -69,7 +69,8 @@ SELECT json_build_object(
         SELECT coalesce(json_agg(p.held), '[]')
         FROM (SELECT c.relname || ' ' || k.kind AS held
               FROM relations AS c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS k (kind)
-              WHERE c.relkind <> 'S' AND has_table_privilege(c.role, c.oid, k.kind)
+              WHERE c.relkind <> 'S' AND CASE WHEN k.kind = 'INSERT' THEN has_any_column_privilege(c.role, c.oid, k.kind) -- of events: all but the actor
+                                              ELSE has_table_privilege(c.role, c.oid, k.kind) END
               UNION ALL
               SELECT c.relname || ' USAGE' FROM relations AS c WHERE CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.role, c.oid, 'USAGE') END
               UNION ALL
