@@ -4,6 +4,9 @@
 -- Types, operators and functions are named with their schema, pg_catalog: an operator or a type by the same name in a schema on
 -- the search_path would else take their place, whatever it does. See functions.sql.
 --
+-- Each table that is logged has a primary key or another replica identity: a publication FOR ALL TABLES, as of change data capture or a
+-- blue/green upgrade, would have the server refuse its updates.
+--
 -- Text columns collate "C": compared byte by byte, so that the database sorts names and IDs as Go does.
 
 DO $pgleases_body$
@@ -19,6 +22,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schema_version (
     min_code int NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS schema_version_one_row ON pgleases.schema_version ((true));
+ALTER TABLE pgleases.schema_version REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.schema_version IS 'One row: which schema this is, and which code can serve it.';
 COMMENT ON COLUMN pgleases.schema_version.version IS 'Version of these tables. Migrations only add.';
 COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can run here, by the schema version for which it was written.';
@@ -126,6 +130,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
     unwatched     interval NOT NULL DEFAULT '0'
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
+ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.server IS 'One row: the server on which these tables are, and when the next check for expired sessions is due.';
 COMMENT ON COLUMN pgleases.server.timeline IS 'The settled server and timeline, as the function timeline names them. While they are others, after a promotion or in a copy, no partition changes its owner.';
 COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number times 2^32, and no lower epoch passes a guard; rises when a server is settled.';
@@ -209,6 +214,7 @@ CREATE TABLE IF NOT EXISTS pgleases.wishes (
 CREATE UNIQUE INDEX IF NOT EXISTS wishes_once ON pgleases.wishes (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END));
 CREATE INDEX IF NOT EXISTS wishes_client ON pgleases.wishes (client);
 CREATE INDEX IF NOT EXISTS wishes_lease ON pgleases.wishes (lease);
+ALTER TABLE pgleases.wishes REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
 COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
 COMMENT ON COLUMN pgleases.wishes.lease IS 'The lease that it is about; null: all.';
@@ -223,6 +229,7 @@ CREATE TABLE IF NOT EXISTS pgleases.events_kept (
     age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
 );
 CREATE UNIQUE INDEX IF NOT EXISTS events_kept_one_row ON pgleases.events_kept ((true));
+ALTER TABLE pgleases.events_kept REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.events_kept IS 'One row: how long events are kept. Change it with UPDATE.';
 COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions.';
 INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;

@@ -62,6 +62,18 @@ func TestAnySchemaNameServes(t *testing.T) {
 	}
 }
 
+// As change data capture and blue/green upgrades make one: the server refuses updates of a table that it cannot tell of.
+func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
+	t.Parallel()
+	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}
+	f.sql = f.raw()
+	f.exec("CREATE PUBLICATION everything FOR ALL TABLES")
+	f.ok(Migrate(f.ctx, f.sql, "pgleases"))
+	f.exec("SET search_path = pgleases, public")
+	protocol(f)
+	f.exec("SELECT pause('l', 'why'), resume('l', 'why'), new_era(); UPDATE events_kept SET age = '1 day'; UPDATE schema_version SET min_code = 1")
+}
+
 // protocol runs every statement once, as they come in the lives of two clients.
 func protocol(f *fixture) {
 	f.Helper()

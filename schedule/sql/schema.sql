@@ -13,6 +13,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_version (
     min_code int NOT NULL
 );
 CREATE UNIQUE INDEX IF NOT EXISTS schedule_version_one_row ON pgleases.schedule_version ((true));
+ALTER TABLE pgleases.schedule_version REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.schedule_version IS 'One row: which version of the tables of package schedule this is, and which code can serve it.';
 COMMENT ON COLUMN pgleases.schedule_version.version IS 'Version of these tables. Migrations only add.';
 COMMENT ON COLUMN pgleases.schedule_version.min_code IS 'The oldest code that can run here, by the version for which it was written.';
