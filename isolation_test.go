@@ -89,3 +89,32 @@ func TestAReadOnlyDefaultIsToldApartFromAStandby(t *testing.T) {
 	_, err := pgleases.NewClient(t.Context(), tests.Pool(t, url))
 	refused(t, "NewClient", err, "default_transaction_read_only is on, for the role, the database or the server")
 }
+
+// Without triggers no client hears that a lease has changed.
+func TestReplicationRoleReplicaIsRefused(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	byDefault(t, url, "session_replication_role", "replica")
+	_, err := pgleases.NewClient(t.Context(), tests.Pool(t, url))
+	refused(t, "NewClient", err, "session_replication_role is replica", "RESET session_replication_role")
+}
+
+// A plan of many partitions takes long, and a client's connection is idle between heartbeats.
+func TestTimeoutsOfARoleEndNothing(t *testing.T) {
+	t.Parallel()
+	url := pgtest.FreshDatabase(t)
+	tests.Execute(t, ownersPool(t, url), `CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.5); RETURN NEW; END';
+		CREATE TRIGGER late BEFORE INSERT ON pgleases.members FOR EACH ROW EXECUTE FUNCTION public.late()`)
+	byDefault(t, url, "statement_timeout", "200ms")
+	byDefault(t, url, "idle_session_timeout", "200ms")
+	c := newClient(t, tests.Pool(t, url), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
+	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience/4)
+	defer cancel()
+	l, err := c.Lease(ctx, "work", 4)
+	tests.OK(t, err)
+	untilOwns(t, l, 4)
+	beats(t, c, 2)
+	if s := c.Stats(); s.Reconnects > 0 {
+		t.Errorf("%d times connected again", s.Reconnects)
+	}
+}

@@ -162,7 +162,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	case c.Lasts > 0:
 		add("pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8)", c.Lasts.Seconds())
 	case wish:
-		words = append(words, "'infinity'")
+		words = append(words, "'infinity'::pg_catalog.timestamptz")
 	}
 	if c.Verb == Drain {
 		add("$%d::pg_catalog.bool", c.Force)

@@ -5,6 +5,9 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
+-- Nor may a function of a stranger, by a name from here, be called: the server prefers one that takes a text where an argument has no type. So
+-- each argument of a call has the type that the function takes.
+--
 -- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze, pin and their opposites, evict_client,
 -- drop_lease and new_era. The others are parts of the statements beside this file.
 
@@ -1035,7 +1038,7 @@ BEGIN
         SELECT count(*) INTO locked
         FROM (SELECT FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL ORDER BY c.session FOR UPDATE SKIP LOCKED) AS c;
         CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL)
-                   OR w.lease IS NULL AND names <> pgleases.leases_of(NULL, w.client);
+                   OR w.lease IS NULL AND names <> pgleases.leases_of(NULL::text, w.client);
         DELETE FROM pgleases.wishes AS o WHERE o.ctid = w.place;
         INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
         VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now',
@@ -1057,7 +1060,7 @@ CREATE OR REPLACE FUNCTION pgleases.drain(
     force boolean DEFAULT false)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('drain', false, NULL, NULL, $1, $3, $2, $4, $5);
+    SELECT pgleases.wish('drain'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, $5);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
 
@@ -1065,7 +1068,7 @@ CREATE OR REPLACE FUNCTION pgleases.undrain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('drain', true, NULL, NULL, $1, $3, $2, NULL, false);
+    SELECT pgleases.wish('drain'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
 
@@ -1073,7 +1076,7 @@ CREATE OR REPLACE FUNCTION pgleases.cordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('cordon', false, NULL, NULL, $1, $3, $2, $4, false);
+    SELECT pgleases.wish('cordon'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
 
@@ -1081,7 +1084,7 @@ CREATE OR REPLACE FUNCTION pgleases.uncordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('cordon', true, NULL, NULL, $1, $3, $2, NULL, false);
+    SELECT pgleases.wish('cordon'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
 
@@ -1089,7 +1092,7 @@ CREATE OR REPLACE FUNCTION pgleases.pause(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pause', false, $1, NULL, NULL, $3, $2, $4, false);
+    SELECT pgleases.wish('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner.';
 
@@ -1097,7 +1100,7 @@ CREATE OR REPLACE FUNCTION pgleases.resume(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pause', true, $1, NULL, NULL, $3, $2, NULL, false);
+    SELECT pgleases.wish('pause'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
 
@@ -1105,7 +1108,7 @@ CREATE OR REPLACE FUNCTION pgleases.freeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('freeze', false, $1, NULL, NULL, $3, $2, $4, false);
+    SELECT pgleases.wish('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
 
@@ -1113,7 +1116,7 @@ CREATE OR REPLACE FUNCTION pgleases.unfreeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('freeze', true, $1, NULL, NULL, $3, $2, NULL, false);
+    SELECT pgleases.wish('freeze'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
 
@@ -1122,7 +1125,7 @@ CREATE OR REPLACE FUNCTION pgleases.pin(
     until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pin', false, $1, $2, $3, $5, $4, $6, false);
+    SELECT pgleases.wish('pin'::text, false, $1, $2, $3, $5, $4, $6, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The partition shall be with this client, whenever that works on the lease; else it is with another. The other partitions are shared as if there were no pinned ones.';
 
@@ -1130,7 +1133,7 @@ CREATE OR REPLACE FUNCTION pgleases.unpin(
     lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pin', true, $1, $2, NULL, $4, $3, NULL, false);
+    SELECT pgleases.wish('pin'::text, true, $1, $2, NULL::text, $4, $3, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
 
@@ -1139,7 +1142,7 @@ CREATE OR REPLACE FUNCTION pgleases.evict_client(
 RETURNS int
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    who CONSTANT text := pgleases.operator('evict_client', $3, $2);
+    who CONSTANT text := pgleases.operator('evict_client'::text, $3, $2);
     names text[];
     revoked int;
 BEGIN
@@ -1148,14 +1151,14 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'client "%" is not known', $1 USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day.';
     END IF;
-    names := pgleases.leases_of(NULL, $1);
+    names := pgleases.leases_of(NULL::text, $1);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     -- From here on no heartbeat renews it, and no guard passes for it. It is dead when it expires: until then it may believe what it has.
     UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = $1 AND c.incarnation >= 0;
     GET DIAGNOSTICS revoked = ROW_COUNT;
     UPDATE pgleases.leases AS l
     SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
-    WHERE l.name = ANY (pgleases.leases_of(NULL, $1));
+    WHERE l.name = ANY (pgleases.leases_of(NULL::text, $1));
     INSERT INTO pgleases.events (cause, actor, reason, from_id)
     VALUES ('evict', who, $2, $1);
     RETURN revoked;
@@ -1169,7 +1172,7 @@ CREATE OR REPLACE FUNCTION pgleases.drop_lease(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    who CONSTANT text := pgleases.operator('drop_lease', $3, $2);
+    who CONSTANT text := pgleases.operator('drop_lease'::text, $3, $2);
     living text;
 BEGIN
     PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE; -- joins wait

@@ -150,8 +150,15 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 	if url, err = withDatabase(s.url, name); err != nil {
 		return "", nil, err
 	}
-	if err := s.execute(ctx, "CREATE DATABASE "+name+" TEMPLATE "+template+s.copies); err != nil {
+	options := s.copies
+	if template == "template0" {
+		options += encoding()
+	}
+	if err := s.execute(ctx, "CREATE DATABASE "+name+" TEMPLATE "+template+options); err != nil {
 		return "", nil, fmt.Errorf("create a database on %s: %w", s.description, err)
+	}
+	if template == "template0" {
+		err = makeHostile(ctx, url)
 	}
 	return url, func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), timeout)
@@ -160,7 +167,7 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 			return fmt.Errorf("drop database %s: %w", name, err)
 		}
 		return nil
-	}, nil
+	}, err
 }
 
 var toServer struct {
@@ -205,6 +212,12 @@ func DirectURL(databaseURL string) (string, bool) {
 // would end some versions of PgBouncer, and with it the tests of all.
 func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
+	if err == nil && os.Getenv(settingsVariable) != "" { // which pgx's pools do not stand
+		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "SET idle_session_timeout = 0")
+			return err
+		}
+	}
 	if direct, pooled := DirectURL(databaseURL); err == nil && pooled && direct != databaseURL {
 		config.BeforeConnect = pooler.WithoutCancels
 	}
@@ -231,20 +244,22 @@ func forApp(ctx context.Context, databaseURL, role, more string) (string, error)
 		return "", err
 	}
 	direct, _ := DirectURL(databaseURL)
-	err = execute(ctx, direct,
-		makeRole(tablesOwner+" NOLOGIN"),
-		makeRole(app+" LOGIN PASSWORD '"+app+"'"),
+	name := strings.TrimPrefix(u.Path, "/")
+	err = execute(ctx, direct, append([]string{
+		makeRole(tablesOwner + " NOLOGIN"),
+		makeRole(app + " LOGIN PASSWORD '" + app + "'"),
 		"REVOKE CREATE ON SCHEMA public FROM PUBLIC",
-		"CREATE SCHEMA "+app+" AUTHORIZATION "+app,
-		"GRANT CREATE ON DATABASE "+strings.TrimPrefix(u.Path, "/")+" TO "+app,
-		"CREATE SCHEMA pgleases AUTHORIZATION "+tablesOwner,
-		"SET ROLE "+tablesOwner,
+		"CREATE SCHEMA " + app + " AUTHORIZATION " + app,
+		"GRANT CREATE ON DATABASE " + name + " TO " + app,
+		"CREATE SCHEMA pgleases AUTHORIZATION " + tablesOwner,
+		"SET ROLE " + tablesOwner,
 		"SET client_min_messages = warning",
 		file("schema.sql"), file("functions.sql"),
 		"REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC",
 		file("grants/application.sql"),
 		"RESET ROLE",
-		more)
+		more,
+	}, hostileTo(app, name)...)...)
 	if err != nil {
 		return "", fmt.Errorf("make the tables for %s: %w", app, err)
 	}

@@ -12,4 +12,5 @@
 //	PGLEASES_TEST_POSTGRES_IMAGE  image for Docker, postgres:18-alpine by default
 //	PGLEASES_TEST_DIRECT_URL      the server of DATABASE_URL past the pooler that DATABASE_URL leads through
 //	PGLEASES_TEST_ROLE            pgleases_app: tests connect as a role with the rights of sql/grants/application.sql and no more
+//	PGLEASES_TEST_SETTINGS        LATIN1, SQL_ASCII: the encoding of databases, in which that role has all that an administrator may set
 package pgtest

@@ -52,14 +52,12 @@ type Connector struct {
 	Heartbeat     time.Duration // limits each wait, see Connect and Conn.lockWait
 	FastFailover  time.Duration // the TTL of a client with fast fail-over; 0: it has none
 	statements    Statements
-	attempt       chan struct{} // holds one while an attempt to connect is under way
 }
 
 // NewConnector returns a connector for a schema.
 func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error,
 	schema string, heartbeat time.Duration) *Connector {
-	return &Connector{Config: config, BeforeConnect: beforeConnect, Schema: schema, Heartbeat: heartbeat,
-		statements: StatementsFor(schema), attempt: make(chan struct{}, 1)}
+	return &Connector{Config: config, BeforeConnect: beforeConnect, Schema: schema, Heartbeat: heartbeat, statements: StatementsFor(schema)}
 }
 
 // settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
@@ -70,49 +68,9 @@ var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
 
-// hooksMayTake is how long Connect waits after the end of ctx for the application's functions.
-const hooksMayTake = time.Second
-
-// Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost
-// to answer, or a heartbeat where that is longer: a dead host must not use up the time of the
-// others. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
-// without it, closes what it brings later, and makes no other attempt until it has returned.
+// Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost to answer, or a heartbeat
+// where that is longer: a dead host must not use up the time of the others.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
-	ignored := func() error {
-		return fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
-			context.Cause(ctx))
-	}
-	select {
-	case cr.attempt <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ignored()
-	}
-	type made struct {
-		conn *Conn
-		err  error
-	}
-	result := make(chan made, 1)
-	go func() {
-		conn, err := cr.connect(ctx, perHost)
-		result <- made{conn, err}
-		<-cr.attempt
-	}()
-	late := make(chan struct{})
-	defer context.AfterFunc(ctx, func() { time.AfterFunc(hooksMayTake, func() { close(late) }) })()
-	select {
-	case r := <-result:
-		return r.conn, r.err
-	case <-late:
-	}
-	go func() {
-		if r := <-result; r.conn != nil {
-			r.conn.Close()
-		}
-	}()
-	return nil, ignored()
-}
-
-func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
 		if err := cr.BeforeConnect(ctx, config); err != nil {
@@ -133,11 +91,10 @@ func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn,
 	config.OnNotification = notices.heard
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = line.dialOne
-	var committed bool
+	var found *nature
 	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
-		var direct bool
-		direct, committed, err = writable(ctx, conn)
-		line.direct.Store(direct)
+		found, err = writable(ctx, conn)
+		line.direct.Store(found != nil && found.direct)
 		return err
 	}
 	if hook := config.AfterConnect; hook != nil { // the application's, which may set what it likes
@@ -158,8 +115,8 @@ func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn,
 		return nil, err
 	}
 	c := &Conn{
-		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema, committed: committed,
-		traced: config.Tracer != nil, lasting: line.direct.Load(),
+		conn: conn, line: line, statements: cr.statements, notices: notices, channel: cr.Schema, settings: found.settings, plain: found.plain,
+		traced:   config.Tracer != nil,
 		lockWait: max(1, int(cr.Heartbeat.Milliseconds()/4)),
 	}
 	if cr.FastFailover > 0 {
@@ -174,31 +131,69 @@ func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn,
 // searchPath is that of every statement but heartbeats.
 const searchPath = "pg_catalog, pg_temp"
 
-// writable refuses a server that takes no writes. It reports whether the connection is direct, not through a pooler: a
-// pooler gives a process ID that is not the backend's. And whether the default of transactions is READ COMMITTED. On a direct connection it
-// makes it so, and sets the search_path, for as long as the connection lasts, whatever the role's, the database's and the server's are.
-func writable(ctx context.Context, conn *pgconn.PgConn) (direct, committed bool, err error) {
+// ErrSetting tells that a connection was given up because of a setting under which promises do not hold.
+var ErrSetting = errors.New("a setting must be changed")
+
+// nature is what the first query found out about a connection.
+type nature struct {
+	direct   bool     // it is not through a pooler: a pooler gives a process ID that is not the backend's
+	settings []string // with which each message of a pooled connection begins
+	plain    bool     // a heartbeat needs none of them
+}
+
+// lasts are the settings of a direct connection for as long as it lasts, whatever the role's, the database's and the server's are. A
+// statement has a limit of its own, the connection is idle between heartbeats, and nothing is worth compiling.
+var lasts = func() string {
+	var b strings.Builder
+	for _, s := range [][2]string{{"search_path", searchPath}, {"default_transaction_isolation", "read committed"}, {"statement_timeout", "0"},
+		{"idle_session_timeout", "0"}, {"jit", "off"}} {
+		fmt.Fprintf(&b, "pg_catalog.set_config('%s', '%s', false), ", s[0], s[1])
+	}
+	return b.String() + "CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END"
+}()
+
+// writable refuses a server that takes no writes, or with a setting under which promises do not hold. On a direct connection it makes the
+// settings that last.
+func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 	results, err := conn.Exec(ctx, fmt.Sprintf(
 		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
-			"CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d "+
-			"THEN pg_catalog.concat(pg_catalog.set_config('search_path', '%s', false), pg_catalog.set_config('default_transaction_isolation', 'read committed', false)) END, "+
-			"pg_catalog.current_setting('default_transaction_isolation')", conn.PID(), searchPath)).ReadAll()
+			"pg_catalog.current_setting('session_replication_role'), pg_catalog.current_setting('default_transaction_isolation'), "+
+			"pg_catalog.current_setting('statement_timeout'), pg_catalog.current_setting('jit'), pg_catalog.current_setting('enable_seqscan'), "+
+			"pg_catalog.current_setting('jit_above_cost'), "+
+			"CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d THEN pg_catalog.concat(%s) END", conn.PID(), lasts)).ReadAll()
 	if err != nil {
-		return false, false, err
+		return nil, err
 	}
 	if len(results) != 1 || len(results[0].Rows) != 1 {
-		return false, false, errors.New("the first query has no answer")
+		return nil, errors.New("the first query has no answer")
 	}
 	row := results[0].Rows[0]
+	is := func(i int, value string) bool { return string(row[i]) == value }
 	switch {
-	case string(row[0]) != "f":
-		return false, false, fmt.Errorf("%w: it is a standby", ErrReadOnly)
-	case string(row[1]) != "f": // as failover tools and operators set it to stop writes: it is obeyed
-		return false, false, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
+	case !is(0, "f"):
+		return nil, fmt.Errorf("%w: it is a standby", ErrReadOnly)
+	case !is(1, "f"): // as failover tools and operators set it to stop writes: it is obeyed
+		return nil, fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
 			ErrReadOnly)
+	case is(2, "replica"):
+		return nil, fmt.Errorf("%w: session_replication_role is replica, so no trigger tells clients of changes; "+
+			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set", ErrSetting)
 	}
-	direct = row[2] != nil
-	return direct, direct || string(row[3]) == "read committed", nil
+	f := &nature{direct: row[8] != nil}
+	if f.direct {
+		f.plain = true
+		return f, nil
+	}
+	compiles := !is(5, "off") && (is(6, "off") || is(7, "0")) // without sequential scans a plan seems to cost too much
+	f.settings = []string{readCommitted, "SET LOCAL search_path = " + searchPath}
+	if !is(4, "0") {
+		f.settings = append(f.settings, "SET LOCAL statement_timeout = 0")
+	}
+	if compiles {
+		f.settings = append(f.settings, "SET LOCAL jit = off")
+	}
+	f.plain = is(3, "read committed") && !compiles
+	return f, nil
 }
 
 // A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that

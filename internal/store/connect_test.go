@@ -85,6 +85,25 @@ func TestWhatAHookOfTheApplicationSetsChangesNoStatement(t *testing.T) {
 	}
 }
 
+func TestSettingsOfARoleAreNotThoseOfAClientsConnection(t *testing.T) {
+	t.Parallel()
+	f := freshFixture(t)
+	wanted := map[string][2]string{ // the role's, and the client's
+		"search_path": {"public", "pg_catalog, pg_temp"}, "default_transaction_isolation": {"serializable", "read committed"},
+		"statement_timeout": {"1s", "0"}, "idle_session_timeout": {"500ms", "0"}, "jit": {"on", "off"},
+	}
+	if f.sql.PgConn().ParameterStatus("server_version") >= "17" {
+		wanted["transaction_timeout"] = [2]string{"1s", "0"}
+	}
+	for name, values := range wanted {
+		f.exec(fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", pgx.Identifier{f.sql.Config().Database}.Sanitize(), name, values[0]))
+	}
+	conn := f.conn()
+	for name, values := range wanted {
+		expect(t, valueOn[string](f, conn.Raw(), "SHOW "+name), values[1], name)
+	}
+}
+
 // PgBouncer 1.18 and 1.19 end at some requests to cancel; pgx sends one also where it closes a connection on which a
 // statement is under way.
 func TestNothingIsCancelledThroughAPooler(t *testing.T) {

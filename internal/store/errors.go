@@ -19,11 +19,11 @@ func Code(err error) string {
 }
 
 // Transient reports whether a statement that failed with err may succeed when it is repeated: the cause was the connection, a
-// lock, a resource or the server's state, and not the statement itself.
+// lock, a resource or the server's state, and neither the statement itself nor a setting.
 func Transient(err error) bool {
 	code := Code(err)
 	if code == "" {
-		return true
+		return !errors.Is(err, ErrSetting)
 	}
 	switch code[:2] {
 	case "08", "40", "53", "55", "57", "58", "XX":

@@ -40,7 +40,7 @@ func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 			ErrNoFastFailover, version, failoverVersion)
 	}
 	limit := ttl + outlives
-	_, err = c.conn.Exec(ctx, fmt.Sprintf("SET tcp_user_timeout = %d; SET tcp_keepalives_idle = %d; SET idle_session_timeout = 0",
+	_, err = c.conn.Exec(ctx, fmt.Sprintf("SET tcp_user_timeout = %d; SET tcp_keepalives_idle = %d",
 		limit.Milliseconds(), int(limit.Seconds())), pgx.QueryExecModeSimpleProtocol)
 	return err
 }

@@ -44,6 +44,15 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 	}
 }
 
+// In a schema in which others may create functions, as public before PostgreSQL 15.
+func TestNoOverloadOfAStrangersIsCalled(t *testing.T) {
+	t.Parallel()
+	f := freshFixture(t)
+	f.ok(pgtest.Overload(f.ctx, f.sql))
+	protocol(f)
+	expect(t, value[bool](f, pgtest.OverloadCalled), false, "a stranger's function was called")
+}
+
 // protocolOfGuards runs on an application's connection what applications and operators run there.
 func protocolOfGuards(f *fixture, app *pgx.Conn) {
 	f.Helper()

@@ -128,7 +128,6 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	if c.told.holds(session) {
 		run, seen = c.told.run, c.told.seen
 	}
-	// As words, which call puts in quotes: the server would convert each number that it takes for a smaller type.
 	answer, err := c.call(ctx, c.statements.Heartbeat, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
 		seconds(last.Clock), strconv.FormatInt(last.Mark, 10), seconds(run.Started), strconv.FormatInt(run.Mark, 10), seen)
 	if err != nil {

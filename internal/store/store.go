@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -25,11 +26,11 @@ type Conn struct {
 	line       *line
 	statements Statements
 	notices    *notices
-	committed  bool   // the default of its transactions is READ COMMITTED
-	traced     bool   // the application hears of each statement
-	lasting    bool   // so it stays, and so does the search_path that was set: it is direct
-	lockWait   int    // how long a statement waits for a lock, milliseconds
-	channel    string // of notifications: the schema's name
+	settings   []string // with which each message begins; none on a direct connection, where they last
+	plain      bool     // a heartbeat needs none of them
+	traced     bool     // the application hears of each statement
+	lockWait   int      // how long a statement waits for a lock, milliseconds
+	channel    string   // of notifications: the schema's name
 	told       told
 }
 
@@ -60,14 +61,10 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
 // the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
-// schema on the role's path could have operators that take the place of those in the statement. On a connection of the server's own both
+// schema on the role's path could have operators that take the place of those in the statement. On a connection of the server's own all
 // settings were made for good: two statements less in each message, some 40 us of the server's processor.
 func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (T, error) {
-	var settings []string
-	if !c.lasting {
-		settings = []string{readCommitted, "SET LOCAL search_path = " + searchPath}
-	}
-	return send(ctx, c.conn, settings, collect, statement, args...)
+	return send(ctx, c.conn, c.settings, collect, statement, args...)
 }
 
 // send sends a statement as one message, which is one transaction, behind settings of that. With an
@@ -119,9 +116,14 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 // the default of transactions fits too, the message is that statement alone. It is written and its answer is read here: what pgx does for
 // any parameter and any row costs the processor as much as a part of the statement at the server. But whoever traces the connection sees it.
 func (c *Conn) call(ctx context.Context, statement string, numbers ...string) (answer string, err error) {
-	first, after := strings.LastIndex(statement, "($1, ")+1, strings.LastIndexByte(statement, ')') // whatever is in the schema's name
-	text := statement[:first] + "'" + strings.Join(numbers, "', '") + "'" + statement[after:]
-	if !c.committed || c.traced {
+	first := strings.LastIndex(statement, "($1::") // whatever is in the schema's name
+	text, rest := statement[:first], statement[first:]
+	for i, number := range numbers {
+		before, after, _ := strings.Cut(rest, "$"+strconv.Itoa(i+1))
+		text, rest = text+before+"'"+number+"'", after
+	}
+	text += rest
+	if !c.plain || c.traced {
 		return query(ctx, c, theOne(pgx.RowTo[string]), text)
 	}
 	results := c.conn.PgConn().Exec(ctx, text)

@@ -11,4 +11,4 @@
 -- ids: the jobs that were enqueued or canceled. refused: of retry_dead, how many cannot be retried.
 --
 -- 42704: there is no such schedule or job. 55000, 22023: it cannot be done. 23505: the unique key of a job to retry is taken.
-SELECT asks, ids, coalesce(refused, 0) FROM pgleases.schedule_edit($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb, NULL)
+SELECT asks, ids, coalesce(refused, 0) FROM pgleases.schedule_edit($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb, NULL::pg_catalog.text)

@@ -441,7 +441,7 @@ BEGIN
         RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
             HINT = 'Nobody knows any more what it would be run with.';
     END IF;
-    retry := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'raise'))[1];
+    retry := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'raise'::text))[1];
     IF retry IS NULL THEN
         RAISE EXCEPTION '% cannot be retried: there is a living job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
             USING ERRCODE = 'unique_violation', HINT = 'That job does its work. If it does not, cancel it first.';
@@ -620,7 +620,7 @@ BEGIN
     name := coalesce($3, (SELECT r.name FROM pgleases.jobs AS r WHERE r.group_name = $2 AND r.id = of_job),
                      (SELECT r.name FROM pgleases.history AS r WHERE r.group_name = $2 AND r.job = of_job ORDER BY r.id DESC LIMIT 1), '');
     IF $3 IS NOT NULL THEN
-        PERFORM pgleases.schedule_get($2, $3, $1 IN ('pause', 'resume', 'delete'), NULL); -- which locks it
+        PERFORM pgleases.schedule_get($2, $3, $1 IN ('pause', 'resume', 'delete'), NULL::jsonb); -- which locks it
         SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = $2 AND r.name = $3;
         IF s.id IS NULL AND $1 <> 'retry' THEN
             RAISE EXCEPTION 'group "%" has no schedule "%"', $2, $3 USING ERRCODE = 'undefined_object';
@@ -661,7 +661,7 @@ BEGIN
         PERFORM pgleases.schedule_fates(s, fates);
     WHEN 'trigger' THEN
         ids := pgleases.schedule_enqueue($2, 1, jsonb_build_array(jsonb_build_object(
-            'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip');
+            'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1)), 'skip'::text);
     WHEN 'backfill' THEN
         IF jsonb_array_length(seen) > 1000 OR EXISTS (SELECT FROM jsonb_to_recordset(seen) AS t (at timestamptz) WHERE (t.at <= s.cursor) IS NOT TRUE) THEN
             RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: it has come as far as %', $3, s.cursor
@@ -670,7 +670,7 @@ BEGIN
         ids := coalesce(pgleases.schedule_enqueue($2, 1, (
             SELECT jsonb_agg(jsonb_build_object('kind', s.kind, 'trigger', 'backfill', 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 0,
                                                 'begins', t.begins, 'at', t.at, 'unique_key', format('backfill %s %s', s.id, t.at)) ORDER BY t.at)
-            FROM jsonb_to_recordset(seen) AS t (begins timestamptz, at timestamptz)), 'skip'), '{}');
+            FROM jsonb_to_recordset(seen) AS t (begins timestamptz, at timestamptz)), 'skip'::text), '{}');
     WHEN 'cancel' THEN
         DELETE FROM pgleases.jobs AS r WHERE r.group_name = $2 AND r.id = of_job RETURNING * INTO j;
         IF NOT FOUND THEN

@@ -1,0 +1,252 @@
+package admin_test
+
+import (
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/clients"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// roles makes the tables of both packages, and a role for each purpose with the rights that Grants gives.
+func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) {
+	t.Helper()
+	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
+	owner = newPool(t, url)
+	tests.OK(t, schedule.Migrate(t.Context(), owner))
+	prefix := strings.ToLower("rights_" + rand.Text() + "_")
+	role = func(p admin.Purpose) string { return prefix + strings.ReplaceAll(string(p), "-", "_") }
+	t.Cleanup(func() { // before the database goes
+		for _, p := range admin.Purposes {
+			tests.Execute(t, owner, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role(p)))
+		}
+	})
+	for _, p := range admin.Purposes {
+		grants, err := admin.Grants(role(p), "pgleases", p)
+		tests.OK(t, err)
+		tests.Execute(t, owner, "CREATE ROLE "+role(p)+"; "+grants)
+	}
+	return owner, role
+}
+
+// What roles may do, by role and right. Who adds a table or a function decides here who may use it, and the files of grants say so.
+const (
+	// They run with the rights of who calls them, but for timeline, and so do nothing for a role without rights on tables.
+	forAll = `announce() apply() attend() evict() evict_ended() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_run() lock_settings() lock_sweep() lock_turn() look_out() partition_for()
+		read() release() session_ends() settings() snapshot() tell() timeline()`
+	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
+		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_fates() schedule_free() schedule_get()
+		schedule_history() schedule_job() schedule_job_fates() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()
+		schedule_make_slots() schedule_open() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
+	// They run with the rights of their owner, and lock what clients need.
+	forApplications = `end_wishes() trim_events()`
+	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_era() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
+	forReaders      = `leases_of() lock_list() schedule_clock() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_list()
+		snapshot() timeline()`
+
+	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
+		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
+		server server_mark status wishes`
+	clientsRead   = `clients events identities leases locks locks_status members members_status partitions presences schema_version server server_mark status wishes `
+	clientsWrite  = `clients identities leases locks members partitions presences `
+	clientsInsert = clientsWrite + `server_mark events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
+	clientsDelete = `clients identities locks members presences `
+)
+
+var mayDo = map[string]string{
+	"PUBLIC EXECUTE": forAll + ` lease_changed() leases_of() ` + forAllSchedules,
+
+	"application EXECUTE": forAll + " " + forApplications, "application USAGE": "lock_tokens schema",
+	"application SELECT": clientsRead, "application INSERT": clientsInsert, "application UPDATE": clientsWrite + "server", "application DELETE": clientsDelete,
+
+	"guard EXECUTE": "guard() guard_lock()", "guard USAGE": "schema",
+	"guard SELECT": "clients locks partitions server", "guard UPDATE": "locks.since partitions.asked_at",
+
+	"reader EXECUTE": forReaders, "reader USAGE": "schema", "reader SELECT": everything,
+	"operator EXECUTE": forReaders + " " + forOperators, "operator USAGE": "schema", "operator SELECT": everything,
+	"schedule-operators EXECUTE": forReaders + " schedule_change()", "schedule-operators USAGE": "schema", "schedule-operators SELECT": everything,
+
+	"schedules EXECUTE": forAll + " " + forApplications + " schedule_change() " + forAllSchedules, "schedules USAGE": "lock_tokens schema",
+	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_told schedule_version schedules schedules_status",
+	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
+	"schedules UPDATE": clientsWrite + "server history jobs schedule_groups schedule_owners schedule_slots schedule_told schedules",
+	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
+}
+
+// Each table that is logged has a replica identity, too.
+func TestRightsAreThoseWritten(t *testing.T) {
+	t.Parallel()
+	owner, role := roles(t)
+	names := []string{"WHEN 0 THEN 'PUBLIC'"}
+	for _, p := range admin.Purposes {
+		names = append(names, fmt.Sprintf("WHEN '%s'::regrole THEN '%s'", role(p), p))
+	}
+	rows, err := owner.Query(t.Context(), `
+		SELECT CASE a.grantee `+strings.Join(names, " ")+` END || ' ' || a.privilege_type, string_agg(o.name, ' ' ORDER BY o.name COLLATE "C")
+		FROM (SELECT relname AS name, relacl AS acl, relowner AS owner FROM pg_class WHERE relnamespace = 'pgleases'::regnamespace AND relkind IN ('r', 'v', 'S')
+			UNION ALL SELECT relname || '.' || attname, attacl, relowner FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid WHERE relnamespace = 'pgleases'::regnamespace
+			UNION ALL SELECT proname || '()', coalesce(proacl, acldefault('f', proowner)), proowner FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace
+			UNION ALL SELECT 'schema', nspacl, nspowner FROM pg_namespace WHERE nspname = 'pgleases') AS o, aclexplode(o.acl) AS a
+		WHERE a.grantee <> o.owner
+		GROUP BY 1 ORDER BY 1`, pgx.QueryExecModeSimpleProtocol)
+	tests.OK(t, err)
+	have := make(map[string]string)
+	var right, on string
+	_, err = pgx.ForEachRow(rows, []any{&right, &on}, func() error {
+		have[right] = on
+		want := strings.Fields(mayDo[right])
+		slices.Sort(want)
+		if want := strings.Join(want, " "); on != want {
+			t.Errorf("%s: %s\nwant: %s", right, on, want)
+		}
+		return nil
+	})
+	tests.OK(t, err)
+	if without := tests.Value[string](t, owner, `SELECT coalesce(string_agg(c.relname, ' '), '') FROM pg_class AS c
+		WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident = 'd'
+		AND NOT EXISTS (SELECT FROM pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary)`); without != "" {
+		t.Errorf("with a publication for all tables, the server refuses updates of those without a replica identity: %s", without)
+	}
+	for right := range mayDo {
+		if have[right] == "" {
+			t.Errorf("nobody has %s", right)
+		}
+	}
+}
+
+// arguments are plausible ones of each type that functions have.
+var arguments = strings.NewReplacer("pgleases.", "NULL::pgleases.", "bigint[]", "ARRAY[c.session]", "text[]", "'{l}'::text[]", "integer[]", "'{0}'::int[]", "bigint", "c.session",
+	"text", "'l'::text", "integer", "1", "boolean", "true", "double precision", "1.0", "xid8", "'0'::xid8", "timestamp with time zone", "now()", "jsonb", "'{}'::jsonb")
+
+// A function that a reader may execute, in a transaction that stays open, keeps nothing from clients: neither a row nor a lock of a name.
+func TestAReaderLocksNothing(t *testing.T) {
+	t.Parallel()
+	owner, role := roles(t)
+	c := clients.New(t, owner, pgleases.WithClientID("l"), pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithoutMigration())
+	joined(t, c, "l", 1)
+	rows, err := owner.Query(t.Context(), `SELECT format('SELECT %s FROM pgleases.clients AS c', format('pgleases.%I', proname)) || '|' || oidvectortypes(proargtypes)
+		FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prorettype <> 'trigger'::regtype AND has_function_privilege($1, oid, 'EXECUTE')`, role(admin.ForReader))
+	tests.OK(t, err)
+	calls, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	tests.OK(t, err)
+	if len(calls) < 40 {
+		t.Fatalf("a reader may execute only %q", calls)
+	}
+	tx, err := owner.Begin(t.Context())
+	tests.OK(t, err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	do := func(statement string) error {
+		_, err := tx.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}
+	// What a function that ends something would find to do.
+	tests.OK(t, do(`INSERT INTO pgleases.wishes (verb, client, until, since, actor, reason) VALUES ('drain', 'l', '2020-01-01', '2020-01-01', 'somebody', 'why');
+		INSERT INTO pgleases.events (at, cause) VALUES ('2020-01-01', 'joined'); INSERT INTO pgleases.locks SELECT 'l', 1, session, session, false, NULL, now() FROM pgleases.clients`))
+	tests.OK(t, do("SET LOCAL ROLE "+role(admin.ForReader)))
+	locks := func() (held string) {
+		t.Helper()
+		tests.OK(t, tx.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', locktype, relation::regclass, mode), ', ' ORDER BY locktype, relation, mode) FROM pg_locks
+			WHERE pid = pg_backend_pid() AND mode <> 'AccessShareLock'`, pgx.QueryExecModeSimpleProtocol).Scan(&held))
+		return held
+	}
+	before, worked := locks(), 0
+	for _, call := range calls {
+		statement, types, _ := strings.Cut(call, "|")
+		statement = strings.Replace(statement, " FROM", "("+arguments.Replace(types)+") FROM", 1)
+		tests.OK(t, do("SAVEPOINT before"))
+		if err := do(statement); err == nil {
+			worked++
+		} else if code := store.Code(err); code == "42883" || code == "42601" {
+			t.Fatalf("%s: %v", statement, err)
+		} else {
+			tests.OK(t, do("ROLLBACK TO before"))
+		}
+		if held := locks(); held != before {
+			t.Errorf("%s locks something: %s, before it: %s", statement, held, before)
+			before = held
+		}
+	}
+	if worked < 10 {
+		t.Errorf("only %d of %d functions worked", worked, len(calls))
+	}
+	called := tests.Value[time.Time](t, owner, "SELECT clock_timestamp()")
+	tests.Until(t, "the client is renewed for a TTL and longer", func() bool {
+		return tests.Value[bool](t, owner, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
+	})
+}
+
+// The events tell who wanted what: that must be who did.
+func TestAnApplicationForgesNoActor(t *testing.T) {
+	t.Parallel()
+	owner, role := roles(t)
+	app := newPool(t, owner.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(admin.ForApplication) })
+	refused := func() {
+		t.Helper()
+		for _, statement := range []string{"INSERT INTO pgleases.events (cause, actor, reason) VALUES ('evict', 'somebody', 'forged')", "UPDATE pgleases.events SET actor = 'somebody'",
+			"INSERT INTO pgleases.wishes (verb, client, until, since, actor, reason) VALUES ('drain', 'c', 'infinity', now(), 'somebody', 'forged')"} {
+			if _, err := app.Exec(t.Context(), statement); store.Code(err) != "42501" {
+				t.Errorf("%s: %v", statement, err)
+			}
+		}
+	}
+	refused()
+	for _, name := range []string{"a", "b"} { // what clients write as events goes on
+		c := clients.New(t, app, pgleases.WithClientID(name), pgleases.WithoutMigration())
+		joined(t, c, "l", 2)
+	}
+	tests.Until(t, "partitions are given", func() bool {
+		return tests.Value[bool](t, app, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
+	})
+
+	// As earlier DDL and grants had it.
+	tests.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;
+		GRANT EXECUTE ON FUNCTION pgleases.end_wishes, pgleases.trim_events, pgleases.new_era, pgleases.schedule_change TO PUBLIC`)
+	for range 2 {
+		tests.OK(t, pgleases.Migrate(t.Context(), owner))
+		refused()
+		if open := tests.Value[string](t, owner, `SELECT coalesce(string_agg(proname, ' '), '') FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prosecdef
+			AND has_function_privilege('public', oid, 'EXECUTE')`); open != "timeline" {
+			t.Errorf("PUBLIC may execute %s", open)
+		}
+	}
+	tests.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_wishes(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
+}
+
+// The verbs run with the rights of the owner of the tables: a function of a stranger's that they call would have them too.
+func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
+	t.Parallel()
+	owner := newPool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))
+	a := newAdmin(t, owner)
+	lease := joined(t, newClient(t, owner, "c"), "l", 2)
+	tests.OK(t, owner.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return pgtest.Overload(t.Context(), c.Conn()) }))
+	for _, c := range []admin.Change{
+		{Verb: admin.Drain, Subject: "c", Force: true, Lasts: time.Hour}, {Verb: admin.Undrain, Subject: "c"}, {Verb: admin.Cordon, Subject: "c"}, {Verb: admin.Uncordon, Subject: "c"},
+		{Verb: admin.Pause, Subject: "l"}, {Verb: admin.Resume, Subject: "l"}, {Verb: admin.Freeze, Subject: "l"}, {Verb: admin.Unfreeze, Subject: "l"},
+		{Verb: admin.Pin, Subject: "l", Partition: 1, Client: "c"}, {Verb: admin.Unpin, Subject: "l", Partition: 1},
+		{Verb: admin.Pause, Subject: "l", Lasts: time.Hour}, {Verb: admin.Evict, Subject: "c"},
+	} {
+		c.Reason = "why"
+		if err := a.Apply(t.Context(), c); err != nil {
+			t.Errorf("%s: %v", c.Verb, err)
+		}
+	}
+	tests.Receive(t, "the client ends", lease.Done())
+	tests.Execute(t, owner, "UPDATE pgleases.wishes SET until = now(); SELECT pgleases.end_wishes(), pgleases.new_era(); DELETE FROM pgleases.members")
+	tests.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "l", Reason: "why"}))
+	if tests.Value[bool](t, owner, pgtest.OverloadCalled) {
+		t.Error("a function of a stranger's was called")
+	}
+}

@@ -1,0 +1,86 @@
+package pgtest
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// settingsVariable has an encoding, in which databases are then: with all that an administrator may
+// have set for an application's role, which must be given too. The tests' connections as another
+// role are free of that.
+const settingsVariable = "PGLEASES_TEST_SETTINGS"
+
+// hostileSettings are those of the role.
+var hostileSettings = []string{
+	"statement_timeout = '1s'", "lock_timeout = '1s'", "idle_session_timeout = '500ms'", "idle_in_transaction_session_timeout = '10s'",
+	"enable_seqscan = off", "jit = on", "jit_above_cost = 0", "default_transaction_isolation = serializable", "default_transaction_deferrable = on",
+	"search_path = public", "client_min_messages = debug1",
+}
+
+//go:embed hostile.sql
+var hostile string
+
+// encoding is an option of CREATE DATABASE; empty: the default.
+func encoding() string {
+	if name := os.Getenv(settingsVariable); name != "" {
+		return " ENCODING '" + name + "' LC_COLLATE 'C' LC_CTYPE 'C'"
+	}
+	return ""
+}
+
+// makeHostile makes in a database what an administrator may have there.
+func makeHostile(ctx context.Context, databaseURL string) error {
+	if os.Getenv(settingsVariable) == "" {
+		return nil
+	}
+	direct, _ := DirectURL(databaseURL)
+	return execute(ctx, direct, hostile)
+}
+
+// hostileTo returns the statements that give a role the settings in a database, and the schema functions of strangers.
+func hostileTo(role, database string) (statements []string) {
+	if os.Getenv(settingsVariable) == "" {
+		return nil
+	}
+	for _, setting := range hostileSettings {
+		statements = append(statements, fmt.Sprintf("ALTER ROLE %s IN DATABASE %s SET %s", role, database, setting))
+	}
+	// Not beside what people call, and tests do: their arguments have no types.
+	return append(statements, overloads("{text,int}", "guard|guard_lock|partition_for|timeline|drop_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume"))
+}
+
+// Overload makes functions of a stranger's in the schema pgleases: beside each function that is there, some that differ in the type of one argument. The
+// server takes them for a call in which that argument has no type, or another. See OverloadCalled.
+func Overload(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, overloads("{text,int,bigint,numeric,name,double precision,timestamptz,boolean}", "none"), pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// OverloadCalled is a query for whether any of them was called.
+const OverloadCalled = "SELECT is_called FROM public.overload_calls"
+
+func overloads(types, but string) string {
+	return strings.NewReplacer("$types", types, "$but", but).Replace(`CREATE SEQUENCE public.overload_calls; GRANT ALL ON SEQUENCE public.overload_calls TO PUBLIC;
+		DO $do$
+		DECLARE
+			f text;
+		BEGIN
+			FOR f IN
+				SELECT format('CREATE FUNCTION pgleases.%I(%s) RETURNS text LANGUAGE plpgsql AS ', p.proname,
+					(SELECT string_agg(CASE a.n WHEN i.n THEN t.name ELSE a.type::regtype::text END, ', ' ORDER BY a.n)
+					FROM unnest(p.proargtypes) WITH ORDINALITY AS a (type, n)))
+				FROM pg_proc AS p, generate_series(1, p.pronargs) AS i (n), unnest('$types'::text[]) AS t (name)
+				WHERE p.pronamespace = 'pgleases'::regnamespace AND p.proname !~ '^($but)$'
+			LOOP
+				BEGIN
+					EXECUTE f || $$'BEGIN PERFORM pg_catalog.nextval(''public.overload_calls''); RAISE EXCEPTION ''a function of a stranger was called''; END'$$;
+				EXCEPTION WHEN duplicate_function THEN -- that is the type which it has
+				END;
+			END LOOP;
+		END $do$`)
+}
