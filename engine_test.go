@@ -1217,6 +1217,29 @@ func TestAWeightThatAFailoverLostIsSetAgain(t *testing.T) {
 	})
 }
 
+// As where somebody deletes its row each time.
+func TestAClientEvictedAgainAndAgainPauses(t *testing.T) {
+	inWorld(t, func(w *world) {
+		l := w.start("a").mustJoin("x", 4)
+		w.mu.Lock()
+		w.blind = true // the oracle knows no such eviction
+		w.mu.Unlock()
+		w.inject(func(_, op string) (f fault, is bool) {
+			if op == "heartbeat" {
+				w.db.Edit(func(t *fakestore.Tables, _ int64) { delete(t.Clients, sessionOf(t, "a")) })
+			}
+			return f, false
+		})
+		before := w.count("register")
+		time.Sleep(time.Minute)
+		if n := w.count("register") - before; n < 30 || n > 240 { // the pause is up to half a heartbeat, of 2 s
+			t.Errorf("%d registrations in a minute", n)
+		}
+		w.inject(nil)
+		w.within(10*time.Second, "a owns all", func() bool { return len(l.Values()) == 4 })
+	})
+}
+
 // settled reports whether the server's timeline is.
 func (w *world) settled() (settled bool) {
 	run := w.db.Run()

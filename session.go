@@ -156,7 +156,9 @@ func (e *engine) beginHeartbeat(now time.Time) *operation {
 			}
 			return
 		}
-		e.connection.retry = 0
+		if beat.Alive || e.session.renewal != (store.Renewal{}) { // else it is evicted again and again, and each time later registered
+			e.connection.retry = 0
+		}
 		e.heard(sent, received, beat)
 	})
 }
@@ -309,7 +311,7 @@ func (e *engine) evicted(copied bool) {
 	}
 	e.session.number, e.session.registered = randomID(), false
 	e.session.renewal, e.session.last, e.session.lateUntil = store.Renewal{}, false, time.Time{}
-	e.connection.retryAt = now
+	e.connection.backOff(e.options)
 	e.loseLockSession()
 	clear(e.leases.relics)
 	for _, m := range e.leases.byName {
