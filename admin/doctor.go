@@ -40,7 +40,7 @@ type Finding struct {
 }
 
 // Checks are the names of what Doctor looks at, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "table-locks", "timeline", "mark", "ttl", "dead",
+var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "rights", "table-locks", "advisory-locks", "timeline", "mark", "ttl", "dead",
 	"orphans", "wishes", "plans", "hand-overs", "locks", "schedules", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
@@ -93,7 +93,7 @@ type facts struct {
 	RoleExists                   bool `json:"role_exists"`
 	Recovery, Autovacuum, Schema bool
 	Backend                      uint32
-	Role                         string
+	Role, Provider               string
 	Room                         []struct {
 		Of        string
 		Most, Now int
@@ -182,7 +182,7 @@ func (d *doctor) server(f *facts) {
 	case f.ServerVersion < 140000:
 		d.found("server", Fault, "PostgreSQL 14 is the oldest that serves", "it is PostgreSQL %d", f.ServerVersion/10000)
 	default:
-		d.found("server", OK, "", "PostgreSQL %d, a primary", f.ServerVersion/10000)
+		d.found("server", OK, "", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
 	}
 }
 
@@ -424,6 +424,18 @@ func (d *doctor) state(ctx context.Context, trip time.Duration) {
 		return
 	}
 	d.found("schema", OK, "", "version %d", s.Version)
+	if len(strangers) > 0 {
+		w := strangers[0]
+		since := ""
+		if w.Seconds >= 0 {
+			since = " for " + seconds(w.Seconds)
+		}
+		d.found("advisory-locks", Warning, fmt.Sprintf("end what it does, if need be with SELECT pg_terminate_backend(%d); docs/roles.md tells what waits for it", w.PID),
+			"%d held or awaited by strangers: that for %s by process %d of %q (%q)%s", len(strangers), w.Use, w.PID, w.Owner, w.Application, since)
+	} else {
+		d.found("advisory-locks", OK, "", "no stranger has those of the library")
+	}
+	d.timeline(ctx, s, f.Provider)
 	d.clients(s, trip)
 	d.leases(ctx, s)
 	if len(waits) > 0 {
@@ -462,6 +474,30 @@ func (d *doctor) schedules(ctx context.Context) {
 	}
 }
 
+// timeline looks whether promotions and copies are noticed.
+func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
+	number := int64(-1) // not known: who looks may not ask for the identifier
+	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()", s.Server.Timeline).Scan(&number)
+	own := "have a role that may execute pg_control_system() own the function timeline"
+	era := "call pgleases.new_era() after each failover, and in each copy of the database"
+	if provider != "" {
+		own, era = own+", if "+provider+" has one; else "+era, era+": "+provider+" does not tell them"
+	}
+	switch now := s.Server.Timeline; {
+	case now == 0:
+		d.found("timeline", Warning, own, "the server does not tell it: failovers and copies are not noticed")
+	case now < 1<<32: // an identifier is larger
+		d.found("timeline", Warning, own, "the server does not tell its identifier: copies are not noticed")
+	case number == 0:
+		d.found("timeline", Warning, era, "the server does not tell it, but its identifier alone: failovers are not noticed")
+	case s.Server.Settled != now:
+		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start one, if none runs",
+			"the server was promoted, or is a copy, and is not settled: nothing moves")
+	default:
+		d.found("timeline", OK, "", "it is settled, era %d", s.Server.Era)
+	}
+}
+
 func (d *doctor) clients(s *Snapshot, trip time.Duration) {
 	ttls := make(map[time.Duration]int)
 	shortest := 6 * time.Second // the default
@@ -476,18 +512,6 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration) {
 		} else if c.HeartbeatAge > c.TTL+d.Long {
 			dead = append(dead, fmt.Sprintf("%q", c.ID))
 		}
-	}
-	switch {
-	case s.Server.Timeline == 0:
-		d.found(
-			"timeline", Warning, "have a role that may execute pg_control_system() own the function timeline",
-			"the server does not tell it: failovers and copies are not noticed",
-		)
-	case s.Server.Settled != s.Server.Timeline:
-		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start one, if none runs",
-			"the server was promoted, or is a copy, and is not settled: nothing moves")
-	default:
-		d.found("timeline", OK, "", "it is settled, era %d", s.Server.Era)
 	}
 	if !s.Server.Marked && len(s.Clients) > 0 {
 		d.found("mark", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from the dead")

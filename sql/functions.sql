@@ -12,17 +12,38 @@
 -- drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
--- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. With the
+-- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. Each is asked for by
+-- itself, as a server may refuse the one or the other. With the
 -- rights of its owner, so that all roles are told the same: else clients of two roles would settle against each other for ever.
+--
+-- Aurora has no timelines, and a clone has the identifier of its origin. There it is the instance, and the start of its server.
 CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER AS $pgleases_body$
 DECLARE
     number bigint := 0;
+    instance pg_catalog.text;
 BEGIN
-    number := ('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.lpad(pg_catalog.left(
-        pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8), 16, '0'::pg_catalog.text))::bit(64)::bigint;
+    IF pg_catalog.to_regproc('pg_catalog.aurora_version') IS NULL THEN
+        BEGIN
+            number := ('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.lpad(pg_catalog.left(
+                pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8), 16, '0'::pg_catalog.text))::bit(64)::bigint;
+        EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow it
+        END;
+    ELSE
+        BEGIN
+            instance := pg_catalog.aurora_db_instance_identifier();
+        EXCEPTION WHEN OTHERS THEN -- it is older
+            BEGIN
+                instance := (SELECT pg_catalog.max(s.server_id) FROM pg_catalog.aurora_replica_status() AS s
+                             WHERE s.session_id OPERATOR(pg_catalog.=) 'MASTER_SESSION_ID'::pg_catalog.text);
+            EXCEPTION WHEN OTHERS THEN -- the start alone tells servers apart
+            END;
+        END;
+        number := pg_catalog.hashtextextended(pg_catalog.concat(instance, ' ', extract(epoch FROM pg_catalog.pg_postmaster_start_time())), 0::bigint)
+                  OPERATOR(pg_catalog.&) 1099511627775;
+    END IF;
     RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c);
-EXCEPTION WHEN OTHERS THEN -- a standby, or a server that does not allow one of these functions
+EXCEPTION WHEN OTHERS THEN -- a server, or an owner of this function, that may not ask for it
     RETURN number;
 END
 $pgleases_body$;

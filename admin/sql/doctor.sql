@@ -41,6 +41,12 @@ locked AS MATERIALIZED ( -- tables that nobody else can write, or read, or whose
 )
 SELECT json_build_object(
     'server_version', current_setting('server_version_num')::int,
+    'provider', CASE WHEN to_regproc('pg_catalog.aurora_version') IS NOT NULL THEN 'Amazon Aurora'
+                     WHEN current_setting('rds.extensions', true) IS NOT NULL THEN 'Amazon RDS'
+                     WHEN current_setting('azure.extensions', true) IS NOT NULL THEN 'Azure Database for PostgreSQL'
+                     WHEN current_setting('alloydb.iam_authentication', true) IS NOT NULL THEN 'AlloyDB'
+                     WHEN current_setting('cloudsql.iam_authentication', true) IS NOT NULL THEN 'Cloud SQL'
+                     WHEN current_setting('neon.tenant_id', true) IS NOT NULL THEN 'Neon' ELSE '' END,
     'recovery', pg_is_in_recovery(),
     'read_only', current_setting('default_transaction_read_only')::boolean,
     'backend', pg_backend_pid(),

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -103,6 +104,38 @@ func TestATimelineNamesItsServer(t *testing.T) {
 	f.exec("RESET ROLE; ALTER FUNCTION timeline() OWNER TO nobody_in_particular")
 	expect(t, value[int64](f, "SELECT timeline()"), number, "timeline where the schema's owner may not ask for it")
 	f.exec("ROLLBACK")
+}
+
+// A server that does not tell one of both tells the other. On Aurora, which has functions by these names, it is the instance and its start.
+func TestATimelineIsMadeOfWhatTheServerTells(t *testing.T) {
+	t.Parallel()
+	f := freshFixture(t)
+	identifier := value[int64](f, "SELECT system_identifier FROM pg_control_system()")
+	number := func() int64 { return valueOn[int64](f, f.raw(), "SELECT pgleases.timeline()") - identifier } // without plans of before
+	f.exec(`ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before;
+		CREATE FUNCTION pg_catalog.pg_current_wal_lsn() RETURNS pg_lsn LANGUAGE plpgsql AS 'BEGIN RAISE ''WAL control functions are not allowed''; END'`)
+	expect(t, number(), 0, "the timeline's number where the server does not tell it")
+	seen := map[int64]string{0: "nothing"}
+	for _, stub := range []string{
+		`CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT ''15.4'' '`,
+		`CREATE FUNCTION pg_catalog.aurora_replica_status(OUT server_id text, OUT session_id text) RETURNS SETOF record LANGUAGE sql
+			AS $$ VALUES ('reader', 'f9b1'), ('writer', 'MASTER_SESSION_ID') $$`,
+		`CREATE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS 'SELECT ''one'' '`,
+		`CREATE OR REPLACE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS 'SELECT ''two'' '`,
+		`ALTER FUNCTION pg_postmaster_start_time() RENAME TO pg_postmaster_start_time_before;
+			CREATE FUNCTION pg_catalog.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.pg_postmaster_start_time_before() + interval ''1 hour'' '`,
+	} {
+		f.exec(stub)
+		n := number()
+		if before, known := seen[n]; known || n < 0 || n >= 1<<40 {
+			t.Errorf("%s: number %d, as with %s", stub, n, before)
+		}
+		seen[n] = stub
+		expect(t, number(), n, "the number, asked for again")
+	}
+	f.exec(`CREATE OR REPLACE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS 'SELECT ''writer'' ';
+		DROP FUNCTION pg_catalog.pg_postmaster_start_time(); ALTER FUNCTION pg_postmaster_start_time_before() RENAME TO pg_postmaster_start_time`)
+	expect(t, strings.Contains(seen[number()], "aurora_replica_status"), true, "the writer is the instance")
 }
 
 func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
