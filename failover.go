@@ -45,6 +45,7 @@ type failover struct {
 	woke  time.Time // since then it waits for an answer of the server, as it was stopped before; zero: it does not
 
 	lookAt time.Time
+	warned bool // of a stranger
 	digest int64
 	ends   store.SessionEnds // at the last look
 	held   map[int64]int     // by key, what that look saw held: the server's process
@@ -101,7 +102,7 @@ func (e *engine) connected(c conn) {
 		return
 	}
 	f := &e.failover
-	f.attends, f.lookAt, f.digest = 0, atOnce, 0
+	f.attends, f.lookAt, f.warned, f.digest = 0, atOnce, false, 0
 	clear(f.held)
 	clear(f.absent)
 	// It carries the trust of before once the connection is to hold a lock. Until then its end tells nobody anything.
@@ -223,6 +224,11 @@ func (e *engine) beginLookOut(now time.Time) *operation {
 // lookedOut takes what a look tells. A session counts whose lock was seen held and is free, until it has another lock or was renewed.
 func (e *engine) lookedOut(look store.Lookout) {
 	f := &e.failover
+	if look.Stranger != 0 && !f.warned {
+		f.warned = true
+		e.client.log.Warn("pgleases: fast fail-over may take the TTL, as another session holds or awaits the lock of a client: pgleases doctor names it",
+			slog.Int("server_pid", look.Stranger))
+	}
 	dueAt := time.Now().Add(freeFor)
 	free := make(map[int64]bool, len(look.Free))
 	for _, a := range look.Free {

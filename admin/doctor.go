@@ -107,7 +107,6 @@ type facts struct {
 		PID                    *int // nil: a prepared transaction, whose name is Application
 		Owner, Application, Of string
 		Hides                  bool     // who reads waits, too
-		Guards                 bool     // rows alone: a prepared transaction that was guarded
 		Seconds                *float64 // nil: it is not shown to this role
 	}
 	Tables           map[string]struct{ Vacuums bool }
@@ -152,7 +151,7 @@ func (d *doctor) examine(ctx context.Context) {
 	d.sessions(&f)
 	d.vacuum(&f)
 	if d.tableLocks(&f) {
-		d.state(ctx, trip)
+		d.state(ctx, &f, trip)
 		if f.scheduled() {
 			d.schedules(ctx)
 		}
@@ -350,14 +349,10 @@ func (d *doctor) tableLocks(f *facts) bool {
 		since = ", whose transaction is open for " + seconds(*l.Seconds)
 	}
 	means := "nobody else can write it, so heartbeats or plans fail"
-	level := Fault
-	switch {
-	case l.Guards:
-		level, means = Warning, "what it guards keeps its owner until it ends, whatever becomes of that"
-	case l.Hides:
+	if l.Hides {
 		means = "nobody else can read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
 	}
-	d.found("table-locks", level, end, "%s is locked by %s%s: %s", l.Of, who, since, means)
+	d.found("table-locks", Fault, end, "%s is locked by %s%s: %s", l.Of, who, since, means)
 	return !l.Hides
 }
 
@@ -387,20 +382,31 @@ func (d *doctor) vacuum(f *facts) {
 }
 
 // state looks at what the tables say.
-func (d *doctor) state(ctx context.Context, trip time.Duration) {
+func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	type wait struct {
 		Name    string
 		Seconds float64
 		Holder  string
 	}
+	type stranger struct {
+		Use                string
+		PID                int
+		Owner, Application string
+		Seconds            float64
+	}
 	var s *Snapshot
 	var waits []wait
+	var strangers []stranger
 	err := reading(ctx, d.conn, func(tx pgx.Tx) (err error) {
 		if s, err = d.readSnapshot(ctx, tx.Conn(), settings); err != nil {
 			return err
 		}
 		rows, _ := tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("waits"), d.Long.Seconds()) // CollectRows returns its error
-		waits, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wait])
+		if waits, err = pgx.CollectRows(rows, pgx.RowToStructByPos[wait]); err != nil {
+			return err
+		}
+		rows, _ = tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("strangers"))
+		strangers, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stranger])
 		return err
 	})
 	switch {

@@ -420,14 +420,10 @@ func final(err error) bool {
 // maxText is how many bytes of an error's text are kept.
 const maxText = 64 << 10
 
-// bounded is a text as the database can keep it: UTF-8 without a NUL, and not of any length.
-func bounded(text string) string {
-	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
-	return strings.ReplaceAll(text, "\x00", "\uFFFD")
-}
-
+// kept is the text of an error as the database can keep it: no NUL, and not of any length.
 func kept(err error) *string {
-	text := bounded(err.Error())
+	text := err.Error()
+	text = strings.ReplaceAll(text[:min(len(text), maxText)], "\x00", "\uFFFD")
 	return &text
 }
 

@@ -47,7 +47,7 @@ EXCEPTION WHEN OTHERS THEN -- a server, or an owner of this function, that may n
     RETURN number;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.timeline() IS 'Names the server and its timeline now: the system identifier plus the timeline''s number, which rises with a promotion. The number alone, or 0, where the server does not tell them.';
+COMMENT ON FUNCTION pgleases.timeline() IS 'Names the server and its timeline now: the system identifier plus the timeline''s number, which rises with a promotion; on Aurora, plus a number for the instance and the start of its server. What the server does not tell counts as 0.';
 
 -- Where two copies of one server are settled in the same second, the microseconds of their starts keep the epochs apart.
 CREATE OR REPLACE FUNCTION pgleases.first_epoch(era bigint) RETURNS bigint
@@ -353,9 +353,9 @@ CREATE OR REPLACE FUNCTION pgleases.attend(session bigint, presence bigint, lock
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     PERFORM pgleases.settings(true, $3);
-    INSERT INTO pgleases.presences AS p (session, presence)
-    SELECT c.session, $2 FROM pgleases.clients AS c WHERE c.session = $1
-    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence WHERE EXCLUDED.presence < p.presence;
+    INSERT INTO pgleases.presences AS p (session, presence, pid)
+    SELECT c.session, $2, pg_backend_pid() FROM pgleases.clients AS c WHERE c.session = $1
+    ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence, pid = EXCLUDED.pid WHERE EXCLUDED.presence < p.presence;
     DELETE FROM pgleases.presences AS p
     WHERE p.session = ANY (ARRAY(
         SELECT o.session FROM pgleases.presences AS o
@@ -376,7 +376,8 @@ COMMENT ON FUNCTION pgleases.attend(bigint, bigint, int) IS 'Has the connection 
 CREATE OR REPLACE FUNCTION pgleases.look_out(
     session bigint, known bigint,
     OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
-    OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[])
+    OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[],
+    OUT stranger int)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     here CONSTANT oid := (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database());
@@ -391,6 +392,7 @@ BEGIN
     free := '{}';
     free_sessions := '{}';
     free_expiries := '{}';
+    stranger := 0;
     watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.presences AS p
                                           WHERE p.session < $1 AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.session)
                                           ORDER BY p.session LIMIT 2) AS before);
@@ -398,17 +400,18 @@ BEGIN
         RETURN;
     END IF;
     SELECT s.abandoned, s.killed, s.fatal, s.reset FROM pgleases.session_ends() AS s INTO abandoned, killed, fatal, reset;
-    SELECT coalesce(bit_xor(p.presence) FILTER (WHERE l.pid IS NOT NULL), 0),
-           coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NOT NULL), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.pid IS NOT NULL), '{}'),
+    SELECT coalesce(bit_xor(p.presence) FILTER (WHERE l.granted), 0),
+           coalesce(array_agg(p.presence) FILTER (WHERE l.granted), '{}'), coalesce(array_agg(l.pid) FILTER (WHERE l.granted), '{}'),
            coalesce(array_agg(p.presence) FILTER (WHERE l.pid IS NULL), '{}'), coalesce(array_agg(c.session) FILTER (WHERE l.pid IS NULL), '{}'),
-           coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}')
+           coalesce(array_agg((extract(epoch FROM c.expires_at) * 1000000)::bigint) FILTER (WHERE l.pid IS NULL), '{}'),
+           coalesce(min(l.pid) FILTER (WHERE l.pid <> p.pid), 0) -- who waits has it when the client dies
     FROM pgleases.presences AS p
     JOIN pgleases.clients AS c ON c.session = p.session
-    LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid FROM pg_locks AS k
-               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here AND k.granted
+    LEFT JOIN (SELECT (k.classid::bigint << 32) | k.objid::bigint AS presence, k.pid, k.granted FROM pg_locks AS k
+               WHERE k.locktype = 'advisory' AND k.objsubid = 1 AND k.database = here
                  AND k.mode = 'ExclusiveLock') AS l -- not who only looks, in evict_ended
            ON l.presence = p.presence
-    INTO digest, held, pids, free, free_sessions, free_expiries;
+    INTO digest, held, pids, free, free_sessions, free_expiries, stranger;
     IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
         held := '{}';
         pids := '{}';

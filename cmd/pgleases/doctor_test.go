@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -87,6 +86,11 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "trigger disabled", fault: "ALTER TABLE pgleases.leases DISABLE TRIGGER changed", want: "fault functions", text: "trigger"},
 		{name: "no such role", flags: []string{"--role", "no such"}, want: "fault rights", text: `no role "no such"`},
 		{name: "another server", fault: "UPDATE pgleases.server SET timeline = timeline - 1", want: "warning timeline", text: "not settled"},
+		{name: "no identifier", fault: "ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before", want: "warning timeline", text: "copies are not noticed"},
+		{name: "no timeline", fault: "ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before", want: "warning timeline", text: "failovers are not noticed"},
+		{name: "neither", fault: `ALTER FUNCTION pg_control_system() RENAME TO pg_control_system_before; ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before`,
+			want: "warning timeline", text: "failovers and copies are not noticed"},
+		{name: "Aurora", fault: `CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'`, want: "warning timeline", text: "not settled"},
 		{name: "crashed", fault: "DELETE FROM pgleases.server_mark", want: "warning mark", text: "nobody takes over"},
 		{name: "TTLs", fault: "UPDATE pgleases.clients SET ttl = '1 minute' WHERE session = 11", want: "warning ttl", text: "1h0m0s (1), 1m0s (1)"},
 		{name: "dead", fault: "INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '1 hour', '1 hour', 'host', 7, now())", want: "warning dead", text: `"gone"`},
@@ -126,7 +130,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var found []admin.Finding
 	var code int
 	late := time.Now()
-	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
+	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks", "advisory-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
 		late = late.Add(tests.Patience)
 	}
 	for {
@@ -171,6 +175,34 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
+// Any role may take the locks of which the library needs the keys: by itself, or when the client dies that holds one.
+func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
+	t.Parallel()
+	database, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))
+	execute(t, database, sound)
+	owner := newConn(t, database)
+	if _, err := owner.Exec(t.Context(), "SELECT pg_advisory_lock(-7), pg_advisory_lock(-8)"); err != nil {
+		t.Fatal(err)
+	}
+	execute(t, database, fmt.Sprintf("INSERT INTO pgleases.presences VALUES (11, -7, %d); INSERT INTO pgleases.locks VALUES ('it''s', 1, 11, 1, false, 7, now())", owner.PgConn().PID()))
+	expectIll(t, database, "", "")
+	for _, test := range []struct{ key, use string }{
+		{"7358216409153", "Migrate"}, {"hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)", "verbs of operators"},
+		{"pgleases.lock_mutex('it''s')", `the named lock "it's"`}, {"-7", "fast fail-over"},
+	} {
+		stranger := newConn(t, database)
+		pid := stranger.PgConn().PID()
+		ended := make(chan error, 1)
+		go func() {
+			_, err := stranger.Exec(context.Background(), "SET application_name = 'stranger'; SELECT pg_advisory_lock("+test.key+")", pgx.QueryExecModeSimpleProtocol)
+			ended <- err
+		}()
+		expectIll(t, database, "warning advisory-locks", fmt.Sprintf(`1 held or awaited by strangers: that for %s by process %d of `, test.use, pid))
+		execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", pid))
+		<-ended
+	}
+}
+
 // Who has locked a table is named, at once and with the way out, also where it cannot be read: nobody is sent elsewhere.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 	t.Parallel()
@@ -202,21 +234,6 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 			expectIll(t, database, "", "")
 		})
 	}
-}
-
-// Nothing bounds how long a prepared transaction keeps what it has guarded.
-func TestDoctorNamesAPreparedTransactionThatIsGuarded(t *testing.T) {
-	t.Parallel()
-	database := pgtest.MigratedDatabase(t)
-	if tests.Value[int](t, tests.Pool(t, database), "SELECT current_setting('max_prepared_transactions')::int") == 0 {
-		t.Skip("max_prepared_transactions is 0")
-	}
-	execute(t, database, sound)
-	name := rand.Text()
-	execute(t, database, "BEGIN; SELECT FROM pgleases.partitions FOR KEY SHARE; PREPARE TRANSACTION '"+name+"'")
-	expectIll(t, database, "warning table-locks", "partitions is locked by the prepared transaction \""+name)
-	execute(t, database, "ROLLBACK PREPARED '"+name+"'")
-	expectIll(t, database, "", "")
 }
 
 func TestDoctorFindsWhatARoleLacks(t *testing.T) {

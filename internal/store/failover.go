@@ -146,6 +146,9 @@ type Lookout struct {
 	Digest  int64
 	Held    map[int64]int // the server's process by key; nil: the digest is the one given
 	Free    []Absence
+	// Stranger is a process of the server that holds or awaits a lock of a client's, and is not the client's: it keeps the lock held when
+	// the client dies. 0: there is none.
+	Stranger int
 }
 
 // An Absence is a session whose lock nobody holds.
@@ -163,12 +166,13 @@ func (c *Conn) LookOut(ctx context.Context, session, digest int64) (Lookout, err
 		Digest                           int64
 		Held, PIDs                       numbers
 		Free, FreeSessions, FreeExpiries numbers
+		Stranger                         int
 	}
 	got, err := one[row](ctx, c, c.statements.Lookout, session, digest)
 	if err != nil || !got.Watches {
 		return Lookout{}, err
 	}
-	l := Lookout{Watches: true, Ends: SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}, Digest: got.Digest}
+	l := Lookout{Watches: true, Ends: SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}, Digest: got.Digest, Stranger: got.Stranger}
 	if got.Digest != digest {
 		l.Held = make(map[int64]int, len(got.Held))
 		for i, key := range got.Held {

@@ -495,6 +495,27 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 }
 
 // A statement that a client has given up with its connection may come late, when it has another one.
+// Any role may wait for a lock that it sees in pg_locks, and has it then when the client dies.
+func TestAStrangerAtALockIsTold(t *testing.T) {
+	t.Parallel()
+	f := freshFixture(t)
+	a, key := f.attending("a")
+	expect(t, a.sees().Stranger, 0, "stranger at first")
+	stranger := f.raw()
+	done := later(func() error { _, err := stranger.Exec(f.ctx, "SELECT pg_advisory_lock($1)", key); return err })
+	pid := stranger.PgConn().PID()
+	f.blocked(pid)
+	look := a.sees()
+	expect(t, look.Stranger, int(pid), "stranger that waits")
+	expect(t, len(look.Held), 1, "locks that are held")
+	w := f.client("w")
+	a.sever()
+	f.ok(done())
+	look = w.sees()
+	expect(t, look.Stranger, int(pid), "stranger that holds it")
+	expect(t, len(look.Free), 0, "locks that are free")
+}
+
 func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
