@@ -2,6 +2,7 @@ package pgleases_test
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -115,4 +116,48 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 	}
 	shut(t, cb) // notifications arrive again
 	untilOwns(t, a, 8)
+}
+
+func TestAFunctionOfThePoolThatNeverReturnsHoldsUpNeitherCloseNorOpening(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	db := tests.Pool(t, url)
+	ended := make(chan struct{})
+	defer close(ended)
+	var hangs atomic.Bool
+	entered := make(chan struct{}, 1000)
+	pool := tests.Pool(t, url, func(c *pgxpool.Config) {
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if hangs.Load() {
+				entered <- struct{}{}
+				<-ended // whatever becomes of its context
+			}
+			return nil
+		}
+	})
+	c := newClient(t, pool)
+	hangs.Store(true)
+	tests.Execute(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = 'pgleases'`)
+	tests.Receive(t, "it connects anew", entered)
+	over, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("over"))
+	closed := make(chan error, 1)
+	go func() { closed <- c.Close(over) }()
+	tests.Receive(t, "Close returns", closed)
+
+	soon, cancelSoon := context.WithCancel(t.Context())
+	opened := make(chan error, 1)
+	go func() {
+		_, err := pgleases.NewClient(soon, pool)
+		opened <- err
+	}()
+	tests.Receive(t, "a second one connects", entered)
+	cancelSoon()
+	if err := tests.Receive(t, "NewClient returns", opened); !errors.Is(err, context.Canceled) {
+		t.Errorf("NewClient: %v, want the end of its context", err)
+	}
+	if n := len(entered); n > 0 {
+		t.Errorf("%d more attempts began while one went on", n)
+	}
 }

@@ -21,7 +21,8 @@ import (
 // transaction. In a REPEATABLE READ or SERIALIZABLE one that began before a change of the partition, the database
 // reports a serialization failure instead (SQLSTATE 40001). Guard lowers idle_in_transaction_session_timeout, for this
 // transaction only, to the trust that is left, so that a process that froze inside it gives the partition free; a
-// statement that runs on is not bounded, nor the transaction as a whole: heartbeats prolong the trust while it works.
+// statement that runs on is not bounded, nor the transaction as a whole: heartbeats prolong the trust while it works. Nor is a
+// transaction after PREPARE TRANSACTION: it keeps the partition until it is committed or rolled back.
 //
 // While a partition drains, Guard still passes. When all work on it has ended, and guarded transactions still keep it from being
 // handed over, Guard passes no more, also not a second time in a transaction that is open: so transactions that overlap do not

@@ -107,6 +107,7 @@ type facts struct {
 		PID                    *int // nil: a prepared transaction, whose name is Application
 		Owner, Application, Of string
 		Hides                  bool     // who reads waits, too
+		Guards                 bool     // rows alone: a prepared transaction that was guarded
 		Seconds                *float64 // nil: it is not shown to this role
 	}
 	Tables           map[string]struct{ Vacuums bool }
@@ -349,10 +350,14 @@ func (d *doctor) tableLocks(f *facts) bool {
 		since = ", whose transaction is open for " + seconds(*l.Seconds)
 	}
 	means := "nobody else can write it, so heartbeats or plans fail"
-	if l.Hides {
+	level := Fault
+	switch {
+	case l.Guards:
+		level, means = Warning, "what it guards keeps its owner until it ends, whatever becomes of that"
+	case l.Hides:
 		means = "nobody else can read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
 	}
-	d.found("table-locks", Fault, end, "%s is locked by %s%s: %s", l.Of, who, since, means)
+	d.found("table-locks", level, end, "%s is locked by %s%s: %s", l.Of, who, since, means)
 	return !l.Hides
 }
 

@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases"
 )
 
 // A Kind is a handler under a name, which the database keeps: schedules of it run wherever a process knows it. All methods are safe for
@@ -103,7 +106,7 @@ func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
 func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	k.parse = func(args json.RawMessage) (err error) {
 		defer caught(&err)
-		return legible(json.Unmarshal(args, new(Args)))
+		return flat(json.Unmarshal(args, new(Args)))
 	}
 	var err error
 	k.limits, err = newLimits(opts)
@@ -125,24 +128,62 @@ func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) erro
 		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
 		defer func() { ended <- err }()
 		defer caught(&err)
-		err = legible(k.run(ctx, tx, r))
+		err = flat(k.run(ctx, tx, r))
 	}()
 	return <-ended
 }
 
-// legible returns an error of the application's. It panics where the error's text does, as that of a nil pointer, which is no nil error:
-// later nothing would catch that.
-func legible(err error) error {
-	if err != nil {
-		_ = err.Error()
+// flat returns an error of the application's that has none of its methods: their panics end here, where
+// they are caught, as that of a nil pointer, which is no nil error. It has the text, and of what err
+// wraps, as far as that is found, what this package looks for.
+func flat(err error) error {
+	if err == nil {
+		return nil
 	}
-	return err
+	f := flattened{text: bounded(err.Error())}
+	verdict := false                                                 // what the handler said first is to become of its tick
+	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
+		e := left[0]
+		left = left[1:]
+		switch w := e.(type) {
+		case snoozed:
+			if !verdict {
+				verdict, f.of = true, append(f.of, w)
+			}
+		case discarded:
+			if !verdict {
+				verdict, f.of = true, append(f.of, discarded{})
+			}
+		case *pgconn.PgError:
+			if w != nil {
+				f.of = append(f.of, w)
+			}
+		}
+		if e == pgleases.ErrNotOwner {
+			f.of = append(f.of, e)
+		}
+		switch w := e.(type) {
+		case interface{ Unwrap() error }:
+			left = append(left, w.Unwrap())
+		case interface{ Unwrap() []error }:
+			left = append(left, w.Unwrap()...)
+		}
+	}
+	return f
 }
+
+type flattened struct {
+	text string
+	of   []error
+}
+
+func (f flattened) Error() string   { return f.text }
+func (f flattened) Unwrap() []error { return f.of }
 
 // caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
 func caught(err *error) {
 	if p := recover(); p != nil {
-		*err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		*err = errors.New(bounded(fmt.Sprintf("panic: %v\n%s", p, debug.Stack())))
 	}
 }
 

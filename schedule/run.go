@@ -420,10 +420,14 @@ func final(err error) bool {
 // maxText is how many bytes of an error's text are kept.
 const maxText = 64 << 10
 
-// kept is the text of an error as the database can keep it: no NUL, and not of any length.
+// bounded is a text as the database can keep it: UTF-8 without a NUL, and not of any length.
+func bounded(text string) string {
+	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
+	return strings.ReplaceAll(text, "\x00", "\uFFFD")
+}
+
 func kept(err error) *string {
-	text := err.Error()
-	text = strings.ReplaceAll(text[:min(len(text), maxText)], "\x00", "\uFFFD")
+	text := bounded(err.Error())
 	return &text
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 	"strings"
 	"testing"
@@ -37,8 +38,9 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		says    string
 		opts    []schedule.KindOption
 	}{
-		"an error":          {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") }, "no paper", nil},
-		"a text with a NUL": {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no\x00paper") }, "no\uFFFDpaper", nil},
+		"an error":              {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") }, "no paper", nil},
+		"a text with a NUL":     {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no\x00paper") }, "no\uFFFDpaper", nil},
+		"a text of other bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no\xffpaper") }, "no\uFFFDpaper", nil},
 		"a text of many bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
 			return errors.New(strings.Repeat("no paper ", 10_000))
 		}, "no paper no paper", nil},
@@ -54,6 +56,13 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			var err *pgconn.PgError
 			return fmt.Errorf("shipping: %w", err)
 		}, "shipping", nil},
+		"a nil pointer whose Unwrap panics": {func(context.Context, pgx.Tx, schedule.Run[args]) error { var err *net.DNSError; return err }, "nil", nil},
+		"an error that wraps itself":        {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostile("itself") }, "hostile: itself", nil},
+		"an error that wraps itself twice":  {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostiles{} }, "hostiles", nil},
+		"an error whose methods panic":      {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostile("all") }, "all panics", nil},
+		"an error to discard, of one to snooze": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			return schedule.Discard(fmt.Errorf("no paper: %w", schedule.Snooze(time.Hour)))
+		}, "no paper: schedule: snoozed for 1h", nil},
 		"a panic":                  {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire", nil},
 		"an error of the database": {send("SELECT 1/0"), "22012", nil},
 		"an error of the database, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -138,6 +147,24 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 type nilPointer struct{ text string }
 
 func (e *nilPointer) Error() string { return e.text }
+
+// A hostile error wraps itself, or its methods panic.
+type hostile string
+
+func (e hostile) Error() string { return "hostile: " + string(e) }
+func (e hostile) Is(error) bool { panic("all panics") }
+func (e hostile) As(any) bool   { panic("all panics") }
+func (e hostile) Unwrap() error {
+	if e == "all" {
+		panic("all panics")
+	}
+	return e
+}
+
+type hostiles struct{}
+
+func (e hostiles) Error() string   { return "hostiles" }
+func (e hostiles) Unwrap() []error { return []error{e, e} }
 
 // What the handler committed itself stands, which nobody can help: the tick is dead, says so, and is not run again.
 func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {

@@ -24,16 +24,18 @@ relations AS MATERIALIZED (
     FROM pg_class AS c CROSS JOIN space AS s CROSS JOIN role AS r
     WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
 ),
-locked AS MATERIALIZED ( -- tables that nobody else can write, or read; by a prepared transaction without a process
+locked AS MATERIALIZED ( -- tables that nobody else can write, or read, or whose rows are guarded by a prepared transaction, which has no process
     SELECT l.pid, coalesce(a.usename, p.owner, '') AS owner, coalesce(a.application_name, p.gid, '') AS application, c.relname AS of,
-           l.mode = 'AccessExclusiveLock' AS hides, extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared))::double precision AS seconds
+           l.mode = 'AccessExclusiveLock' AS hides, l.mode = 'RowShareLock' AS guards, extract(epoch FROM t.now - coalesce(a.xact_start, p.prepared))::double precision AS seconds
     FROM pg_locks AS l
     JOIN relations AS c ON c.oid = l.relation AND c.relkind = 'r'
     LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-    LEFT JOIN pg_prepared_xacts AS p ON l.pid IS NULL AND l.virtualtransaction = '-1/' || p.transaction
+    LEFT JOIN pg_prepared_xacts AS p ON l.pid IS NULL AND EXISTS (
+        SELECT FROM pg_locks AS x WHERE x.pid IS NULL AND x.transactionid = p.transaction AND x.virtualtransaction = l.virtualtransaction)
     CROSS JOIN t
     WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-      AND l.granted AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+      AND l.granted AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+                         OR l.mode = 'RowShareLock' AND l.pid IS NULL AND c.relname IN ('partitions', 'locks'))
       AND l.pid IS DISTINCT FROM pg_backend_pid()
       AND coalesce(coalesce(a.xact_start, p.prepared) < t.now - interval '1 second', true) -- DDL of Migrate takes less
 )
@@ -60,7 +62,7 @@ SELECT json_build_object(
         json_build_object('of', 'the role', 'most', coalesce(r.rolconnlimit, -1), 'now', (SELECT count(*) FROM sessions AS a WHERE a.usesysid = r.oid))),
     'idle', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE b.idle AND b.seconds > $3),
     'old', (SELECT coalesce(json_agg(b ORDER BY b.seconds DESC), '[]') FROM busy AS b WHERE NOT b.idle AND b.keeps AND b.seconds > 10 * $3),
-    'locked', (SELECT coalesce(json_agg(l ORDER BY l.hides DESC, l.seconds DESC, l.of), '[]') FROM locked AS l),
+    'locked', (SELECT coalesce(json_agg(l ORDER BY l.hides DESC, l.guards, l.seconds DESC, l.of), '[]') FROM locked AS l),
     'tables', (
         SELECT coalesce(json_object_agg(c.relname, json_build_object(
             'vacuums', NOT EXISTS (SELECT FROM pg_options_to_table(c.reloptions) AS o

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -234,6 +235,21 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 			expectIll(t, database, "", "")
 		})
 	}
+}
+
+// Nothing bounds how long a prepared transaction keeps what it has guarded.
+func TestDoctorNamesAPreparedTransactionThatIsGuarded(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	if tests.Value[int](t, tests.Pool(t, database), "SELECT current_setting('max_prepared_transactions')::int") == 0 {
+		t.Skip("max_prepared_transactions is 0")
+	}
+	execute(t, database, sound)
+	name := rand.Text()
+	execute(t, database, "BEGIN; SELECT FROM pgleases.partitions FOR KEY SHARE; PREPARE TRANSACTION '"+name+"'")
+	expectIll(t, database, "warning table-locks", "partitions is locked by the prepared transaction \""+name)
+	execute(t, database, "ROLLBACK PREPARED '"+name+"'")
+	expectIll(t, database, "", "")
 }
 
 func TestDoctorFindsWhatARoleLacks(t *testing.T) {

@@ -73,6 +73,8 @@ var detectors = map[string]detector{
 	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
+	// A connection with fast fail-over that ends, in simulated time.
+	"ends": {".", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
 	// Living processes with fast fail-over, whose connections end.
 	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestACutConnectionOfALiving"} }},
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestWhomTheServerHasTerminated"} }},
@@ -93,7 +95,7 @@ var detectors = map[string]detector{
 	}},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
-		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise"}
+		return []string{"-test.run=^TestALockIsTakenFromNobody|^TestAnOpenGuardKeepsTheLock|^TestTokensRise|^TestAReleaseFreesNobodyElses"}
 	}},
 	// Package lock on a real server.
 	"locks": {"lock", func(int) []string { return []string{"-test.run=Grant|CutOff"} }},
@@ -142,7 +144,7 @@ const unnoticed = `received.After(e.session.lateUntil)`
 const guarded = ` AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3`
 
 var mutants = append(asleep(), []mutant{
-	{"trust that outlives the connection", "cuts", `overlap|epoch falls`, []edit{
+	{"trust that outlives the connection", "ends", `trusted true`, []edit{
 		{"failover.go", `	if l.term != nil {
 		l.term.deadline.Store(0)
 	}
@@ -293,7 +295,7 @@ var mutants = append(asleep(), []mutant{
 	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
 	}},
-	{"a release of whoever holds the lock", "fleet", `overlap|epoch falls`, []edit{
+	{"a release of whoever holds the lock", "lock statements", `release by another`, []edit{
 		{"sql/functions.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
 			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) $1`, 0},
 	}},
