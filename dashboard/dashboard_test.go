@@ -495,7 +495,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 // However many look, the database is asked the same, and once nobody does it is asked nothing.
 func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	t.Parallel()
-	const viewers, partitions, looks, interval = 100, 1_000, 6, 200 * time.Millisecond
+	const viewers, partitions, looks, interval = 100, 1_000, 3, 200 * time.Millisecond
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, partitions)
 	c := new(tests.Wire)
@@ -539,7 +539,7 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	again := time.NewTicker(interval)
 	defer again.Stop()
 	late := time.After(patience)
-	for quiet := 0; quiet < 10; quiet++ {
+	for quiet := 0; quiet < 4; quiet++ {
 		before := c.Counted()
 		select {
 		case <-again.C:
