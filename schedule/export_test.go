@@ -48,6 +48,9 @@ func (s *Scheduler) DeclareEvery(d time.Duration) { s.declareEvery = d }
 // Give sets how long the database is given for an answer.
 func (s *Scheduler) Give(d time.Duration) { s.answers = d }
 
+// Heed sets how long a handler may go on after the end of its context until that is logged.
+func (s *Scheduler) Heed(d time.Duration) { s.heeds = d }
+
 // WaitForLocks sets how long a statement waits for a lock.
 func (s *Scheduler) WaitForLocks(d time.Duration) { s.lockWait = d }
 

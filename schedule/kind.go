@@ -78,7 +78,8 @@ type kind struct {
 //
 // ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5
 // s, its statement_timeout a second more than Timeout, its idle_in_transaction_session_timeout that of Idle; the handler may set others for
-// itself. A role that it sets it resets: the run is written down with the rights that the transaction has in the end.
+// itself. Where one of them ends it, that is the handler's error, as is a context of its own that ends in a statement. The commit may
+// take as long as Timeout, and 10 s at least. A role that it sets it resets: the run is written down with the rights that the transaction has in the end.
 //
 // Args are kept as JSON. Register all kinds before Run: what waits for a kind that no process knows waits without being late. Every error of a
 // registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
@@ -159,7 +160,7 @@ func flat(err error) error {
 				f.of = append(f.of, w)
 			}
 		}
-		if e == pgleases.ErrNotOwner {
+		if e == pgleases.ErrNotOwner || e == context.DeadlineExceeded || e == context.Canceled {
 			f.of = append(f.of, e)
 		}
 		switch w := e.(type) {

@@ -164,6 +164,21 @@ func newLogged(db *database) (*worker, *lines) {
 	return newWorker(db, log.option()), log
 }
 
+func TestAHandlerThatGoesOnAfterTheEndOfItsContextIsNamed(t *testing.T) {
+	t.Parallel()
+	w, log := newLogged(newDatabase(t))
+	w.Heed(0)
+	end := make(chan struct{})
+	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[args]) error { <-end; return nil },
+		schedule.Timeout(time.Millisecond))
+	_, err := stuck.Enqueue(t.Context(), args{})
+	tests.OK(t, err)
+	w.run()
+	tests.Until(t, "it is named", func() bool { return log.count("a handler goes on although its context has ended") == 1 })
+	expect(t, log.count("kind=stuck"), 1, "lines with the kind")
+	close(end)
+}
+
 // The database's clock is wrong by eight hours for a moment: nothing runs for it. The time here passes as it does.
 func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	t.Parallel()

@@ -97,11 +97,7 @@ func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*it
 	}}
 	ctx, cancel := p.s.limited(o.ctx, k.limits.timeout)
 	defer cancel()
-	called := k.counts.begin(p.now().Sub(a.due()))
-	err := k.call(ctx, nil, told)
-	called()
-	ended := p.now()
-	a.decided.RanUntil = &ended
+	err := p.call(ctx, it, k, nil, &a, told)
 	life := o.life // what was done is written down also where the run was to end
 	switch {
 	case err == nil:

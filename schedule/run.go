@@ -75,9 +75,12 @@ type attempt struct {
 	row     *record
 	opened  time.Time // by this host, when row was read
 	decided decision
-	handler error // the handler's; nil: it did not fail, or was not called
-	outside bool  // the handler is to be called now, in no transaction
-	charged bool  // a crash is counted, until the run has ended: now it may begin
+	handler error         // the handler's; nil: it did not fail, or was not called
+	own     bool          // that error is no fault of the connection or the server, whatever became of these
+	took    time.Duration // the handler
+	slow    bool          // the commit took longer than the run may, or the connection is lost without a word
+	outside bool          // the handler is to be called now, in no transaction
+	charged bool          // a crash is counted, until the run has ended: now it may begin
 	// of a kind with a limit
 	slotless bool // there was no slot
 	held     bool // one was taken that is not free at the end of this transaction
@@ -148,6 +151,9 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		case o.ctx.Err() != nil || a.handler == nil && errors.Is(err, pgleases.ErrNotOwner):
 			return nil, from // the next owner does it
 		case a.handler == nil && moved(err):
+			if a.decided.RanUntil != nil {
+				p.buryOwn(o, it, a, err)
+			}
 			return nil, from // an edit came first, or it had been committed
 		case errors.As(err, new(locked)):
 			p.s.logOf(it).Warn(
@@ -164,10 +170,16 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 		case a.handler == nil:
 			p.s.logOf(it).Warn("schedule: not looked after, again soon", slog.Any("error", err))
 			return nil, from
-		case !decisive(err) && broken(err) && breaks < maxBreaks-1:
+		case !decisive(err) && !a.own && broken(err) && breaks < maxBreaks-1:
 			breaks++
+			if a.slow {
+				breaks = max(breaks, maxBreaks-1) // once more: the connection may have been at fault
+			}
 			pause = 50 * time.Millisecond << breaks
 		default:
+			if a.slow {
+				err = timedOut{err}
+			}
 			if !p.bury(o.ctx, o, it, a, err) {
 				return nil, from
 			}
@@ -205,6 +217,16 @@ func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, e
 		)
 	}
 	return written
+}
+
+// buryOwn writes down that a run failed as its handler changed its own schedule or job. Where another
+// transaction did that, this one is refused as the run was, and nothing is written.
+func (p *planner) buryOwn(o *ownership, it item, a attempt, err error) {
+	err = fmt.Errorf("the handler changed the schedule or job that it ran for: %w", err)
+	a.decided.failed(a.row, p.s.kind(it.Kind).limits, err, *a.decided.RanUntil)
+	if p.conclude(o.ctx, o, it, a) {
+		p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+	}
 }
 
 // conclude writes down what has become of a run, apart from its handler, and reports whether it could. It goes on trying while runs may go
@@ -310,33 +332,48 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 			d.run, a.charged = nil, true
 		}
 		if a.decided.run != nil {
-			if err := p.handle(o, tx, k, &a); err != nil {
+			if err := p.handle(o, it, tx, k, &a); err != nil {
 				return err
 			}
 		} else if !a.charged && a.decided.unchanged(r) {
 			return nil
 		}
-		return p.s.sendClose(ctx, tx, r, run, a.decided.step)
+		limit := p.s.answers
+		if a.decided.RanUntil != nil { // the commit may take as long as the handler
+			limit = max(limit, l.timeout)
+		}
+		err := p.s.sendClose(ctx, tx, r, run, a.decided.step, limit)
+		a.slow = a.decided.RanUntil != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
+		return err
 	})
-	if err != nil && a.decided.RanUntil != nil && a.handler == nil && !moved(err) {
-		a.handler = err // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
+	if err != nil && a.decided.RanUntil != nil && a.handler == nil && !moved(err) && !errors.As(err, new(locked)) {
+		a.handler = err                                                        // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
+		a.own = ofHandler(err) && (store.LockTimeout(err) || a.took >= l.idle) // else the end of the run did not arrive
 	}
 	return a, err
 }
 
+// ofHandler reports whether a statement in a handler's transaction failed by the handler's own doing:
+// it idled for too long, or waited for a lock that its work needs.
+func ofHandler(err error) bool {
+	code := store.Code(err)
+	return code == "25P03" || code == "55P03"
+}
+
 // handle calls the handler, and takes the fate from it.
-func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) error {
+func (p *planner) handle(o *ownership, it item, tx *transaction, k *kind, a *attempt) error {
 	ctx, cancel := p.s.limited(o.ctx, k.limits.timeout)
 	defer cancel()
-	called := k.counts.begin(p.now().Sub(a.due()))
-	a.handler = k.call(ctx, handlerTx{tx.Tx, tx}, a.told(o))
-	called()
-	ended := p.now()
-	a.decided.RanUntil = &ended
+	a.handler = p.call(ctx, it, k, handlerTx{tx.Tx, tx}, a, a.told(o))
 	switch status := tx.status(); {
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
-	case a.handler != nil:
+	case a.handler != nil: // a context of its own that ended has closed the connection, too
+		a.own = ofHandler(a.handler) || ctx.Err() == nil &&
+			(errors.Is(a.handler, context.DeadlineExceeded) || errors.Is(a.handler, context.Canceled))
+	case tx.Conn().IsClosed():
+		a.own = true
+		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
 	case tx.busy():
 		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: read them to the end, or close them")
 	case status == 'E':
@@ -346,6 +383,34 @@ func (p *planner) handle(o *ownership, tx *transaction, k *kind, a *attempt) err
 	}
 	a.decided.done()
 	return a.handler
+}
+
+// heeds is how long a handler may go on after its context has ended until that is logged.
+const heeds = 10 * time.Second
+
+// call calls a handler, and notes when it has returned. A handler that goes on for long after the end
+// of its context is logged, as its partition waits for it.
+func (p *planner) call(ctx context.Context, it item, k *kind, tx pgx.Tx, a *attempt, told Run[json.RawMessage]) error {
+	returned := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-returned:
+		case <-time.After(p.s.heeds):
+			p.s.logOf(it).Warn(
+				"schedule: a handler goes on although its context has ended, and is waited for", slog.String("name", a.row.Name),
+				slog.Time("at", a.decided.run.At), slog.Any("cause", context.Cause(ctx)),
+			)
+		}
+	})()
+	called := k.counts.begin(p.now().Sub(a.due()))
+	began := time.Now()
+	err := k.call(ctx, tx, told)
+	close(returned)
+	called()
+	ended := p.now()
+	a.took = time.Since(began)
+	a.decided.RanUntil = &ended
+	return err
 }
 
 // due is when the run was to begin.
@@ -405,7 +470,7 @@ func (p *planner) write(life context.Context, o *ownership, a attempt) error {
 	run := rand.Text()
 	open := p.opening(o.Partition, new(*record), subject{a.row.ID, a.row.Job}, run, closing, closing)
 	return p.guarded(life, open, func(ctx context.Context, tx *transaction) error {
-		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step)
+		return p.s.sendClose(ctx, tx, a.row, run, a.decided.step, p.s.answers)
 	})
 }
 
@@ -589,7 +654,12 @@ func (s *Scheduler) limited(ctx context.Context, d time.Duration) (context.Conte
 
 // within bounds what the database is asked besides a handler's statements: a connection that was dropped without a word holds up no run.
 func (s *Scheduler) within(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, s.answers)
+	return inTime(ctx, s.answers, f)
+}
+
+// inTime bounds a call.
+func inTime(ctx context.Context, d time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	return f(ctx)
 }

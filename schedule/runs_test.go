@@ -7,6 +7,8 @@ import (
 	"net"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,7 +25,8 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec("CREATE TABLE public.parents (n int PRIMARY KEY); CREATE TABLE public.children (n int REFERENCES public.parents DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parents, public.children TO PUBLIC")
-	db.exec(`CREATE TABLE public.checked (n int); GRANT ALL ON public.checked TO PUBLIC;
+	db.exec(`CREATE TABLE public.locked (); GRANT ALL ON public.locked TO PUBLIC;
+		CREATE TABLE public.checked (n int); GRANT ALL ON public.checked TO PUBLIC;
 		CREATE FUNCTION public.check_later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'locked' USING ERRCODE = '55P03'; END $$;
 		CREATE CONSTRAINT TRIGGER later AFTER INSERT ON public.checked DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.check_later()`)
 	type handler = func(context.Context, pgx.Tx, schedule.Run[args]) error
@@ -33,6 +36,18 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			return err
 		}
 	}
+	briefly := func(h handler) handler {
+		return func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			return h(ctx, tx, r)
+		}
+	}
+	locks, err := tests.Pool(t, db.url).Begin(t.Context())
+	tests.OK(t, err)
+	defer func() { tests.OK(t, locks.Rollback(context.Background())) }()
+	_, err = locks.Exec(t.Context(), "LOCK TABLE public.locked")
+	tests.OK(t, err)
 	fails := map[string]struct {
 		handler handler
 		says    string
@@ -74,10 +89,20 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			return err
 		}, "rows or a batch", nil},
 		"a constraint checked at the commit": {send("INSERT INTO public.children VALUES (1)"), "23503", nil},
-		"a lock that the commit waits for":   {send("INSERT INTO public.checked VALUES (1)"), "55P03", nil}, // after five times
-		"a transaction rolled back":          {send("ROLLBACK"), "ended its transaction itself", nil},
-		"another transaction instead":        {send("ROLLBACK; BEGIN"), "PS003", nil},
-		"a statement that takes too long":    {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
+		"a lock that the commit waits for":   {send("INSERT INTO public.checked VALUES (1)"), "55P03", nil},
+		"a lock that it waits for":           {send("SET LOCAL lock_timeout = '50ms'; LOCK TABLE public.locked"), "55P03", nil},
+		"a change of its own schedule": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			_, err := tx.Exec(ctx, "UPDATE pgleases.schedules SET cursor = cursor + interval '1 s' WHERE name = $1", r.Name)
+			return err
+		}, "changed the schedule", nil},
+		"a short context of its own": {briefly(send("SELECT pg_sleep(60)")), "context deadline exceeded", nil},
+		"a short context of its own, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			_ = briefly(send("SELECT pg_sleep(60)"))(ctx, tx, r)
+			return nil
+		}, "ignored the error", nil},
+		"a transaction rolled back":       {send("ROLLBACK"), "ended its transaction itself", nil},
+		"another transaction instead":     {send("ROLLBACK; BEGIN"), "PS003", nil},
+		"a statement that takes too long": {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"a statement that takes too long, ignored": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			_ = send("SELECT pg_sleep(60)")(ctx, tx, r)
 			return nil
@@ -94,25 +119,26 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		},
 			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"a pause that is too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
-			for { // until the server has ended the connection
-				conn := tx.Conn().PgConn()
-				_ = conn.Conn().SetReadDeadline(time.Time{})
-				if _, err := conn.Conn().Read(make([]byte, 1)); err != nil {
-					break
-				}
-			}
+			tests.Until(t, "the server has ended the connection", func() bool {
+				return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", tx.Conn().PgConn().PID()) == 0
+			})
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
-		}, "", []schedule.KindOption{schedule.Idle(100 * time.Millisecond)}},
+		}, "25P03", []schedule.KindOption{schedule.Idle(100 * time.Millisecond)}},
 	}
 	w := newWorker(db)
 	var ledgers []*ledger
+	var mu sync.Mutex // guards calls
+	calls := make(map[string]int)
 	for name, f := range fails {
 		k := schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			if err := effect(ctx, tx, r); err != nil {
 				return err
 			}
 			if r.At.Equal(midnight.Add(time.Hour)) {
+				mu.Lock()
+				calls[name]++
+				mu.Unlock()
 				return f.handler(ctx, tx, r)
 			}
 			if !r.From.IsZero() {
@@ -140,7 +166,41 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		} else if len(e.Error) > 64<<10 {
 			t.Errorf("%s: %d bytes of its error are kept", l.name, len(e.Error))
 		}
+		if n := calls[l.name]; n != 1 {
+			t.Errorf("%s: called %d times, not once: it is no fault of the database's", l.name, n)
+		}
 	}
+}
+
+func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	db.exec(`CREATE TABLE public.slow (seconds float); GRANT ALL ON public.slow TO PUBLIC;
+		CREATE FUNCTION public.wait_later() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(new.seconds); RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER later AFTER INSERT ON public.slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.wait_later()`)
+	w := newWorker(db)
+	w.Give(200 * time.Millisecond)
+	var calls atomic.Int32
+	for name, seconds := range map[string]float64{"slow": 0.5, "too slow": 60} {
+		k := schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			if seconds > 1 {
+				calls.Add(1)
+			}
+			_, err := tx.Exec(ctx, "INSERT INTO public.slow VALUES ($1)", seconds)
+			return errors.Join(err, effect(ctx, tx, r))
+		}, schedule.Timeout(2*time.Second))
+		_, err := k.Enqueue(t.Context(), args{})
+		tests.OK(t, err)
+	}
+	w.run()
+	for name, fate := range map[string]string{"slow": "done", "too slow": "dead"} {
+		tests.Until(t, name+" is "+fate, func() bool {
+			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE kind = $1 AND fate = $2", name, fate) == 1
+		})
+	}
+	expect(t, one[string](db, "SELECT error FROM pgleases.history WHERE kind = 'too slow'")[:len(schedule.ErrTimeout.Error())], schedule.ErrTimeout.Error(), "error")
+	expect(t, one[int64](db, "SELECT count(*) FROM public.slow"), 1, "effects")
+	expect(t, calls.Load(), 2, "calls of what is too slow: the first might have been its connection's fault")
 }
 
 // A nilPointer is an error whose text nobody can read where it is nil, as one that a function returns by the wrong type.
@@ -413,7 +473,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			db := newDatabase(t)
 			w := newWorker(db)
 			w.Give(time.Second)
-			k := schedule.InTx(w.Scheduler, "books", effect)
+			k := schedule.InTx(w.Scheduler, "books", effect, schedule.Timeout(2*time.Second))
 			l := newLedger(db, "close")
 			tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 			w.run()

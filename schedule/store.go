@@ -291,14 +291,15 @@ func (s *Scheduler) queueOpen(
 	})
 }
 
-// sendClose closes a run, under limits of its own: those until then are the handler's. It commits the transaction.
-func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step) error {
+// sendClose closes a run, under limits of its own: those until then are the handler's. It commits the
+// transaction, and takes limit at most.
+func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
 	st.Fates = listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(s.statements.Limit, closing.Milliseconds(), s.lockWait.Milliseconds())
+	batch.Queue(s.statements.Limit, max(closing, limit).Milliseconds(), s.lockWait.Milliseconds())
 	closed := false
 	ended := func(pgconn.CommandTag) error {
 		closed = true
@@ -319,7 +320,7 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 	default:
 		batch.Queue(s.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
-	err := s.within(ctx, func(ctx context.Context) error { return tx.commit(ctx, batch) })
+	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.commit(ctx, batch) })
 	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
 		return locked{err}
 	}
