@@ -1,13 +1,15 @@
 package schedule
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,27 +28,78 @@ const maxStarts = 12
 // declareEvery is how often it is said that what the code declares is declared. The database notes it once a day.
 const declareEvery = time.Hour
 
-// putDeclared puts what the code declares, in the order of the names, as all processes do.
-func (s *Scheduler) putDeclared(ctx context.Context) error {
+// noted is how long ago a process may have said that the code declares a schedule, when another starts.
+const noted = 24 * time.Hour
+
+// putDeclared puts what the code declares and stands otherwise, in the order of the names, as all
+// processes do. It reports false, and puts nothing, where the lease has another number of partitions
+// than this process would join it with: that is refused.
+func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	s.mu.Lock()
 	var rows []*record
-	for _, r := range s.declared {
-		rows = append(rows, r)
+	for _, name := range slices.Sorted(maps.Keys(s.declared)) {
+		rows = append(rows, s.declared[name])
 	}
 	s.mu.Unlock()
-	slices.SortFunc(rows, func(a, b *record) int { return strings.Compare(a.Name, b.Name) })
-	put := func(f func(pgx.Tx) error) error { // writes the same each time: so a lost answer does no harm
-		return s.repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
-	}
-	if err := put(func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) }); err != nil {
+	var have map[string]*record
+	var partitions int
+	err = s.starting(ctx, func(tx pgx.Tx) (err error) {
+		names := make([]string, len(rows))
+		for i, r := range rows {
+			names[i] = r.Name
+		}
+		have, partitions, err = s.sendDeclared(ctx, tx, names)
 		return err
+	})
+	if err != nil || partitions > 0 && partitions != s.options.partitions {
+		return false, err
 	}
+	rows = slices.DeleteFunc(rows, func(r *record) bool { return r.stands(have[r.Name]) })
 	for few := range slices.Chunk(rows, together) {
-		if err := put(func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
-			return err
+		if err := s.starting(ctx, func(tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
+			return false, err
 		}
 	}
-	return nil
+	return true, nil
+}
+
+// join notes the number of partitions.
+func (s *Scheduler) join(ctx context.Context) error {
+	return s.starting(ctx, func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) })
+}
+
+// starting runs f in a transaction. It writes the same each time: so a lost answer does no harm.
+func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
+	return s.repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
+}
+
+// stands reports whether a put of what the code declares would change nothing. Arguments that only
+// the database knows to mean the same do not stand.
+func (r *record) stands(have *record) bool {
+	if have == nil || !same(r, have) || have.Clock.Sub(have.Registered) >= noted || !sameJSON(r.Args, have.Args) {
+		return false
+	}
+	rule, err := Parse(r.Rule)
+	if err != nil {
+		return false // the put says so
+	}
+	due := have.next(rule)
+	return (due == nil) == (have.Due == nil) && (due == nil || due.Equal(*have.Due))
+}
+
+func sameJSON(a, b json.RawMessage) bool {
+	var x, y any
+	for _, of := range []struct {
+		text json.RawMessage
+		to   *any
+	}{{a, &x}, {b, &y}} {
+		d := json.NewDecoder(bytes.NewReader(of.text))
+		d.UseNumber()
+		if d.Decode(of.to) != nil {
+			return false
+		}
+	}
+	return reflect.DeepEqual(x, y)
 }
 
 func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error {

@@ -1,10 +1,13 @@
 package schedule_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
@@ -142,4 +145,51 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate <> 'done'"), 0, "ticks that were not run")
 		})
 	}
+}
+
+// A process joins when what it declares is written, as its partitions would wait for that: and it writes only what differs.
+func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	type order struct {
+		Number int64
+		Goods  []string
+	}
+	declare := func(edited int64, rule schedule.Rule, more ...string) *worker {
+		w := newWorker(db)
+		books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[order]) error { return nil })
+		tests.OK(t, books.Add("same", order{1 << 60, []string{"é"}}, hourly, schedule.PauseAfter(3)))
+		tests.OK(t, books.Add("edited", order{Number: edited}, hourly))
+		tests.OK(t, books.Add("moved", order{}, rule))
+		for _, name := range more {
+			tests.OK(t, books.Add(name, order{}, hourly))
+		}
+		return w
+	}
+	versions := func() string {
+		return one[string](db, "SELECT string_agg(name || ' ' || revision || ' ' || xmin, ', ' ORDER BY name) FROM pgleases.schedules")
+	}
+	const joined = "SELECT count(*) FROM pgleases.members WHERE lease = 'schedule/tests'"
+	declare(1<<60+1, hourly).run().has("moved").close()
+	before := versions()
+	w := declare(1<<60+1, hourly).run()
+	tests.Until(t, "it joins", func() bool { return one[int64](db, joined) == 1 })
+	expect(t, versions(), before, "schedules after a start that changes nothing")
+	w.close()
+
+	edit, err := db.Begin(t.Context())
+	tests.OK(t, err)
+	_, err = edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE")
+	tests.OK(t, err)
+	_, err = edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE")
+	tests.OK(t, err)
+	w = declare(1<<60, schedule.Every(time.Minute), "new").run()
+	tests.Until(t, "it waits for an edit", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%'") == 1
+	})
+	expect(t, one[int64](db, joined), 0, "members before all is put")
+	tests.OK(t, edit.Rollback(t.Context()))
+	w.has("new")
+	expect(t, one[string](db, "SELECT string_agg(name || ' ' || revision, ', ' ORDER BY name) FROM pgleases.schedules"),
+		"edited 2, moved 2, new 1, same 1", "schedules and their revisions")
 }

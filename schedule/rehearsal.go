@@ -55,10 +55,13 @@ func (r *rehearsal) Start(ctx context.Context) error {
 	err := errors.Join(r.s.broken...)
 	r.s.running = true
 	r.s.mu.Unlock()
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = r.s.putDeclared(ctx)
 	}
-	return r.s.putDeclared(ctx)
+	if err == nil {
+		err = r.s.join(ctx)
+	}
+	return err
 }
 
 // Own gives all partitions to the process. What waits is due at once, as for a new owner.

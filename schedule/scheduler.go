@@ -203,6 +203,10 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.group)
 	}
 	defer memberships.Delete(mine)
+	fits, err := s.putDeclared(ctx) // before it joins: its partitions would wait for it
+	if err != nil {
+		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
+	}
 	lease, err := s.client.Lease(ctx, leaseOf+s.group, s.options.partitions)
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
@@ -212,7 +216,10 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		defer cancel()
 		_ = lease.Leave(ctx) // an error is that it could not be told: the partitions leave when the client does
 	}()
-	if err := s.putDeclared(ctx); err != nil {
+	if err = s.join(ctx); err == nil && !fits { // the lease has been made anew since
+		_, err = s.putDeclared(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
 	}
 	p := newPlanner(s, lease)

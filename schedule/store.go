@@ -203,11 +203,12 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names: see store.Fill.
 type statements struct {
-	Share, Join, Look, Begin, End                     string
-	Open, Limit, Close, Done, CloseJob, DoneJob       string
-	Enqueue, Job, Jobs, Edit, Change                  string
-	Get, Put, List, History, Trim, Declare, MakeSlots string
-	Take, Free                                        string
+	Share, Join, Look, Begin, End               string
+	Open, Limit, Close, Done, CloseJob, DoneJob string
+	Enqueue, Job, Jobs, Edit, Change            string
+	Get, Put, List, History, Trim, MakeSlots    string
+	Declare, Declared                           string
+	Take, Free                                  string
 }
 
 func statementsFor(schema string) (s statements) {
@@ -444,6 +445,27 @@ func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []f
 
 func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
 	return void(ctx, q, s.statements.Declare, s.group, names)
+}
+
+// sendDeclared returns the schedules of these names that are there, and how many partitions the lease has; 0: there is none.
+func (s *Scheduler) sendDeclared(ctx context.Context, q querier, names []string) (have map[string]*record, partitions int, err error) {
+	var texts []string
+	var n *int
+	if err := q.QueryRow(ctx, s.statements.Declared, s.group, names, leaseOf+s.group).Scan(&texts, &n); err != nil {
+		return nil, 0, err
+	}
+	if n != nil {
+		partitions = *n
+	}
+	have = make(map[string]*record, len(texts))
+	for _, text := range texts {
+		r, err := decode[record](&text)
+		if err != nil {
+			return nil, 0, err
+		}
+		have[r.Name] = r
+	}
+	return have, partitions, nil
 }
 
 func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
