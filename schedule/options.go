@@ -54,8 +54,10 @@ func WithPartitions(n int) Option {
 	return Option{"WithPartitions", func(o *options) { o.partitions = n }}
 }
 
-// WithMaxRunning sets how many handlers of this process run at once: 1 or more, less than the pool's connections; default half of them. A transactional run has
-// one of the pool's connections, besides those that its handler takes.
+// WithMaxRunning sets how many handlers of this group run at once in this process: 1 or more, less than
+// the pool's connections. By default all groups that run on the pool share half of its connections, at
+// least one each. A transactional run has one of the pool's connections, besides those that its handler
+// takes.
 func WithMaxRunning(n int) Option {
 	return Option{"WithMaxRunning", func(o *options) { o.maxRunning = n }}
 }

@@ -165,7 +165,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			if p.hides && !p.looking { // what it has begun tells
 				p.hides, p.more = false, p.more || len(p.slotWaits())+len(p.passing()) > 0
 			}
-			if p.more && !p.looking && (len(p.running) < p.s.options.maxRunning || p.short()) {
+			if p.more && !p.looking && (len(p.running) < p.s.mostRunning() || p.short()) {
 				p.more = false
 				next = earlier(next, looked.Add(pause))
 			}
@@ -423,7 +423,7 @@ func (p *planner) waiting(now time.Time) (n int64) {
 // beginFrom begins what is due in one queue. It returns how long the next is not due, and whether what has a lower priority may begin.
 func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration) (next time.Duration, more bool) {
 	for i := 0; i < len(*queue); {
-		if p.alone || len(p.running) >= p.s.options.maxRunning {
+		if p.alone || len(p.running) >= p.s.mostRunning() {
 			return wait, false
 		}
 		it := (*queue)[i]
@@ -470,7 +470,7 @@ func (p *planner) short() bool {
 	for _, q := range p.queues {
 		queued += len(q)
 	}
-	return queued < p.s.options.maxRunning
+	return queued < p.s.mostRunning()
 }
 
 // end takes the end of a run.

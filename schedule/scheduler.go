@@ -41,6 +41,7 @@ type Scheduler struct {
 
 	declareEvery time.Duration // how often it is said what the code declares
 
+	groups  *atomic.Int32           // how many share the pool, from Run on; nil: WithMaxRunning was given
 	planner atomic.Pointer[planner] // of Run; nil: it is not under way
 	counts  counts
 
@@ -203,6 +204,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.group)
 	}
 	defer memberships.Delete(mine)
+	if !slices.Contains(s.options.given, "WithMaxRunning") {
+		var end func()
+		s.groups, end = shared.begin(s.pool)
+		defer end()
+	}
 	fits, err := s.putDeclared(ctx) // before it joins: its partitions would wait for it
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
@@ -233,6 +239,41 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
 	return lease.Run(ctx, p.serve)
+}
+
+// A sharing is of a pool by the groups that run on it and leave to its size how many handlers run at once.
+type sharing struct {
+	mu    sync.Mutex
+	pools map[*pgxpool.Pool]*atomic.Int32 // how many groups
+}
+
+var shared = sharing{pools: make(map[*pgxpool.Pool]*atomic.Int32)}
+
+// begin counts a group until end is called.
+func (s *sharing) begin(pool *pgxpool.Pool) (groups *atomic.Int32, end func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	groups = s.pools[pool]
+	if groups == nil {
+		groups = new(atomic.Int32)
+		s.pools[pool] = groups
+	}
+	groups.Add(1)
+	return groups, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if groups.Add(-1) == 0 {
+			delete(s.pools, pool)
+		}
+	}
+}
+
+// mostRunning is how many handlers run at once.
+func (s *Scheduler) mostRunning() int {
+	if s.groups == nil {
+		return s.options.maxRunning
+	}
+	return max(1, s.options.maxRunning/int(s.groups.Load()))
 }
 
 // A membership is a client's in a group. One Scheduler at a time has it: it ends with its Run.

@@ -65,7 +65,7 @@ func (p *planner) slotless(f finish, now time.Time) {
 	s := p.scarce[f.Kind]
 	switch {
 	case found && s != nil:
-		s.tries = min(s.tries+1, p.s.options.maxRunning) // what it had is free
+		s.tries = min(s.tries+1, p.s.mostRunning()) // what it had is free
 	case !found && s == nil:
 		s = &scarce{until: now.Add(p.s.lookEvery), marked: make(map[subject]bool)}
 		p.scarce[f.Kind], p.hides = s, p.crowded
@@ -128,7 +128,7 @@ func (p *planner) regain() {
 	defer p.mu.Unlock()
 	for kind, n := range p.gained {
 		if s := p.scarce[kind]; s != nil {
-			s.tries = min(s.tries+n, p.s.options.maxRunning)
+			s.tries = min(s.tries+n, p.s.mostRunning())
 		}
 	}
 	clear(p.gained)

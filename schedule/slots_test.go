@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -550,4 +552,42 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	tests.OK(t, held.Commit(t.Context()))
 	tests.Receive(t, "it is called", done)
 	expect(t, log.count("not looked after"), 0, "lines of runs that could not begin")
+}
+
+func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	other, err := schedule.New(t.Context(), w.client, w.pool, "other", schedule.WithPartitions(4), schedule.WithoutMigration(),
+		schedule.WithLogger(slog.New(slog.DiscardHandler)))
+	tests.OK(t, err)
+	other.Hasten()
+	var running atomic.Int32
+	end := make(chan struct{})
+	var kinds []*schedule.Kind[args]
+	for _, s := range []*schedule.Scheduler{w.Scheduler, other} {
+		kinds = append(kinds, schedule.InTx(s, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
+			running.Add(1)
+			released(ctx, end)
+			_, err := w.pool.Exec(ctx, "SELECT 1")
+			return err
+		}))
+	}
+	w.run()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- other.Run(ctx) }()
+	tests.Until(t, "both groups run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 2 })
+	for _, k := range kinds {
+		_, err := k.EnqueueMany(t.Context(), make([]args, 6))
+		tests.OK(t, err)
+	}
+	tests.Until(t, "each runs a job", func() bool { return running.Load() >= 2 })
+	db.looked()
+	db.looked()
+	expect(t, running.Load(), 2, "handlers at once of two groups on a pool of 6")
+	close(end)
+	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 12 })
+	stop()
+	tests.Receive(t, "the other group ends", ended)
 }
