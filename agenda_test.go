@@ -244,6 +244,36 @@ func TestTheEngineWakesUpToWarnOfAHandOverThatWaits(t *testing.T) {
 	})
 }
 
+func TestWorkThatGoesOnAfterTheEndOfRunsContextIsToldAndEndsWithTheDrainTimeout(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, l := w.alone(WithDrainTimeout(45 * time.Second))
+		ctx, cancel := context.WithCancel(context.Background())
+		begun, ended := make(chan struct{}, 1), make(chan error, 1)
+		go func() {
+			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
+				if p.Number == 0 {
+					begun <- struct{}{}
+					<-p.Context().Done()
+				}
+				return context.Cause(p.Context())
+			})
+		}()
+		<-begun
+		cancel()
+		if took := w.within(time.Hour, "it warns", func() bool { return w.logged("Run waits for work lease=x partitions=0 for=30s") > 0 }); took < warnAfter-soon || took > warnAfter+soon {
+			w.failf("it warned after %v, not %v", took, warnAfter)
+		}
+		began := time.Now()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			w.failf("Run: %v", err)
+		}
+		if took := time.Since(began); took < 15*time.Second-soon || took > 15*time.Second+soon {
+			w.failf("it ended %v after the warning, not 15 s", took)
+		}
+		w.within(time.Minute, "what ended is owned again", func() bool { return len(l.Values()) == 2 })
+	})
+}
+
 func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		p, _ := w.alone()

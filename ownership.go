@@ -438,6 +438,18 @@ func (e *engine) superviseDrains(now time.Time) {
 	e.tellWork(now)
 }
 
+// endOverdue ends ownerships on which work goes on for too long after the end of Run's context.
+func (e *engine) endOverdue(l *Lease, owned []*ownership, now time.Time) {
+	m := e.membershipOf(l)
+	if m == nil {
+		return
+	}
+	overdue := slices.DeleteFunc(m.serving(), func(t *tenure) bool { return !slices.Contains(owned, t.ownership) || !t.pinned() })
+	e.withdraw(m, overdue, ErrDrainTimeout, now)
+	e.end(m, overdue, ErrDrainTimeout)
+	e.tellEnded()
+}
+
 // warnTogether is how much earlier work is told of, to be in one line with what is to be told now.
 const warnTogether = time.Second
 

@@ -5,8 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 const (
@@ -26,7 +30,8 @@ const (
 // one that calls them gives them its ctx, which they end, or waits for itself until theirs ends.
 //
 // A call that does not return when its contexts end is waited for: the partition may be lost and come back meanwhile, and nobody
-// works on it then. That is logged after 30 s, and counted in Stats.Draining.
+// works on it then. That is logged after 30 s, and counted in Stats.Draining. Where ctx ended, WithDrainTimeout bounds how long
+// p.Context() goes on.
 func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
 	if !l.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.name)
@@ -36,11 +41,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	begun := make(map[int]*ownership) // under which fn was last started, by partition
 	busy := make(map[int]bool)
 	finished := make(chan int)
-	defer func() {
-		for range busy {
-			<-finished
-		}
-	}()
+	defer func() { l.awaitCalls(begun, busy, finished) }()
 	for {
 		s := l.snapshot.Load()
 		if err := l.Err(); err != nil {
@@ -65,6 +66,33 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 		case <-l.ended:
 		case number := <-finished:
 			delete(busy, number)
+		}
+	}
+}
+
+// awaitCalls waits for the calls that go on when Run ends. As in a hand-over, they are told of after 30
+// s, and the ownership ends after the drain timeout.
+func (l *Lease) awaitCalls(begun map[int]*ownership, busy map[int]bool, finished <-chan int) {
+	began, warn, limit := time.Now(), time.NewTimer(warnAfter), (<-chan time.Time)(nil)
+	defer warn.Stop()
+	if d := l.options.drainTimeout; d > 0 {
+		limit = time.After(d)
+	}
+	for len(busy) > 0 {
+		select {
+		case number := <-finished:
+			delete(busy, number)
+		case <-warn.C:
+			lasts := time.Since(began)
+			l.client.log.Warn("pgleases: Run waits for work", slog.String("lease", l.name),
+				slog.String("partitions", ranges.Short(slices.Sorted(maps.Keys(busy)))), slog.Duration("for", lasts.Round(time.Second)))
+			warn.Reset(lasts)
+		case <-limit:
+			var overdue []*ownership
+			for number := range busy {
+				overdue = append(overdue, begun[number])
+			}
+			_ = l.client.request(context.Background(), func(e *engine) { e.endOverdue(l, overdue, time.Now()) })
 		}
 	}
 }
