@@ -366,3 +366,38 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	expect(t, crashes(), 0, "crashes, after all was closed")
 	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner died, as it looks")
 }
+
+// A process that is asked to end keeps the partitions in which something runs, and no other.
+func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	begun, end := make(chan int, 1), make(chan struct{})
+	start := func() *worker {
+		w := newSteadyWorker(db, schedule.WithDrain(time.Minute))
+		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+			begun <- r.Partition
+			released(ctx, end)
+			return ctx.Err()
+		})
+		tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+		return w.run()
+	}
+	ending := start().has("close")
+	db.setClock(midnight.Add(time.Hour))
+	kept := tests.Receive(t, "it runs", begun)
+	start()
+	ending.stop()
+	tests.Until(t, "the others are owned by the other", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID()) == 3
+	})
+	expect(t, one[int](db, "SELECT partition FROM pgleases.partitions WHERE owner_id = $1", ending.client.ID()), kept, "partition of the run")
+	close(end)
+	if err := tests.Receive(t, "it ends", ending.ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("Run returned %v, not the end of its context", err)
+	}
+	ending.ended <- nil // for close
+	tests.Until(t, "all are owned by the other", func() bool {
+		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID()) == 4
+	})
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'"), 1, "runs that are done")
+}

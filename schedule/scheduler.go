@@ -228,6 +228,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
 	}
+	defer context.AfterFunc(ctx, func() { _ = lease.Leave(ctx) })() // at once: each partition goes when its own runs have ended
 	p := newPlanner(s, lease)
 	stop := p.start(ctx)
 	defer stop()
@@ -238,7 +239,11 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	keeping.Go(func() { s.keepDeclared(ctx) })
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
-	return lease.Run(ctx, p.serve)
+	err = lease.Run(ctx, p.serve)
+	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // as it left for that
+		err = fmt.Errorf("schedule: run group %q: %w", s.group, context.Cause(ctx))
+	}
+	return err
 }
 
 // A sharing is of a pool by the groups that run on it and leave to its size how many handlers run at once.
