@@ -33,6 +33,7 @@ const (
 // settings make a server that is small and quick, for data that need not survive the machine.
 var settings = map[string]string{
 	"max_connections":            "600",
+	"max_prepared_transactions":  "10",
 	"shared_buffers":             "32MB",
 	"fsync":                      "off",
 	"full_page_writes":           "off",

@@ -52,12 +52,14 @@ type Connector struct {
 	Heartbeat     time.Duration // limits each wait, see Connect and Conn.lockWait
 	FastFailover  time.Duration // the TTL of a client with fast fail-over; 0: it has none
 	statements    Statements
+	attempt       chan struct{} // holds one while an attempt to connect is under way
 }
 
 // NewConnector returns a connector for a schema.
 func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error,
 	schema string, heartbeat time.Duration) *Connector {
-	return &Connector{Config: config, BeforeConnect: beforeConnect, Schema: schema, Heartbeat: heartbeat, statements: StatementsFor(schema)}
+	return &Connector{Config: config, BeforeConnect: beforeConnect, Schema: schema, Heartbeat: heartbeat,
+		statements: StatementsFor(schema), attempt: make(chan struct{}, 1)}
 }
 
 // settings are those on which the texts of the statements and of their answers rely, whatever the role's or the database's
@@ -68,9 +70,49 @@ var settings = map[string]string{"client_encoding": "UTF8", "standard_conforming
 // ErrReadOnly tells that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
 
-// Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost to answer, or a heartbeat
-// where that is longer: a dead host must not use up the time of the others.
+// hooksMayTake is how long Connect waits after the end of ctx for the application's functions.
+const hooksMayTake = time.Second
+
+// Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost
+// to answer, or a heartbeat where that is longer: a dead host must not use up the time of the
+// others. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
+// without it, closes what it brings later, and makes no other attempt until it has returned.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
+	ignored := func() error {
+		return fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
+			context.Cause(ctx))
+	}
+	select {
+	case cr.attempt <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ignored()
+	}
+	type made struct {
+		conn *Conn
+		err  error
+	}
+	result := make(chan made, 1)
+	go func() {
+		conn, err := cr.connect(ctx, perHost)
+		result <- made{conn, err}
+		<-cr.attempt
+	}()
+	late := make(chan struct{})
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(hooksMayTake, func() { close(late) }) })()
+	select {
+	case r := <-result:
+		return r.conn, r.err
+	case <-late:
+	}
+	go func() {
+		if r := <-result; r.conn != nil {
+			r.conn.Close()
+		}
+	}()
+	return nil, ignored()
+}
+
+func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
 		if err := cr.BeforeConnect(ctx, config); err != nil {
