@@ -114,7 +114,10 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 	slices.Sort(names)
 	p := e.leases.planning
 	if p == nil || !slices.Contains(names, p.names[0]) {
-		p = &planning{names: names, claimedAt: now}
+		p = &planning{names: names, claimedAt: now, blocked: maps.Clone(e.leases.blocked), longest: min(e.options.heartbeat, time.Second)}
+		if e.ending.reason != nil { // see leavesToOthers
+			p.longest = busyRetry
+		}
 		for _, name := range names {
 			if e.leases.claimed[name] {
 				p.claimed = append(p.claimed, name)
@@ -127,7 +130,7 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 	}
 	batch, alone, again, limit := e.leases.planBatch, e.leases.planApart, time.Duration(store.NotAgain), e.limit()
 	if alone {
-		again = min(e.options.heartbeat, time.Second)
+		again = p.longest
 	}
 	return &operation{limit: limit, call: func(ctx context.Context, c conn) func(error) error {
 		applied, took, err := p.proceed(ctx, c, batch, alone, again)
@@ -153,8 +156,33 @@ type planning struct {
 
 	changed, leftOver bool // by what was applied of it
 
+	blocked map[string]blocked // as the client had them when the plan began
+	longest time.Duration      // the most that retryIn may be
+	retryIn time.Duration      // when another plan is due if moves are left over
+
 	claimedAt time.Time
 	claimEnds time.Time // when others may claim the leases; set where something overtook the plan
+}
+
+// A blocked is a lease whose last plan changed nothing, because guarded transactions were open on all
+// that it had to move.
+type blocked struct {
+	generation int64
+	retryIn    time.Duration
+}
+
+// backOff returns when the leases are planned again if moves are left over: twice as late as before,
+// unless one has changed.
+func (p *planning) backOff() time.Duration {
+	wait := p.longest
+	for _, r := range p.read {
+		if before, known := p.blocked[r.Name]; known && before.generation == r.Generation {
+			wait = min(wait, 2*before.retryIn)
+		} else if slices.Contains(p.claimed, r.Name) {
+			wait = min(wait, busyRetry)
+		}
+	}
+	return wait
 }
 
 const (
@@ -186,14 +214,16 @@ func (p *planning) proceed(ctx context.Context, c conn, batch int, alone bool, a
 				p.read = nil
 				return applied, 0, err
 			}
-			p.moves = replan(p.read)
+			p.moves, p.retryIn = replan(p.read), p.backOff()
 		}
 		next, n := again, min(batch, len(p.moves))
 		switch {
 		case n < len(p.moves):
 			next = stalled
-		case p.leftOver && next < 0:
-			next = busyRetry
+		case next < 0 && p.leftOver:
+			next = p.retryIn
+		case next < 0:
+			next = -p.retryIn // of the leases alone in which moves are left over
 		}
 		applying := time.Now()
 		applied, err = c.Apply(ctx, p.read, p.moves[:n], next)
@@ -245,8 +275,14 @@ func (e *engine) rebalanced(p *planning, applied store.Applied, err error) {
 		}
 	default:
 		e.leases.planning = nil
+		for _, r := range p.read {
+			delete(e.leases.blocked, r.Name)
+			if p.leftOver && !p.changed {
+				e.leases.blocked[r.Name] = blocked{r.Generation, p.retryIn}
+			}
+		}
 		if p.leftOver && !e.leavesToOthers(now) {
-			e.requestPlan(now.Add(busyRetry), p.names...)
+			e.requestPlan(now.Add(p.retryIn), p.names...)
 		}
 	}
 	if e.leases.planning != nil {

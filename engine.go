@@ -55,6 +55,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			claimed:     make(map[string]bool),
 			unannounced: make(map[string]*announcement),
 			planAt:      make(map[string]time.Time),
+			blocked:     make(map[string]blocked),
 			planBatch:   maxBatch,
 		},
 		locks:    newLocks(now, c.options.heartbeat),

@@ -27,6 +27,7 @@ type leases struct {
 	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
 	planning  *planning             // the plan under way, or the one that is to be made again; nil: none
 	planBatch int                   // the most partitions that one statement of a plan moves; see fitting
+	blocked   map[string]blocked    // by lease: those whose last plan changed nothing
 
 	unannounced map[string]*announcement // by lease, of what was released to sessions that are not told yet
 }

@@ -7,7 +7,7 @@
 -- $5 text[], $6 int[], $7 int[]  runs: lease, first and last partition of each part of a lease in which there are moves
 -- $8 int[]    one element for each partition of each run: the number of its heir, from 1; 0: it is not moved
 -- $9 int      lock timeout, milliseconds
--- $10 bigint  microseconds until another plan is due; negative: none is
+-- $10 bigint  microseconds until another plan is due; negative: only of leases in which moves are left over, after so many
 -- $11 text    channel to notify; empty: none
 --
 -- One row: whether the plan was written; if not, whether the server is not settled; the number of owners asked to hand over; of partitions given to their targets; of

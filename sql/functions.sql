@@ -887,7 +887,7 @@ BEGIN
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         next_check_at = CASE WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
-                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() + interval '50 milliseconds'
+                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - $10 * interval '1 microsecond'
                              ELSE 'infinity' END
     WHERE l.name = ANY ($1);
     IF $11 <> '' AND cardinality(concerned) > 0 THEN

@@ -692,7 +692,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 			case again >= 0:
 				l.NextCheckAt = clock + again.Microseconds()
 			case leftOver[name]:
-				l.NextCheckAt = clock + 50*millisecond
+				l.NextCheckAt = clock - again.Microseconds()
 			}
 			t.Leases[name] = l
 		}

@@ -152,12 +152,12 @@ func (r planRow) plan() (LeasePlan, error) {
 	return p, nil
 }
 
-// NotAgain is the time after which no other plan is due.
-const NotAgain = -time.Microsecond
+// NotAgain is the time after which no other plan is due, except of moves that are left over: 50 ms.
+const NotAgain = -50 * time.Millisecond
 
 // Apply writes moves of a plan if all its leases are as the plan read them, else nothing. Then the generations in plan are those that
-// the leases have since, so that more moves of it can follow. Another plan is due after that time, at most a second, or NotAgain. See
-// apply.sql.
+// the leases have since, so that more moves of it can follow. Another plan is due after that time, at most a second; if it is
+// negative, only of leases in which moves are left over, after so long. See apply.sql.
 func (c *Conn) Apply(ctx context.Context, plan []LeasePlan, moves []Move, again time.Duration) (Applied, error) {
 	names, generations := make([]string, len(plan)), make([]int64, len(plan))
 	for i, p := range plan {
