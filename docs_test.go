@@ -395,7 +395,7 @@ func TestEachRoleOfThePageMayDoItsPartAndNoMore(t *testing.T) {
 	tests.Execute(t, owner, "GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO PUBLIC")
 	revokes := regexp.MustCompile(`(?s)REVOKE EXECUTE ON FUNCTION [^;]*;`).FindAllString(readFile(t, "sql/functions.sql"), -1)
 	tests.Execute(t, owner, strings.Join(revokes, "\n"), pgx.QueryExecModeSimpleProtocol)
-	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0')",
+	refuses(reader, "reader", fmt.Sprintf("SELECT pgleases.guard('work', %d, %d)", p.Number, p.Epoch), "SELECT pgleases.heartbeat(1, 1, 0, 0, 0, 0, '0', '{}')",
 		"SELECT pgleases.drop_lease('work', 'why')", "CREATE TABLE pgleases.x (y int)", "DROP VIEW pgleases.status")
 	_, queries := headed(t, "docs/operations.md")
 	for heading, query := range queries {

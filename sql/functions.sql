@@ -95,13 +95,17 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 -- the time of the last renewal: where that is later than the last one of which the caller knows, the other copy made it. An
 -- earlier one tells nothing: a crash or a promotion lost the renewals since. Times of two runs of the server are not compared.
 --
--- Leases are told again only after a change of any of them. The UPDATE's snapshot tells both what has changed and from which transaction
--- on it may have missed a change: a transaction that commits later is not below the snapshot's xmin, whatever the order in
--- which transactions begin and commit. Every statement that changes members changes their lease too. A snapshot of another run
--- of the server tells nothing, as a crash may lose transactions, and their numbers are given again.
+-- Leases are returned again only after a change of one of them. The UPDATE's snapshot shows both
+-- what has changed and from which transaction on it may have missed a change: a transaction that
+-- commits later is not below the snapshot's xmin, whatever the order in which transactions begin
+-- and commit. Every statement that changes members changes their lease too. A snapshot of another
+-- run of the server says nothing, because a crash may lose transactions, and their numbers are
+-- given again.
 --
--- It looks at every lease of the schema. With an index on that column it would not have to, but no update of a lease would be HOT, and
--- where a thousand clients join one, each would look past the versions that the others left.
+-- It reads the leases that the caller names, by key: its cost does not grow with the leases of
+-- others. To ask the members which these are would make it an eighth dearer. A caller that joins a
+-- lease names none at its next heartbeat, so that all are returned. The names are a subquery: an
+-- array of one name would look so cheap that the server would plan it each time.
 --
 -- What is above the snapshot's xmax was written on another server, of which this database is a dump.
 --
@@ -109,7 +113,7 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 -- statement. Its cost is that of getting ready for it: of each table, and of each function and operator in it. So it tells times as they are,
 -- what is due is left to the caller, and it returns one text. IS NULL makes one boolean of two calls.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int, renewed double precision, renewed_mark bigint, started double precision, mark bigint, seen pg_catalog.xid8)
+    session bigint, lock_ms int, renewed double precision, renewed_mark bigint, started double precision, mark bigint, seen pg_catalog.xid8, leases pg_catalog.text[])
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
@@ -130,7 +134,7 @@ BEGIN
         pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
             AND EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $6)
             AND NOT EXISTS (SELECT FROM pgleases.leases AS l
-                            WHERE l.changed OPERATOR(pg_catalog.>=) $7
+                            WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT $8)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) $7
                               AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
     INTO told, unchanged;
     IF unchanged THEN
@@ -138,15 +142,15 @@ BEGIN
     END IF;
     IF told IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
        AND NOT EXISTS (SELECT FROM pgleases.server_mark AS m WHERE m.mark OPERATOR(pg_catalog.=) $4) THEN
-        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7); -- of another run, or not known: whatever the last renewal was
+        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7, $8); -- of another run, or not known: whatever the last renewal was
     END IF;
     RETURN pgleases.tell($1, told);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
+COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8, pg_catalog.text[]) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),

@@ -7,11 +7,12 @@
 -- $4 bigint  the mark then; 0: it is not known whether that was its last
 -- $5 double precision started, $6 bigint mark: the run of the server that last told leases; mark 0: they are to be told
 -- $7 xid8    seen, as that heartbeat returned it
+-- $8 text[]  the leases that the caller was last told of
 --
 -- Each number has its type: without it, a function of the same name that takes texts would be called. One text, because columns cost more
 -- than what is in them: numbers with blanks between them.
 --   expiry, ttl, settled, era, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
---   then, where it is another run or a lease has changed since: timeline, started, mark; for each lease generation, due_in, weight; and
+--   then, where it is another run or one of these leases has changed since: timeline, started, mark; for each lease generation, due_in, weight; and
 --   the names of these leases in the same order, as an array
 -- Of a session that is not alive it is one word and numbers: gone or copied; clock, settled, era, timeline, started, mark. Copied: it lives,
 -- but was renewed since $3 by a copy of the caller's process.
@@ -22,4 +23,4 @@
 --
 -- A row of members that somebody deletes by hand is no change of a lease. Its client hears of it when that lease next changes, as it
 -- does where its partitions are given to others, or within a minute.
-SELECT pgleases.heartbeat($1::bigint, $2::int, $3::double precision, $4::bigint, $5::double precision, $6::bigint, $7::pg_catalog.xid8)
+SELECT pgleases.heartbeat($1::bigint, $2::int, $3::double precision, $4::bigint, $5::double precision, $6::bigint, $7::pg_catalog.xid8, $8::pg_catalog.text[])

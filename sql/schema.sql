@@ -79,7 +79,7 @@ COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
-COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats tell of leases only after a change.';
+COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE TABLE IF NOT EXISTS pgleases.members (
     lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,

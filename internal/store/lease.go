@@ -71,6 +71,7 @@ type Handed struct {
 // Join makes the session a member of a lease, and makes the lease if it does not exist. The number rises with every join of
 // the session. See join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
+	c.told = told{} // the next heartbeat tells of the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 }
 

@@ -102,7 +102,8 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 	return maybe[Process](ctx, c, c.statements.Superseder, id)
 }
 
-// tellEvery is how often all leases are told at least: what somebody deleted by hand is heard of then.
+// tellEvery is how often all leases are returned at least: what somebody changed by hand is heard
+// of then, and a join that came late.
 const tellEvery = time.Minute
 
 // told is what the last heartbeat on a connection told of leases. It holds until one changes, or a plan of one is due.
@@ -112,6 +113,7 @@ type told struct {
 	seen    string // a transaction of that run: what committed later is not below it
 	at      time.Time
 	leases  []LeaseBeat
+	names   string // of these, as an array's literal
 }
 
 // holds reports whether a change is all that could make the next heartbeat tell something else.
@@ -124,12 +126,12 @@ func (t *told) holds(session int64) bool {
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
 	var run Run
-	seen := "0"
+	seen, names := "0", "{}"
 	if c.told.holds(session) {
-		run, seen = c.told.run, c.told.seen
+		run, seen, names = c.told.run, c.told.seen, c.told.names
 	}
 	answer, err := c.call(ctx, c.statements.Heartbeat, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
-		seconds(last.Clock), strconv.FormatInt(last.Mark, 10), seconds(run.Started), strconv.FormatInt(run.Mark, 10), seen)
+		seconds(last.Clock), strconv.FormatInt(last.Mark, 10), seconds(run.Started), strconv.FormatInt(run.Mark, 10), seen, names)
 	if err != nil {
 		return Beat{}, err
 	}
@@ -161,9 +163,9 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	beat.Incarnation = r.number()
 	seen := r.word()
 	if tells {
-		told := told{session: session, at: time.Now(), run: r.run()}
+		told := told{session: session, at: time.Now(), run: r.run(), names: "{" + names}
 		var named []string
-		if err := c.conn.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte("{"+names), &named); err != nil {
+		if err := c.conn.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(told.names), &named); err != nil {
 			return Beat{}, err
 		}
 		told.leases = make([]LeaseBeat, len(named))

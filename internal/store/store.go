@@ -112,15 +112,15 @@ func maybe[T any](ctx context.Context, c *Conn, statement string, args ...any) (
 	}, statement, args...)
 }
 
-// call returns the one value of a heartbeat, which calls a function with numbers alone. The function has a search_path of its own; where
+// call returns the one value of a heartbeat, which calls a function with literals alone. The function has a search_path of its own; where
 // the default of transactions fits too, the message is that statement alone. It is written and its answer is read here: what pgx does for
 // any parameter and any row costs the processor as much as a part of the statement at the server. But whoever traces the connection sees it.
-func (c *Conn) call(ctx context.Context, statement string, numbers ...string) (answer string, err error) {
+func (c *Conn) call(ctx context.Context, statement string, values ...string) (answer string, err error) {
 	first := strings.LastIndex(statement, "($1::") // whatever is in the schema's name
 	text, rest := statement[:first], statement[first:]
-	for i, number := range numbers {
+	for i, value := range values {
 		before, after, _ := strings.Cut(rest, "$"+strconv.Itoa(i+1))
-		text, rest = text+before+"'"+number+"'", after
+		text, rest = text+before+literal(value), after
 	}
 	text += rest
 	if !c.plain || c.traced {
@@ -137,6 +137,15 @@ func (c *Conn) call(ctx context.Context, statement string, numbers ...string) (a
 		err = fmt.Errorf("statement returned %d rows, not 1", rows)
 	}
 	return answer, err
+}
+
+// literal writes a string as the server reads it, whatever standard_conforming_strings is.
+func literal(s string) string {
+	s = "'" + strings.ReplaceAll(s, "'", "''") + "'"
+	if strings.Contains(s, `\`) {
+		return "E" + strings.ReplaceAll(s, `\`, `\\`)
+	}
+	return s
 }
 
 // exec runs a statement for its effect.

@@ -11,53 +11,105 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgleases/pgleases/internal/fakestore"
+	. "github.com/pgleases/pgleases/internal/store"
 )
 
-// heard is a session whose leases were told, on a marked run of the server. A membership is gone since that nobody was told of: as
-// long as heartbeats tell two leases, they tell what they told before.
-func heard(f *fixture) *client {
+// strange is the name of a lease that a heartbeat has to quote.
+const strange = `m'\"{},$1 `
+
+// heard is a session whose leases were told, on a marked run of the server. A weight has changed
+// since by hand, which no heartbeat is told of until it is told of all leases.
+func heard(f *fixture, changed string) *client {
 	f.Helper()
 	c := f.client("c")
 	c.join("l", 1)
-	c.join("m", 1)
+	c.join(strange, 1)
+	f.client("other").join("other's", 1)
 	f.exec("UPDATE leases SET next_check_at = 'infinity'")
 	c.run()
-	// As if they had changed before every transaction on this server, where other tests have theirs open; one after all.
-	f.exec(`SET session_replication_role = replica; -- so that no trigger sets it
-		UPDATE leases SET changed = CASE WHEN name = 'dumped' THEN '1000000000000'::xid8 ELSE '1'::xid8 END;
-		RESET session_replication_role`)
+	f.unchanged(changed)
 	c.beat()
-	f.exec("DELETE FROM members WHERE lease = 'm'")
-	c.hears(2)
+	f.exec("UPDATE members SET weight = 7 WHERE lease LIKE 'm%'")
+	c.hears(false)
 	return c
 }
 
-func (c *client) hears(leases int) {
+// unchanged makes all leases look as if they had changed before every transaction on this server,
+// on which other tests have theirs open; or on another server.
+func (f *fixture) unchanged(changed string) {
+	f.Helper()
+	f.exec(`SET session_replication_role = replica; -- so that no trigger sets it
+		UPDATE leases SET changed = '` + changed + `'::xid8;
+		RESET session_replication_role`)
+}
+
+// hears expects that the next heartbeat is told of the leases anew, or is not.
+func (c *client) hears(anew bool) {
 	c.f.Helper()
-	expect(c.f.TB, len(c.beat().Leases), leases, "leases told")
+	heard := slices.ContainsFunc(c.beat().Leases, func(l LeaseBeat) bool { return l.Name == strange && l.Weight == 7 })
+	expect(c.f.TB, heard, anew, "leases are told anew")
 }
 
 func TestLeasesAreToldAgainOnlyAfterAChange(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	c := heard(f)
+	c := heard(f, "1")
 	for _, change := range []string{
-		"UPDATE partitions SET asked_at = now()", "UPDATE server SET era = era + 1", "INSERT INTO identities VALUES ('other', 1, 1, now())",
+		"UPDATE partitions SET asked_at = now()", "UPDATE server SET era = era + 1", "INSERT INTO identities VALUES ('another', 1, 1, now())",
+		"UPDATE leases SET planned_at = now() WHERE name = 'other''s'",
 	} {
 		f.exec(change)
-		c.hears(2)
+		c.hears(false)
 	}
-	f.exec("UPDATE leases SET planned_at = now() WHERE name = 'm'")
-	c.hears(1)
+	f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'")
+	c.hears(true)
+}
+
+func TestALeaseThatIsJoinedIsToldAtTheNextHeartbeat(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := heard(f, "1")
+	c.join("new", 1)
+	f.exec("UPDATE leases SET next_check_at = 'infinity'")
+	f.unchanged("1")
+	c.hears(true)
+}
+
+// Dropped leases keep their rows for ever, and a schema may have a lease for each tenant.
+func TestAHeartbeatReadsItsOwnLeasesOnly(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := heard(f, "1")
+	f.exec(`INSERT INTO leases SELECT 'tenant-' || n, 0, 1, 1, 1, 'infinity', now() FROM generate_series(1, 5000) AS n;
+		INSERT INTO members SELECT 'tenant-' || n, n, 1, now(), 1 FROM generate_series(1, 5000) AS n`)
+	f.exec("ANALYZE leases, members")
+	f.unchanged("1")
+	for what, beat := range map[string]func(){"is told": func() { f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'"); c.hears(true) }, "is not": func() { c.beat() }} {
+		f.ok(c.pg().Exec(f.ctx, "BEGIN"))
+		before := c.reads("leases", "members")
+		beat()
+		if n := c.reads("leases", "members") - before; n > 20 {
+			t.Errorf("a heartbeat that %s reads %d rows", what, n)
+		}
+		f.ok(c.pg().Exec(f.ctx, "COMMIT"))
+	}
+}
+
+// reads returns how many rows of tables the open transaction of the client's connection has read.
+func (c *client) reads(tables ...string) (rows int64) {
+	c.f.Helper()
+	c.f.ok(c.pg().Raw().QueryRow(c.f.ctx, `SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
+		WHERE schemaname = $1 AND relname = ANY ($2)`, c.f.schema, tables).Scan(&rows))
+	return rows
 }
 
 func TestLeasesAreToldAgainAfterAMinute(t *testing.T) {
 	t.Parallel()
-	c := heard(newFixture(t))
+	c := heard(newFixture(t), "1")
 	c.pg().ToldBefore(50 * time.Second)
-	c.hears(2)
+	c.hears(false)
 	c.pg().ToldBefore(10 * time.Second)
-	c.hears(1)
+	c.hears(true)
 }
 
 func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
@@ -67,16 +119,16 @@ func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
 		"a crash, and marked since": func(f *fixture) { f.mark(random()) },
 		"a copy that was started apart": func(f *fixture) {
 			f.exec("CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
-			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat' AND pronargs = 7")
+			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat'")
 			f.exec(strings.ReplaceAll(text, "pg_catalog.pg_postmaster_start_time()", "public.pg_postmaster_start_time()"))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
-			c := heard(f)
+			c := heard(f, "1")
 			change(f)
-			c.hears(1)
+			c.hears(true)
 		})
 	}
 }
@@ -84,15 +136,15 @@ func TestLeasesAreToldAgainOnAnotherRunOfTheServer(t *testing.T) {
 func TestLeasesAreToldToEachSessionAndOnEachConnection(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	c := heard(f)
-	other := f.client("other")
-	other.Conn = c.Conn
-	other.hears(0)
-	c.hears(1)
-	f.exec("DELETE FROM members")
-	c.hears(1)
+	c := heard(f, "1")
+	another := f.client("another")
+	another.Conn = c.Conn
+	expect(t, len(another.beat().Leases), 0, "leases told to a session that joined none")
+	c.hears(true)
+	f.exec("UPDATE members SET weight = 1")
+	c.hears(true)
 	c.Conn = f.any()
-	c.hears(0)
+	c.hears(false)
 }
 
 // A plan that is due later may have to be made by any client then, as the one that makes it may die.
@@ -114,11 +166,10 @@ func TestALeaseWithAPlanDueIsToldInEachHeartbeat(t *testing.T) {
 func TestALeaseThatAnotherServerChangedIsNoChange(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	f.exec("INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('dumped', 1, 1, 1, 0, 'infinity', now())")
-	c := heard(f)
-	c.hears(2)
-	f.exec("UPDATE leases SET generation = generation + 1 WHERE name = 'dumped'")
-	c.hears(1)
+	c := heard(f, "1000000000000")
+	c.hears(false)
+	f.exec("UPDATE leases SET generation = generation + 1 WHERE name LIKE 'm%'")
+	c.hears(true)
 }
 
 // Transactions commit in another order than they begin in, or change a lease in. No order keeps a change from being told.
