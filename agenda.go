@@ -69,6 +69,7 @@ var duties = []*duty{
 	{"evict", settled, (*engine).evictDue, (*engine).beginEvict, untilEnds},
 	{"sweep locks", settled, (*engine).sweepLocksDue, (*engine).beginSweepLocks, untilEnds},
 	{"rebalance", settled, (*engine).rebalanceDue, (*engine).beginRebalance, 0},
+	{"tidy", settled, (*engine).tidyDue, (*engine).beginTidy, untilEnds},
 	{"listen", working, (*engine).listenDue, (*engine).beginListen, untilEnds},
 	{"prepare", working, (*engine).prepareDue, (*engine).beginPrepare, untilEnds},
 	{"end the session", working, (*engine).endDue, (*engine).beginEnd, 0},

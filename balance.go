@@ -21,6 +21,7 @@ type check struct {
 	evictAt  time.Time // when to evict, where the database said that a session may have expired; never: it did not
 	passed   bool      // a check was due that this client left to those that look for it
 	sessions int64     // of all clients, about
+	toTidy   bool      // a check was made, and what can wait is left
 }
 
 // heardCheck takes what a heartbeat tells of the next check for this client: it is due at some time, or due now and this client
@@ -73,11 +74,22 @@ func (e *engine) beginEvict(now time.Time) *operation {
 		}
 		if evicted.CheckDueIn >= 0 {
 			e.check.lookAt = e.check.lookAfter(evicted.CheckDueIn)
+			e.check.toTidy = true
 		}
 		if len(evicted.IDs) > 0 {
 			e.client.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
 		}
 		e.evictedOthers(evicted)
+	})
+}
+
+func (e *engine) tidyDue(time.Time) time.Time { return atOnceIf(e.check.toTidy) }
+
+// beginTidy does what can wait. If it fails, the next check is in time for it.
+func (e *engine) beginTidy(time.Time) *operation {
+	return ask(e.limit(), func(ctx context.Context, c conn) ([]string, error) { return c.Tidy(ctx) }, func(asked []string, _ error) {
+		e.check.toTidy = false
+		e.requestPlan(time.Now(), asked...)
 	})
 }
 

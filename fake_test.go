@@ -250,6 +250,12 @@ func (c *faultyConn) Evict(ctx context.Context, cutoff int64, watched, ttl time.
 	})
 }
 
+func (c *faultyConn) Tidy(ctx context.Context) ([]string, error) {
+	return call(ctx, c, "tidy", func(ctx context.Context, conn *fakestore.Conn) ([]string, error) {
+		return conn.Tidy(ctx)
+	})
+}
+
 func (c *faultyConn) Claim(ctx context.Context, leases []string) ([]string, error) {
 	return call(ctx, c, "claim", func(ctx context.Context, conn *fakestore.Conn) ([]string, error) {
 		return conn.Claim(ctx, leases)

@@ -45,8 +45,8 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 const (
 	// They run with the rights of who calls them, but for timeline, and so do nothing for a role without rights on tables.
 	forAll = `announce() apply() attend() evict() evict_ended() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
-		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_run() lock_settings() lock_sweep() lock_turn() look_out() partition_for()
-		read() release() session_ends() settings() snapshot() tell() timeline()`
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_run() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
+		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_fates() schedule_free() schedule_get()
 		schedule_history() schedule_job() schedule_job_fates() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()

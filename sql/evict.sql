@@ -1,4 +1,4 @@
--- evict.sql: removes dead sessions, and makes a plan due for every lease that lost a member or an owner. One client at a time
+-- evict.sql: removes dead sessions, and makes a plan due for every lease that lost a member. One client at a time
 -- does it, and only a client that has watched the clock of this run of the server. It waits for no lock on a row.
 --
 -- $1 bigint  cutoff: sessions that expired before it are dead. By the caller's watch, the database's clock has reached it.

@@ -127,7 +127,9 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
     era           bigint NOT NULL,
     next_check_at pg_catalog.timestamptz NOT NULL,
     sessions      bigint NOT NULL DEFAULT 1,
-    unwatched     interval NOT NULL DEFAULT '0'
+    unwatched     interval NOT NULL DEFAULT '0',
+    checks        bigint NOT NULL DEFAULT 0,
+    left_behind   bigint[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
@@ -137,6 +139,8 @@ COMMENT ON COLUMN pgleases.server.era IS 'New epochs are at least this number ti
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. Where there are many, only some of them look for the next one early.';
 COMMENT ON COLUMN pgleases.server.unwatched IS 'The shortest TTL of the sessions that had expired at the last check and stayed, because the client that made the check had not watched the clock for so long; 0: none. For a client that has, a check is due.';
+COMMENT ON COLUMN pgleases.server.checks IS 'Number of checks for expired sessions. It chooses the part of the tables in which the last one looks for orphans.';
+COMMENT ON COLUMN pgleases.server.left_behind IS 'Sessions that were evicted and may have rows in members still. The next check removes these rows.';
 
 -- The named locks of package lock. A row goes when nobody holds or awaits it, so the table is small and its rows are many: the
 -- threshold has it vacuumed whatever its size at the time. No foreign key on session, which would have every acquisition lock its row.

@@ -482,27 +482,13 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 				}
 			}
 		}
-		living := func(lease string, session int64) bool { return t.living(lease, session) && !dead[session] }
-		affected, inhabited := make(map[string]bool), make(map[string]bool)
+		affected := make(map[string]bool)
 		for m := range t.Members {
-			if living(m.Lease, m.Session) {
-				inhabited[m.Lease] = true
-			} else {
+			if dead[m.Session] {
 				affected[m.Lease] = true
 			}
 		}
-		for name, rows := range t.Partitions {
-			l := t.Leases[name]
-			if !inhabited[name] || l.NextCheckAt <= l.latest(clock) { // a plan is due or under way
-				continue
-			}
-			for _, row := range rows {
-				if row.Owner != 0 && !living(name, row.Owner) || row.Target != 0 && !living(name, row.Target) {
-					affected[name] = true
-				}
-			}
-		}
-		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !living(m.Lease, m.Session) })
+		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return dead[m.Session] })
 		for session := range dead {
 			row := t.Clients[session]
 			delete(t.Clients, session)
@@ -513,7 +499,6 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 			}
 		}
 		slices.Sort(answer.IDs)
-		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool { return i.UsedAt < clock-day && t.newest(id, 0) == nil })
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
 			if l, known := t.Leases[name]; known {
 				l.Generation++
@@ -548,8 +533,36 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		if unwatched > 0 {
 			answer.CheckDueIn = min(answer.CheckDueIn, unwatched-watched)
 		}
-		answer.Asked = distinct(append(answer.Asked, t.endWishes(clock)...))
 		return answer, true
+	})
+}
+
+// Tidy is tidy.sql, of the whole tables.
+func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
+	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
+		lost, inhabited := make(map[string]bool), make(map[string]bool)
+		for m := range t.Members {
+			if t.living(m.Lease, m.Session) {
+				inhabited[m.Lease] = true
+			} else {
+				lost[m.Lease] = true
+			}
+		}
+		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !t.living(m.Lease, m.Session) })
+		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool { return i.UsedAt < clock-day && t.newest(id, 0) == nil })
+		var asked []string
+		for name, l := range t.Leases {
+			orphaned := func(row Partition) bool {
+				return row.Owner != 0 && !t.living(name, row.Owner) || row.Target != 0 && !t.living(name, row.Target)
+			}
+			if lost[name] || inhabited[name] && l.NextCheckAt > l.latest(clock) && slices.ContainsFunc(t.Partitions[name], orphaned) {
+				l.Generation++
+				l.NextCheckAt = clock
+				t.Leases[name] = l
+				asked = append(asked, name)
+			}
+		}
+		return distinct(append(asked, t.endWishes(clock)...)), true
 	})
 }
 

@@ -53,6 +53,7 @@ type Conn interface {
 	Announce(ctx context.Context, leases []string, sessions []int64) error
 	Fence(ctx context.Context, session int64, busy []store.Release) error
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
+	Tidy(ctx context.Context) (asked []string, err error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error)
 	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error)

@@ -304,7 +304,9 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 			expect(t, a.apply(a.plan("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
 			release()
 			f.checkNow()
-			expect(t, fmt.Sprint(a.evictAs(run, time.Hour).Asked), "[locked]", "asked once it is not")
+			got, err := a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run)
+			f.ok(err)
+			expect(t, fmt.Sprint(got.Asked), "[locked]", "asked once it is not")
 			expect(t, f.counts(), "2 leases, 2 members, 5 partitions", "rows")
 			b, c = f.client("b"), f.client("c")
 			continue
@@ -357,7 +359,8 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 	f.exec("SELECT FROM server FOR UPDATE NOWAIT")
 }
 
-func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
+// With many partitions it has to end within half a TTL, as with few.
+func TestAnEvictionReadsTheClientsOnceAndNothingOfTheOthers(t *testing.T) {
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, dead := f.client("a"), f.client("dead")
@@ -365,8 +368,11 @@ func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
 	dead.join("l", 2)
 	a.give("l", a.session, dead.session)
 	f.exec(`INSERT INTO clients SELECT n, n::text, 1, public.clock() + interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 2000) AS n`)
-	f.exec("INSERT INTO identities SELECT n::text, 1, 1, now() - interval '2 days' FROM generate_series(1, 2000) AS n")
-	f.exec("ANALYZE clients")
+	f.exec(`INSERT INTO identities SELECT n::text, 1, 1, now() - interval '2 days' FROM generate_series(1, 2000) AS n;
+		INSERT INTO leases SELECT n::text, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, 2000) AS n;
+		INSERT INTO members SELECT n::text, n, 1, now(), 1 FROM generate_series(1, 2000) AS n;
+		INSERT INTO partitions SELECT n::text, p, n, n, 1 FROM generate_series(1, 2000) AS n, generate_series(0, 4) AS p;
+		ANALYZE`)
 	run := a.run()
 	f.expire(dead)
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
@@ -374,13 +380,72 @@ func TestAnEvictionReadsTheClientsOnce(t *testing.T) {
 		f.ok(a.pg().Raw().QueryRow(f.ctx, "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'clients'").Scan(&n))
 		return n
 	}
-	before := scans()
-	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
+	clock, before := a.beat().Clock, scans()
+	evict := func() Evicted {
+		got, err := a.Evict(f.ctx, clock, time.Hour, usualTTL, run)
+		f.ok(err)
+		return got
+	}
+	reads := a.reads("leases", "members", "partitions", "identities")
+	expect(t, len(evict().IDs), 1, "evicted")
 	expect(t, scans()-before, 1, "times that all clients were read")
-	a.evictAs(run, time.Hour) // for which no check is due
+	evict() // for which no check is due
 	expect(t, scans()-before, 1, "times that all clients were read")
+	if n := a.reads("leases", "members", "partitions", "identities") - reads; n > 20 {
+		t.Errorf("it read %d rows besides", n)
+	}
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE expires_at > public.clock() + interval '1 minute'"), 0, "ahead of the clock")
+}
+
+func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
+	t.Parallel()
+	f := stoppedFixture(t)
+	a, b := f.pair(1)
+	f.exec(`INSERT INTO leases SELECT n::text, 10000, 1, 1, 1, 'infinity', now() FROM generate_series(1, 2) AS n;
+		INSERT INTO members SELECT n::text, $1, 1, now(), 1 FROM generate_series(1, 2) AS n;
+		INSERT INTO partitions SELECT n::text, p, $1, $1, 1 FROM generate_series(1, 2) AS n, generate_series(0, 9999) AS p`, a.session)
+	run := a.run()
+	a.apply(a.plan("l"))
+	for what, spoil := range map[string]string{
+		"an owner": "UPDATE partitions SET owner = 99 WHERE lease = '2' AND partition = 9999", "a member": "INSERT INTO members VALUES ('2', 99, 1, now(), 1)",
+	} {
+		f.exec(spoil)
+		checks := 0
+		for asked := ""; asked == ""; checks++ {
+			f.checkNow()
+			f.ok(a.pg().Exec(f.ctx, "BEGIN"))
+			before := a.reads("leases", "members", "partitions", "identities")
+			asked = strings.Join(a.evictAs(run, 0).Asked, " ")
+			if n := a.reads("leases", "members", "partitions", "identities") - before; n > 6000 || checks > 20 {
+				t.Fatalf("check %d reads %d rows", checks, n)
+			}
+			f.ok(a.pg().Exec(f.ctx, "COMMIT"))
+		}
+		t.Logf("%s that is no living member: found at check %d", what, checks)
+		f.exec("UPDATE partitions SET owner = target WHERE owner = 99")
+		f.exec("UPDATE leases SET next_check_at = 'infinity'")
+	}
+	expect(t, value[int](f, "SELECT count(*) FROM members"), 4, "members")
+	expect(t, b.beat().Alive, true, "alive")
+}
+
+// As behind a publication that cannot replicate them.
+func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.pair(1)
+	run := a.run()
+	f.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION $$refused$$; END';
+		CREATE TRIGGER refuse BEFORE DELETE ON events EXECUTE FUNCTION public.refuse();
+		UPDATE events SET at = now() - interval '1 year'`)
+	f.expire(b)
+	got, err := a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run)
+	f.ok(err)
+	expect(t, fmt.Sprint(got.IDs, got.Asked), "[b] [l]", "evicted, asked")
+	if _, err := a.Tidy(f.ctx); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("old events are deleted: %v", err)
+	}
 }
 
 func TestOneEvictsAtATime(t *testing.T) {
@@ -540,12 +605,15 @@ func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
 	a.join("l", 1)
 	f.checkNow()
 	run, clock := b.run(), b.beat().Clock
-	release := f.lock("LOCK TABLE partitions IN ACCESS EXCLUSIVE MODE")
+	owner := f.raw()
+	_, err := owner.Exec(f.ctx, "BEGIN; LOCK TABLE pgleases.events")
+	f.ok(err)
 	evicting := later(func() error { return failure(b.Evict(f.ctx, clock, 10*time.Minute, time.Minute, run)) })
 	f.blocked(b.pg().Raw().PgConn().PID())
 	f.setClock(time.UnixMicro(clock).Add(4 * time.Second))
 	a.beat()
-	release()
+	_, err = owner.Exec(f.ctx, "COMMIT")
+	f.ok(err)
 	f.ok(evicting())
 	row := f.tables().Clients[a.session]
 	expect(t, time.Duration(row.ExpiresAt-clock)*time.Microsecond, 4*time.Second+usualTTL, "the session expires after its renewal, and before it")

@@ -18,7 +18,8 @@ type Evicted struct {
 	IDs       []string      // client IDs of the evicted sessions
 	Asked     []string      // leases for which a plan is due
 	PlanDueIn time.Duration // until it is due for all of them
-	// CheckDueIn is the time until the next check is due for the caller; negative: another client does the check, or may do it.
+	// CheckDueIn is the time until the next check is due for the caller, who made this one and is to
+	// call Tidy; negative: another client does the check, or may do it.
 	CheckDueIn time.Duration
 }
 
@@ -68,6 +69,13 @@ type Applied struct {
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run Run) (Evicted, error) {
 	return one[Evicted](ctx, c, c.statements.Evict, cutoff, watched.Microseconds(),
 		ttl.Microseconds(), run.Timeline, run.Started, run.Mark, c.lockWait)
+}
+
+// Tidy does what a check for expired sessions leaves for later, and returns the leases for which a
+// plan is due. See tidy.sql.
+func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
+	got, err := one[struct{ Asked []string }](ctx, c, c.statements.Tidy, c.lockWait)
+	return got.Asked, err
 }
 
 // Claim claims the planning of those leases for which a plan is due, and returns them. A lease that another statement has

@@ -19,7 +19,7 @@ type Statements struct {
 
 	Register, Superseder, Heartbeat, Mark, Settle, Unsettle, Close string
 	Join, Weight, Read, Release, Announce, Fence                   string
-	Evict, Claim, Plan, Apply                                      string
+	Evict, Tidy, Claim, Plan, Apply                                string
 	Guard                                                          string
 	Attend, Lookout, EvictEnded                                    string
 

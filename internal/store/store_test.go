@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -351,6 +352,11 @@ func (c *client) evictAs(run Run, watched time.Duration) Evicted {
 	c.f.Helper()
 	evicted, err := c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run)
 	c.f.ok(err)
+	if evicted.CheckDueIn >= 0 {
+		asked, err := c.Tidy(c.f.ctx)
+		c.f.ok(err)
+		evicted.Asked = slices.Compact(slices.Sorted(slices.Values(append(evicted.Asked, asked...))))
+	}
 	return evicted
 }
 

@@ -7,7 +7,7 @@
 // writes a page with the tables, the machine and the versions. A figure says what was measured, even if it missed its goal; the exit
 // status says only whether it could be measured. The whole takes at most ten minutes on an idle machine.
 //
-// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go, large.go, latency.go, deploy.go, clients.go,
+// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go, large.go, wide.go, latency.go, deploy.go, clients.go,
 // locks.go, jobs.go, schedules.go. They share measure.go (samples, rounds, tables), lab.go (servers and what they use), group.go
 // (clients and what they own) and worker.go (clients in processes that can be killed).
 package main
@@ -36,6 +36,7 @@ var parts = []struct {
 	{"events", "What events cost", measureEvents},
 	{"plan", "The plan", measurePlans},
 	{"large", "Large leases", measureLarge},
+	{"wide", "Many leases and partitions of others", measureWide},
 	{"listen", "Join, Close and kill, with notifications", measureListening},
 	{"poll", "Join, Close and kill, polling through PgBouncer", measurePolling},
 	{"deploy", "A rolling deploy", measureDeploy},

@@ -13,7 +13,7 @@ REVOKE INSERT ON pgleases.events FROM pgleases_app;
 GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON pgleases.events TO pgleases_app;
 -- PUBLIC may not execute trim_events and end_wishes, and in some databases none of the functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.tell,
-    pgleases.evict, pgleases.trim_events, pgleases.end_wishes, pgleases.attend, pgleases.look_out, pgleases.session_ends,
+    pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_wishes, pgleases.attend, pgleases.look_out, pgleases.session_ends,
     pgleases.evict_ended, pgleases.read, pgleases.release, pgleases.announce, pgleases.snapshot, pgleases.apply,
     pgleases.partition_for, pgleases.guard, pgleases.lock_mutex, pgleases.lock_settings, pgleases.lock_same_run,
     pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release, pgleases.lock_releases,
