@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -80,12 +81,14 @@ END
 
 // Fits reads the part's version in the schema and the oldest code that it serves. It returns nil where this code can run there.
 func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
-	rows, err := conn.Query(ctx, "SELECT version, min_code FROM "+p.versionTable(schema),
-		pgx.QueryExecModeSimpleProtocol)
-	type version struct{ Version, MinCode int }
-	var v version
-	if err == nil {
-		v, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[version])
+	var v struct{ Version, MinCode int }
+	results, err := conn.PgConn().Exec(ctx, "SELECT version, min_code FROM "+p.versionTable(schema)).ReadAll() // in any encoding
+	switch {
+	case err != nil:
+	case len(results[0].Rows) == 0:
+		err = pgx.ErrNoRows
+	default:
+		_, err = fmt.Sscan(string(bytes.Join(results[0].Rows[0], []byte(" "))), &v.Version, &v.MinCode)
 	}
 	switch code := Code(err); {
 	case code == "3F000" || code == "42P01" || errors.Is(err, pgx.ErrNoRows):

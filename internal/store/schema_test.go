@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/url"
 	"reflect"
 	"strings"
 	"sync"
@@ -72,6 +73,32 @@ func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	f.exec("SET search_path = pgleases, public")
 	protocol(f)
 	f.exec("SELECT pause('l', 'why'), resume('l', 'why'), new_era(); UPDATE events_kept SET age = '1 day'; UPDATE schema_version SET min_code = 1")
+}
+
+// The connection has the database's encoding, as pgx leaves it.
+func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
+	t.Parallel()
+	for _, encoding := range []string{"LATIN1", "SQL_ASCII"} {
+		t.Run(encoding, func(t *testing.T) {
+			t.Parallel()
+			maker := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t)}
+			maker.sql = maker.raw()
+			name := fmt.Sprintf("pgleases_encoded_%d", random())
+			maker.exec(fmt.Sprintf("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
+			t.Cleanup(func() { _, _ = maker.sql.Exec(maker.ctxOfCleanup(), "DROP DATABASE "+name+" WITH (FORCE)") })
+			u, err := url.Parse(maker.url)
+			maker.ok(err)
+			u.Path = "/" + name
+			maker.ok(Migrate(maker.ctx, maker.dial(u.String()), "pgleases"))
+			u.RawQuery += "&client_encoding=UTF8" // for the test's own queries
+			f := fixtureIn(t, u.String(), "pgleases")
+			protocol(f)
+			c := f.client("größe")
+			c.join("größe", 2)
+			expect(t, value[int](f, "SELECT octet_length(name) - 5 FROM leases WHERE name <> 'l'"), map[string]int{"LATIN1": 0, "SQL_ASCII": 2}[encoding], "octets more than letters")
+			expect(t, c.owned("größe"), "", "owned")
+		})
+	}
 }
 
 // protocol runs every statement once, as they come in the lives of two clients.
