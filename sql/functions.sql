@@ -954,11 +954,14 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
 
+-- In PL/pgSQL, as the server would run SQL as a statement for each row, and under some settings compile it each time.
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
-LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
-    SELECT ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
+LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
+BEGIN
+    RETURN ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
                   pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
-             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int
+             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int;
+END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
 
@@ -970,9 +973,9 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 -- the ownership first.
 --
 -- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,
--- would plan it each time.
+-- would plan it each time. Nor is it compiled, under whatever settings: without sequential scans it seems to cost very much.
 CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.partitions AS p
     WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3
@@ -1686,7 +1689,7 @@ COMMENT ON FUNCTION pgleases.lock_list(pg_catalog.text, pg_catalog.text, int) IS
 
 -- As guard does for a partition.
 CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.locks AS l
     WHERE l.name = $1 AND l.token = $2
