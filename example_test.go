@@ -256,7 +256,7 @@ func begin() *example {
 	x.ctx, x.stop = context.WithTimeout(context.Background(), tests.Patience)
 	x.url = pgtest.Database(x)
 	var err error
-	x.pool, err = pgxpool.New(x.ctx, x.url)
+	x.pool, err = pgtest.NewPool(x.ctx, x.url)
 	x.Check(err)
 	x.Cleanup(x.pool.Close)
 	x.Check(pgleases.Migrate(x.ctx, x.pool))

@@ -190,7 +190,7 @@ func begin() *example {
 	x := &example{}
 	x.ctx, x.stop = context.WithTimeout(context.Background(), tests.Patience)
 	var err error
-	x.pool, err = pgxpool.New(x.ctx, pgtest.MigratedDatabase(x))
+	x.pool, err = pgtest.NewPool(x.ctx, pgtest.MigratedDatabase(x))
 	x.Check(err)
 	x.Cleanup(x.pool.Close)
 	return x

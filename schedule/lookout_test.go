@@ -112,7 +112,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	tests.OK(t, err)
 	t.Cleanup(func() { tests.OK(t, conn.Close(context.Background())) })
 	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_share($1)::text", group)
-	_, err = conn.Exec(t.Context(), "LISTEN "+channel)
+	_, err = conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel)
 	tests.OK(t, err)
 	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
 	tests.OK(t, err)

@@ -125,7 +125,7 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	return tests.Pool(t, url, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET search_path = public")
+			_, err := conn.Exec(ctx, "SET search_path = public; SET idle_session_timeout = 0")
 			return err
 		}
 	})
@@ -142,8 +142,12 @@ func (db *database) makeStrange() {
 	tests.OK(db.t, err)
 	defer conn.Release()
 	tests.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/*.sql", "sql/*.sql", "../internal/store/connect.go", "store.go"))
+	tests.OK(db.t, pgtest.Overload(context.Background(), conn.Conn()))
 	db.exec("ALTER DATABASE " + pgx.Identifier{conn.Conn().Config().Database}.Sanitize() + " SET search_path = strange, pg_catalog")
-	db.t.Cleanup(func() { expect(db.t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called") })
+	db.t.Cleanup(func() {
+		expect(db.t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called")
+		expect(db.t, one[bool](db, pgtest.OverloadCalled), false, "a function of a stranger's was called")
+	})
 }
 
 func (db *database) exec(statements string) {

@@ -212,16 +212,23 @@ func DirectURL(databaseURL string) (string, bool) {
 // would end some versions of PgBouncer, and with it the tests of all.
 func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
 	config, err := pgxpool.ParseConfig(databaseURL)
-	if err == nil && os.Getenv(settingsVariable) != "" { // which pgx's pools do not stand
-		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET idle_session_timeout = 0")
-			return err
-		}
+	if err == nil && os.Getenv(settingsVariable) != "" {
+		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8" // as pgx has it
+		config.AfterConnect = resetPool
 	}
 	if direct, pooled := DirectURL(databaseURL); err == nil && pooled && direct != databaseURL {
 		config.BeforeConnect = pooler.WithoutCancels
 	}
 	return config, err
+}
+
+// NewPool is pgxpool.New for an example's pool: see ParseConfig.
+func NewPool(ctx context.Context, databaseURL string) (*pgxpool.Pool, error) {
+	config, err := ParseConfig(databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	return pgxpool.NewWithConfig(ctx, config)
 }
 
 const (

@@ -26,6 +26,9 @@ func Main(m *testing.M) {
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
 		_ = flag.Set(f.Name, strconv.Itoa(4*runtime.GOMAXPROCS(0)))
 	}
+	if spared := pgtest.Spared(); spared != "" {
+		_ = flag.Set("test.skip", spared)
+	}
 	end := pgtest.Keep()
 	code := m.Run()
 	err := end()
