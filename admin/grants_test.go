@@ -20,7 +20,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// roles makes the tables of both packages, and a role for each purpose with the rights that Grants gives.
+// roles makes the tables of both packages, and a role for each purpose with the rights that Grants
+// gives.
 func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) {
 	t.Helper()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
@@ -41,9 +42,11 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 	return owner, role
 }
 
-// What roles may do, by role and right. Who adds a table or a function decides here who may use it, and the files of grants say so.
+// What roles may do, by role and right. Who adds a table or a function decides here who may use it,
+// and the files of grants say so.
 const (
-	// They run with the rights of who calls them, but for timeline, and so do nothing for a role without rights on tables.
+	// They run with the rights of who calls them, but for timeline, and so do nothing for a role
+	// without rights on tables.
 	forAll = `announce() apply() attend() evict() evict_ended() first_epoch() guard() guard_lock() heartbeat() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_run() lock_settings() lock_sweep() lock_turn() look_out() part() partition_for()
 		read() release() session_ends() settings() snapshot() tell() tidy() timeline()`
@@ -131,7 +134,8 @@ func TestRightsAreThoseWritten(t *testing.T) {
 var arguments = strings.NewReplacer("pgleases.", "NULL::pgleases.", "bigint[]", "ARRAY[c.session]", "text[]", "'{l}'::text[]", "integer[]", "'{0}'::int[]", "bigint", "c.session",
 	"text", "'l'::text", "integer", "1", "boolean", "true", "double precision", "1.0", "xid8", "'0'::xid8", "timestamp with time zone", "now()", "jsonb", "'{}'::jsonb")
 
-// A function that a reader may execute, in a transaction that stays open, keeps nothing from clients: neither a row nor a lock of a name.
+// A function that a reader may execute, in a transaction that stays open, keeps nothing from
+// clients: neither a row nor a lock of a name.
 func TestAReaderLocksNothing(t *testing.T) {
 	t.Parallel()
 	owner, role := roles(t)
@@ -225,7 +229,8 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 	tests.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_wishes(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
 }
 
-// The verbs run with the rights of the owner of the tables: a function of a stranger's that they call would have them too.
+// The verbs run with the rights of the owner of the tables: a function of a stranger's that they
+// call would have them too.
 func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 	t.Parallel()
 	owner := newPool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))

@@ -66,8 +66,9 @@ func (l *lookout) listen(ctx context.Context) error {
 	if !l.listens {
 		return nil
 	}
-	// Each look is a transaction of its own, that a higher level than READ COMMITTED would break off. It has a limit of its own, and between
-	// looks the connection is idle. Behind a pooler no setting lasts.
+	// Each look is a transaction of its own, that a higher level than READ COMMITTED would break
+	// off. It has a limit of its own, and between looks the connection is idle. Behind a pooler no
+	// setting lasts.
 	_, err = l.conn.Exec(ctx, fmt.Sprintf("SET default_transaction_isolation = 'read committed'; SET statement_timeout = 0; "+
 		"SET idle_session_timeout = 0; LISTEN pgleases_schedule_%d", share))
 	l.hear() // what was told before it listened keeps what is put now silent

@@ -5,18 +5,21 @@
 -- own search_path. Where that would cost too much, in what runs once for each row or each statement, and in the heads of the
 -- functions, all is named with its schema.
 --
--- Nor may a function of a stranger, by a name from here, be called: the server prefers one that takes a text where an argument has no type. So
--- each argument of a call has the type that the function takes.
+-- Nor may a function of a stranger, by a name from here, be called: the server prefers one that
+-- takes a text where an argument has no type. So each argument of a call has the type that the
+-- function takes.
 --
 -- For applications: partition_for, guard and guard_lock. For operators: drain, cordon, pause, freeze, pin and their opposites, evict_client,
 -- drop_lease and new_era. The others are parts of the statements beside this file.
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that were made
--- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system identifier is added to it. Each is asked for by
--- itself, as a server may refuse the one or the other. With the
--- rights of its owner, so that all roles are told the same: else clients of two roles would settle against each other for ever.
+-- apart, as by pg_upgrade or from a dump, may be on timelines of one number: so the system
+-- identifier is added to it. Each is asked for by itself, as a server may refuse the one or the
+-- other. With the rights of its owner, so that all roles are told the same: else clients of two
+-- roles would settle against each other for ever.
 --
--- Aurora has no timelines, and a clone has the identifier of its origin. There it is the instance, and the start of its server.
+-- Aurora has no timelines, and a clone has the identifier of its origin. There it is the instance,
+-- and the start of its server.
 CREATE OR REPLACE FUNCTION pgleases.timeline() RETURNS bigint
 LANGUAGE plpgsql STABLE SECURITY DEFINER AS $pgleases_body$
 DECLARE
@@ -954,7 +957,8 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
 
--- In PL/pgSQL, as the server would run SQL as a statement for each row, and under some settings compile it each time.
+-- In PL/pgSQL, as the server would run SQL as a statement for each row, and under some settings
+-- compile it each time.
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
 BEGIN
@@ -973,7 +977,8 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 -- the ownership first.
 --
 -- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,
--- would plan it each time. Nor is it compiled, under whatever settings: without sequential scans it seems to cost very much.
+-- would plan it each time. Nor is it compiled, under whatever settings: without sequential scans it
+-- seems to cost very much.
 CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, epoch bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
 BEGIN

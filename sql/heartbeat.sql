@@ -9,8 +9,9 @@
 -- $7 xid8    seen, as that heartbeat returned it
 -- $8 text[]  the leases that the caller was last told of
 --
--- Each number has its type: without it, a function of the same name that takes texts would be called. One text, because columns cost more
--- than what is in them: numbers with blanks between them.
+-- Each number has its type: without it, a function of the same name that takes texts would be
+-- called. One text, because columns cost more than what is in them: numbers with blanks between
+-- them.
 --   expiry, ttl, settled, era, next_check, sessions, unwatched, incarnation, seen: of a living session; the clock is expiry less ttl
 --   then, where it is another run or one of these leases has changed since: timeline, started, mark; for each lease generation, due_in, weight; and
 --   the names of these leases in the same order, as an array

@@ -4,8 +4,9 @@
 -- Types, operators and functions are named with their schema, pg_catalog: an operator or a type by the same name in a schema on
 -- the search_path would else take their place, whatever it does. See functions.sql.
 --
--- Each table that is logged has a primary key or another replica identity: a publication FOR ALL TABLES, as of change data capture or a
--- blue/green upgrade, would have the server refuse its updates.
+-- Each table that is logged has a primary key or another replica identity: a publication FOR ALL
+-- TABLES, as of change data capture or a blue/green upgrade, would have the server refuse its
+-- updates.
 --
 -- Text columns collate "C": compared byte by byte, so that the database sorts names and IDs as Go does.
 

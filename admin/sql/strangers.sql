@@ -1,8 +1,10 @@
--- strangers.sql: sessions that hold advisory locks of which the library needs the keys, or await a lock that a client holds for fast fail-over.
--- Any role that may connect can do that. The search_path is to be pg_catalog alone.
+-- strangers.sql: sessions that hold advisory locks of which the library needs the keys, or await a
+-- lock that a client holds for fast fail-over. Any role that may connect can do that. The
+-- search_path is to be pg_catalog alone.
 --
--- One row for each session and lock: what it is for, the server's process, its role and application_name, and for how long it has its
--- transaction, or nothing, seconds; negative: it is not shown. A lock of a transaction is told after a second: the library's take less.
+-- One row for each session and lock: what it is for, the server's process, its role and
+-- application_name, and for how long it has its transaction, or nothing, seconds; negative: it is
+-- not shown. A lock of a transaction is told after a second: the library's take less.
 WITH keys AS (
     SELECT 'Migrate' AS use, 7358216409153 AS key, 0 AS pid
     UNION ALL

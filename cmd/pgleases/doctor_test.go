@@ -176,7 +176,8 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	<-ended
 }
 
-// Any role may take the locks of which the library needs the keys: by itself, or when the client dies that holds one.
+// Any role may take the locks of which the library needs the keys: by itself, or when the client
+// dies that holds one.
 func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	t.Parallel()
 	database, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))

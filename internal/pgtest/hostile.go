@@ -22,13 +22,15 @@ var hostileSettings = []string{
 	"client_min_messages = debug1",
 }
 
-// resetPool takes back what pgx's pools do not stand, and what would end the tests' own queries on them. A client's own connection is none of the pool's.
+// resetPool takes back what pgx's pools do not stand, and what would end the tests' own queries on
+// them. A client's own connection is none of the pool's.
 func resetPool(ctx context.Context, conn *pgx.Conn) error {
 	_, err := conn.Exec(ctx, "SET idle_session_timeout = 0; SET statement_timeout = 0; SET default_transaction_isolation = 'read committed'")
 	return err
 }
 
-// Spared is a pattern of the tests that do not run under hostile settings; empty: those are not set.
+// Spared is a pattern of the tests that do not run under hostile settings; empty: those are not
+// set.
 func Spared() string {
 	if os.Getenv(settingsVariable) == "" {
 		return ""
@@ -60,7 +62,8 @@ func makeHostile(ctx context.Context, databaseURL string) error {
 	return execute(ctx, direct, hostile)
 }
 
-// hostileTo returns the statements that give a role the settings in a database, and the schema functions of strangers.
+// hostileTo returns the statements that give a role the settings in a database, and the schema
+// functions of strangers.
 func hostileTo(role, database string) (statements []string) {
 	if os.Getenv(settingsVariable) == "" {
 		return nil
@@ -68,12 +71,14 @@ func hostileTo(role, database string) (statements []string) {
 	for _, setting := range hostileSettings {
 		statements = append(statements, fmt.Sprintf("ALTER ROLE %s IN DATABASE %s SET %s", role, database, setting))
 	}
-	// Not beside what people call, and tests do, without types of arguments; nor what functions.sql names without them.
+	// Not beside what people call, and tests do, without types of arguments; nor what functions.sql
+	// names without them.
 	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|wish|schedule_.*"))
 }
 
-// Overload makes functions of a stranger's in the schema pgleases: beside each function that is there, some that differ in the type of one argument. The
-// server takes them for a call in which that argument has no type, or another. See OverloadCalled.
+// Overload makes functions of a stranger's in the schema pgleases: beside each function that is
+// there, some that differ in the type of one argument. The server takes them for a call in which
+// that argument has no type, or another. See OverloadCalled.
 func Overload(ctx context.Context, conn *pgx.Conn) error {
 	_, err := conn.Exec(ctx, overloads("{text,int,bigint,numeric,name,double precision,timestamptz,boolean}", "none"), pgx.QueryExecModeSimpleProtocol)
 	return err

@@ -1,4 +1,5 @@
--- hostile.sql: in a database, before the library's tables are made: what an administrator may have there.
+-- hostile.sql: in a database, before the library's tables are made: what an administrator may have
+-- there.
 CREATE PUBLICATION everything FOR ALL TABLES;
 CREATE SCHEMA administrator;
 GRANT USAGE ON SCHEMA administrator TO PUBLIC;

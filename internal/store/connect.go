@@ -173,7 +173,8 @@ func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn,
 // searchPath is that of every statement but heartbeats.
 const searchPath = "pg_catalog, pg_temp"
 
-// ErrSetting tells that a connection was given up because of a setting under which promises do not hold.
+// ErrSetting tells that a connection was given up because of a setting under which promises do not
+// hold.
 var ErrSetting = errors.New("a setting must be changed")
 
 // nature is what the first query found out about a connection.
@@ -183,8 +184,9 @@ type nature struct {
 	plain    bool     // a heartbeat needs none of them
 }
 
-// lasts are the settings of a direct connection for as long as it lasts, whatever the role's, the database's and the server's are. A
-// statement has a limit of its own, the connection is idle between heartbeats, and nothing is worth compiling.
+// lasts are the settings of a direct connection for as long as it lasts, whatever the role's, the
+// database's and the server's are. A statement has a limit of its own, the connection is idle
+// between heartbeats, and nothing is worth compiling.
 var lasts = func() string {
 	var b strings.Builder
 	for _, s := range [][2]string{{"search_path", searchPath}, {"default_transaction_isolation", "read committed"}, {"statement_timeout", "0"},
@@ -194,8 +196,8 @@ var lasts = func() string {
 	return b.String() + "CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END"
 }()
 
-// writable refuses a server that takes no writes, or with a setting under which promises do not hold. On a direct connection it makes the
-// settings that last.
+// writable refuses a server that takes no writes, or with a setting under which promises do not
+// hold. On a direct connection it makes the settings that last.
 func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 	results, err := conn.Exec(ctx, fmt.Sprintf(
 		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+

@@ -106,7 +106,8 @@ func TestATimelineNamesItsServer(t *testing.T) {
 	f.exec("ROLLBACK")
 }
 
-// A server that does not tell one of both tells the other. On Aurora, which has functions by these names, it is the instance and its start.
+// A server that does not tell one of both tells the other. On Aurora, which has functions by these
+// names, it is the instance and its start.
 func TestATimelineIsMadeOfWhatTheServerTells(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)

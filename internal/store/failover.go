@@ -146,8 +146,8 @@ type Lookout struct {
 	Digest  int64
 	Held    map[int64]int // the server's process by key; nil: the digest is the one given
 	Free    []Absence
-	// Stranger is a process of the server that holds or awaits a lock of a client's, and is not the client's: it keeps the lock held when
-	// the client dies. 0: there is none.
+	// Stranger is a process of the server that holds or awaits a lock of a client's, and is not the
+	// client's: it keeps the lock held when the client dies. 0: there is none.
 	Stranger int
 }
 

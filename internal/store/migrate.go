@@ -42,7 +42,8 @@ func (c *Conn) Fits(ctx context.Context) error { return engine.Fits(ctx, c.conn,
 // Migrate is the function Migrate, for the connection's schema.
 func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, c.channel) }
 
-// Migrate creates or updates the engine's tables, see Part.Migrate, and then takes rights back that earlier DDL and grants gave.
+// Migrate creates or updates the engine's tables, see Part.Migrate, and then takes rights back that
+// earlier DDL and grants gave.
 func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := engine.Migrate(ctx, conn, schema)
 	if err == nil {
@@ -54,8 +55,9 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	return err
 }
 
-// takeBack has functions that run with their owner's rights be nobody's without a grant, except timeline, and applications write no actor
-// of an event: as functions.sql and application.sql have it. It does nothing for a role that does not own them.
+// takeBack has functions that run with their owner's rights be nobody's without a grant, except
+// timeline, and applications write no actor of an event: as functions.sql and application.sql have
+// it. It does nothing for a role that does not own them.
 const takeBack = `
 DECLARE
     r record;

@@ -63,7 +63,8 @@ func TestAnySchemaNameServes(t *testing.T) {
 	}
 }
 
-// As change data capture and blue/green upgrades make one: the server refuses updates of a table that it cannot tell of.
+// As change data capture and blue/green upgrades make one: the server refuses updates of a table
+// that it cannot tell of.
 func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	t.Parallel()
 	f := &fixture{TB: t, ctx: t.Context(), url: emptyDatabase(t), schema: "pgleases"}

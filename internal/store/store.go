@@ -61,8 +61,9 @@ const readCommitted = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 // query sends a statement as one message of the simple protocol: a pooler cannot split it over two server connections, and
 // the server holds no lock while it waits for a second message. The message is one transaction, and sets the search_path: else a
-// schema on the role's path could have operators that take the place of those in the statement. On a connection of the server's own all
-// settings were made for good: two statements less in each message, some 40 us of the server's processor.
+// schema on the role's path could have operators that take the place of those in the statement. On
+// a connection of the server's own all settings were made for good: two statements less in each
+// message, some 40 us of the server's processor.
 func query[T any](ctx context.Context, c *Conn, collect func(pgx.Rows) (T, error), statement string, args ...any) (T, error) {
 	return send(ctx, c.conn, c.settings, collect, statement, args...)
 }
