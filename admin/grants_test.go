@@ -53,7 +53,7 @@ const (
 	forAllSchedules = `schedule_begin() schedule_check_interval() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
 		schedule_done_job() schedule_done_tick() schedule_edit() schedule_end() schedule_enqueue() schedule_fates() schedule_free() schedule_get()
 		schedule_history() schedule_job() schedule_job_fates() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()
-		schedule_make_slots() schedule_open() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
+		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
 	// They run with the rights of their owner, and lock what clients need.
 	forApplications = `end_wishes() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_era() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`

@@ -550,3 +550,50 @@ func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 		t.Errorf("the last look began at %v, when nothing due at %v was left", last, at)
 	}
 }
+
+// Jobs and a schedule are put in a transaction that is open while the number of partitions changes.
+func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ from, to int }{{16, 3}, {3, 16}} {
+		t.Run(fmt.Sprintf("from %d to %d", test.from, test.to), func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			start := func(n int) (*worker, *schedule.Kind[args]) {
+				w := newWorker(db, schedule.WithPartitions(n))
+				w.TrimEvery(20 * time.Millisecond)
+				k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+					var its int
+					err := tx.QueryRow(ctx, "SELECT pgleases.partition_for($1, $2)", r.Key, n).Scan(&its)
+					if err == nil && its != r.Partition {
+						t.Errorf("the run of key %q is in partition %d: others under the key, in %d, may overlap with it", r.Key, r.Partition, its)
+					}
+					return err
+				})
+				return w.run(), k
+			}
+			w, k := start(test.from)
+			tests.Until(t, "it has joined", func() bool { return one[int](db, "SELECT count(*) FROM pgleases.schedule_groups") == 1 })
+			tx, err := db.Begin(t.Context())
+			tests.OK(t, err)
+			for n := range 20 {
+				_, err := k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint("key ", n)))
+				tests.OK(t, err)
+			}
+			tests.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
+			w.close()
+			db.exec("SELECT pgleases.drop_lease('schedule/tests', 'another number of partitions')")
+			_, k = start(test.to)
+			tests.Until(t, "the number has changed", func() bool {
+				return one[int](db, "SELECT partitions FROM pgleases.schedule_groups") == test.to
+			})
+			tests.OK(t, tx.Commit(t.Context()))
+			tests.Until(t, "all jobs are done", func() bool {
+				return one[int](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND job IS NOT NULL") == 20
+			})
+			db.setClock(midnight.Add(time.Minute))
+			tests.Until(t, "the schedule runs", func() bool {
+				return one[int](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND job IS NULL") > 0
+			})
+		})
+	}
+}

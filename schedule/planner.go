@@ -369,6 +369,17 @@ func (p *planner) ask(ctx context.Context, l *look) error {
 	l.sent = time.Now()
 	l.clock, l.took, l.due, err = p.s.sendLook(ctx, conn, l.partitions, l.fresh, l.since, lookAhead, l.atMost, l.but, l.butKinds)
 	l.answered = time.Now()
+	var misplaced []item // what has its key in another partition may run there
+	l.due = slices.DeleteFunc(l.due, func(it item) bool {
+		wrong := p.lease.PartitionFor(it.Key) != it.Partition
+		if wrong {
+			misplaced = append(misplaced, it)
+		}
+		return wrong
+	})
+	if err == nil && len(misplaced) > 0 {
+		err = p.s.sendPlace(ctx, conn, misplaced)
+	}
 	if err != nil {
 		p.lookout.close() // it may lead to a server that is none any more
 	}

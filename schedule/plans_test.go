@@ -35,6 +35,7 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 	before := whole()
 	for _, call := range []string{
 		"pgleases.schedule_look('" + group + "', '{1,2}', '{1}', 0, 2000000, 100, '{}', '{}')",
+		"pgleases.schedule_place('" + group + "', 4, '{1}', '{1}')",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, false, 'mark', 10000, 10000, 5000) FROM " + owned,
 		"pgleases.schedule_done_tick(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), 1, 1, now())",
 		"pgleases.schedule_close(1, 'mark', 1, now(), '{\"fates\": []}')",

@@ -203,7 +203,7 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 
 // statements are the texts of the files in sql, by their names: see store.Fill.
 type statements struct {
-	Share, Join, Look, Begin, End               string
+	Share, Join, Place, Look, Begin, End        string
 	Open, Limit, Close, Done, CloseJob, DoneJob string
 	Enqueue, Job, Jobs, Edit, Change            string
 	Get, Put, List, History, Trim, MakeSlots    string
@@ -235,6 +235,14 @@ func (s *Scheduler) sendShare(ctx context.Context, q querier) (share int, pid ui
 
 func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
 	return void(ctx, q, s.statements.Join, s.group, int32(s.options.partitions))
+}
+
+func (s *Scheduler) sendPlace(ctx context.Context, q querier, misplaced []item) error {
+	of := map[bool][]int64{false: {}, true: {}} // schedules, and jobs
+	for _, it := range misplaced {
+		of[it.Job] = append(of[it.Job], it.ID)
+	}
+	return void(ctx, q, s.statements.Place, s.group, int32(s.options.partitions), of[false], of[true])
 }
 
 // sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that,

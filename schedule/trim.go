@@ -8,7 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file trims the history.
+// This file is what the owner of partition 0 does for all: it trims the history, and finds what is in a
+// partition that there is none of.
 
 const (
 	trimEvery = time.Minute
@@ -27,8 +28,11 @@ func (p *planner) trim(ctx context.Context) {
 			if err == nil {
 				err = p.trimTo(ctx, true, now, p.s.options.retentionFailed, &failed)
 			}
+			if err == nil {
+				err = p.s.within(ctx, func(ctx context.Context) error { return p.s.sendPlace(ctx, p.s.pool, nil) })
+			}
 			if err != nil && !failing && ctx.Err() == nil {
-				p.s.log.Warn("schedule: cannot trim the history, again each minute", slog.Any("error", err))
+				p.s.log.Warn("schedule: cannot tidy up, again each minute", slog.Any("error", err))
 			}
 			failing = err != nil
 		} else {

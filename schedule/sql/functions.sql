@@ -63,6 +63,27 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_join(pg_catalog.text, int) IS 'Notes the number of partitions of a group''s lease, and where it is another than before, moves the schedules to theirs.';
 
+CREATE OR REPLACE FUNCTION pgleases.schedule_place(group_name pg_catalog.text, partitions int, schedules bigint[], jobs bigint[]) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedules AS s SET partition = pgleases.partition_for(s.key, $2)
+    WHERE s.id IN (SELECT w.id FROM pgleases.schedules AS w
+                   WHERE w.group_name = $1 AND w.partition >= $2 OR w.group_name = $1 AND w.id = ANY ($3)
+                   FOR NO KEY UPDATE SKIP LOCKED);
+    IF FOUND THEN
+        PERFORM pgleases.schedule_tell($1);
+    END IF;
+    UPDATE pgleases.jobs AS j SET partition = pgleases.partition_for(j.key, $2)
+    WHERE j.id IN (SELECT w.id FROM pgleases.jobs AS w
+                   WHERE w.group_name = $1 AND w.partition >= $2 OR w.group_name = $1 AND w.id = ANY ($4)
+                   FOR NO KEY UPDATE SKIP LOCKED);
+    IF FOUND THEN
+        PERFORM pgleases.schedule_tell($1);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_place(pg_catalog.text, int, bigint[], bigint[]) IS 'Moves schedules and jobs to the partitions of their keys. See place.sql.';
+
 CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint,
     horizon_us bigint, most int, but pg_catalog.text[], but_kinds pg_catalog.text[],
     OUT clock_us bigint, OUT took_us bigint, OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[],

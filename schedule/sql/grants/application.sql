@@ -8,7 +8,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.schedule_told TO pgleases_app;
 -- For databases where PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_tell, pgleases.schedule_share, pgleases.schedule_json,
-    pgleases.schedule_join, pgleases.schedule_look, pgleases.schedule_begin, pgleases.schedule_end,
+    pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_look, pgleases.schedule_begin, pgleases.schedule_end,
     pgleases.schedule_check_interval, pgleases.schedule_open, pgleases.schedule_done_job, pgleases.schedule_done_tick,
     pgleases.schedule_fates, pgleases.schedule_close, pgleases.schedule_job_fates, pgleases.schedule_make_slots,
     pgleases.schedule_take, pgleases.schedule_free, pgleases.schedule_close_job, pgleases.schedule_enqueue,
