@@ -207,3 +207,45 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 	next.run()
 	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
+
+// What may kill its process waits for what runs, and others wait for it: for a while each.
+func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w, log := newLogged(db)
+	w.HoldForSuspects(300 * time.Millisecond)
+	began, ends := make(chan int, 10), []chan struct{}{make(chan struct{}), make(chan struct{})}
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
+		began <- r.Args.N
+		released(ctx, ends[r.Args.N/3])
+		return ctx.Err()
+	})
+	put := func(n int, crashes int) {
+		t.Helper()
+		tx, err := db.Begin(t.Context())
+		tests.OK(t, err)
+		id, err := k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint(n)))
+		tests.OK(t, err)
+		if crashes > 0 {
+			_, err = tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes)
+			tests.OK(t, err)
+		}
+		tests.OK(t, tx.Commit(t.Context()))
+	}
+	put(1, 1)
+	w.run()
+	expect(t, tests.Receive(t, "a suspect runs", began), 1, "what runs")
+	put(2, 0)
+	expect(t, tests.Receive(t, "another runs beside it", began), 2, "what runs")
+	close(ends[0])
+	tests.Until(t, "both are done", func() bool { return one[int](db, "SELECT count(*) FROM pgleases.history") == 2 })
+	expect(t, log.count("runs beside others"), 0, "warnings")
+	put(3, 0)
+	expect(t, tests.Receive(t, "one runs", began), 3, "what runs")
+	put(4, 1)
+	expect(t, tests.Receive(t, "a suspect runs beside it", began), 4, "what runs")
+	put(5, 0)
+	expect(t, tests.Receive(t, "another runs beside both", began), 5, "what runs")
+	expect(t, log.count("runs beside others"), 1, "warnings")
+	close(ends[1])
+}

@@ -51,6 +51,9 @@ func (s *Scheduler) Give(d time.Duration) { s.answers = d }
 // Heed sets how long a handler may go on after the end of its context until that is logged.
 func (s *Scheduler) Heed(d time.Duration) { s.heeds = d }
 
+// HoldForSuspects sets how long others wait for what may kill the process.
+func (s *Scheduler) HoldForSuspects(d time.Duration) { s.suspects = d }
+
 // WaitForLocks sets how long a statement waits for a lock.
 func (s *Scheduler) WaitForLocks(d time.Duration) { s.lockWait = d }
 

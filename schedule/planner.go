@@ -21,6 +21,7 @@ const (
 	behind     = time.Second      // so long after it was written something may be committed, and is found at once
 	farBehind  = 10 * time.Second // and so long, and is found within about a second: behind an old snapshot it costs more to look back farther
 	sweepEvery = time.Minute      // everything that is due, also what was committed later than that
+	suspects   = 5 * time.Second  // so long others wait at most for what may kill the process
 )
 
 // A planner starts what is due in the partitions that this process owns. One goroutine has it looked at once a second what is due soon,
@@ -51,7 +52,8 @@ type planner struct {
 	queues  [priorities][]item  // what is due soon and does not run, by its priority, and by when it is due
 	running map[subject]item    // as it was due
 	keys    map[string]struct{} // under which something runs
-	alone   bool                // what runs is suspected to kill the process
+	alone   bool                // what runs is suspected to kill the process, and nothing else begins
+	held    time.Time           // since when one that is suspected keeps others from beginning; zero: none does
 	looking bool                // a look is under way
 	ended   map[subject]finish  // while it was
 	crowded bool                // so it was when it last looked
@@ -352,6 +354,9 @@ func (p *planner) take(ctx context.Context, l *look) {
 		p.low = earlier(p.low, it.due())
 	}
 	p.s.counts.suspects.Store(suspects)
+	if suspects == 0 {
+		p.held = time.Time{}
+	}
 	for _, it := range p.running {
 		p.low = earlier(p.low, it.due())
 	}
@@ -434,11 +439,16 @@ func (p *planner) waiting(now time.Time) (n int64) {
 // beginFrom begins what is due in one queue. It returns how long the next is not due, and whether what has a lower priority may begin.
 func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration) (next time.Duration, more bool) {
 	for i := 0; i < len(*queue); {
-		if p.alone || len(p.running) >= p.s.mostRunning() {
+		now := time.Now()
+		left := p.s.suspects - now.Sub(p.held) // to keep others from beginning
+		p.alone = p.alone && left > 0
+		if p.alone {
+			return min(wait, left), false
+		}
+		if len(p.running) >= p.s.mostRunning() {
 			return wait, false
 		}
 		it := (*queue)[i]
-		now := time.Now()
 		if left := max(it.due().Sub(clock.at(now)), it.earliest.Sub(now)); left > 0 {
 			return min(wait, left), true
 		}
@@ -446,8 +456,13 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 			i, wait = i+1, min(wait, after)
 			continue
 		}
-		if it.Crashes > 0 && len(p.running) > 0 {
-			return wait, false // nothing else begins before it
+		if it.Crashes > 0 && len(p.running) > 0 { // nothing else begins before it
+			if p.held.IsZero() {
+				p.held, left = now, p.s.suspects
+			}
+			if left > 0 {
+				return min(wait, left), false
+			}
 		}
 		if _, busy := p.keys[it.Key]; busy {
 			i++ // begun after that one's end
@@ -465,7 +480,15 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 			continue
 		}
 		p.admitted(it, now)
-		p.running[it.subject], p.keys[it.Key], p.alone = it, struct{}{}, it.Crashes > 0
+		if it.Crashes > 0 {
+			if p.held.IsZero() {
+				p.held = now
+			}
+			if p.alone = len(p.running) == 0; !p.alone {
+				p.s.logOf(it).Warn("schedule: what may kill its process runs beside others, which have waited for it", slog.Int("crashes", it.Crashes))
+			}
+		}
+		p.running[it.subject], p.keys[it.Key] = it, struct{}{}
 		go func() {
 			defer o.runs.Done()
 			again, from := p.carryOut(o, it)
@@ -489,7 +512,9 @@ func (p *planner) end(f finish) {
 	p.slotless(f, time.Now())
 	delete(p.running, f.subject)
 	delete(p.keys, f.Key)
-	p.alone = false
+	if f.Crashes > 0 {
+		p.alone, p.held = false, time.Time{}
+	}
 	if p.looking {
 		p.ended[f.subject] = f
 	}

@@ -35,6 +35,7 @@ type Scheduler struct {
 	tellEvery  time.Duration // how long it is not told again that something is put
 	answers    time.Duration // how long the database is given for an answer
 	heeds      time.Duration // how long a handler may go on after the end of its context until that is logged
+	suspects   time.Duration // how long others wait for what may kill the process
 	sweepEvery time.Duration // and how often also what has been for long
 	trimEvery  time.Duration // how often the history is trimmed
 	lockWait   time.Duration // how long a statement of ours waits for a lock
@@ -100,7 +101,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		return nil, err
 	}
 	s = &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, heeds: heeds, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
+		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, heeds: heeds, suspects: suspects, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
 		kinds: make(map[string]*kind), declared: make(map[string]*record), told: make(map[string]bool),
 	}
 	return s, nil

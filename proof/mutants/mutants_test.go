@@ -372,7 +372,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
 		{"schedule/planner.go", `if it.Crashes > 0 && len(p.running) > 0 {`, `if false {`, 0},
-		{"schedule/planner.go", `struct{}{}, it.Crashes > 0`, `struct{}{}, false`, 0},
+		{"schedule/planner.go", `p.alone = len(p.running) == 0; !p.alone`, `p.alone = false; false`, 0},
 	}},
 	{"crashes that nobody counts", "crashes", `fates of "poison"|not killed by its job`, []edit{
 		{"schedule/run.go", `return r.Trying.crashes() > 0 || o.died && !it.due().After(o.opened)`, `return false`, 0},
