@@ -71,13 +71,14 @@ func victim(url string) error {
 			return err
 		}
 		defer running.Add(-1)
-		switch n := running.Add(1); {
+		n := running.Add(1)
+		if r.Crashes > 0 {
+			time.Sleep(200 * time.Millisecond) // nothing begins beside it, which tells nobody
+		}
+		switch {
 		case r.Crashes > 0 && n > 1:
 			os.Exit(4) // something runs beside what is suspected
 		case r.Name == "poison":
-			if r.Crashes > 0 {
-				time.Sleep(200 * time.Millisecond) // nothing begins beside it, which tells nobody
-			}
 			for i := 0; i < bystanders && r.Crashes == 0; i++ {
 				<-beside
 			}
