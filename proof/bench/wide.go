@@ -86,7 +86,7 @@ func measureBesideLeases(ctx context.Context, l *lab, out *part) {
 			return float64(time.Since(began)) / float64(turns)
 		}}
 	}
-	took := l.alternate(15, beats("", beside), beats("beside none", alone))
+	took := l.alternate(31, beats("", beside), beats("beside none", alone))
 	row := out.compare(fmt.Sprintf("a heartbeat beside %s leases that were dropped and %[1]s of others", grouped(leases)), took[0], took[1])
 	row.goal("<= 1.2 x", took[0].over(took[1]) <= 1.2)
 }
