@@ -108,6 +108,7 @@ var crashCases = []crashCase{
 	{"lockguard", "it works under locks", underLocks(atBalance("lockguard", nil)), goesOn},
 	{"close", "it is closed", atBalance("close", (*crash).close), endsClosed},
 	{"evict", "another has died", atDeath("evict"), goesOn},
+	{"tidy", "another has died", atDeath("tidy"), goesOn},
 	{"attend", "it is opened", fastly(atStart("attend")), goesOn},
 	{"lookout", "nothing happens", fastly(atBalance("lookout", nil)), goesOn},
 	{"evictended", "another has died", fastly(func(c *crash) {

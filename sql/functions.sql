@@ -153,7 +153,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8, pg_catalog.text[]) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
@@ -184,7 +184,7 @@ COMMENT ON FUNCTION pgleases.tell(bigint, pg_catalog.text) IS 'The answer to a h
 -- One of a transaction that is yet to come is of another server, of which this database is a dump: the first number is given to it, as it is the
 -- older one.
 CREATE OR REPLACE FUNCTION pgleases.trim_events() RETURNS void
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $pgleases_body$
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     age CONSTANT interval := (SELECT least(k.age, interval '1000 years') FROM pgleases.events_kept AS k); -- there is no time 10,000 years ago
     old CONSTANT timestamptz := clock_timestamp() - age;

@@ -49,6 +49,14 @@ func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 		AND a.attrelid = 'pgleases.leases'::regclass AND a.attname = 'name' AND p.xmin <> a.xmin`), 0, "functions that were made later than the tables")
 }
 
+// Without sequential scans a read of one row may look so dear that the server compiles it, at 0.1 s.
+func TestAFunctionThatReadsByIndexCompilesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	expect(t, f.text(`SELECT proname FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace
+		AND 'enable_seqscan=off' = ANY (proconfig) AND NOT 'jit=off' = ANY (proconfig)`), "", "functions without jit = off")
+}
+
 func TestAnySchemaNameServes(t *testing.T) {
 	t.Parallel()
 	for _, schema := range []string{ // what means something to SQL, to the driver's placeholders or to the embedded files
