@@ -118,3 +118,34 @@ func TestTimeoutsOfARoleEndNothing(t *testing.T) {
 		t.Errorf("%d times connected again", s.Reconnects)
 	}
 }
+
+// Any role may wait for the lock of a client: the take-over then takes the TTL, and that is not
+// silent.
+func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	owner := ownersPool(t, url)
+	if tests.Value[int](t, owner, "SELECT current_setting('server_version_num')::int") < 150000 {
+		t.Skip("fast fail-over needs PostgreSQL 15")
+	}
+	var book logbook
+	c := newClient(t, tests.Pool(t, url), pgleases.WithFastFailover(), book.option())
+	untilValue(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
+	conn, err := owner.Acquire(t.Context())
+	tests.OK(t, err)
+	defer conn.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, "SELECT pg_advisory_lock(presence) FROM pgleases.presences")
+		ended <- err
+	}()
+	stranger := fmt.Sprintf("server_pid=%d", conn.Conn().PgConn().PID())
+	tests.Until(t, "it is logged", func() bool { return len(book.lines("fast fail-over may take the TTL", stranger)) > 0 })
+	beats(t, c, 5) // it looks ten times a second
+	cancel()
+	tests.Receive(t, "the stranger ends", ended)
+	if lines := book.lines("fast fail-over may take the TTL"); len(lines) != 1 {
+		t.Errorf("logged %d times: %q", len(lines), lines)
+	}
+}
