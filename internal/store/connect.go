@@ -84,8 +84,12 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	}
 	select {
 	case cr.attempt <- struct{}{}:
-	case <-ctx.Done():
-		return nil, ignored()
+	default: // nothing else is to be told where no attempt is under way, and ctx has ended
+		select {
+		case cr.attempt <- struct{}{}:
+		case <-ctx.Done():
+			return nil, ignored()
+		}
 	}
 	type made struct {
 		conn *Conn
