@@ -39,6 +39,7 @@ type scheduleCrash struct {
 
 // scheduleCrashes has an entry for each statement of package schedule, in the order in which a process first sends them.
 var scheduleCrashes = []scheduleCrash{
+	{"declared", nil, nil},
 	{"put", nil, nil}, // while the schedules are not there yet
 	{"join", nil, nil},
 	{"get", nil, nil},
@@ -62,6 +63,7 @@ var scheduleCrashes = []scheduleCrash{
 	{"enqueue", []string{"ordered"}, nil},
 	{"end", nil, (*scheduleVictims).close},
 	{"trim", nil, (*scheduleVictims).close},
+	{"place", nil, (*scheduleVictims).close},
 }
 
 // notScheduleCrashed has the files that are no statements of it, or are not sent while anything runs, and why.
