@@ -441,7 +441,11 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 		if w.Seconds >= 0 {
 			since = " for " + seconds(w.Seconds)
 		}
-		d.found("advisory-locks", Warning, fmt.Sprintf("end what it does, if need be with SELECT pg_terminate_backend(%d); docs/roles.md tells what waits for it", w.PID),
+		end := fmt.Sprintf("end what it does, if need be with SELECT pg_terminate_backend(%d)", w.PID)
+		if w.PID == 0 {
+			end = "end the prepared transaction: pg_prepared_xacts lists them"
+		}
+		d.found("advisory-locks", Warning, end+"; docs/roles.md tells what waits for it",
 			"%d held or awaited by strangers: that for %s by process %d of %q (%q)%s", len(strangers), w.Use, w.PID, w.Owner, w.Application, since)
 	} else {
 		d.found("advisory-locks", OK, "", "no stranger has those of the library")

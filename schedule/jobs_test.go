@@ -582,7 +582,7 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			tests.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
 			w.close()
 			db.exec("SELECT pgleases.drop_lease('schedule/tests', 'another number of partitions')")
-			_, k = start(test.to)
+			start(test.to)
 			tests.Until(t, "the number has changed", func() bool {
 				return one[int](db, "SELECT partitions FROM pgleases.schedule_groups") == test.to
 			})

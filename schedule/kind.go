@@ -164,6 +164,7 @@ func flat(err error) error {
 			f.of = append(f.of, e)
 		}
 		switch w := e.(type) {
+		case *pgconn.ConnectError: // of whose end of time the handler knows nothing
 		case interface{ Unwrap() error }:
 			left = append(left, w.Unwrap())
 		case interface{ Unwrap() []error }:

@@ -354,11 +354,14 @@ func (p *planner) take(ctx context.Context, l *look) {
 		p.low = earlier(p.low, it.due())
 	}
 	p.s.counts.suspects.Store(suspects)
-	if suspects == 0 {
-		p.held = time.Time{}
-	}
 	for _, it := range p.running {
 		p.low = earlier(p.low, it.due())
+		if it.Crashes > 0 {
+			suspects++
+		}
+	}
+	if suspects == 0 {
+		p.held = time.Time{}
 	}
 	for _, f := range p.ended {
 		p.ends(f)
@@ -440,7 +443,10 @@ func (p *planner) waiting(now time.Time) (n int64) {
 func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration) (next time.Duration, more bool) {
 	for i := 0; i < len(*queue); {
 		now := time.Now()
-		left := p.s.suspects - now.Sub(p.held) // to keep others from beginning
+		left := p.s.suspects // to keep others from beginning
+		if !p.held.IsZero() {
+			left -= now.Sub(p.held)
+		}
 		p.alone = p.alone && left > 0
 		if p.alone {
 			return min(wait, left), false
@@ -456,17 +462,17 @@ func (p *planner) beginFrom(queue *[]item, clock serverClock, wait time.Duration
 			i, wait = i+1, min(wait, after)
 			continue
 		}
+		if _, busy := p.keys[it.Key]; busy {
+			i++ // begun after that one's end
+			continue
+		}
 		if it.Crashes > 0 && len(p.running) > 0 { // nothing else begins before it
 			if p.held.IsZero() {
-				p.held, left = now, p.s.suspects
+				p.held = now
 			}
 			if left > 0 {
 				return min(wait, left), false
 			}
-		}
-		if _, busy := p.keys[it.Key]; busy {
-			i++ // begun after that one's end
-			continue
 		}
 		if i == 0 {
 			*queue = (*queue)[1:]

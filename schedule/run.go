@@ -347,17 +347,16 @@ func (p *planner) try(o *ownership, it item, run string) (a attempt, err error) 
 		return err
 	})
 	if err != nil && a.decided.RanUntil != nil && a.handler == nil && !moved(err) && !errors.As(err, new(locked)) {
-		a.handler = err                                                        // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
-		a.own = ofHandler(err) && (store.LockTimeout(err) || a.took >= l.idle) // else the end of the run did not arrive
+		a.handler = err // what the handler left to the commit: a constraint that is deferred, or a transaction that it ended
+		a.own = a.ofHandler(err, l.idle)
 	}
 	return a, err
 }
 
-// ofHandler reports whether a statement in a handler's transaction failed by the handler's own doing:
-// it idled for too long, or waited for a lock that its work needs.
-func ofHandler(err error) bool {
-	code := store.Code(err)
-	return code == "25P03" || code == "55P03"
+// ofHandler reports whether a statement in a handler's transaction failed by the handler's own doing: it
+// waited for a lock that its work needs, or idled for too long. If it took less, its connection is at fault.
+func (a *attempt) ofHandler(err error, idle time.Duration) bool {
+	return store.LockTimeout(err) || store.Code(err) == "25P03" && a.took >= idle
 }
 
 // handle calls the handler, and takes the fate from it.
@@ -369,7 +368,7 @@ func (p *planner) handle(o *ownership, it item, tx *transaction, k *kind, a *att
 	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // a context of its own that ended has closed the connection, too
-		a.own = ofHandler(a.handler) || ctx.Err() == nil &&
+		a.own = a.ofHandler(a.handler, k.limits.idle) || ctx.Err() == nil &&
 			(errors.Is(a.handler, context.DeadlineExceeded) || errors.Is(a.handler, context.Canceled))
 	case tx.Conn().IsClosed():
 		a.own = true

@@ -274,7 +274,7 @@ BEGIN
     ), left_behind AS ( -- not one whose session renewed itself meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
-          AND m.lease IN (SELECT l.name FROM locked AS l)
+          AND (m.lease IN (SELECT l.name FROM locked AS l) OR NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = m.lease))
           AND (g.lost OR m.session IN (SELECT e.session FROM evicted AS e))
     ), idle AS MATERIALIZED ( -- SKIP LOCKED: a locked ID is in use, by a registration that waits for this statement
         SELECT i.id FROM pgleases.identities AS i WHERE i.id = ANY (ARRAY(SELECT e.id FROM evicted AS e)) FOR UPDATE OF i SKIP LOCKED
@@ -311,7 +311,7 @@ BEGIN
             checks = s.checks + 1,
             left_behind = ARRAY(SELECT e.session FROM evicted AS e UNION SELECT g.session FROM gone AS g WHERE g.lost),
             next_check_at = greatest(now + interval '50 milliseconds',
-                CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(DISTINCT g.lease) FROM gone AS g)
+                CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM pgleases.leases AS l WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g)))
                      THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
                      ELSE least(coalesce(rest.expires_at, 'infinity'), -- a wish that cannot be ended now is left to the next check
                                 (SELECT CASE WHEN min(w.until) <= now THEN now + interval '100 milliseconds' ELSE min(w.until) END
@@ -382,7 +382,8 @@ BEGIN
         FOR UPDATE OF l SKIP LOCKED
     ), left_behind AS (
         DELETE FROM pgleases.members AS o USING lost AS g
-        WHERE o.lease = g.lease AND o.session = g.session AND o.lease IN (SELECT l.name FROM locked AS l)
+        WHERE o.lease = g.lease AND o.session = g.session
+          AND (o.lease IN (SELECT l.name FROM locked AS l) OR (SELECT l.name FROM pgleases.leases AS l WHERE l.name = o.lease) IS NULL)
     ), planned AS (
         UPDATE pgleases.leases AS l SET generation = l.generation + 1, next_check_at = clock_timestamp()
         WHERE l.name = ANY (ARRAY(SELECT k.name FROM locked AS k))

@@ -2,7 +2,7 @@
 -- lock that a client holds for fast fail-over. Any role that may connect can do that. The
 -- search_path is to be pg_catalog alone.
 --
--- One row for each session and lock: what it is for, the server's process, its role and
+-- One row for each session and lock: what it is for, the server's process (0: a prepared transaction), its role and
 -- application_name, and for how long it has its transaction, or nothing, seconds; negative: it is
 -- not shown. A lock of a transaction is told after a second: the library's take less.
 WITH keys AS (
@@ -19,13 +19,13 @@ WITH keys AS (
     FROM pg_locks AS w JOIN pg_stat_activity AS a ON a.pid = w.pid
     WHERE w.locktype = 'advisory' AND w.objsubid = 1 AND NOT w.granted AND strpos(a.query, 'lock_acquire(') > 0
 )
-SELECT max(k.use), l.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''),
+SELECT max(k.use), coalesce(l.pid, 0), coalesce(a.usename, ''), coalesce(a.application_name, ''),
        coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, a.state_change)), -1)::double precision
 FROM pg_locks AS l
 JOIN keys AS k ON k.key = (l.classid::bigint << 32) | l.objid::bigint
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
-  AND l.mode = 'ExclusiveLock' AND l.pid NOT IN (k.pid, pg_backend_pid())
+  AND l.mode = 'ExclusiveLock' AND (l.pid NOT IN (k.pid, pg_backend_pid())) IS NOT FALSE
   AND (k.pid > 0 OR l.granted AND coalesce(a.xact_start < clock_timestamp() - interval '1 second', true))
 GROUP BY l.pid, k.key, a.usename, a.application_name, a.xact_start, a.state_change
 ORDER BY 1, 2

@@ -98,8 +98,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	result := make(chan made, 1)
 	go func() {
 		conn, err := cr.connect(ctx, perHost)
-		result <- made{conn, err}
 		<-cr.attempt
+		result <- made{conn, err}
 	}()
 	late := make(chan struct{})
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(hooksMayTake, func() { close(late) }) })()

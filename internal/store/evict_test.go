@@ -430,6 +430,22 @@ func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
 	expect(t, b.beat().Alive, true, "alive")
 }
 
+// Somebody has deleted its row.
+func TestAMemberOfALeaseThatIsGoneGoesWithItsSession(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, b := f.pair(1)
+	run := a.run()
+	f.exec("DELETE FROM leases")
+	f.expire(b)
+	got, err := a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run)
+	f.ok(err)
+	expect(t, value[int](f, "SELECT count(*) FROM members"), 1, "members")
+	if got.CheckDueIn < usualTTL/2 {
+		t.Errorf("the next check is due in %v, as for a lease that is locked", got.CheckDueIn)
+	}
+}
+
 // As behind a publication that cannot replicate them.
 func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
 	t.Parallel()
