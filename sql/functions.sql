@@ -130,8 +130,8 @@ BEGIN
       AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked
     RETURNING
         pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
-            (SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions, extract(epoch FROM s.unwatched))
-             FROM pgleases.server AS s),
+            coalesce((SELECT pg_catalog.concat_ws(' ', s.timeline, s.era, extract(epoch FROM s.next_check_at), s.sessions, extract(epoch FROM s.unwatched))
+                      FROM pgleases.server AS s), 'none'), -- somebody has deleted the row
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
         pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
@@ -891,6 +891,7 @@ BEGIN
             late := $5;
         END IF;
     END IF;
+    -- An address stays the row's until then: the snapshot of the statement that calls this keeps VACUUM from it.
     IF cardinality(free_places) > 0 THEN -- a statement of its own: a client that joins has the server plan it only where it is needed
         WITH moves AS MATERIALIZED (
             SELECT m.place, m.epoch, nullif($4[m.heir], 0) AS target, heir_ids[m.heir] AS target_id

@@ -446,6 +446,17 @@ func TestAMemberOfALeaseThatIsGoneGoesWithItsSession(t *testing.T) {
 	}
 }
 
+// Somebody has deleted it: no answer is read with its fields in each other's places.
+func TestAServerWithoutItsRowIsNamed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a, _ := f.pair(1)
+	f.exec("DELETE FROM server")
+	if _, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{}); err == nil || !strings.Contains(err.Error(), "server has no row") {
+		t.Errorf("heartbeat: %v", err)
+	}
+}
+
 // As behind a publication that cannot replicate them.
 func TestWhatCannotBeDeletedKeepsNobodyFromBeingEvicted(t *testing.T) {
 	t.Parallel()
