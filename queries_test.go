@@ -1,0 +1,224 @@
+package pgleases_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/lock"
+)
+
+// headed returns a page's blocks of SQL by the heading above them, and the headings in order.
+func headed(t *testing.T, page string) (headings []string, blocks map[string]string) {
+	t.Helper()
+	blocks = make(map[string]string)
+	text := readFile(t, page)
+	if before, rest, found := strings.Cut(text, "\n## Schedules and jobs at night\n"); found { // package schedule has a test of these
+		_, after, _ := strings.Cut(rest, "\n## ")
+		text = before + "\n## " + after
+	}
+	for section := range strings.SplitSeq("\n"+text, "\n### ") {
+		heading, rest, _ := strings.Cut(section, "\n")
+		if _, block, found := strings.Cut(rest, "```sql\n"); found {
+			block, _, _ = strings.Cut(block, "\n```")
+			headings = append(headings, heading)
+			blocks[heading] = block
+		}
+	}
+	return headings, blocks
+}
+
+// Every query of operations.md finds what it is for, and only that.
+func TestTheQueriesForOperatorsTell(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	clients, pool := tests.Pool(t, url), ownersPool(t, url) // operators may more
+	client := func(id string) *pgleases.Client {
+		return newClient(t, clients, pgleases.WithClientID(id), pgleases.WithHeartbeat(50*time.Millisecond))
+	}
+	lease := func(c *pgleases.Client, name string, n int) *pgleases.Lease {
+		return joined(t, c, name, n, pgleases.WithHandoffDelay(0))
+	}
+	gone := client("gone")
+	untilOwns(t, lease(gone, "reports", 2), 2)
+	shut(t, gone)
+	one, two := client("worker-1"), client("worker-2")
+	a, b := lease(one, "orders", 12), lease(two, "orders", 12)
+	for _, l := range []*pgleases.Lease{a, b} {
+		untilOwns(t, l, 6)
+	}
+	headings, blocks := headed(t, "docs/operations.md")
+	run := func(heading string) []string {
+		t.Helper()
+		if blocks[heading] == "" {
+			t.Fatalf("the page has no block %q, only %q", heading, headings)
+		}
+		rows, err := pool.Query(t.Context(), blocks[heading], pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			t.Fatalf("%s: %v", heading, err)
+		}
+		lines, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
+			var words []string
+			for i, v := range row.RawValues() {
+				if name := row.FieldDescriptions()[i].Name; slices.Contains([]string{"oldest", "heartbeat_age", "expires_at",
+					"draining", "host", "dead_for", "open_for", "query", "at", "tx", "id"}, name) || name == "pid" && heading != "Open transactions" {
+					continue // differs from run to run
+				}
+				words = append(words, string(v))
+			}
+			return strings.Join(words, " "), nil
+		})
+		if err != nil {
+			t.Fatalf("%s: %v", heading, err)
+		}
+		return lines
+	}
+	tells := func(heading string, want ...string) {
+		t.Helper()
+		if got := run(heading); !slices.Equal(got, want) {
+			t.Errorf("%s tells %q, not %q", heading, got, want)
+		}
+	}
+	calm := []string{"Unbalanced", "Draining for long", "Dead clients", "Open transactions", "Locked tables", "Who holds which lock", "Locks awaited for long"}
+	for _, heading := range calm {
+		tells(heading)
+	}
+	tells("Who owns what", "orders worker-1 6", "orders worker-2 6", "reports  2")
+	happened := run("What happened, and why")
+	if slices.Reverse(happened); !slices.Equal(happened[:4], []string{"joined reports  gone   ", "given reports  gone {[0,2)}  ", "handed over reports gone  {[0,2)}  ",
+		"left reports gone    "}) {
+		t.Errorf("first happened %q", happened[:4])
+	}
+	until(t, "whoever follows the events is told of all", func() bool { return slices.Equal(run("Follow the events"), happened) })
+	tells("Partitions without an owner", "reports 0 gone ", "reports 1 gone ")
+	if timeline := tests.Value[string](t, pool, "SELECT pgleases.timeline()::text"); timeline == "0" {
+		t.Error("the server does not tell its timeline")
+	} else {
+		tells("After a failover", timeline+" "+timeline+" 0")
+	}
+
+	held, err := lock.New(one, clients).TryAcquire(t.Context(), "report")
+	tests.OK(t, err)
+	await, giveUp := context.WithCancel(t.Context())
+	waited := make(chan error, 1)
+	go func() {
+		_, err := lock.New(two, clients).AcquireShared(await, "report")
+		waited <- err
+	}()
+	holds, waits := fmt.Sprintf("report holds f 1 worker-1 %d", held.Token()), "report waits t 2 worker-2 "
+	until(t, "both are shown", func() bool { return slices.Equal(run("Who holds which lock"), []string{holds, waits}) })
+	tells("Locks awaited for long")
+	tests.Execute(t, pool, `UPDATE pgleases.locks SET since = since - interval '1 minute'`)
+	tells("Locks awaited for long", "report worker-2 2 worker-1")
+	giveUp()
+	wraps(t, "who waits gives up", tests.Receive(t, "who waits gives up", waited), context.Canceled)
+	if err := held.Release(t.Context()); err != nil {
+		t.Error(err)
+	}
+	until(t, "nobody has a lock", func() bool { return len(run("Who holds which lock")) == 0 })
+
+	// One works on what is wanted elsewhere; one died, and nobody has watched for its TTL; one left a transaction open.
+	hold := a.Hold(t.Context())
+	three := client("worker-3")
+	c := lease(three, "orders", 12)
+	untilOwns(t, c, 2)
+	untilOwns(t, b, 4)
+	until(t, "the first was asked", func() bool { return len(numbers(a)) == 4 })
+	tests.Execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
+	tests.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+		VALUES (1, 'dead', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
+	tests.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
+	idle, err := pool.Begin(t.Context())
+	tests.OK(t, err)
+	defer func() { _ = idle.Rollback(context.Background()) }()
+	pid := idle.Conn().PgConn().PID()
+
+	tells("Who owns what", "orders worker-1 6", "orders worker-2 4", "orders worker-3 2", "reports dead 1", "reports  1")
+	tells("Unbalanced", "orders worker-1 6 4.00", "orders worker-3 2 4.00")
+	tells("Partitions without an owner", "reports 0 gone ", "reports 1 dead ")
+	var draining []string
+	for n := range 12 {
+		if !a.Owns(n) && slices.Contains(hold.Values(), n) {
+			draining = append(draining, fmt.Sprintf("orders %d worker-1 worker-3", n))
+		}
+	}
+	slices.Sort(draining)
+	if got := run("Draining for long"); !slices.Equal(slices.Sorted(slices.Values(got)), draining) || len(got) != 2 {
+		t.Errorf("it tells that %q drain, not %q", got, draining)
+	}
+	got := run("Heartbeats")
+	if slices.Sort(got); !slices.Equal(got, []string{"dead 00:10:00", "worker-1 00:01:00", "worker-2 00:01:00", "worker-3 00:01:00"}) {
+		t.Errorf("the heartbeats are of %q", got)
+	}
+	if first := tests.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "dead" {
+		t.Errorf("the oldest heartbeat is of %s", first)
+	}
+	tells("Dead clients", "dead")
+	if _, err := idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	tells("Locked tables", tests.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
+	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, tests.Value[string](t, pool, "SELECT session_user::text")))
+
+	tellsOf := func(pid uint32) bool {
+		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid)) })
+	}
+	if tellsOf(pid) {
+		t.Error("a transaction without a snapshot is told of as if it had one")
+	}
+	report, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	tests.OK(t, err)
+	defer func() { _ = report.Rollback(context.Background()) }()
+	if _, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status"); err != nil || !tellsOf(report.Conn().PgConn().PID()) {
+		t.Errorf("it does not tell of the report that has a snapshot: %v", err)
+	}
+
+	hold.Release()
+	untilOwns(t, c, 4)
+	tells("Wishes")
+	tests.Execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
+	role := tests.Value[string](t, pool, "SELECT session_user::text")
+	tells("Wishes", "cordon   worker-2 too hot maria ("+role+") infinity 4")
+	tests.Execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
+	tells("Forcing a client out", "1")
+	tests.Receive(t, "the third ends", three.Done())
+	wraps(t, "it ended with", three.Err(), pgleases.ErrSuperseded)
+	if text := three.Err().Error(); !strings.Contains(text, "an operator has evicted this one") {
+		t.Errorf("it says %q", text)
+	}
+	expire(t, pool, "worker-3") // others do not wait for its TTL
+	untilValue(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
+	for _, l := range []*pgleases.Lease{a, b} {
+		untilOwns(t, l, 6)
+	}
+	again := client("worker-3")
+	untilOwns(t, lease(again, "orders", 12), 4)
+
+	if _, err := pool.Exec(t.Context(), blocks["Dropping a lease"]); err == nil || !strings.Contains(err.Error(), "living members") {
+		t.Errorf("a lease with members was dropped: %v", err)
+	}
+	for _, c := range []*pgleases.Client{one, two, again} {
+		shut(t, c)
+	}
+	run("Dropping a lease")
+	tells("Who owns what", "reports dead 1", "reports  1")
+
+	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
+		"Dropping a lease", "A restored copy of the database", "Wishes", "What happened, and why", "Follow the events")
+	for _, heading := range headings {
+		if !slices.Contains(tested, heading) {
+			t.Errorf("nothing tests %q", heading)
+		}
+	}
+	tells("A restored copy of the database", "")
+	if got := run("After a failover"); len(got) != 1 || !strings.HasPrefix(got[0], "-1 ") {
+		t.Errorf("of a restored copy it tells %q", got)
+	}
+}
