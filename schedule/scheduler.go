@@ -229,7 +229,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
 	}
-	defer context.AfterFunc(ctx, func() { _ = lease.Leave(ctx) })() // at once: each partition goes when its own runs have ended
+	ended := ctx
+	defer context.AfterFunc(ended, func() { _ = lease.Leave(ended) })() // at once: each partition goes when its own runs have ended
 	p := newPlanner(s, lease)
 	stop := p.start(ctx)
 	defer stop()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,16 +106,16 @@ func TestAMigratedDatabaseHasTheTablesAndOthersChangesNot(t *testing.T) {
 	}
 }
 
-// apart has this test's processes share a server with nobody else, and returns its folder.
-func apart(t *testing.T) (folder string) {
+// apart is the environment of processes that share a server with those of no other test, and the
+// server's folder.
+func apart(t *testing.T) (folder string, environ []string) {
 	t.Helper()
-	t.Setenv("DATABASE_URL", "")
-	t.Setenv("PGLEASES_TEST_APART", t.Name())
-	folder, err := sharedFolder()
+	environ = append(os.Environ(), "DATABASE_URL=", "PGLEASES_TEST_APART="+t.Name())
+	folder, err := sharedFolder(environ)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return folder
+	return folder, environ
 }
 
 // A process is a tester that runs.
@@ -124,10 +125,10 @@ type process struct {
 	input  io.Closer // open for as long as it is referenced
 }
 
-func startTester(t *testing.T) process {
+func startTester(t *testing.T, environ []string) process {
 	t.Helper()
 	p := process{Cmd: exec.Command(os.Args[0])}
-	p.Env = append(os.Environ(), testerVariable+"=1")
+	p.Env = append(slices.Clone(environ), testerVariable+"=1")
 	input, err := p.StdinPipe()
 	output, err2 := p.StdoutPipe()
 	if err := errors.Join(err, err2, p.Start()); err != nil {
@@ -176,28 +177,30 @@ func gone(t *testing.T, folder string, servers ...string) {
 }
 
 func TestProcessesShareOneServerThatEndsWithTheLastOfThem(t *testing.T) {
-	folder := apart(t)
-	first, second := startTester(t), startTester(t)
+	t.Parallel()
+	folder, environ := apart(t)
+	first, second := startTester(t, environ), startTester(t, environ)
 	server := first.server(t)
 	if s := second.server(t); s != server {
 		t.Fatalf("one works on %s, the other on %s", server, s)
 	}
 	first.kill()
-	third := startTester(t)
+	third := startTester(t, environ)
 	if s := third.server(t); s != server {
 		t.Fatalf("a third works on %s, the others on %s", s, server)
 	}
 	second.kill()
 	third.input.Close()
-	fourth := startTester(t) // while the server ends
+	fourth := startTester(t, environ) // while the server ends
 	last := fourth.server(t)
 	fourth.kill()
 	gone(t, folder, server, last)
 }
 
 func TestAProcessThatIsKilledInAStartLeavesNothing(t *testing.T) {
-	folder := apart(t)
-	p := startTester(t)
+	t.Parallel()
+	folder, environ := apart(t)
+	p := startTester(t, environ)
 	for { // until it starts a server
 		if _, err := os.Stat(filepath.Join(folder, keeperFile)); err == nil {
 			break
@@ -209,7 +212,8 @@ func TestAProcessThatIsKilledInAStartLeavesNothing(t *testing.T) {
 }
 
 func TestWhatAKilledKeeperLeftIsReplaced(t *testing.T) {
-	folder := apart(t)
+	t.Parallel()
+	folder, environ := apart(t)
 	if err := makeFolder(folder); err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +222,7 @@ func TestWhatAKilledKeeperLeftIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := startTester(t)
+	p := startTester(t, environ)
 	server := p.server(t)
 	p.kill()
 	gone(t, folder, server)
