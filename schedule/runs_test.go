@@ -119,8 +119,12 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		},
 			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
 		"a pause that is too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
+			var pid int // not the connection's, which a pooler gives
+			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+				return err
+			}
 			tests.Until(t, "the server has ended the connection", func() bool {
-				return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", tx.Conn().PgConn().PID()) == 0
+				return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
 			})
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
