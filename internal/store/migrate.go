@@ -48,12 +48,14 @@ func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	err := engine.Migrate(ctx, conn, schema)
 	if err == nil {
 		tag := bodyTag(schema)
-		space := "'" + strings.ReplaceAll(schema, "'", "''") + "'"
 		_, err = conn.PgConn().Exec(ctx, readCommitted+"; SET LOCAL search_path = "+searchPath+"; SET LOCAL standard_conforming_strings = on; DO "+
-			tag+strings.ReplaceAll(takeBack, "$1", space)+tag).ReadAll()
+			tag+strings.ReplaceAll(takeBack, "$1", literal(schema))+tag).ReadAll()
 	}
 	return err
 }
+
+// migrationKey is that of the advisory lock under which one migrates at a time.
+const migrationKey = "7358216409153"
 
 // takeBack has functions that run with their owner's rights be nobody's without a grant, except
 // timeline, and applications write no actor of an event: as functions.sql and application.sql have
@@ -75,7 +77,7 @@ BEGIN
         WHERE c.relnamespace = (SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = $1) AND c.relname = 'events'
           AND a.privilege_type = 'INSERT' AND a.grantee <> c.relowner AND a.grantee <> 0 AND pg_has_role(c.relowner, 'USAGE')
     LOOP
-        PERFORM pg_advisory_xact_lock(7358216409153); -- another may do this too
+        PERFORM pg_advisory_xact_lock(` + migrationKey + `); -- another may do this too
         EXECUTE r.statement;
     END LOOP;
 END
@@ -133,7 +135,7 @@ func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error 
 
 // migration is the message that creates or updates the part: long, and written only where it is sent.
 func (p Part) migration(schema string) string {
-	return fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(7358216409153); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';
+	return fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(`+migrationKey+`); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';
 DO %[5]s BEGIN
     IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
         RAISE 'another client has migrated the schema' USING ERRCODE = '%[4]s';
