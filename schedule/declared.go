@@ -36,18 +36,15 @@ const noted = 24 * time.Hour
 // than this process would join it with: that is refused.
 func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	s.mu.Lock()
+	names := slices.Sorted(maps.Keys(s.declared))
 	var rows []*record
-	for _, name := range slices.Sorted(maps.Keys(s.declared)) {
+	for _, name := range names {
 		rows = append(rows, s.declared[name])
 	}
 	s.mu.Unlock()
 	var have map[string]*record
 	var partitions int
 	err = s.starting(ctx, func(tx pgx.Tx) (err error) {
-		names := make([]string, len(rows))
-		for i, r := range rows {
-			names[i] = r.Name
-		}
 		have, partitions, err = s.sendDeclared(ctx, tx, names)
 		return err
 	})

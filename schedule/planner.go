@@ -377,11 +377,11 @@ func (p *planner) ask(ctx context.Context, l *look) error {
 	l.sent = time.Now()
 	l.clock, l.took, l.due, err = p.s.sendLook(ctx, conn, l.partitions, l.fresh, l.since, lookAhead, l.atMost, l.but, l.butKinds)
 	l.answered = time.Now()
-	var misplaced []item // what has its key in another partition may run there
+	var misplaced []subject // what has its key in another partition may run there
 	l.due = slices.DeleteFunc(l.due, func(it item) bool {
 		wrong := p.lease.PartitionFor(it.Key) != it.Partition
 		if wrong {
-			misplaced = append(misplaced, it)
+			misplaced = append(misplaced, it.subject)
 		}
 		return wrong
 	})

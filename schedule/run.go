@@ -152,7 +152,7 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 			return nil, from // the next owner does it
 		case a.handler == nil && moved(err):
 			if a.decided.RanUntil != nil {
-				p.buryOwn(o, it, a, err)
+				p.bury(o.ctx, o, it, a, changedOwn{err})
 			}
 			return nil, from // an edit came first, or it had been committed
 		case errors.As(err, new(locked)):
@@ -192,17 +192,14 @@ func (p *planner) carryOut(o *ownership, it item) (again *item, from time.Time) 
 // bury writes down what becomes of a run that failed, and reports whether it could.
 func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, err error) bool {
 	a.decided.failed(a.row, p.s.kind(it.Kind).limits, err, *a.decided.RanUntil)
-	switch {
-	case errors.As(err, new(snoozed)):
-	case a.decided.Trying != nil:
-		p.s.logOf(it).Warn(
-			"schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
-			slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err),
-		)
-	default:
-		p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
+	own := errors.As(err, new(changedOwn))
+	if !own {
+		p.tellFailed(it, a, err)
 	}
 	written := p.conclude(life, o, it, a)
+	if own && written { // else another transaction changed it, and this one is refused as the run was
+		p.tellFailed(it, a, err)
+	}
 	switch counts := &p.s.kind(it.Kind).counts; {
 	case !written || a.decided.Trying == nil:
 	case errors.As(err, new(snoozed)):
@@ -219,15 +216,28 @@ func (p *planner) bury(life context.Context, o *ownership, it item, a attempt, e
 	return written
 }
 
-// buryOwn writes down that a run failed as its handler changed its own schedule or job. Where another
-// transaction did that, this one is refused as the run was, and nothing is written.
-func (p *planner) buryOwn(o *ownership, it item, a attempt, err error) {
-	err = fmt.Errorf("the handler changed the schedule or job that it ran for: %w", err)
-	a.decided.failed(a.row, p.s.kind(it.Kind).limits, err, *a.decided.RanUntil)
-	if p.conclude(o.ctx, o, it, a) {
+// tellFailed logs that a run failed, unless its handler snoozed.
+func (p *planner) tellFailed(it item, a attempt, err error) {
+	switch {
+	case errors.As(err, new(snoozed)):
+	case a.decided.Trying != nil:
+		p.s.logOf(it).Warn(
+			"schedule: run failed, and is tried again", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At),
+			slog.Int("attempt", a.decided.Trying.Attempts), slog.Time("again", a.decided.Trying.Again), slog.Any("error", err),
+		)
+	default:
 		p.s.logOf(it).Error("schedule: run failed", slog.String("name", a.row.Name), slog.Time("at", a.decided.run.At), slog.Any("error", err))
 	}
 }
+
+// changedOwn is an error of a run whose schedule or job had been changed at its end: by its handler, or
+// by another transaction.
+type changedOwn struct{ error }
+
+func (e changedOwn) Error() string {
+	return fmt.Sprintf("the handler changed the schedule or job that it ran for: %v", e.error)
+}
+func (e changedOwn) Unwrap() error { return e.error }
 
 // conclude writes down what has become of a run, apart from its handler, and reports whether it could. It goes on trying while runs may go
 // on: nobody else knows it, and what was called at most once would be lost.

@@ -237,12 +237,22 @@ func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
 	return void(ctx, q, s.statements.Join, s.group, int32(s.options.partitions))
 }
 
-func (s *Scheduler) sendPlace(ctx context.Context, q querier, misplaced []item) error {
-	of := map[bool][]int64{false: {}, true: {}} // schedules, and jobs
-	for _, it := range misplaced {
-		of[it.Job] = append(of[it.Job], it.ID)
+func (s *Scheduler) sendPlace(ctx context.Context, q querier, misplaced []subject) error {
+	schedules, jobs := idsOf(misplaced)
+	return void(ctx, q, s.statements.Place, s.group, int32(s.options.partitions), schedules, jobs)
+}
+
+// idsOf returns the ids of schedules and of jobs, apart.
+func idsOf(subjects []subject) (schedules, jobs []int64) {
+	schedules, jobs = []int64{}, []int64{} // no NULL
+	for _, s := range subjects {
+		if s.Job {
+			jobs = append(jobs, s.ID)
+		} else {
+			schedules = append(schedules, s.ID)
+		}
 	}
-	return void(ctx, q, s.statements.Place, s.group, int32(s.options.partitions), of[false], of[true])
+	return schedules, jobs
 }
 
 // sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that,
@@ -278,11 +288,8 @@ func (s *Scheduler) queueBegin(batch *pgx.Batch, died *bool, partition int, epoc
 }
 
 func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
-	ids := map[bool][]int64{false: {}, true: {}}
-	for _, c := range charged {
-		ids[c.Job] = append(ids[c.Job], c.ID)
-	}
-	batch.Queue(s.statements.End, s.group, partition, epoch, ids[false], ids[true], s.lockWait.Milliseconds())
+	schedules, jobs := idsOf(charged)
+	batch.Queue(s.statements.End, s.group, partition, epoch, schedules, jobs, s.lockWait.Milliseconds())
 }
 
 // queueOpen has r be the schedule or the job, under the guard of the partition; nil: there is none.
