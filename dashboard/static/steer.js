@@ -250,6 +250,6 @@ $("steer-form").addEventListener("submit", event => {
 $("steer").addEventListener("close", () => {
   if ($("steer").open) return; // it was opened again before this came
   steer.busy?.abort();
-  const back = steer.opener?.isConnected ? steer.opener : $("leases");
-  back.focus();
+  if (document.activeElement !== document.body) return; // the browser, or who uses the page, has moved the focus on
+  (steer.opener?.isConnected ? steer.opener : $("leases")).focus();
 });
