@@ -22,7 +22,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	add := func(what, figure string) *row {
 		return out.figure(fmt.Sprintf("%s clients: %s", grouped(clients), what), figure)
 	}
-	partitions := l.pick(200, 10_000) / l.leases * l.leases
+	partitions := l.partitions / l.leases * l.leases
 	shared := func(c *census, clients int) time.Time {
 		if l.leases == 1 {
 			return c.even(ctx, clients, partitions)
@@ -32,7 +32,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 
 	c, j := newCensus(), job{URL: reach, TTL: l.ttl, AtOnce: clients, Leases: l.leases, Partitions: partitions / l.leases}
 	if clients > 1000 {
-		j.AtOnce = 50 // in each process
+		j.AtOnce, c.patience = 50, 15*time.Minute // the first in each process
 	}
 	var joined, even time.Time
 	var dying, surviving *worker

@@ -69,6 +69,8 @@ type holding struct {
 
 // A census knows what each client owns. All methods are safe for concurrent use.
 type census struct {
+	patience time.Duration // of those who wait
+
 	mu      sync.Mutex // guards the rest
 	last    map[string]holding
 	at      time.Time     // of the last change
@@ -77,7 +79,7 @@ type census struct {
 }
 
 func newCensus() *census {
-	return &census{last: make(map[string]holding), changed: make(chan struct{})}
+	return &census{patience: patience, last: make(map[string]holding), changed: make(chan struct{})}
 }
 
 func (c *census) update(change func()) {
@@ -102,7 +104,7 @@ func (c *census) report(h holding) {
 
 // until waits until what is owned satisfies holds, and returns since when it does.
 func (c *census) until(ctx context.Context, what string, holds func(owned []int) bool) time.Time {
-	late := time.After(patience)
+	late := time.After(c.patience)
 	for {
 		c.mu.Lock()
 		owned, at, err, changed := []int{}, c.at, c.failed, c.changed
@@ -117,7 +119,7 @@ func (c *census) until(ctx context.Context, what string, holds func(owned []int)
 		select {
 		case <-changed:
 		case <-late:
-			check(fmt.Errorf("not within %v: %s; owned are %v", patience, what, owned))
+			check(fmt.Errorf("not within %v: %s; %d clients own %d", c.patience, what, len(owned), total(owned)))
 		case <-ctx.Done():
 			check(context.Cause(ctx))
 		}

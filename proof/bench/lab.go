@@ -20,9 +20,9 @@ import (
 
 // A lab is what the parts are measured with.
 type lab struct {
-	quick           bool
-	clients, leases int // of part clients
-	ttl             time.Duration
+	quick                       bool
+	clients, leases, partitions int // of part clients
+	ttl                         time.Duration
 
 	durable *pgserver.Server  // commits wait for the disk, as they do in production
 	fast    *pgserver.Server  // they do not: for what does not depend on it

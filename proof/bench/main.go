@@ -1,7 +1,7 @@
 // Command bench measures what the library costs and how fast it is. Each figure is beside a lower bound, or a competitor, which is
 // measured in the same run:
 //
-//	go run ./bench [-quick] [-run REGEXP] [-o FILE] [-clients N] [-leases N] [-ttl D]
+//	go run ./bench [-quick] [-run REGEXP] [-o FILE] [-clients N] [-leases N] [-partitions N] [-ttl D]
 //
 // It starts a PostgreSQL and a PgBouncer (package pgserver says from which programs) and prints tables in Markdown. With -o it also
 // writes a page with the tables, the machine and the versions. A figure says what was measured, even if it missed its goal; the exit
@@ -76,6 +76,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	flags.BoolVar(&l.quick, "quick", false, "small samples: shows that everything runs, not how fast")
 	flags.IntVar(&l.clients, "clients", 1000, "clients of the part named clients")
 	flags.IntVar(&l.leases, "leases", 1, "leases that those clients share")
+	flags.IntVar(&l.partitions, "partitions", 10_000, "partitions of those leases together")
 	flags.DurationVar(&l.ttl, "ttl", 6*time.Second, "TTL of those clients")
 	only := flags.String("run", "", "measure only the parts that match this `regexp`: "+strings.Join(names, ", "))
 	file := flags.String("o", "", "write a page to this `file`")
@@ -87,7 +88,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return fmt.Errorf("-run: %w", err)
 	}
 	if l.quick {
-		l.clients, l.ttl = 20, time.Second
+		l.clients, l.partitions, l.ttl = 20, 200, time.Second
 	}
 	began := time.Now()
 	if err = attempt(func() { l.start(ctx) }); err != nil {
