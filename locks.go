@@ -114,6 +114,34 @@ func (s *lockSession) Table(pool *pgxpool.Pool) seam.LockTable {
 	}
 }
 
+// Reaches is for all that take a client and a pool. Behind poolers addresses say nothing, so it asks the database.
+func (s *lockSession) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	if s.options.database != nil {
+		return nil
+	}
+	schema = cmp.Or(schema, s.options.schema)
+	const refused = "the pool leads to another server, database or schema than the client's connection"
+	for tries := 1; ; tries++ {
+		s.locks.mu.Lock()
+		session := s.locks.standing.session
+		s.locks.mu.Unlock()
+		var database string
+		var reached bool
+		err := pool.QueryRow(ctx, store.StatementsFor(schema).Reaches, session).Scan(&database, &reached)
+		switch {
+		case store.Undefined(err):
+			return fmt.Errorf(refused+": %w", err)
+		case err != nil || reached:
+			return err
+		case tries > 2:
+			return fmt.Errorf(refused+": schema %q of database %q has no session of client %q", schema, database, s.options.clientID)
+		}
+		if err := s.Beat(ctx, true); err != nil { // it may have been evicted
+			return err
+		}
+	}
+}
+
 func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

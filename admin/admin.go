@@ -118,7 +118,7 @@ func (a *Admin) failure(doing string, err error) error {
 	switch code := store.Code(err); {
 	case err == nil:
 		return nil
-	case code == "3F000" || code == "42P01" || code == "42883" || code == "42703":
+	case store.Undefined(err):
 		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.options.schema)
 	case store.Denied(err):
 		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.options.schema)

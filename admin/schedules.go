@@ -173,7 +173,7 @@ func (a *Admin) history(ctx context.Context, group string, schedule *string, bef
 
 // scheduleFailure says what to do about an error.
 func (a *Admin) scheduleFailure(doing string, err error) error {
-	if code := store.Code(err); code == "42P01" || code == "42883" || code == "42703" {
+	if store.Undefined(err) {
 		return fmt.Errorf(
 			"%w: %s: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules",
 			ErrNoSchedules, doing, err, a.options.schema,

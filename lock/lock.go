@@ -17,6 +17,7 @@ import (
 // Locks takes locks for a client. All methods are safe for concurrent use.
 type Locks struct {
 	session seam.Locks
+	pool    *pgxpool.Pool
 	table   seam.LockTable
 	misuse  error // what New was given; nil: it is of use
 }
@@ -37,7 +38,7 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	if table == nil {
 		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
 	}
-	return &Locks{session: session, table: table}
+	return &Locks{session: session, pool: pool, table: table}
 }
 
 // TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it returns ErrHeld.
@@ -102,6 +103,9 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 		case err == nil:
 			return h, nil
 		case again == never, again == twice && tries > 2, again == whileWaiting && !m.waits:
+			if again == twice {
+				err = cmp.Or(l.session.Reaches(ctx, l.pool, ""), err)
+			}
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
 		// After a heartbeat the client knows where it is: one comes at once. So does a second, as the
@@ -148,6 +152,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, never, context.Cause(ctx)
 	case store.LockTimeout(err): // so many come and go
 		return nil, whileWaiting, err
+	case store.Undefined(err):
+		return nil, twice, err
 	case store.ReadOnly(err):
 		return nil, never, fmt.Errorf("the pool leads to a standby, or default_transaction_read_only is on in it: %w", err)
 	case err != nil:
@@ -197,8 +203,7 @@ func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
 		return never, fmt.Errorf("%w: by client %q, host %s, pid %d, since %s; if it falls silent, until %s", ErrHeld, answer.Holder, answer.Host,
 			answer.PID, answer.Since.Format(time.RFC3339Nano), answer.LivesUntil.Format(time.RFC3339Nano))
 	case store.LockElsewhere:
-		return twice, fmt.Errorf("the pool leads to another server, or another database, than the client's connection: to %s, not to %s",
-			described(answer.Run), described(a.Run))
+		return twice, errors.New("the pool leads to another server, or another run of it, than the client's connection")
 	case store.LockUnsettled:
 		return whileWaiting, errors.New("the server was promoted, and is not settled yet: that takes a TTL")
 	case store.LockLate:
@@ -207,9 +212,4 @@ func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
 		return whileWaiting, fmt.Errorf("%w: the session was evicted, or a newer process has the client ID", pgleases.ErrTrustLost)
 	}
 	return never, fmt.Errorf("the database answered %q", answer.Outcome)
-}
-
-// described names a run of a server.
-func described(run store.Run) string {
-	return fmt.Sprintf("timeline %d, started %s, mark %d", run.Timeline, time.UnixMicro(run.Started).Format(time.RFC3339Nano), run.Mark)
 }

@@ -376,8 +376,11 @@ func TestAPoolThatLeadsElsewhereTakesNothing(t *testing.T) {
 	stray := tests.Pool(t, other)
 	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.server_mark SELECT 1; UPDATE pgleases.server SET timeline = pgleases.timeline()")
 	_, err := lock.New(a.client, stray).TryAcquire(t.Context(), "x")
-	if err == nil || !strings.Contains(err.Error(), "another server") {
-		t.Errorf("it leads elsewhere: %v", err)
+	_, none := lock.New(a.client, tests.Pool(t, pgtest.EmptyDatabase(t))).TryAcquire(t.Context(), "x")
+	for _, err := range []error{err, none} {
+		if err == nil || !strings.Contains(err.Error(), "another server, database or schema") {
+			t.Errorf("it leads elsewhere: %v", err)
+		}
 	}
 	expect(t, tests.Value[int](t, stray, rows), 0, "rows")
 

@@ -61,7 +61,7 @@ func checkGroup(group string) error {
 	return cmp.Or(checkName("group", group), checkName("lease of the group", leaseOf+group))
 }
 
-// New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client and pool lead to one database; neither is closed. The tables
+// New returns a scheduler for a group, whose name has 1 to 246 bytes of UTF-8 without NUL. Client and pool have to lead to one database; neither is closed. The tables
 // are made or migrated where that is needed, unless WithoutMigration is given. ctx covers this call only.
 //
 // The errors: a bad option, the database's, pgleases.ErrSchema.
@@ -92,9 +92,14 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	if err := checkGroup(group); err != nil {
 		return nil, err
 	}
-	if o.noMigration {
+	if client != nil {
+		err = openError("new scheduler", o.schema, seam.LocksOf(client).Reaches(ctx, pool, o.schema))
+	}
+	switch {
+	case err != nil:
+	case o.noMigration:
 		err = withConn(ctx, pool, "new scheduler", o.schema, part.Fits)
-	} else {
+	default:
 		err = Migrate(ctx, pool, WithSchema(o.schema))
 	}
 	if err != nil {

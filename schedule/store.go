@@ -185,7 +185,11 @@ func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
-	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) })
+	return openError(doing, schema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
+}
+
+// openError says what to do about an error of opening or migrating.
+func openError(doing, schema string, err error) error {
 	var misfit *store.SchemaError
 	switch {
 	case err == nil:

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -159,7 +160,10 @@ func TestBadInputIsRefused(t *testing.T) {
 	_, retentionErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithRetention(0, time.Minute))
 	_, nilErr := schedule.New(t.Context(), nil, w.pool, "g")
 	_, ddlErr := schedule.Schema(schedule.WithDrain(time.Second))
-	_, schemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"), schedule.WithoutMigration())
+	_, schemaErr := schedule.Manage(t.Context(), w.pool, "g", schedule.WithSchema("elsewhere"))
+	_, otherSchemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"))
+	_, otherPoolErr := schedule.New(t.Context(), w.client, newDatabase(t).Pool, "g")
+	_, emptyPoolErr := schedule.New(t.Context(), w.client, tests.Pool(t, pgtest.EmptyDatabase(t)), "g")
 	for says, err := range map[string]error{
 		`name "" is empty`:                        put("", hourly),
 		"field 1, the minute":                     put("x", schedule.Cron("60 * * * *", "UTC")),
@@ -185,6 +189,9 @@ func TestBadInputIsRefused(t *testing.T) {
 		"retention of 0s and 1m0s":                retentionErr,
 		"client or pool is nil":                   nilErr,
 		`package schedule in schema "elsewhere"`:  schemaErr,
+		`"elsewhere.clients" does not exist`:      otherSchemaErr,
+		"another server, database or schema":      otherPoolErr,
+		`"pgleases.clients" does not exist`:       emptyPoolErr,
 		`register kind "fast"`:                    w.Run(t.Context()),
 		"WithDrain means nothing to Schema":       ddlErr,
 		"WithPartitions means nothing to Migrate": schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
@@ -199,6 +206,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		}
 	}
 	expect(t, one[string](db, "SELECT string_agg(name, ' ') FROM pgleases.schedules"), "fine", "schedules")
+	expect(t, one[int64](db, "SELECT count(*) FROM pg_namespace WHERE nspname = 'elsewhere'"), 0, "schemas that were made nevertheless")
 }
 
 // What was put right makes nothing late: the schedule has waited for that.

@@ -1441,8 +1441,7 @@ DECLARE
     token bigint;
 BEGIN
     IF NOT pgleases.lock_same_run($7, $8, $9) THEN
-        RETURN ARRAY['elsewhere', pgleases.timeline()::text, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint::text,
-                     coalesce((SELECT m.mark FROM pgleases.server_mark AS m), 0)::text];
+        RETURN '{elsewhere}';
     END IF;
     SELECT s.era INTO present FROM pgleases.server AS s WHERE s.timeline = $7;
     IF NOT FOUND THEN

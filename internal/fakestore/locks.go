@@ -80,7 +80,7 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	client, alive := t.Clients[r.Session]
 	switch {
 	case !db.on(r.Run):
-		return store.LockAnswer{Outcome: store.LockElsewhere, Run: db.run}
+		return store.LockAnswer{Outcome: store.LockElsewhere}
 	case t.Server.Timeline != r.Run.Timeline:
 		return store.LockAnswer{Outcome: store.LockUnsettled}
 	case clock > r.Latest:

@@ -18,6 +18,8 @@ type Locks interface {
 	// Table is where the client takes locks: on connections of a pool, or on a double of a server;
 	// nil: there is neither.
 	Table(pool *pgxpool.Pool) LockTable
+	// Reaches returns an error if connections of a pool do not reach the client's session in a schema; empty: in the client's.
+	Reaches(ctx context.Context, pool *pgxpool.Pool, schema string) error
 
 	// Begin begins an acquisition. It ends with one of Hold, Forget and Abandon.
 	Begin(ctx context.Context, name string) (*Acquisition, error)

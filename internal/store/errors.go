@@ -48,5 +48,14 @@ func Full(err error) bool { return Code(err) == "53300" }
 // Denied reports whether the role lacks a right.
 func Denied(err error) bool { return Code(err) == "42501" }
 
+// Undefined reports whether there is no schema, table, function or column of a name.
+func Undefined(err error) bool {
+	switch Code(err) {
+	case "3F000", "42P01", "42883", "42703":
+		return true
+	}
+	return false
+}
+
 // ReadOnly reports whether the server refused to write, as a standby does.
 func ReadOnly(err error) bool { return Code(err) == codeReadOnly }

@@ -59,7 +59,6 @@ type LockAnswer struct {
 	PID        int       // of that process
 	Since      time.Time // it holds the lock
 	LivesUntil time.Time // if it falls silent
-	Run        Run       // of the server that answered, where that is not the one of the request
 }
 
 // A LockRelease is a lock, or a place in its queue, to be given up.
@@ -189,8 +188,6 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 	case LockHeld:
 		answer.Holder, answer.Host, answer.PID = words[1], words[2], int(n(3))
 		answer.Since, answer.LivesUntil = time.UnixMicro(n(4)), time.UnixMicro(n(5))
-	case LockElsewhere:
-		answer.Run = Run{Timeline: n(1), Started: n(2), Mark: n(3)}
 	}
 	return answer, sent, err
 }

@@ -20,7 +20,7 @@ type Statements struct {
 	Register, Superseder, Heartbeat, Mark, Settle, Unsettle, Close string
 	Join, Weight, Read, Release, Announce, Fence                   string
 	Evict, Tidy, Claim, Plan, Apply                                string
-	Guard                                                          string
+	Guard, Reaches                                                 string
 	Attend, Lookout, EvictEnded                                    string
 
 	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string
