@@ -130,7 +130,7 @@
 // where the pool's connections go, or where [WithConnConfig] says. It works through PgBouncer in transaction mode
 // without any setting. Notifications do not arrive there, which the client finds out; it then sees changes at its next
 // heartbeat. A WithConnConfig that leads past the pooler makes them arrive. Guard runs on your own pool's connection, so
-// that one needs what your pooler needs; for PgBouncer before 1.21 that is default_query_exec_mode=exec. After a restart of
+// that one needs what your pooler needs; for PgBouncer before 1.24 that is default_query_exec_mode=exec. After a restart of
 // the database PgBouncer tries a new connection only every server_login_retry, 15 s by default: lower it to less than the TTL
 // less two heartbeats, else a restart of a second costs every lease behind it.
 //

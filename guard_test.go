@@ -19,7 +19,42 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/lock"
+	"github.com/pgleases/pgleases/schedule"
 )
+
+// Behind a pooler that keeps no prepared statements for its clients, the error names the remedy.
+func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
+	t.Parallel()
+	pool := tests.Pool(t, pgtest.OwnerURL(direct(t)), func(c *pgxpool.Config) { c.MaxConns = 2 })
+	tests.OK(t, schedule.Migrate(t.Context(), pool))
+	client := newClient(t, pool)
+	l := joined(t, client, "orders", 1)
+	tests.OK(t, l.Wait(t.Context()))
+	p, _ := l.Partition(0)
+	jobs, err := schedule.NewEnqueuer(pool, "g")
+	tests.OK(t, err)
+	for what, use := range map[string]func() error{
+		"guard": func() error { return guard(t, pool, l, p) },
+		"lock": func() error {
+			return lock.New(client, pool).Do(t.Context(), "x", func(context.Context) error { return nil })
+		},
+		"job": func() error {
+			_, err := schedule.JobsOf[int](jobs, "x").Enqueue(t.Context(), 1)
+			return err
+		},
+	} {
+		tests.OK(t, use())
+		for _, conn := range pool.AcquireAllIdle(t.Context()) {
+			_, err := conn.Exec(t.Context(), "DISCARD ALL", pgx.QueryExecModeSimpleProtocol)
+			tests.OK(t, err)
+			conn.Release()
+		}
+		if err := use(); err == nil || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
 
 // guard runs Guard in a transaction, which it commits.
 func guard(t testing.TB, pool *pgxpool.Pool, l *pgleases.Lease, p pgleases.Partition) error {

@@ -128,6 +128,8 @@ func (a *Admin) failure(doing string, err error) error {
 		remedy = "the server takes no writes, being a standby, or by default_transaction_read_only: give the address of the primary"
 	case store.Full(err):
 		remedy = full
+	case store.Unprepared(err):
+		remedy = store.PrepareNothing
 	case store.LockTimeout(err):
 		remedy = "nothing was done: another transaction has locked what this needs. Try again; where that does not help, pgleases doctor tells which"
 	case code == "57014":

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 const (
@@ -313,7 +314,7 @@ func (p *planner) take(ctx context.Context, l *look) {
 			p.few, p.without = true, true // and so may this: the other partitions go on
 		}
 		if !p.failing && ctx.Err() == nil {
-			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", l.err))
+			p.s.log.Warn("schedule: cannot look for what is due, again each second", slog.Any("error", store.Advised(l.err)))
 		}
 		p.failing = true
 		return

@@ -670,7 +670,7 @@ func (s *Scheduler) within(ctx context.Context, f func(context.Context) error) e
 func inTime(ctx context.Context, d time.Duration, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	return f(ctx)
+	return store.Advised(f(ctx))
 }
 
 // lost is an error of a transaction whose connection is gone.

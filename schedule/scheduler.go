@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
@@ -305,12 +306,12 @@ func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 }
 
 func (s *Scheduler) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
+	return store.Advised(pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds())); err != nil {
 			return err
 		}
 		return f(tx)
-	})
+	}))
 }
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}

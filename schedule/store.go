@@ -202,7 +202,7 @@ func openError(doing, schema string, err error) error {
 	case store.Denied(err):
 		return fmt.Errorf("schedule: %s: the role lacks rights in schema %q, see schedule/sql/grants/application.sql: %w", doing, schema, err)
 	}
-	return fmt.Errorf("schedule: %s: %w", doing, err)
+	return fmt.Errorf("schedule: %s: %w", doing, store.Advised(err))
 }
 
 // statements are the texts of the files in sql, by their names: see store.Fill.

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -55,6 +56,20 @@ func Undefined(err error) bool {
 		return true
 	}
 	return false
+}
+
+// Unprepared reports whether a connection has another prepared statement of a name, or none: a pooler lies between.
+func Unprepared(err error) bool { return Code(err) == "42P05" || Code(err) == "26000" }
+
+// PrepareNothing is what to do about that.
+const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, or have the pooler keep prepared statements"
+
+// Advised says what to do about an error of a connection of the application's.
+func Advised(err error) error {
+	if Unprepared(err) {
+		return fmt.Errorf("%w; %s", err, PrepareNothing)
+	}
+	return err
 }
 
 // ReadOnly reports whether the server refused to write, as a standby does.

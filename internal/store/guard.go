@@ -22,7 +22,7 @@ func InTx(ctx context.Context, tx pgx.Tx) Query {
 			return errNoTransaction
 		}
 		_, err := tx.Exec(ctx, statement, args...)
-		return err
+		return Advised(err)
 	}
 }
 
@@ -33,7 +33,7 @@ func InSQLTx(ctx context.Context, tx *sql.Tx) Query {
 			return errNoTransaction
 		}
 		_, err := tx.ExecContext(ctx, statement, args...)
-		return err
+		return Advised(err)
 	}
 }
 

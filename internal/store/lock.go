@@ -223,7 +223,7 @@ func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...a
 		})
 		return err
 	})
-	return answer, sent, err
+	return answer, sent, Advised(err)
 }
 
 // value sends a statement that returns one value, in the protocol that is the connection's default:

@@ -187,7 +187,7 @@ func (b *Bouncer) URL() string {
 }
 
 // Through returns the URL of the same database as databaseURL's, through the pooler. It asks pgx for a query mode that
-// prepares nothing, as an application behind a PgBouncer before 1.21 has to.
+// prepares nothing, as an application behind a PgBouncer before 1.24 has to by default.
 func (b *Bouncer) Through(databaseURL string) (string, error) {
 	// auth_type any ignores the user, but a client has to name one.
 	return sameDatabase(fmt.Sprintf("postgres://postgres@127.0.0.1:%d/?sslmode=disable&default_query_exec_mode=exec", b.port), databaseURL)
