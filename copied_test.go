@@ -15,8 +15,7 @@ import (
 // a connection of its own. It joins leases anew.
 func copyOf(t *testing.T, c *Client, connect func(context.Context) (conn, error)) *Client {
 	t.Helper()
-	first, err := connect(context.Background())
-	tests.OK(t, err)
+	first := tests.Must(connect(context.Background()))(t)
 	twin := &Client{
 		options: c.options, log: c.log, guardStatement: c.guardStatement,
 		requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{}),
@@ -55,8 +54,7 @@ func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
 					return f, lost
 				})
 				twin := copyOf(t, a.c, func(ctx context.Context) (conn, error) { return w.connect(ctx, "copy") })
-				copied, err := twin.Lease(context.Background(), "x", 4)
-				tests.OK(t, err)
+				copied := tests.Must(twin.Lease(context.Background(), "x", 4))(t)
 				w.within(2*time.Second, "both own them", func() bool { return shows(lease) == "0-3" && shows(copied) == "0-3" })
 				both := w.within(4*time.Second, "one owns them", func() bool { return shows(lease) == "-" || shows(copied) == "-" })
 				t.Logf("both owned them for %v", both)

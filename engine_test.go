@@ -1012,9 +1012,7 @@ func (w *world) handOver(a, b *proc) (la, lb *Lease) {
 	lb = b.mustJoin("x", 1, WithHandoffDelay(0))
 	time.Sleep(time.Second)
 	w.db.KeepNone()
-	if err := la.SetWeight(context.Background(), 0); err != nil {
-		w.t.Fatal(err)
-	}
+	tests.OK(w.t, la.SetWeight(context.Background(), 0))
 	w.within(5*time.Second, "b owns it", func() bool { return shows(lb) == "0" })
 	return la, lb
 }

@@ -67,8 +67,7 @@ func guard(t testing.TB, pool *pgxpool.Pool, l *pgleases.Lease, p pgleases.Parti
 // guardSQL does the same over database/sql.
 func guardSQL(t testing.TB, db *sql.DB, l *pgleases.Lease, p pgleases.Partition) error {
 	t.Helper()
-	tx, err := db.BeginTx(context.Background(), nil)
-	tests.OK(t, err)
+	tx := tests.Must(db.BeginTx(context.Background(), nil))(t)
 	defer func() { _ = tx.Rollback() }()
 	if err := l.GuardSQL(context.Background(), tx, p); err != nil {
 		return err
@@ -199,8 +198,7 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 	t.Parallel()
 	pool, ca, _, a := twoClientsOn(t, direct(t), 1) // a pooler may take another session for the next statement
 	p := ownership(t, a, 0)
-	conn, err := pool.Acquire(t.Context())
-	tests.OK(t, err)
+	conn := tests.Must(pool.Acquire(t.Context()))(t)
 	defer conn.Release()
 	limit := func() (ms int) {
 		t.Helper()
@@ -211,9 +209,7 @@ func TestGuardLowersAndNeverRaisesTheIdleLimitForThatTransactionOnly(t *testing.
 		return ms
 	}
 	for before, most := range map[string]int{"0": 0, "1h": 0, "1d": 0, "1234ms": 1234, "2s": 2000} {
-		if _, err := conn.Exec(t.Context(), "SET idle_in_transaction_session_timeout = '"+before+"'"); err != nil {
-			t.Fatal(err)
-		}
+		tests.Must(conn.Exec(t.Context(), "SET idle_in_transaction_session_timeout = '"+before+"'"))(t)
 		was := limit()
 		err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
 			began, trust := time.Now(), ca.Stats().Trust

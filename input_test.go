@@ -50,8 +50,7 @@ func registered(t *testing.T, pool *pgxpool.Pool) string {
 // closedPort returns an address at which nobody listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	tests.OK(t, err)
+	listener := tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	return listener.Addr().String()
 }
@@ -70,8 +69,7 @@ var (
 func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	noGoroutineLeft(t)
 	url := closedURL(t)
-	pool, err := pgxpool.New(t.Context(), url)
-	tests.OK(t, err)
+	pool := tests.Must(pgxpool.New(t.Context(), url))(t)
 	defer pool.Close()
 	for _, c := range []struct {
 		what    string
@@ -121,8 +119,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 
 func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
 	noGoroutineLeft(t)
-	pool, err := pgxpool.New(t.Context(), closedURL(t))
-	tests.OK(t, err)
+	pool := tests.Must(pgxpool.New(t.Context(), closedURL(t)))(t)
 	defer pool.Close()
 	for name, option := range map[string]pgleases.Option{
 		"WithClientID":     pgleases.WithClientID("a"),
@@ -142,7 +139,7 @@ func TestMigrateAndSchemaRefuseOptionsThatMeanNothingToThem(t *testing.T) {
 		}
 	}
 	// Also where the value is bad.
-	_, err = pgleases.Schema(pgleases.WithTTL(0))
+	_, err := pgleases.Schema(pgleases.WithTTL(0))
 	refused(t, "Schema", err, "WithTTL means nothing to Schema")
 }
 
@@ -302,8 +299,7 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 		}
 	})
 	direct, _ := pgtest.DirectURL(url) // a pooler may log in as somebody else
-	config, err := pgx.ParseConfig(direct)
-	tests.OK(t, err)
+	config := tests.Must(pgx.ParseConfig(direct))(t)
 	config.User, config.Password = role, password
 	open := func(options ...pgleases.Option) error {
 		client, err := pgleases.NewClient(ctx, pool, append(options, pgleases.WithConnConfig(config))...)
@@ -312,7 +308,7 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 		}
 		return err
 	}
-	err = open()
+	err := open()
 	refused(t, "no schema, and no right to make one", err, `"pgleases"`, "permission denied")
 	err = open(pgleases.WithoutMigration())
 	refused(t, "no schema", err, `"pgleases"`, "missing", "pgleases.Migrate")
@@ -372,8 +368,7 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 		if err != nil {
 			continue // then nobody has a pool
 		}
-		pool, err := pgxpool.NewWithConfig(ctx, config)
-		tests.OK(t, err)
+		pool := tests.Must(pgxpool.NewWithConfig(ctx, config))(t)
 		defer pool.Close()
 		_, err = pgleases.NewClient(ctx, pool)
 		secret("NewClient "+url, err)
@@ -383,12 +378,10 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 
 func TestOpeningEndsWithItsContext(t *testing.T) {
 	noGoroutineLeft(t)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	tests.OK(t, err)
+	listener := tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	url := "postgres://somebody@" + listener.Addr().String() + "/orders?sslmode=disable"
-	pool, err := pgxpool.New(t.Context(), url)
-	tests.OK(t, err)
+	pool := tests.Must(pgxpool.New(t.Context(), url))(t)
 	defer pool.Close()
 	for what, open := range map[string]func(context.Context) error{
 		"Open":      func(ctx context.Context) error { _, err := pgleases.Open(ctx, url); return err },
@@ -439,8 +432,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 		t.Errorf("Wait for what is there: %v", err)
 	}
 	p, _ := busy.Partition(0)
-	tx, err := pool.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(pool.Begin(t.Context()))(t)
 	err = busy.Guard(ended, tx, p)
 	wraps(t, "Guard", err, context.Canceled)
 	refused(t, "Guard", err, `"busy"`)
@@ -502,10 +494,9 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 
 	refused(t, "nil tx", lease.Guard(ctx, nil, p), `"orders"`, "nil")
 	refused(t, "nil sql.Tx", lease.GuardSQL(ctx, nil, p), `"orders"`, "nil")
-	tx, err := pool.Begin(ctx)
-	tests.OK(t, err)
+	tx := tests.Must(pool.Begin(ctx))(t)
 	tests.OK(t, tx.Rollback(ctx))
-	err = lease.Guard(ctx, tx, p)
+	err := lease.Guard(ctx, tx, p)
 	wraps(t, "a transaction that has ended", err, pgx.ErrTxClosed)
 	refused(t, "a transaction that has ended", err, `"orders"`)
 

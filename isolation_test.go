@@ -19,8 +19,7 @@ import (
 func byDefault(t *testing.T, url, setting, value string) {
 	t.Helper()
 	past, _ := pgtest.DirectURL(url)
-	config, err := pgx.ParseConfig(past)
-	tests.OK(t, err)
+	config := tests.Must(pgx.ParseConfig(past))(t)
 	tests.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
 }
 
@@ -110,8 +109,7 @@ func TestTimeoutsOfARoleEndNothing(t *testing.T) {
 	c := newClient(t, tests.Pool(t, url), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
 	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience/4)
 	defer cancel()
-	l, err := c.Lease(ctx, "work", 4)
-	tests.OK(t, err)
+	l := tests.Must(c.Lease(ctx, "work", 4))(t)
 	untilOwns(t, l, 4)
 	beats(t, c, 2)
 	if s := c.Stats(); s.Reconnects > 0 {
@@ -131,8 +129,7 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	var book logbook
 	c := newClient(t, tests.Pool(t, url), pgleases.WithFastFailover(), book.option())
 	untilValue(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
-	conn, err := owner.Acquire(t.Context())
-	tests.OK(t, err)
+	conn := tests.Must(owner.Acquire(t.Context()))(t)
 	defer conn.Release()
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)

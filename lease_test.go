@@ -241,8 +241,7 @@ func TestTheTextOfTheSchemaRunsAsItIs(t *testing.T) {
 	t.Parallel()
 	pool := tests.Pool(t, pgtest.EmptyDatabase(t))
 	for _, schema := range []string{"pgleases", `Odd "name"; --`} {
-		text, err := pgleases.Schema(pgleases.WithSchema(schema))
-		tests.OK(t, err)
+		text := tests.Must(pgleases.Schema(pgleases.WithSchema(schema)))(t)
 		for range 2 {
 			tests.Execute(t, pool, text)
 		}

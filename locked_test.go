@@ -19,11 +19,8 @@ func lockLease(t *testing.T, pool *pgxpool.Pool, name string) (release func()) {
 
 func lockLeaseFor(t *testing.T, pool *pgxpool.Pool, name, strength string) (release func()) {
 	t.Helper()
-	tx, err := pool.Begin(t.Context())
-	tests.OK(t, err)
-	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR "+strength, name); err != nil {
-		t.Fatal(err)
-	}
+	tx := tests.Must(pool.Begin(t.Context()))(t)
+	tests.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.leases WHERE name = $1 FOR "+strength, name))(t)
 	return func() { _ = tx.Rollback(context.Background()) }
 }
 
@@ -90,12 +87,9 @@ func TestALockedPartitionWithoutAnOwnerKeepsNoOtherFromBeingGiven(t *testing.T) 
 	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	c := newClient(t, pool, pgleases.WithClientID("a"))
 	l := joined(t, c, "work", 2, pgleases.WithWeight(0))
-	tx, err := pool.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	if _, err := tx.Exec(t.Context(), "SELECT FROM pgleases.partitions WHERE partition = 0 FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.partitions WHERE partition = 0 FOR UPDATE"))(t)
 	tests.OK(t, l.SetWeight(t.Context(), 1))
 	untilOwns(t, l, 1)
 }

@@ -65,15 +65,13 @@ func logCalls(t *testing.T) (events, duties map[string]bool) {
 	t.Helper()
 	events, duties = make(map[string]bool), make(map[string]bool)
 	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go"} { // internal's other packages are for tests
-		files, err := filepath.Glob(pattern)
-		tests.OK(t, err)
+		files := tests.Must(filepath.Glob(pattern))(t)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
 				continue
 			}
 			set := token.NewFileSet()
-			file, err := parser.ParseFile(set, name, nil, 0)
-			tests.OK(t, err)
+			file := tests.Must(parser.ParseFile(set, name, nil, 0))(t)
 			ast.Inspect(file, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.CallExpr:

@@ -24,12 +24,9 @@ func TestMigrationUnderLiveClients(t *testing.T) {
 	tests.Execute(t, owner, `UPDATE pgleases.schema_version SET version = 0; DROP VIEW pgleases.locks_status; DROP INDEX pgleases.partitions_owner;
 		DROP FUNCTION pgleases.lock_list(text, text, int)`)
 
-	long, err := owner.Begin(t.Context())
-	tests.OK(t, err)
+	long := tests.Must(owner.Begin(t.Context()))(t)
 	defer long.Rollback(t.Context())
-	if _, err := long.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ROW EXCLUSIVE MODE"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(long.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ROW EXCLUSIVE MODE"))(t)
 	migrated := make(chan error, 1)
 	go func() { migrated <- pgleases.Migrate(t.Context(), owner) }()
 	untilValue(t, owner, "the migration waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'pgleases.leases'::regclass)")

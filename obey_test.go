@@ -143,16 +143,12 @@ func TestPlanObeysWishes(t *testing.T) {
 // wish gives an operator's verb of a client or a lease, for ever and by force.
 func (w *world) wish(verb, lease, client string) {
 	w.t.Helper()
-	if err := w.db.Wish(fakestore.Wish{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true); err != nil {
-		w.t.Fatal(err)
-	}
+	tests.OK(w.t, w.db.Wish(fakestore.Wish{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
 }
 
 func (w *world) takeBack(verb, lease, client string) {
 	w.t.Helper()
-	if err := w.db.TakeBack(fakestore.Wish{Verb: verb, Lease: lease, Client: client}); err != nil {
-		w.t.Fatal(err)
-	}
+	tests.OK(w.t, w.db.TakeBack(fakestore.Wish{Verb: verb, Lease: lease, Client: client}))
 }
 
 // heard is how long it takes until a wish is obeyed: a heartbeat tells of it, and work ends.

@@ -24,8 +24,7 @@ func openLocked(t *testing.T, ctx context.Context, pool *pgxpool.Pool, query str
 	t.Helper()
 	shut(t, newClient(t, pool, pgleases.WithClientID("a"))) // so the ID has a row
 	newClient(t, pool, pgleases.WithTTL(2*calmTTL))         // beside a longer TTL a registration needs the server's row too
-	tx, err := ownersPool(t, pool.Config().ConnString()).Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(ownersPool(t, pool.Config().ConnString()).Begin(t.Context()))(t)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	if tag, err := tx.Exec(t.Context(), query); err != nil || tag.RowsAffected() != 1 {
 		t.Fatalf("%s: %v, %v", query, tag, err)

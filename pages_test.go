@@ -175,8 +175,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		tells("After a failover", timeline+" "+timeline+" 0")
 	}
 
-	held, err := lock.New(one, clients).TryAcquire(t.Context(), "report")
-	tests.OK(t, err)
+	held := tests.Must(lock.New(one, clients).TryAcquire(t.Context(), "report"))(t)
 	await, giveUp := context.WithCancel(t.Context())
 	waited := make(chan error, 1)
 	go func() {
@@ -206,8 +205,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tests.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
 		VALUES (1, 'dead', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
 	tests.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'dead' WHERE lease = 'reports' AND partition = 1`)
-	idle, err := pool.Begin(t.Context())
-	tests.OK(t, err)
+	idle := tests.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = idle.Rollback(context.Background()) }()
 	pid := idle.Conn().PgConn().PID()
 
@@ -232,9 +230,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
 	tells("Dead clients", "dead")
-	if _, err := idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"))(t)
 	tells("Locked tables", tests.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
 	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, tests.Value[string](t, pool, "SELECT session_user::text")))
 
@@ -244,8 +240,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	if tellsOf(pid) {
 		t.Error("a transaction without a snapshot is told of as if it had one")
 	}
-	report, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
-	tests.OK(t, err)
+	report := tests.Must(pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))(t)
 	defer func() { _ = report.Rollback(context.Background()) }()
 	if _, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status"); err != nil || !tellsOf(report.Conn().PgConn().PID()) {
 		t.Errorf("it does not tell of the report that has a snapshot: %v", err)

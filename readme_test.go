@@ -67,8 +67,7 @@ func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
 	code := ""
 	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go"} {
-		files, err := filepath.Glob(pattern)
-		tests.OK(t, err)
+		files := tests.Must(filepath.Glob(pattern))(t)
 		for _, file := range files {
 			code += readFile(t, file)
 		}
@@ -155,16 +154,14 @@ func TestDocumentedPartitionsOfKeysHold(t *testing.T) {
 
 func readFile(t *testing.T, name string) string {
 	t.Helper()
-	b, err := os.ReadFile(name)
-	tests.OK(t, err)
+	b := tests.Must(os.ReadFile(name))(t)
 	return strings.ReplaceAll(string(b), "\r\n", "\n")
 }
 
 // pages returns README.md and the pages in docs.
 func pages(t *testing.T) []string {
 	t.Helper()
-	names, err := filepath.Glob("docs/*.md")
-	tests.OK(t, err)
+	names := tests.Must(filepath.Glob("docs/*.md"))(t)
 	return append(names, "README.md")
 }
 

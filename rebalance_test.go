@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // What every plan must be, checked from the promises and not from how the planner works.
@@ -348,9 +350,7 @@ func TestPlanKeepsItsPromises(t *testing.T) {
 		for i := range leases {
 			leases[i] = drawLease(t, 40, 6, rapid.SampledFrom([]int{1, 3, 1000}).Draw(t, "heaviest"))
 		}
-		if err := checkPlan(leases, plan(leases)); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, checkPlan(leases, plan(leases)))
 	})
 }
 
@@ -358,9 +358,7 @@ func TestPlanKeepsItsPromisesInATeam(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		leases := drawTeam(t, 30, 12, 9)
 		plans := plan(leases)
-		if err := checkPlan(leases, plans); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, checkPlan(leases, plans))
 		if cheaperCycle(leases, plans) {
 			t.Fatalf("%d moves are not the fewest", countMoves(leases, plans))
 		}
@@ -514,9 +512,7 @@ func (c *planCluster) rebalance(t *testing.T) int {
 		leases[i] = planLease{members: members, current: index(c.owner[i]), home: index(c.home[i])}
 	}
 	plans := plan(leases)
-	if err := checkPlan(leases, plans); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, checkPlan(leases, plans))
 	for i, to := range plans {
 		for p, m := range to {
 			id, owner, home := "", c.owner[i][p], &c.home[i][p]

@@ -31,8 +31,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 			('l', 3, 77, 11, 3, 'gone', 'gone', now(), NULL), ('l', 4, NULL, NULL, 3, NULL, NULL, NULL, NULL), ('l', 5, 12, 13, 3, 'b', NULL, now(), now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', p, 11, 11, 3, 'a', now() FROM generate_series(6, 9) AS p`)
 	a := newAdmin(t, newPool(t, url))
-	s, err := a.Snapshot(t.Context())
-	tests.OK(t, err)
+	s := tests.Must(a.Snapshot(t.Context()))(t)
 	l := s.Lease("l")
 	if s.Lease("dropped") != nil || l == nil || len(l.Members) != 3 {
 		t.Fatalf("%+v", s)
@@ -72,8 +71,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		4: `had no owner yet`,
 		5: `A newer process has the ID "b"`,
 	} {
-		e, err := a.Explain(t.Context(), "l", partition)
-		tests.OK(t, err)
+		e := tests.Must(a.Explain(t.Context(), "l", partition))(t)
 		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) || e.Epoch != 3 {
 			t.Errorf("partition %d, epoch %d: %s, want %s", partition, e.Epoch, got, want)
 		}
@@ -117,8 +115,7 @@ func TestRangesAreReadAndWritten(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('big', 65536, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, epoch) SELECT 'big', p, nullif(p % 3, 0), 1 FROM generate_series(0, 65535) AS p`)
-	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
-	tests.OK(t, err)
+	s := tests.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
 	count, sum := 0, 0.0
 	for i, h := range s.Lease("big").Holdings {
 		count += h.Partitions.Count()
@@ -146,8 +143,7 @@ func TestTimesFarAwayAreJSON(t *testing.T) {
 		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, '20000-01-01', '20000-01-01');
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, '20000-01-01', 1);
 		INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
-	s, err := newAdmin(t, newPool(t, url)).Snapshot(t.Context())
-	tests.OK(t, err)
+	s := tests.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
 	if text, err := json.Marshal(s); err != nil {
 		t.Errorf("%s, %v", text, err)
 	}
@@ -166,8 +162,7 @@ func TestAnEvictedClientIsCalledSo(t *testing.T) {
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now()), ('l', 1, 12, 12, 3, 'b', now())`)
 	a := newAdmin(t, newPool(t, url))
-	s, err := a.Snapshot(t.Context())
-	tests.OK(t, err)
+	s := tests.Must(a.Snapshot(t.Context()))(t)
 	if a, b := s.Client(11), s.Client(12); a.Evicted || a.Superseded || !b.Evicted || b.Superseded {
 		t.Errorf("clients %+v", s.Clients)
 	}

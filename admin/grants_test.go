@@ -35,8 +35,7 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 		}
 	})
 	for _, p := range admin.Purposes {
-		grants, err := admin.Grants(role(p), "pgleases", p)
-		tests.OK(t, err)
+		grants := tests.Must(admin.Grants(role(p), "pgleases", p))(t)
 		tests.Execute(t, owner, "CREATE ROLE "+role(p)+"; "+grants)
 	}
 	return owner, role
@@ -144,13 +143,11 @@ func TestAReaderLocksNothing(t *testing.T) {
 	rows, err := owner.Query(t.Context(), `SELECT format('SELECT %s FROM pgleases.clients AS c', format('pgleases.%I', proname)) || '|' || oidvectortypes(proargtypes)
 		FROM pg_proc WHERE pronamespace = 'pgleases'::regnamespace AND prorettype <> 'trigger'::regtype AND has_function_privilege($1, oid, 'EXECUTE')`, role(admin.ForReader))
 	tests.OK(t, err)
-	calls, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	tests.OK(t, err)
+	calls := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 	if len(calls) < 40 {
 		t.Fatalf("a reader may execute only %q", calls)
 	}
-	tx, err := owner.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(owner.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	do := func(statement string) error {
 		_, err := tx.Exec(t.Context(), statement, pgx.QueryExecModeSimpleProtocol)

@@ -27,8 +27,7 @@ func newPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxp
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
-	a, err := admin.New(pool, opts...)
-	tests.OK(t, err)
+	a := tests.Must(admin.New(pool, opts...))(t)
 	return a
 }
 
@@ -39,8 +38,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func joined(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
-	l, err := c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...)
-	tests.OK(t, err)
+	l := tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
 	return l
 }
 

@@ -176,8 +176,7 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 		if !errors.Is(err, admin.ErrChanged) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
-		s, err := a.Snapshot(ctx)
-		tests.OK(t, err)
+		s := tests.Must(a.Snapshot(ctx))(t)
 		for _, w := range s.Wishes {
 			if w.Reason == "why" {
 				t.Errorf("it was done all the same: %+v", w)
@@ -197,14 +196,12 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
 	} {
 		awaitQuiet(t, a, members)
-		p, err := operator.Preview(ctx, drain)
-		tests.OK(t, err)
+		p := tests.Must(operator.Preview(ctx, drain))(t)
 		tests.OK(t, test.change())
 		refused(p, drain, test.want)
 	}
 	awaitQuiet(t, a, members)
-	p, err := operator.Preview(ctx, drain)
-	tests.OK(t, err)
+	p := tests.Must(operator.Preview(ctx, drain))(t)
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
 	for want, c := range map[string]admin.Change{
 		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
@@ -227,7 +224,7 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 		}
 	}
 	// Of who is evicted, what it has is got at its expiry.
-	p, err = operator.Preview(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
+	p, err := operator.Preview(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -319,8 +316,7 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}
-	p, err := operator.Preview(ctx, freeze)
-	tests.OK(t, err)
+	p := tests.Must(operator.Preview(ctx, freeze))(t)
 	freeze.Binding = p.Binding
 	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
 		t.Errorf("it is told %v", err)
@@ -338,11 +334,8 @@ func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing
 	joined(t, newClient(t, pool, "x"), "orders", 4)
 	a := newAdmin(t, owner)
 	exec(t, url, "UPDATE pgleases.clients SET ttl = '1 s'")
-	tx, err := owner.Begin(t.Context()) // what the server reads takes for ever
-	tests.OK(t, err)
-	if _, err := tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := tests.Must(owner.Begin(t.Context()))(t) // what the server reads takes for ever
+	tests.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"))(t)
 	cordon := admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}
 	for _, binding := range []string{"", "0123456789abcdef-3:3:"} {
 		cordon.Binding = binding

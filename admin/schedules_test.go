@@ -56,8 +56,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	list := func(which, prefix string, most int) (names []string) {
 		t.Helper()
 		for after := ""; ; {
-			page, err := a.Schedules(t.Context(), "billing", which, prefix, after, most)
-			tests.OK(t, err)
+			page := tests.Must(a.Schedules(t.Context(), "billing", which, prefix, after, most))(t)
 			for _, s := range page {
 				if s.Name <= after {
 					t.Fatalf("%q comes after %q", s.Name, after)
@@ -88,8 +87,7 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	}
 	jobs := 0
 	for after := int64(0); ; {
-		page, err := a.Jobs(t.Context(), "billing", "", after, 300)
-		tests.OK(t, err)
+		page := tests.Must(a.Jobs(t.Context(), "billing", "", after, 300))(t)
 		if jobs += len(page); len(page) < 300 {
 			break
 		}
@@ -129,8 +127,7 @@ func TestWhatIsLateIsFoundInManyPartitions(t *testing.T) {
 		t.Errorf("%d jobs are due, %v", len(due), err)
 	}
 	for name, args := range map[string][]any{"groups.sql": {100, 10_000, 6}, "schedules.sql": {"billing", "late", "", "", 50}, "jobs.sql": {"billing", "due", int64(0), 50}} {
-		text, err := sql.Files.ReadFile(name)
-		tests.OK(t, err)
+		text := tests.Must(sql.Files.ReadFile(name))(t)
 		var plans []struct {
 			Plan struct {
 				Hit  int `json:"Shared Hit Blocks"`

@@ -29,15 +29,13 @@ import (
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
-	a, err := admin.New(pool, opts...)
-	tests.OK(t, err)
+	a := tests.Must(admin.New(pool, opts...))(t)
 	return a
 }
 
 func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler {
 	t.Helper()
-	h, err := dashboard.Handler(a, o)
-	tests.OK(t, err)
+	h := tests.Must(dashboard.Handler(a, o))(t)
 	return h
 }
 
@@ -383,13 +381,10 @@ func wideServer(t *testing.T, write time.Duration, configure func(*http.Server))
 // doNotRead asks for all from an address that it returns, and reads no more than the beginning of the answer.
 func doNotRead(t *testing.T, server *httptest.Server) (from string) {
 	t.Helper()
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	tests.OK(t, err)
+	conn := tests.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	tests.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-	if _, err := io.WriteString(conn, "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(io.WriteString(conn, "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"))(t)
 	begin := make([]byte, 12)
 	if _, err := io.ReadFull(conn, begin); err != nil || string(begin) != "HTTP/1.1 200" {
 		t.Fatalf("%q, %v", begin, err)
@@ -475,8 +470,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t)) // the health examination listens only there
-			u, err := neturl.Parse(url)
-			tests.OK(t, err)
+			u := tests.Must(neturl.Parse(url))(t)
 			query := u.Query()
 			query.Set("pool_max_conns", "1")
 			u.RawQuery = query.Encode()

@@ -28,8 +28,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int) {
 	t.Helper()
-	_, err := c.Lease(t.Context(), name, partitions, pgleases.WithHandoffDelay(0))
-	tests.OK(t, err)
+	tests.Must(c.Lease(t.Context(), name, partitions, pgleases.WithHandoffDelay(0)))(t)
 }
 
 func exec(t *testing.T, url string, statements ...string) {

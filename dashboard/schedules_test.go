@@ -113,23 +113,16 @@ func TestAskRunsEachVerb(t *testing.T) {
 		}
 	})
 	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
-	config, err := pgtest.ParseConfig(direct)
-	tests.OK(t, err)
+	config := tests.Must(pgtest.ParseConfig(direct))(t)
 	config.ConnConfig.User, config.ConnConfig.Password = role, role
-	operators, err := pgxpool.NewWithConfig(t.Context(), config)
-	tests.OK(t, err)
+	operators := tests.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
 	t.Cleanup(operators.Close)
 	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
-	grants, err := admin.Grants(role, "pgleases", admin.ForReader)
-	tests.OK(t, err)
-	exec(t, owner, grants)
+	exec(t, owner, tests.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
 	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
 	}
-	if grants, err = admin.Grants(role, "pgleases", admin.ForScheduleOperators); err != nil {
-		t.Fatal(err)
-	}
-	exec(t, owner, grants)
+	exec(t, owner, tests.Must(admin.Grants(role, "pgleases", admin.ForScheduleOperators))(t))
 	job := ""
 	for _, c := range []struct {
 		body string

@@ -148,8 +148,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 		again := time.NewTicker(20 * time.Millisecond)
 		defer again.Stop()
 		for late := time.After(patience); ; {
-			s, err := a.Snapshot(t.Context())
-			tests.OK(t, err)
+			s := tests.Must(a.Snapshot(t.Context()))(t)
 			if m := s.Lease("orders").Members; len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero() {
 				return s
 			}
@@ -275,13 +274,10 @@ func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) 
 		server.CloseClientConnections()
 		server.Close()
 	})
-	conn, err := net.Dial("tcp", server.Listener.Addr().String())
-	tests.OK(t, err)
+	conn := tests.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
 	t.Cleanup(func() { _ = conn.Close() })
 	tests.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-	if _, err := io.WriteString(conn, say); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(io.WriteString(conn, say))(t)
 	got := make([]byte, len(want))
 	if _, err := io.ReadFull(conn, got); err != nil || string(got) != want {
 		t.Fatalf("%q, %v, want %q", got, err, want)
@@ -305,8 +301,7 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 				}
 				return
 			}
-			answer, err := (&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0")
-			tests.OK(t, err)
+			answer := tests.Must((&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0"))(t)
 			_ = answer.Body.Close()
 			if answer.StatusCode != http.StatusNotFound {
 				t.Error(answer.Status)

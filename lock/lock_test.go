@@ -111,15 +111,13 @@ func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
 	failed := errors.New("failed")
 	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
 		tests.OK(t, ctx.Err())
-		ran, err := b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil })
-		tests.OK(t, err)
+		ran := tests.Must(b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil }))(t)
 		expect(t, ran, false, "it ran")
 		return failed
 	})
 	wraps(t, "Do", err, failed)
 	expect(t, errors.Is(err, lock.ErrLost), false, "the lock was lost")
-	ran, err := b.TryDo(t.Context(), "x", func(context.Context) error { return nil })
-	tests.OK(t, err)
+	ran := tests.Must(b.TryDo(t.Context(), "x", func(context.Context) error { return nil }))(t)
 	expect(t, ran, true, "it ran")
 	ran, err = b.TryDo(t.Context(), "x", func(context.Context) error { return failed })
 	expect(t, ran, true, "it ran")
@@ -144,13 +142,12 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 	a, b := newWorker(t, url), newWorker(t, url)
 	db := tests.Pool(t, url)
 	h := a.held(a.TryAcquire, "x")
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(db.Begin(t.Context()))(t)
 	tests.OK(t, h.Guard(t.Context(), tx))
 	released := make(chan error, 1)
 	go func() { released <- h.Release(context.Background()) }()
 	tests.Until(t, "the release is tried", func() bool { return h.Context().Err() != nil })
-	_, err = b.TryAcquire(t.Context(), "x")
+	_, err := b.TryAcquire(t.Context(), "x")
 	wraps(t, "while the transaction is open", err, lock.ErrHeld)
 	select {
 	case err := <-released:
@@ -159,21 +156,18 @@ func TestAGuardFencesWritesUntilTheLockIsReleased(t *testing.T) {
 	}
 	tests.OK(t, tx.Commit(t.Context()))
 	tests.OK(t, tests.Receive(t, "it is released", released))
-	tx, err = db.Begin(t.Context())
-	tests.OK(t, err)
+	tx = tests.Must(db.Begin(t.Context()))(t)
 	wraps(t, "guard after the release", h.Guard(t.Context(), tx), lock.ErrLost)
 	tests.OK(t, tx.Rollback(t.Context()))
 
 	h = a.held(a.TryAcquire, "x")
 	standard := stdlib.OpenDBFromPool(db)
 	defer standard.Close()
-	std, err := standard.BeginTx(t.Context(), &sql.TxOptions{})
-	tests.OK(t, err)
+	std := tests.Must(standard.BeginTx(t.Context(), &sql.TxOptions{}))(t)
 	tests.OK(t, h.GuardSQL(t.Context(), std))
 	tests.OK(t, std.Rollback())
 	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(url)), "DELETE FROM pgleases.locks")
-	std, err = standard.BeginTx(t.Context(), &sql.TxOptions{})
-	tests.OK(t, err)
+	std = tests.Must(standard.BeginTx(t.Context(), &sql.TxOptions{}))(t)
 	wraps(t, "guard of what the database has no more", h.GuardSQL(t.Context(), std), lock.ErrLost)
 	tests.OK(t, std.Rollback())
 	wraps(t, "release of what the database has no more", h.Release(t.Context()), lock.ErrLost)
@@ -191,8 +185,7 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	h := a.held(a.TryAcquire, "x")
 	still := a.held(a.TryAcquire, "y")
 	place := b.waits(db, b.Acquire, "x")
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(db.Begin(t.Context()))(t)
 	a.own.Cut()
 	next := tests.Receive(t, "another has the lock", place)
 	if h.Context().Err() == nil {
@@ -200,7 +193,7 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	}
 	wraps(t, "cause", context.Cause(h.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	wraps(t, "guard", h.Guard(t.Context(), tx), lock.ErrLost)
-	_, err = tx.Exec(t.Context(), "SELECT pgleases.guard_lock('x', $1)", h.Token())
+	_, err := tx.Exec(t.Context(), "SELECT pgleases.guard_lock('x', $1)", h.Token())
 	expect(t, err != nil, true, "a guard of the database refuses the token of before")
 	tests.OK(t, tx.Rollback(t.Context()))
 	_, err = a.TryAcquire(t.Context(), "z")
@@ -309,8 +302,7 @@ func TestAPoolThatIsExhaustedCostsNoLock(t *testing.T) {
 	a := newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
 	for range a.pool.Config().MaxConns {
-		conn, err := a.pool.Acquire(t.Context())
-		tests.OK(t, err)
+		conn := tests.Must(a.pool.Acquire(t.Context()))(t)
 		defer conn.Release()
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -343,8 +335,7 @@ func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
 	a := newWorker(t, url, pgleases.WithTTL(time.Second))
 	var all []*pgxpool.Conn
 	for range a.pool.Config().MaxConns {
-		conn, err := a.pool.Acquire(t.Context())
-		tests.OK(t, err)
+		conn := tests.Must(a.pool.Acquire(t.Context()))(t)
 		all = append(all, conn)
 	}
 	for _, acquire := range []func(context.Context, string) (*lock.Held, error){a.TryAcquire, a.Acquire} {
@@ -360,8 +351,7 @@ func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
 		tests.Until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
 		all[0].Release()
 		tests.OK(t, tests.Receive(t, "it is done", got))
-		conn, err := a.pool.Acquire(t.Context())
-		tests.OK(t, err)
+		conn := tests.Must(a.pool.Acquire(t.Context()))(t)
 		all[0] = conn
 	}
 	for _, conn := range all {
@@ -497,11 +487,10 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	tests.Receive(t, "it is asked to end", h.Context().Done())
 	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
 	wraps(t, "who waits", tests.Receive(t, "it stops waiting", waiting), pgleases.ErrClosed)
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(db.Begin(t.Context()))(t)
 	tests.OK(t, h.Guard(t.Context(), tx)) // the work in hand may be finished
 	tests.OK(t, tx.Commit(t.Context()))
-	_, err = b.TryAcquire(t.Context(), "x")
+	_, err := b.TryAcquire(t.Context(), "x")
 	wraps(t, "while it closes", err, lock.ErrHeld)
 	_, err = a.TryAcquire(t.Context(), "z")
 	wraps(t, "acquisition while it closes", err, pgleases.ErrClosed)
@@ -524,8 +513,7 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	wraps(t, "Close with work that goes on", err, context.Canceled)
 	expect(t, strings.Contains(err.Error(), `"left behind"`), true, fmt.Sprint("the lock is named: ", err))
 	wraps(t, "cause", context.Cause(h.Context()), pgleases.ErrClosed)
-	tx, err = db.Begin(t.Context())
-	tests.OK(t, err)
+	tx = tests.Must(db.Begin(t.Context()))(t)
 	wraps(t, "guard after Close", h.Guard(t.Context(), tx), lock.ErrLost)
 	tests.OK(t, tx.Rollback(t.Context()))
 }
@@ -539,8 +527,7 @@ func TestLocksAreListed(t *testing.T) {
 	place := b.waits(db, b.Acquire, "p/2")
 	far := b.held(b.Acquire, "q")
 	var found []string
-	looker, err := admin.New(db)
-	tests.OK(t, err)
+	looker := tests.Must(admin.New(db))(t)
 	for info, err := range looker.Locks(t.Context(), "p/") {
 		tests.OK(t, err)
 		line := fmt.Sprint(info.Name, " ", info.Shared, " ", info.Waiting)
@@ -582,10 +569,8 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 			c.ConnConfig.DefaultQueryExecMode = mode
 		})
 		locks := lock.New(a.client, pool)
-		h, err := locks.Acquire(t.Context(), "x")
-		tests.OK(t, err)
-		tx, err := pool.Begin(t.Context())
-		tests.OK(t, err)
+		h := tests.Must(locks.Acquire(t.Context(), "x"))(t)
+		tx := tests.Must(pool.Begin(t.Context()))(t)
 		tests.OK(t, h.Guard(t.Context(), tx))
 		tests.OK(t, tx.Commit(t.Context()))
 		release(t, h)
@@ -644,15 +629,12 @@ func TestALogThatStandsStillHoldsUpNoCall(t *testing.T) {
 	t.Parallel()
 	pool := tests.Pool(t, pgtest.MigratedDatabase(t))
 	s := &stuck{"partitions gained", make(chan struct{}), make(chan struct{})}
-	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute))
-	tests.OK(t, err)
+	client := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute)))(t)
 	defer func() { tests.OK(t, client.Close(context.Background())) }()
 	defer close(s.ending)
 	locks := lock.New(client, pool)
-	held, err := locks.TryAcquire(t.Context(), "before")
-	tests.OK(t, err)
-	_, err = client.Lease(t.Context(), "orders", 4)
-	tests.OK(t, err)
+	held := tests.Must(locks.TryAcquire(t.Context(), "before"))(t)
+	tests.Must(client.Lease(t.Context(), "orders", 4))(t)
 	tests.Receive(t, "the log stands still", s.begun)
 	ended := make(chan error)
 	go func() {

@@ -47,17 +47,15 @@ func newWorker(t testing.TB, url string, opts ...pgleases.Option) *worker {
 	t.Helper()
 	w := &worker{t: t, own: new(tests.Wire), app: new(tests.Wire)}
 	w.pool = tests.Pool(t, url, w.app.Carry, func(c *pgxpool.Config) { c.MaxConns = 4 })
-	own, err := pgx.ParseConfig(url)
-	tests.OK(t, err)
+	own := tests.Must(pgx.ParseConfig(url))(t)
 	own.DialFunc = w.own.Dial
 	id := "worker " + rand.Text()
 	own.RuntimeParams["application_name"] = id
-	w.client, err = pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
+	w.client = tests.Must(pgleases.NewClient(t.Context(), w.pool, append([]pgleases.Option{
 		pgleases.WithClientID(id),
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))), pgleases.WithConnConfig(own),
 		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(clients.Heartbeat),
-	}, opts...)...)
-	tests.OK(t, err)
+	}, opts...)...))(t)
 	w.Locks = lock.New(w.client, w.pool)
 	t.Cleanup(func() {
 		if w.client.Err() == nil {
@@ -94,8 +92,7 @@ func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error),
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), tests.Patience)
 	defer cancel()
-	h, err := acquire(ctx, name)
-	tests.OK(w.t, err)
+	h := tests.Must(acquire(ctx, name))(w.t)
 	return h
 }
 

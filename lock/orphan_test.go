@@ -17,9 +17,8 @@ func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	db := tests.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
 	release(t, a.held(a.Acquire, "before")) // the server has its mark
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
-	_, err = tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint, s.timeline,
+	tx := tests.Must(db.Begin(t.Context()))(t)
+	_, err := tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint, s.timeline,
 		(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, m.mark, 1000, true)
 		FROM pgleases.clients AS c, pgleases.server AS s, pgleases.server_mark AS m`, pgx.QueryExecModeSimpleProtocol)
 	tests.OK(t, err)

@@ -34,8 +34,7 @@ func TestAReleaseThatTheClientHasFinishedReturnsNilWhenItIsRepeated(t *testing.T
 	db := tests.Pool(t, url)
 	a := newWorker(t, url)
 	h := a.held(a.TryAcquire, "x")
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(db.Begin(t.Context()))(t)
 	tests.OK(t, h.Guard(t.Context(), tx)) // it has the release wait
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -251,8 +251,7 @@ func TestClientHasTheLease(t *testing.T) {
 		if err != nil || same != lease.Lease {
 			t.Errorf("the client has another lease, %v", err)
 		}
-		other, err := lease.Client().Lease(t.Context(), "payments", 8)
-		tests.OK(t, err)
+		other := tests.Must(lease.Client().Lease(t.Context(), "payments", 8))(t)
 		if err := lease.SetWeight(t.Context(), 3); err != nil {
 			t.Error(err)
 		}

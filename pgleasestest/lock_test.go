@@ -16,8 +16,7 @@ import (
 func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)
-		first, err := locks.TryAcquire(t.Context(), "report")
-		tests.OK(t, err)
+		first := tests.Must(locks.TryAcquire(t.Context(), "report"))(t)
 		if _, err := locks.TryAcquire(t.Context(), "report"); !errors.Is(err, lock.ErrHeld) {
 			t.Errorf("a lock that is held: %v", err)
 		}
@@ -59,8 +58,7 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 func TestExpireEndsLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)
-		held, err := locks.Acquire(t.Context(), "report")
-		tests.OK(t, err)
+		held := tests.Must(locks.Acquire(t.Context(), "report"))(t)
 		lease.Expire()
 		if cause := context.Cause(held.Context()); !errors.Is(cause, lock.ErrLost) || !errors.Is(cause, pgleases.ErrTrustLost) {
 			t.Errorf("it ended with %v", cause)
@@ -68,8 +66,7 @@ func TestExpireEndsLocks(t *testing.T) {
 		if err := held.Guard(t.Context(), nil); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("guard: %v", err)
 		}
-		again, err := locks.Acquire(t.Context(), "report")
-		tests.OK(t, err)
+		again := tests.Must(locks.Acquire(t.Context(), "report"))(t)
 		if err := held.Release(t.Context()); !errors.Is(err, lock.ErrLost) {
 			t.Errorf("release: %v", err)
 		}

@@ -27,8 +27,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	db.looked()
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	putter := schedule.JobsOf[string](enqueuer, "mail")
 	db.exec("CREATE TABLE public.orders (n bigint GENERATED ALWAYS AS IDENTITY, name text, job bigint)")
 	stop := errors.New("rolled back")
@@ -127,8 +126,7 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 	const handlers, users, each = 4, 1, 2
 	var ids []int64
 	for range handlers {
-		id, err := books.Enqueue(ctx, args{})
-		tests.OK(t, err)
+		id := tests.Must(books.Enqueue(ctx, args{}))(t)
 		ids = append(ids, id)
 	}
 	var wait sync.WaitGroup
@@ -280,8 +278,7 @@ func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
 	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	replaced := db.begin()
-	_, err := replaced.Exec(t.Context(), "DELETE FROM pgleases.schedules")
-	tests.OK(t, err)
+	tests.Must(replaced.Exec(t.Context(), "DELETE FROM pgleases.schedules"))(t)
 	tests.OK(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
 	edit := db.begin()
 	got := make(chan error, 1)

@@ -34,8 +34,7 @@ func TestWhatNoCodeDeclaresWaits(t *testing.T) {
 	for _, now := range []time.Time{midnight.Add(time.Hour), midnight.Add(week + 3*time.Hour)} {
 		db.setClock(now)
 		tests.Until(t, "it waits, and says since when", func() bool {
-			s, err := older.Get(t.Context(), "dropped")
-			tests.OK(t, err)
+			s := tests.Must(older.Get(t.Context(), "dropped"))(t)
 			return s.Waits == "it is declared in the code of another version only, last noted at 2026-03-02 00:00:00 UTC" && s.DeclaredAt.Equal(midnight)
 		})
 		kept.settled(older.Scheduler)
@@ -56,8 +55,7 @@ func TestARunningProcessNotesWhatItDeclares(t *testing.T) {
 	w.run().has("close")
 	l := newLedger(db, "close")
 	noted := func() time.Time {
-		s, err := w.Get(t.Context(), "close")
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), "close"))(t)
 		return s.DeclaredAt.UTC()
 	}
 	db.setClock(midnight.Add(23 * time.Hour))
@@ -118,8 +116,7 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 				t.Helper()
 				for _, name := range names {
 					tests.Until(t, fmt.Sprintf("%s is due at %v", name, want), func() bool {
-						s, err := w.Get(t.Context(), name)
-						tests.OK(t, err)
+						s := tests.Must(w.Get(t.Context(), name))(t)
 						return s.Due.Equal(want)
 					})
 				}
@@ -177,12 +174,9 @@ func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	expect(t, versions(), before, "schedules after a start that changes nothing")
 	w.close()
 
-	edit, err := db.Begin(t.Context())
-	tests.OK(t, err)
-	_, err = edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE")
-	tests.OK(t, err)
-	_, err = edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE")
-	tests.OK(t, err)
+	edit := tests.Must(db.Begin(t.Context()))(t)
+	tests.Must(edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE"))(t)
+	tests.Must(edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE"))(t)
 	w = declare(1<<60, schedule.Every(time.Minute), "new").run()
 	tests.Until(t, "it waits for an edit", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%'") == 1

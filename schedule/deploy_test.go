@@ -133,8 +133,7 @@ func TestARenameIsRolledBack(t *testing.T) {
 				db.setClock(midnight.Add(time.Duration(hour)*time.Hour + 10*time.Minute))
 				renamed.settled(w.Scheduler)
 				tests.Until(t, "the old name waits", func() bool {
-					s, err := w.Get(t.Context(), "close")
-					tests.OK(t, err)
+					s := tests.Must(w.Get(t.Context(), "close"))(t)
 					return s.Waits != ""
 				})
 			}

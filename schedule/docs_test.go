@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // A row of the page's table: a rule, its zone, the time on its clocks from which and up to which the ticks are listed, and these.
@@ -13,23 +15,15 @@ var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\
 
 func TestTableOfThePageIsWhatHappens(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../docs/schedule.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := tests.Must(os.ReadFile("../docs/schedule.md"))(t)
 	rows := row.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)
 	for _, r := range rows {
 		local := func(text string) time.Time {
-			instant, err := time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			instant := tests.Must(time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2])))(t)
 			return instant
 		}
 		rule := Cron(r[1], r[2])
-		if err := rule.Err(); err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, rule.Err())
 		var ticks []string
 		tick, ok := rule.Next(time.Time{}, Tick{At: local(r[3]).Add(-1)})
 		for ok && !tick.At.After(local(r[4])) {

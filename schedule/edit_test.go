@@ -188,8 +188,7 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
 	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 2, "revision")
-	s, err := w.Get(t.Context(), "close")
-	tests.OK(t, err)
+	s := tests.Must(w.Get(t.Context(), "close"))(t)
 	expect(t, fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC()), fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour)), "the schedule")
 	names := ""
 	for _, name := range []string{"c", "a/2", "a/1"} {
@@ -326,8 +325,7 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 		tests.OK(t, books.Add(name, args{}, hourly))
 	}
 	l := newLedger(db, "close 49")
-	edit, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	edit := tests.Must(db.Begin(t.Context()))(t)
 	tests.OK(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
 	w.run()
 	tests.Until(t, "the start waits for the edit of the last", func() bool {

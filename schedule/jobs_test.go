@@ -20,9 +20,7 @@ import (
 func (w *worker) fate(id int64) (j schedule.Job) {
 	w.t.Helper()
 	tests.Until(w.t, fmt.Sprintf("job %d has its fate", id), func() bool {
-		var err error
-		j, err = w.Job(w.t.Context(), id)
-		tests.OK(w.t, err)
+		j = tests.Must(w.Job(w.t.Context(), id))(w.t)
 		return j.Fate != ""
 	})
 	return j
@@ -32,8 +30,7 @@ func (w *worker) fate(id int64) (j schedule.Job) {
 func (db *database) effects() []string {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), "SELECT name FROM public.effects ORDER BY n")
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	tests.OK(db.t, err)
+	names := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
 	return names
 }
 
@@ -51,16 +48,14 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	db.looked()
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	others := schedule.JobsOf[string](enqueuer, "mail")
 	put := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
 	now := put(mail.Enqueue(t.Context(), "now"))
 	past := put(others.Enqueue(t.Context(), "past", schedule.At(midnight.Add(-time.Hour))))
 	in := put(others.Enqueue(t.Context(), "in", schedule.In(2*time.Hour)))
 	at := put(mail.Enqueue(t.Context(), "at", schedule.At(midnight.Add(time.Hour))))
-	many, err := others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.In(3*time.Hour))
-	tests.OK(t, err)
+	many := tests.Must(others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.In(3*time.Hour)))(t)
 	stop := errors.New("stop")
 	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		put(mail.EnqueueTx(t.Context(), tx, "never"))
@@ -85,7 +80,7 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[a at b c in now past]", "effects")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "living jobs")
-	_, err = w.Job(t.Context(), 1<<40)
+	_, err := w.Job(t.Context(), 1<<40)
 	wraps(t, "to get a job that never was", err, schedule.ErrNotFound)
 }
 
@@ -103,13 +98,11 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	var want []string
 	run := func(what string, before func()) {
 		before()
-		id, err := mail.Enqueue(t.Context(), what)
-		tests.OK(t, err)
+		id := tests.Must(mail.Enqueue(t.Context(), what))(t)
 		want = append(want, what)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate with "+what)
 	}
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group) // its connections lose nothing
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t) // its connections lose nothing
 	mail.Jobs = *schedule.JobsOf[string](enqueuer, "mail")
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_job", "commit", "schedule_look"} {
 		for _, after := range []bool{false, true} {
@@ -147,14 +140,12 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	want := map[string]string{"first": "done 1 ", "second": "done 2 ", "never": "dead 2 no paper, 2", "discard": "dead 1 wrong address"}
 	ids := make(map[string]int64)
 	for name := range want {
-		id, err := mail.Enqueue(t.Context(), name)
-		tests.OK(t, err)
+		id := tests.Must(mail.Enqueue(t.Context(), name))(t)
 		ids[name] = id
 	}
 	for _, name := range []string{"second", "never"} {
 		tests.Until(t, "an attempt has failed", func() bool {
-			j, err := w.Job(t.Context(), ids[name])
-			tests.OK(t, err)
+			j := tests.Must(w.Job(t.Context(), ids[name]))(t)
 			return j.Attempts == 1 && j.Error == "no paper, 1"
 		})
 	}
@@ -166,13 +157,10 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[first second]", "effects")
-	stranger, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
-	id, err := schedule.JobsOf[string](stranger, "telegraph").Enqueue(t.Context(), "later")
-	tests.OK(t, err)
+	stranger := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	id := tests.Must(schedule.JobsOf[string](stranger, "telegraph").Enqueue(t.Context(), "later"))(t)
 	tests.Until(t, "it waits", func() bool {
-		j, err := w.Job(t.Context(), id)
-		tests.OK(t, err)
+		j := tests.Must(w.Job(t.Context(), id))(t)
 		return j.Waits != ""
 	})
 	next := newWorker(db)
@@ -190,22 +178,18 @@ func TestUniqueJobs(t *testing.T) {
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	hour := schedule.In(time.Hour)
-	id, err := mail.Enqueue(t.Context(), "first", hour, schedule.Unique("inv-7", schedule.Raise))
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "first", hour, schedule.Unique("inv-7", schedule.Raise)))(t)
 	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err = mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.Unique("inv-7", schedule.Raise))
+		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.Unique("inv-7", schedule.Raise))
 		wraps(t, "to put it again", err, schedule.ErrExists)
-		_, err := tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
+		_, err = tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
 		return err
 	}))
-	again, err := mail.Enqueue(t.Context(), "third", schedule.Unique("inv-7", schedule.Ignore))
-	tests.OK(t, err)
+	again := tests.Must(mail.Enqueue(t.Context(), "third", schedule.Unique("inv-7", schedule.Ignore)))(t)
 	expect(t, again, id, "id of the one that is there")
-	again, err = mail.Enqueue(t.Context(), "fourth", hour, schedule.Unique("inv-7", schedule.Replace))
-	tests.OK(t, err)
+	again = tests.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.Unique("inv-7", schedule.Replace)))(t)
 	expect(t, again, id, "id of the one that is replaced")
-	other, err := schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.Unique("inv-7", schedule.Raise))
-	tests.OK(t, err)
+	other := tests.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.Unique("inv-7", schedule.Raise)))(t)
 	const writers = 20
 	wrote := make(chan error, writers)
 	for n := range writers {
@@ -227,8 +211,7 @@ func TestUniqueJobs(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth raced]", "effects")
-	_, err = mail.Enqueue(t.Context(), "fifth", schedule.Unique("inv-7", schedule.Raise)) // the key is free
-	tests.OK(t, err)
+	tests.Must(mail.Enqueue(t.Context(), "fifth", schedule.Unique("inv-7", schedule.Raise)))(t) // the key is free
 }
 
 // What happens to a job in the middle of its run.
@@ -251,10 +234,8 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	w.run()
-	id, err := mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise))
-	tests.OK(t, err)
-	cancelled, err := mail.Enqueue(t.Context(), "cancel")
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise)))(t)
+	cancelled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
 	tests.Until(t, "both have run", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", id) == 2
@@ -277,19 +258,15 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	w.run()
-	_, err := mail.Enqueue(t.Context(), "first")
-	tests.OK(t, err)
+	tests.Must(mail.Enqueue(t.Context(), "first"))(t)
 	tests.Receive(t, "it runs", began)
 	bulk := make([]string, 120)
 	for i := range bulk {
 		bulk[i] = "bulk"
 	}
-	_, err = mail.EnqueueMany(t.Context(), bulk, schedule.Priority(0))
-	tests.OK(t, err)
-	_, err = mail.Enqueue(t.Context(), "normal")
-	tests.OK(t, err)
-	_, err = mail.Enqueue(t.Context(), "urgent", schedule.Priority(3))
-	tests.OK(t, err)
+	tests.Must(mail.EnqueueMany(t.Context(), bulk, schedule.Priority(0)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "normal"))(t)
+	tests.Must(mail.Enqueue(t.Context(), "urgent", schedule.Priority(3)))(t)
 	db.looked()
 	close(end)
 	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") == 123 })
@@ -322,8 +299,7 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 func TestWrongJobsAreRefused(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	e, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
+	e := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[any](e, "mail")
 	for says, put := range map[string]func() error{
 		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Priority(4)); return err },
@@ -382,15 +358,12 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	for range 3 {
 		expect(t, tests.Receive(t, "a tick", calls).trigger, "tick", "trigger")
 	}
-	id, err := w.Trigger(t.Context(), "close")
-	tests.OK(t, err)
+	id := tests.Must(w.Trigger(t.Context(), "close"))(t)
 	expect(t, tests.Receive(t, "it is triggered", calls), call{"manual", "03:10", "00:00", "close", "books"}, "call")
 	j := w.fate(id)
 	expect(t, fmt.Sprint(j.Fate, j.Name), "doneclose", "fate and name")
-	ids, err := w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour))
-	tests.OK(t, err)
-	again, err := w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)) // some perhaps still live
-	tests.OK(t, err)
+	ids := tests.Must(w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour)))(t)
+	again := tests.Must(w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)))(t) // some perhaps still live
 	for _, id := range append(ids, again...) {
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	}
@@ -402,7 +375,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	db.setClock(midnight.Add(4 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
 
-	_, err = w.Trigger(t.Context(), "nothing")
+	_, err := w.Trigger(t.Context(), "nothing")
 	wraps(t, "to trigger what is not there", err, schedule.ErrNotFound)
 	for says, from := range map[string]time.Time{"nothing after": midnight.Add(3 * time.Hour), "more than 1000": midnight.Add(-1001 * time.Hour)} {
 		if _, err := w.Backfill(t.Context(), "close", from, midnight.Add(3*time.Hour)); err == nil || !strings.Contains(err.Error(), says) {
@@ -428,24 +401,18 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 		}
 		return note(ctx, tx, r)
 	})
-	_, err := mail.Enqueue(t.Context(), "first", schedule.Priority(3))
-	tests.OK(t, err)
-	id, err := mail.Enqueue(t.Context(), "early", schedule.Unique("inv-7", schedule.Raise))
-	tests.OK(t, err)
+	tests.Must(mail.Enqueue(t.Context(), "first", schedule.Priority(3)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "early", schedule.Unique("inv-7", schedule.Raise)))(t)
 	w.run()
 	tests.Receive(t, "the first runs", began)
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
-	_, err = schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Replace))
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	tests.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Replace)))(t)
 	close(end)
-	next, err := mail.Enqueue(t.Context(), "next")
-	tests.OK(t, err)
+	next := tests.Must(mail.Enqueue(t.Context(), "next"))(t)
 	w.fate(next)
 	expect(t, fmt.Sprint(db.effects()), "[first next]", "effects")
 	db.setClock(midnight.Add(time.Hour))
-	next, err = mail.Enqueue(t.Context(), "last", schedule.Priority(0))
-	tests.OK(t, err)
+	next = tests.Must(mail.Enqueue(t.Context(), "last", schedule.Priority(0)))(t)
 	w.fate(next)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
@@ -462,22 +429,18 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 		released(ctx, end)
 		return note(ctx, tx, r)
 	})
-	id, err := mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise))
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise)))(t)
 	w.run()
 	tests.Receive(t, "it runs", began)
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(db.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	there, err := mail.EnqueueTx(t.Context(), tx, "second", schedule.Unique("inv-7", schedule.Ignore))
-	tests.OK(t, err)
+	there := tests.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.Unique("inv-7", schedule.Ignore)))(t)
 	expect(t, there, id, "id of the one that is there")
-	_, err = mail.EnqueueTx(t.Context(), tx, "third", schedule.Unique("inv-7", schedule.Raise))
+	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.Unique("inv-7", schedule.Raise))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
-	_, err = mail.EnqueueTx(t.Context(), tx, "fourth", schedule.Unique("inv-7", schedule.Raise)) // the key is free
-	tests.OK(t, err)
+	tests.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.Unique("inv-7", schedule.Raise)))(t) // the key is free
 	tests.OK(t, tx.Commit(t.Context()))
 	tests.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }
@@ -486,8 +449,7 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	address, err := url.Parse(db.url)
-	tests.OK(t, err)
+	address := tests.Must(url.Parse(db.url))(t)
 	settings := address.Query()
 	settings.Set("timezone", "Europe/Berlin")
 	address.RawQuery = settings.Encode()
@@ -498,15 +460,13 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	for _, at := range []time.Time{
 		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
 	} {
-		id, err := mail.Enqueue(t.Context(), at.String(), schedule.At(at))
-		tests.OK(t, err)
+		id := tests.Must(mail.Enqueue(t.Context(), at.String(), schedule.At(at)))(t)
 		if j := w.fate(id); !j.At.Equal(at) || j.Fate != schedule.FateDone {
 			t.Errorf("the job of %v is %+v", at, j)
 		}
 	}
 	ahead := time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
-	id, err := mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.At(ahead.Add(999)))
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.At(ahead.Add(999))))(t)
 	if j, err := w.Job(t.Context(), id); err != nil || !j.At.Equal(ahead) || !j.Due.Equal(ahead) {
 		t.Errorf("the job that waits is %+v, %v", j, err)
 	}
@@ -519,8 +479,7 @@ func TestManyJobsAreFoundInFewLooks(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	w.LookEvery(time.Second)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	_, err := mail.EnqueueMany(t.Context(), make([]string, 600))
-	tests.OK(t, err)
+	tests.Must(mail.EnqueueMany(t.Context(), make([]string, 600)))(t)
 	w.wire.Count("schedule_look")
 	began := time.Now()
 	w.run()
@@ -540,8 +499,7 @@ func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
 	for i := range 2 {
-		_, err := mail.EnqueueMany(t.Context(), make([]string, 300), schedule.At(at.Add(time.Duration(i)*time.Second)))
-		tests.OK(t, err)
+		tests.Must(mail.EnqueueMany(t.Context(), make([]string, 300), schedule.At(at.Add(time.Duration(i)*time.Second))))(t)
 	}
 	db.setClock(at.Add(time.Minute))
 	w.run()
@@ -573,11 +531,9 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			}
 			w, k := start(test.from)
 			tests.Until(t, "it has joined", func() bool { return one[int](db, "SELECT count(*) FROM pgleases.schedule_groups") == 1 })
-			tx, err := db.Begin(t.Context())
-			tests.OK(t, err)
+			tx := tests.Must(db.Begin(t.Context()))(t)
 			for n := range 20 {
-				_, err := k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint("key ", n)))
-				tests.OK(t, err)
+				tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint("key ", n))))(t)
 			}
 			tests.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
 			w.close()

@@ -171,8 +171,7 @@ func TestAHandlerThatGoesOnAfterTheEndOfItsContextIsNamed(t *testing.T) {
 	end := make(chan struct{})
 	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[args]) error { <-end; return nil },
 		schedule.Timeout(time.Millisecond))
-	_, err := stuck.Enqueue(t.Context(), args{})
-	tests.OK(t, err)
+	tests.Must(stuck.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	tests.Until(t, "it is named", func() bool { return log.count("a handler goes on although its context has ended") == 1 })
 	expect(t, log.count("kind=stuck"), 1, "lines with the kind")
@@ -320,8 +319,7 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 		name = fmt.Sprint("close ", i)
 		db.setClock(midnight.Add(90 * time.Minute))
 		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute)))
-		s, err := w.Get(t.Context(), name)
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), name))(t)
 		due = s.Due
 		tests.OK(t, w.Delete(t.Context(), name))
 	}
@@ -395,8 +393,7 @@ func TestItIsLookedFarBehindOnceASecond(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	for range 5 {
-		id, err := mail.Enqueue(t.Context(), "now")
-		tests.OK(t, err)
+		id := tests.Must(mail.Enqueue(t.Context(), "now"))(t)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	}
 	looked := func(where string) int64 {
@@ -426,16 +423,14 @@ func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
 		return nil
 	})
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	_, err := books.EnqueueMany(t.Context(), make([]args, 250), schedule.Key("one"))
-	tests.OK(t, err)
+	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.Key("one")))(t)
 	w.run()
 	tests.Receive(t, "one runs", began)
 	tests.Until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
 	for i := 0; ; i++ {
 		key := fmt.Sprint(i)
 		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
-			id, err := mail.Enqueue(t.Context(), "elsewhere", schedule.Key(key))
-			tests.OK(t, err)
+			id := tests.Must(mail.Enqueue(t.Context(), "elsewhere", schedule.Key(key)))(t)
 			expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is in another partition")
 			break
 		}
@@ -472,14 +467,11 @@ func TestNothingWaitsForALook(t *testing.T) {
 		<-goOn
 		return nil
 	})
-	ids, err := k.EnqueueMany(t.Context(), make([]args, 2))
-	tests.OK(t, err)
+	ids := tests.Must(k.EnqueueMany(t.Context(), make([]args, 2)))(t)
 	w.run()
 	<-began
-	holder, err := db.Begin(t.Context())
-	tests.OK(t, err)
-	_, err = holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)")
-	tests.OK(t, err)
+	holder := tests.Must(db.Begin(t.Context()))(t)
+	tests.Must(holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)"))(t)
 	tests.Until(t, "a look waits", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	})

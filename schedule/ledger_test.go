@@ -84,8 +84,7 @@ func (l *ledger) check(now time.Time) {
 		t.Errorf("%q: %d ticks until %v, and %d fates", l.name, len(should), now, sum)
 	}
 	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
-	effects, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	tests.OK(t, err)
+	effects := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 	switch l.calls {
 	case "at least once":
 		effects = slices.Compact(effects)

@@ -25,8 +25,7 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 	w.run().has("letters")
 	other := newWorker(db, schedule.WithPartitions(1))
 	others := schedule.InTx(other.Scheduler, "mail", note)
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	inTx := func(put func(tx pgx.Tx) error) error { return pgx.BeginFunc(t.Context(), db.Pool, put) }
 	want := int64(0)
 	for _, put := range []struct {
@@ -66,8 +65,7 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	w.TellEvery(2 * time.Second)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id, err := mail.Enqueue(t.Context(), "it has looked")
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
 	w.fate(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
@@ -87,8 +85,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	w.LookEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id, err := mail.Enqueue(t.Context(), "it has looked")
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "it has looked"))(t)
 	w.fate(id)
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
@@ -105,17 +102,13 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	w := newWorkerFor(db, 30*time.Second, schedule.WithPartitions(1)) // it owns the partition all the time, also on a busy machine
 	mine := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	first, err := mine.Enqueue(t.Context(), "it owns the partition")
-	tests.OK(t, err)
+	first := tests.Must(mine.Enqueue(t.Context(), "it owns the partition"))(t)
 	w.fate(first)
-	conn, err := pgx.Connect(t.Context(), db.url)
-	tests.OK(t, err)
+	conn := tests.Must(pgx.Connect(t.Context(), db.url))(t)
 	t.Cleanup(func() { tests.OK(t, conn.Close(context.Background())) })
 	channel := "pgleases_schedule_" + one[string](db, "SELECT pgleases.schedule_share($1)::text", group)
-	_, err = conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel)
-	tests.OK(t, err)
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
+	tests.Must(conn.Exec(t.Context(), "SET idle_session_timeout = 0; LISTEN "+channel))(t)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[string](enqueuer, "mail")
 	heard := func(what string, least, most int, put func() error) {
 		t.Helper()
@@ -124,11 +117,9 @@ func TestFewNotificationsAreSent(t *testing.T) {
 			tests.OK(t, put())
 		}
 		most *= int(time.Since(began)/(200*time.Millisecond)) + 2
-		_, err := conn.Exec(t.Context(), "NOTIFY "+channel+", 'the end'")
-		tests.OK(t, err)
+		tests.Must(conn.Exec(t.Context(), "NOTIFY "+channel+", 'the end'"))(t)
 		for note := new(pgconn.Notification); note.Payload != "the end"; n++ {
-			note, err = conn.WaitForNotification(t.Context())
-			tests.OK(t, err)
+			note = tests.Must(conn.WaitForNotification(t.Context()))(t)
 		}
 		if n--; n < least || n > most {
 			t.Errorf("%d notifications of %s, not %d to %d", n, what, least, most)
@@ -147,8 +138,7 @@ func TestALookWaitsForNoConnectionOfThePool(t *testing.T) {
 	w.run()
 	db.looked()
 	for range w.pool.Config().MaxConns {
-		conn, err := w.pool.Acquire(t.Context())
-		tests.OK(t, err)
+		conn := tests.Must(w.pool.Acquire(t.Context()))(t)
 		defer conn.Release()
 	}
 	db.looked()
@@ -165,14 +155,12 @@ func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
 	l := newLedger(db, "close")
 	db.exec("UPDATE pgleases.schedules SET waits = 'unknown', waits_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
 	held := db.begin()
-	_, err := held.Exec(t.Context(), "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
-	tests.OK(t, err)
+	tests.Must(held.Exec(t.Context(), "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE"))(t)
 	w.run()
 	tests.Until(t, "a look waits", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_look%')")
 	})
-	_, err = held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1")
-	tests.OK(t, err)
+	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1"))(t)
 	tests.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)

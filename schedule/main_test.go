@@ -69,12 +69,10 @@ func databaseAt(t testing.TB, url string) *database {
 // ddl makes what there is in a database.
 func ddl(t testing.TB) (statements []string) {
 	t.Helper()
-	tables, err := schedule.Schema()
-	tests.OK(t, err)
+	tables := tests.Must(schedule.Schema())(t)
 	statements = append(statements, tables)
 	if os.Getenv("PGLEASES_TEST_ROLE") != "" {
-		grants, err := sql.Files.ReadFile("grants/application.sql")
-		tests.OK(t, err)
+		grants := tests.Must(sql.Files.ReadFile("grants/application.sql"))(t)
 		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", string(grants))
 	}
 	return append(statements, testTables)
@@ -89,13 +87,10 @@ var testTables = `CREATE TABLE public.test_clock (now timestamptz);
 // newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
 func newEncodedDatabase(t testing.TB, encoding string) *database {
 	t.Helper()
-	address, err := url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
-	tests.OK(t, err)
-	maker, err := pgx.Connect(t.Context(), address.String())
-	tests.OK(t, err)
+	address := tests.Must(url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t))))(t)
+	maker := tests.Must(pgx.Connect(t.Context(), address.String()))(t)
 	name := strings.ToLower("encoded_" + rand.Text())
-	_, err = maker.Exec(t.Context(), fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
-	tests.OK(t, err)
+	tests.Must(maker.Exec(t.Context(), fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding)))(t)
 	t.Cleanup(func() {
 		_, err := maker.Exec(context.Background(), fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
 		tests.OK(t, errors.Join(err, maker.Close(context.Background())))
@@ -138,8 +133,7 @@ func (db *database) makeStrange() {
 	if db.url != pgtest.OwnerURL(db.url) {
 		return
 	}
-	conn, err := db.Acquire(context.Background())
-	tests.OK(db.t, err)
+	conn := tests.Must(db.Acquire(context.Background()))(db.t)
 	defer conn.Release()
 	tests.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/*.sql", "sql/*.sql", "../internal/store/connect.go", "store.go"))
 	tests.OK(db.t, pgtest.Overload(context.Background(), conn.Conn()))
@@ -152,15 +146,13 @@ func (db *database) makeStrange() {
 
 func (db *database) exec(statements string) {
 	db.t.Helper()
-	_, err := db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol)
-	tests.OK(db.t, err)
+	tests.Must(db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol))(db.t)
 }
 
 // begin begins a transaction of the test's own, which ends with the test at the latest.
 func (db *database) begin() pgx.Tx {
 	db.t.Helper()
-	tx, err := db.Begin(context.Background())
-	tests.OK(db.t, err)
+	tx := tests.Must(db.Begin(context.Background()))(db.t)
 	db.t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
 	return tx
 }
@@ -168,8 +160,7 @@ func (db *database) begin() pgx.Tx {
 // setClock sets what decides about what is due.
 func (db *database) setClock(now time.Time) {
 	db.t.Helper()
-	_, err := db.Exec(context.Background(), "UPDATE public.test_clock SET now = $1", now)
-	tests.OK(db.t, err)
+	tests.Must(db.Exec(context.Background(), "UPDATE public.test_clock SET now = $1", now))(db.t)
 }
 
 // read returns how many rows of a table were read. It waits until all sessions have ended, as they tell it then, and until that is the least.
@@ -199,8 +190,7 @@ func (db *database) looked() {
 func one[T any](db *database, query string, args ...any) T {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), query, args...)
-	v, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[T])
-	tests.OK(db.t, err)
+	v := tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]))(db.t)
 	return v
 }
 
@@ -242,13 +232,10 @@ func newWorkerIn(db *database, mode pgx.QueryExecMode, ttl time.Duration, opts .
 		c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 6, mode
 	})
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	var err error
-	w.client, err = pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
-		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log))
-	tests.OK(t, err)
-	w.Scheduler, err = schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
-		schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}, opts...)...)
-	tests.OK(t, err)
+	w.client = tests.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
+		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
+	w.Scheduler = tests.Must(schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
+		schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}, opts...)...))(t)
 	w.Hasten()
 	t.Cleanup(w.close)
 	return w

@@ -31,19 +31,16 @@ type operator struct {
 func newOperator(db *database) *operator {
 	db.t.Helper()
 	role := strings.ToLower("operator_" + rand.Text())
-	grants, err := sql.Files.ReadFile("grants/operator.sql")
-	tests.OK(db.t, err)
+	grants := tests.Must(sql.Files.ReadFile("grants/operator.sql"))(db.t)
 	db.exec("CREATE ROLE " + role + "; REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC; " + strings.ReplaceAll(string(grants), "pgleases_operator", role))
 	db.t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(db.url)) // behind a pooler, others would get the connections with the role
-	config, err := pgtest.ParseConfig(direct)
-	tests.OK(db.t, err)
+	config := tests.Must(pgtest.ParseConfig(direct))(db.t)
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		_, err := conn.Exec(ctx, "SET ROLE "+role)
 		return err
 	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	tests.OK(db.t, err)
+	pool := tests.Must(pgxpool.NewWithConfig(context.Background(), config))(db.t)
 	db.t.Cleanup(pool.Close)
 	return &operator{db, role, pool}
 }
@@ -51,8 +48,7 @@ func newOperator(db *database) *operator {
 // manage is what the operator changes things with, for a reason.
 func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 	o.db.t.Helper()
-	m, err := schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor))
-	tests.OK(o.db.t, err)
+	m := tests.Must(schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor)))(o.db.t)
 	return m
 }
 
@@ -65,10 +61,8 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	bad := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") })
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
 	tests.OK(t, bad.Put(t.Context(), "broken", args{}, hourly))
-	planned, err := k.Enqueue(t.Context(), args{}, schedule.In(1000*time.Hour))
-	tests.OK(t, err)
-	dead, err := bad.Enqueue(t.Context(), args{})
-	tests.OK(t, err)
+	planned := tests.Must(k.Enqueue(t.Context(), args{}, schedule.In(1000*time.Hour)))(t)
+	dead := tests.Must(bad.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	expect(t, w.fate(dead).Fate, schedule.FateDead, "fate of the job")
 	closing, broken := newLedger(db, "close"), newLedger(db, "broken")
@@ -89,30 +83,24 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
 	closing.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 2, schedule.FateCancelled: 2})
-	triggered, err := m.Trigger(t.Context(), "close")
-	tests.OK(t, err)
+	triggered := tests.Must(m.Trigger(t.Context(), "close"))(t)
 	expect(t, w.fate(triggered).Trigger, "", "trigger of what has ended")
-	ids, err := m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour))
-	tests.OK(t, err)
+	ids := tests.Must(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight.Add(time.Hour)))(t)
 	expect(t, len(ids), 2, "jobs of a backfill")
-	none, err := m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute))
-	tests.OK(t, err)
+	none := tests.Must(m.Backfill(t.Context(), "close", midnight.Add(time.Minute), midnight.Add(2*time.Minute)))(t)
 	expect(t, len(none), 0, "jobs of a backfill without ticks")
 	for _, id := range ids {
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of a backfill")
 	}
 	tests.OK(t, m.Cancel(t.Context(), planned))
 	expect(t, w.fate(planned).Error, fmt.Sprintf("ann (%s): why", one[string](db, "SELECT session_user::text")), "why it was canceled")
-	retried, err := m.Retry(t.Context(), planned)
-	tests.OK(t, err)
-	tick, err := m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour))
-	tests.OK(t, err)
+	retried := tests.Must(m.Retry(t.Context(), planned))(t)
+	tick := tests.Must(m.RetryTick(t.Context(), "broken", midnight.Add(time.Hour)))(t)
 	w.fate(tick)
 	again, refused, err := m.RetryDead(t.Context(), "mail", midnight)
 	tests.OK(t, err)
 	expect(t, fmt.Sprint(len(again), refused), "4 0", "what is retried of a kind: a job, the job of a retry, and two ticks")
-	s, err := m.Get(t.Context(), "close")
-	tests.OK(t, err)
+	s := tests.Must(m.Get(t.Context(), "close"))(t)
 	wraps(t, "to delete another of the name", m.DeleteID(t.Context(), "close", s.ID+1), schedule.ErrNotFound)
 	tests.OK(t, m.DeleteID(t.Context(), "close", s.ID))
 	tests.OK(t, m.Delete(t.Context(), "broken"))
@@ -152,8 +140,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 			t.Errorf("%s: %v", statement, err)
 		}
 	}
-	m, err := schedule.Manage(t.Context(), o.pool, group)
-	tests.OK(t, err)
+	m := tests.Must(schedule.Manage(t.Context(), o.pool, group))(t)
 	if err := m.Pause(t.Context(), "close"); code(err) != "42501" {
 		t.Errorf("a pause without a reason: %v", err)
 	}
@@ -189,11 +176,9 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	for _, table := range []string{"history", "schedule_changes", "jobs"} {
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases."+table), 0, "rows of "+table)
 	}
-	tx, err := o.pool.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(o.pool.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }() // an error: it has ended
-	_, err = tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')")
-	tests.OK(t, err)
+	tests.Must(tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')"))(t)
 	var bounds string
 	tests.OK(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
 	expect(t, bounds, "4s 10s", "how long a transaction may idle after a verb, and a statement take")
@@ -207,12 +192,10 @@ func TestManageRefusals(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
-	done, err := mail.Enqueue(t.Context(), "done")
-	tests.OK(t, err)
+	done := tests.Must(mail.Enqueue(t.Context(), "done"))(t)
 	w.run()
 	w.fate(done)
-	living, err := mail.Enqueue(t.Context(), "later", schedule.In(1000*time.Hour))
-	tests.OK(t, err)
+	living := tests.Must(mail.Enqueue(t.Context(), "later", schedule.In(1000*time.Hour)))(t)
 	db.setClock(midnight.Add(time.Hour))
 	tests.Until(t, "a tick is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
@@ -251,8 +234,7 @@ func TestManageUnknownOutcome(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, hourly))
-	m, err := schedule.Manage(t.Context(), w.pool, group, schedule.WithReason("why", ""))
-	tests.OK(t, err)
+	m := tests.Must(schedule.Manage(t.Context(), w.pool, group, schedule.WithReason("why", "")))(t)
 	for _, lost := range []struct {
 		text  string
 		after bool
@@ -376,8 +358,7 @@ func TestRetryAtOnce(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	id, err := mail.Enqueue(t.Context(), "later", schedule.In(time.Hour))
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "later", schedule.In(time.Hour)))(t)
 	tests.OK(t, w.Cancel(t.Context(), id))
 	const callers = 8
 	retried := make(chan error, callers)
@@ -402,16 +383,12 @@ func TestJobsAreListed(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no paper") },
 		schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
 	letters := schedule.InTx(w.Scheduler, "letters", note)
-	_, err := letters.EnqueueMany(t.Context(), make([]string, 600), schedule.In(time.Hour))
-	tests.OK(t, err)
-	failing, err := mail.Enqueue(t.Context(), "x", schedule.Unique("inv-7", schedule.Raise))
-	tests.OK(t, err)
-	_, err = mail.Enqueue(t.Context(), "y", schedule.In(time.Hour), schedule.Unique("inv-8", schedule.Raise))
-	tests.OK(t, err)
+	tests.Must(letters.EnqueueMany(t.Context(), make([]string, 600), schedule.In(time.Hour)))(t)
+	failing := tests.Must(mail.Enqueue(t.Context(), "x", schedule.Unique("inv-7", schedule.Raise)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "y", schedule.In(time.Hour), schedule.Unique("inv-8", schedule.Raise)))(t)
 	w.run()
 	tests.Until(t, "an attempt has failed", func() bool {
-		j, err := w.Job(t.Context(), failing)
-		tests.OK(t, err)
+		j := tests.Must(w.Job(t.Context(), failing))(t)
 		return j.Attempts == 1
 	})
 	count := func(f schedule.JobFilter) (n int, last schedule.Job) {

@@ -21,8 +21,7 @@ import (
 // queriesOfTheNight are those of the page on operations that are about schedules and jobs, by their headings.
 func queriesOfTheNight(t *testing.T) map[string]string {
 	t.Helper()
-	page, err := os.ReadFile("../docs/operations.md")
-	tests.OK(t, err)
+	page := tests.Must(os.ReadFile("../docs/operations.md"))(t)
 	_, chapter, _ := strings.Cut(strings.ReplaceAll(string(page), "\r\n", "\n"), "\n## Schedules and jobs at night\n")
 	chapter, _, _ = strings.Cut(chapter, "\n## ")
 	queries := make(map[string]string)
@@ -55,10 +54,8 @@ func TestTheQueriesOfTheNightPassOverFew(t *testing.T) {
 		"Schedules that fail": "schedules_that_fail", "What waits, and why": "schedules_that_wait", "What is paused, and by whom": "schedules_paused",
 		"What has failed today": "history_failed", "What ran in the last hour": "history_by_time", "The longest runs of the day": "history_by_time", "What became of one": "history_by_name",
 	} {
-		rows, err := db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol)
-		tests.OK(t, err)
-		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		tests.OK(t, err)
+		rows := tests.Must(db.Query(t.Context(), "EXPLAIN "+queries[heading], pgx.QueryExecModeSimpleProtocol))(t)
+		lines := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 		plan := strings.Join(lines, "\n")
 		if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on schedules") || strings.Contains(plan, "Seq Scan on history") {
 			t.Errorf("%s does not go by %s:\n%s", heading, index, plan)
@@ -72,8 +69,7 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	queries := queriesOfTheNight(t)
 	db := newFreshDatabase(t)
 	o := newOperator(db)
-	reader, err := admin.Grants(o.role, "pgleases", admin.ForReader)
-	tests.OK(t, err)
+	reader := tests.Must(admin.Grants(o.role, "pgleases", admin.ForReader))(t)
 	db.exec(reader)
 	// tells runs a query of the page, which is not run again.
 	tells := func(heading string) string {
@@ -140,10 +136,8 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	db.looked()
 	stranger.close() // the group is known
 	tests.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
-	_, err = mail.Enqueue(t.Context(), "hangs", schedule.Unique("slow", schedule.Raise))
-	tests.OK(t, err)
-	_, err = mail.Enqueue(t.Context(), "bad job", schedule.Unique("once", schedule.Raise))
-	tests.OK(t, err)
+	tests.Must(mail.Enqueue(t.Context(), "hangs", schedule.Unique("slow", schedule.Raise)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "bad job", schedule.Unique("once", schedule.Raise)))(t)
 	db.setClock(tick)
 	is("Late schedules", "tests bad tick mail due its partition has no owner; tests close mail due its partition has no owner; tests stranger telegraph due its partition has no owner")
 	w.run()

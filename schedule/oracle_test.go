@@ -262,8 +262,7 @@ func difference(got, want []time.Time) string {
 
 func ruleIn(t rapid.TB, expression string, location *time.Location) Rule {
 	t.Helper()
-	spec, err := parse(expression)
-	tests.OK(t, err)
+	spec := tests.Must(parse(expression))(t)
 	return Rule{text: expression, clock: newClock(spec, location)}
 }
 
@@ -291,36 +290,29 @@ func preceding(r Rule, from, to time.Time) (all []time.Time) {
 
 func zone(t rapid.TB, name string) *time.Location {
 	t.Helper()
-	location, err := time.LoadLocation(name)
-	tests.OK(t, err)
+	location := tests.Must(time.LoadLocation(name))(t)
 	return location
 }
 
 // goZones returns the zones that come with Go, those that are the same once, and those of hardZones.
 func goZones(t *testing.T) map[string]*time.Location {
 	t.Helper()
-	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
-	tests.OK(t, err)
-	files, err := zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip"))
-	tests.OK(t, err)
+	root := tests.Must(exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output())(t)
+	files := tests.Must(zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip")))(t)
 	defer files.Close()
 	zones, known := make(map[string]*time.Location), make(map[string]bool)
 	for _, file := range files.File {
 		if strings.HasSuffix(file.Name, "/") {
 			continue
 		}
-		content, err := file.Open()
-		tests.OK(t, err)
-		data, err := io.ReadAll(content)
-		tests.OK(t, err)
+		content := tests.Must(file.Open())(t)
+		data := tests.Must(io.ReadAll(content))(t)
 		isHard := slices.ContainsFunc(hardZones, func(z hardZone) bool { return z.name == file.Name })
 		if known[string(data)] && !isHard {
 			continue
 		}
 		known[string(data)] = true
-		if zones[file.Name], err = time.LoadLocationFromTZData(file.Name, data); err != nil {
-			t.Fatal(err)
-		}
+		zones[file.Name] = tests.Must(time.LoadLocationFromTZData(file.Name, data))(t)
 	}
 	if len(zones) < 300 {
 		t.Fatalf("only %d zones", len(zones))
@@ -412,8 +404,7 @@ func drawZone(t *rapid.T, name string) *time.Location {
 		rule = fmt.Sprintf("XXX%dYYY%d,J%d/%d,J%d/%d", hours.Draw(t, "standard"), hours.Draw(t, "summer"),
 			date.Draw(t, "first date"), hour.Draw(t, "first hour"), date.Draw(t, "last date"), hour.Draw(t, "last hour"))
 	}
-	location, err := zoneOf(name, at, offsets, rule)
-	tests.OK(t, err)
+	location := tests.Must(zoneOf(name, at, offsets, rule))(t)
 	return location
 }
 

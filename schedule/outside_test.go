@@ -146,10 +146,8 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	}
 	l := newLedger(db, "pay")
 	l.calls = "at most once"
-	begun, err := db.Begin(t.Context())
-	tests.OK(t, err)
-	_, err = begun.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)")
-	tests.OK(t, err)
+	begun := tests.Must(db.Begin(t.Context()))(t)
+	tests.Must(begun.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"))(t)
 	w := start()
 	db.setClock(midnight.Add(3 * time.Hour))
 	tests.Until(t, "it has begun", func() bool {
@@ -227,16 +225,13 @@ func TestJobsOutside(t *testing.T) {
 		return errors.Join(r.Guarded(ctx, func(pgx.Tx) error { return nil }), errors.New("key: "+r.IdempotencyKey()))
 	})
 	w.run()
-	a, err := mail.Enqueue(t.Context(), "a")
-	tests.OK(t, err)
-	b, err := mail.Enqueue(t.Context(), "b")
-	tests.OK(t, err)
+	a := tests.Must(mail.Enqueue(t.Context(), "a"))(t)
+	b := tests.Must(mail.Enqueue(t.Context(), "b"))(t)
 	expect(t, fmt.Sprint(w.fate(a).Fate, w.fate(b).Fate), "donedone", "fates")
 	if a, b := <-keys, <-keys; a == b {
 		t.Errorf("two jobs have the key %s", a)
 	}
-	c, err := books.Enqueue(t.Context(), "c")
-	tests.OK(t, err)
+	c := tests.Must(books.Enqueue(t.Context(), "c"))(t)
 	if j := w.fate(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
 	}
@@ -285,8 +280,7 @@ func TestAnEditInTheMiddleOfACallOutside(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	tests.Receive(t, "it is called", began)
 	tests.OK(t, k.Put(t.Context(), "mail", args{2}, hourly))
-	s, err := w.Get(t.Context(), "mail")
-	tests.OK(t, err)
+	s := tests.Must(w.Get(t.Context(), "mail"))(t)
 	expect(t, s.Due.UTC(), midnight.Add(time.Hour), "when it is due")
 	close(end)
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
@@ -305,8 +299,7 @@ func TestAnIdempotencyKeyIsOfOneJobAlsoWhereItsIDComesAgain(t *testing.T) {
 	})
 	w.run()
 	send := func() (int64, string) {
-		id, err := mail.Enqueue(t.Context(), "")
-		tests.OK(t, err)
+		id := tests.Must(mail.Enqueue(t.Context(), ""))(t)
 		key := tests.Receive(t, "it is called", keys)
 		w.fate(id)
 		return id, key
@@ -358,8 +351,7 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 		return nil
 	})
 	tests.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
-	id, err := pay.Enqueue(t.Context(), args{})
-	tests.OK(t, err)
+	id := tests.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	tests.Receive(t, "one is called", began)

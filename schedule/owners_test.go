@@ -209,10 +209,8 @@ func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
 		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	}
 	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
-	held, err := db.Begin(t.Context())
-	tests.OK(t, err)
-	_, err = held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	tests.OK(t, err)
+	held := tests.Must(db.Begin(t.Context()))(t)
+	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE"))(t)
 	w.wire.Record()
 	w.stop()
 	tests.Until(t, "one is being written down", func() bool {
@@ -280,8 +278,7 @@ func TestAProcessWaitsForNoLockForEachPartitionThatItCloses(t *testing.T) {
 	}
 	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
 	held := db.begin()
-	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	tests.OK(t, err)
+	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE"))(t)
 	began := time.Now()
 	w.stop()
 	tests.Receive(t, "Run ends", w.ended)
@@ -340,8 +337,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	}
 	tests.OK(t, lock(high))
 	held := db.begin()
-	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	tests.OK(t, err)
+	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE"))(t)
 	waits := func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
 	}
@@ -355,8 +351,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	tests.Until(t, "that of the other schedule is being closed", func() bool {
 		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed") < 3 && waits()
 	})
-	_, err = edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'")
-	tests.OK(t, err)
+	tests.Must(edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'"))(t)
 	if err := lock(low); err != nil {
 		t.Errorf("an edit: %v", err)
 	}

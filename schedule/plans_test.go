@@ -24,8 +24,7 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 	compiled := one[string](db, `SELECT coalesce(string_agg(p.proname, ', '), '') FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace
 		AND p.proname LIKE 'schedule%' AND 'enable_seqscan=off' = ANY (p.proconfig) AND NOT 'jit=off' = ANY (p.proconfig)`)
 	expect(t, compiled, "", "functions that the server would compile")
-	tx, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	tx := tests.Must(db.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(t.Context()) }()
 	owned := fmt.Sprintf("(SELECT s.lease, s.partition, s.epoch FROM pgleases.status AS s WHERE s.lease = 'schedule/%s' AND s.owner IS NOT NULL LIMIT 1) AS s", group)
 	whole := func() (n int64) { // with what the server has not counted yet of transactions before
@@ -43,14 +42,12 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 		"pgleases.schedule_done_job(1, 'mark', 1, 1, 1, 1)",
 		"pgleases.schedule_close_job(1, 'mark', 1, '{\"fates\": []}')",
 	} {
-		_, err := tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol)
-		tests.OK(t, err)
-		_, err = tx.Exec(t.Context(), "SELECT "+call, pgx.QueryExecModeSimpleProtocol)
+		tests.Must(tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol))(t)
+		_, err := tx.Exec(t.Context(), "SELECT "+call, pgx.QueryExecModeSimpleProtocol)
 		if code := store.Code(err); err != nil && code != "PS001" { // there is none such
 			t.Errorf("%s: %v", call, err)
 		}
-		_, err = tx.Exec(t.Context(), "ROLLBACK TO before")
-		tests.OK(t, err)
+		tests.Must(tx.Exec(t.Context(), "ROLLBACK TO before"))(t)
 		expect(t, whole()-before, 0, "how often all was read up to "+call)
 	}
 }

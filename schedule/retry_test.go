@@ -18,9 +18,7 @@ import (
 func waitsForRetry(w *worker, name string, attempts int) (s schedule.Schedule) {
 	w.t.Helper()
 	tests.Until(w.t, fmt.Sprintf("%d attempts at a tick of %q have failed", attempts, name), func() (holds bool) {
-		var err error
-		s, err = w.Get(w.t.Context(), name)
-		tests.OK(w.t, err)
+		s = tests.Must(w.Get(w.t.Context(), name))(w.t)
 		return s.Attempts == attempts
 	})
 	return s
@@ -180,8 +178,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	expect(t, tests.Receive(t, "a call", calls), 1, "attempt")
 	var due time.Time
 	tests.Until(t, "it is snoozed", func() bool {
-		s, err := w.Get(t.Context(), "sleepy")
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), "sleepy"))(t)
 		due = s.Due
 		return due.After(midnight.Add(89*time.Minute)) && due.Before(midnight.Add(92*time.Minute))
 	})
@@ -210,8 +207,7 @@ func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
 	w.run()
 	db.setClock(midnight.Add(6 * time.Hour))
 	paused := func() bool {
-		s, err := w.Get(t.Context(), "close")
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), "close"))(t)
 		return !s.PausedAt.IsZero() && s.Failures == 2
 	}
 	tests.Until(t, "it is paused", paused)
@@ -296,8 +292,7 @@ func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
-	edit, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	edit := tests.Must(db.Begin(t.Context()))(t)
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	tests.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked for too long") >= 10 })

@@ -219,8 +219,7 @@ func TestTextOfARuleIsWhatIsStored(t *testing.T) {
 
 func parsed(t rapid.TB, text string) Rule {
 	t.Helper()
-	r, err := Parse(text)
-	tests.OK(t, err)
+	r := tests.Must(Parse(text))(t)
 	return r
 }
 

@@ -46,11 +46,9 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 	ignoring := func(h handler) handler {
 		return func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error { _ = h(ctx, tx, r); return nil }
 	}
-	locks, err := tests.Pool(t, db.url).Begin(t.Context())
-	tests.OK(t, err)
+	locks := tests.Must(tests.Pool(t, db.url).Begin(t.Context()))(t)
 	defer func() { tests.OK(t, locks.Rollback(context.Background())) }()
-	_, err = locks.Exec(t.Context(), "LOCK TABLE public.locked")
-	tests.OK(t, err)
+	tests.Must(locks.Exec(t.Context(), "LOCK TABLE public.locked"))(t)
 	fails := map[string]struct {
 		handler handler
 		says    string
@@ -186,8 +184,7 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 			_, err := tx.Exec(ctx, "INSERT INTO public.slow VALUES ($1)", seconds)
 			return errors.Join(err, effect(ctx, tx, r))
 		}, schedule.Timeout(2*time.Second))
-		_, err := k.Enqueue(t.Context(), args{})
-		tests.OK(t, err)
+		tests.Must(k.Enqueue(t.Context(), args{}))(t)
 	}
 	w.run()
 	for name, fate := range map[string]string{"slow": "done", "too slow": "dead"} {
@@ -421,8 +418,7 @@ func TestJitterHoldsRunsBack(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	l := newLedger(db, "close")
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Jitter(50*time.Minute), schedule.MissedNone))
-	s, err := w.Get(t.Context(), "close")
-	tests.OK(t, err)
+	s := tests.Must(w.Get(t.Context(), "close"))(t)
 	if s.Due.Before(midnight.Add(time.Hour+time.Minute)) || s.Due.After(midnight.Add(110*time.Minute)) {
 		t.Fatalf("the tick of 1:00 is due at %v", s.Due) // it is always the same: see jitter
 	}
@@ -449,8 +445,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
-	edit, err := db.Begin(t.Context())
-	tests.OK(t, err)
+	edit := tests.Must(db.Begin(t.Context()))(t)
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	tests.Until(t, "the end of the run waits for the edit", func() bool {

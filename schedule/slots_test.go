@@ -94,8 +94,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 			for i := range jobs {
 				all = append(all, fmt.Sprint(i))
 			}
-			_, err := k.EnqueueMany(t.Context(), all)
-			tests.OK(t, err)
+			tests.Must(k.EnqueueMany(t.Context(), all))(t)
 			tests.Until(t, "all jobs are done", func() bool {
 				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == jobs
 			})
@@ -130,11 +129,9 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 		return w.run()
 	}
 	w := start(true)
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4))
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4)))(t)
 	for _, kind := range []string{"books", "mail"} {
-		_, err := schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), []string{kind, kind})
-		tests.OK(t, err)
+		tests.Must(schedule.JobsOf[string](enqueuer, kind).EnqueueMany(t.Context(), []string{kind, kind}))(t)
 	}
 	tests.Receive(t, "a run", began)
 	tests.Receive(t, "a run", began)
@@ -229,18 +226,15 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 		l, other = other, l
 	}
 	tests.Until(t, "the other waits", func() bool {
-		s, err := w.Get(t.Context(), l.name)
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), l.name))(t)
 		return s.Waits != ""
 	})
 	var many []args
 	for range 150 { // more than a look finds
 		many = append(many, args{})
 	}
-	_, err := books.EnqueueMany(t.Context(), many, schedule.Priority(3))
-	tests.OK(t, err)
-	id, err := mail.Enqueue(t.Context(), "behind", schedule.Priority(3))
-	tests.OK(t, err)
+	tests.Must(books.EnqueueMany(t.Context(), many, schedule.Priority(3)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "behind", schedule.Priority(3)))(t)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
 	w.wire.Count("schedule_take")
@@ -267,20 +261,15 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	books := schedule.InTx(w.Scheduler, "books", note, schedule.Limit(2))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
-	id, err := books.Enqueue(t.Context(), "makes the slots")
-	tests.OK(t, err)
+	id := tests.Must(books.Enqueue(t.Context(), "makes the slots"))(t)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of the first")
-	other, err := db.Begin(t.Context())
-	tests.OK(t, err)
-	_, err = other.Exec(t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE")
-	tests.OK(t, err)
-	first, err := books.EnqueueMany(t.Context(), make([]string, 150))
-	tests.OK(t, err)
+	other := tests.Must(db.Begin(t.Context()))(t)
+	tests.Must(other.Exec(t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE"))(t)
+	first := tests.Must(books.EnqueueMany(t.Context(), make([]string, 150)))(t)
 	began := time.Now()
 	w.wire.Count("schedule_take")
 	for range 20 {
-		id, err := mail.Enqueue(t.Context(), "beside")
-		tests.OK(t, err)
+		id := tests.Must(mail.Enqueue(t.Context(), "beside"))(t)
 		expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is beside those that wait")
 	}
 	// One tries each time that it is looked; each statement has its text twice where it is prepared.
@@ -289,8 +278,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	}
 	tests.OK(t, other.Rollback(t.Context()))
 	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 171 })
-	e, err := w.Job(t.Context(), first[149])
-	tests.OK(t, err)
+	e := tests.Must(w.Job(t.Context(), first[149]))(t)
 	expect(t, e.Attempts, 1, "attempts")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
 }
@@ -303,13 +291,11 @@ func TestJobsThatWaitForTheirOwnProcessAreInNobodysWay(t *testing.T) {
 	h := newHolding(t)
 	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	_, err := books.EnqueueMany(t.Context(), make([]args, 250))
-	tests.OK(t, err)
+	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250)))(t)
 	w.run()
 	h.begins(0)
 	db.setClock(midnight.Add(time.Second))
-	id, err := mail.Enqueue(t.Context(), "behind")
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "behind"))(t)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
 	db.exec("DELETE FROM pgleases.jobs")
 	close(h.of(0))
@@ -339,8 +325,7 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 				books = schedule.InTx(w.Scheduler, "books", hold)
 				same = append(same, schedule.Key("one"))
 			}
-			_, err := books.EnqueueMany(t.Context(), make([]args, 250), same...)
-			tests.OK(t, err)
+			tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
 			w.run()
 			tests.Receive(t, "one runs", began)
 			tests.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
@@ -372,13 +357,11 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 		return k
 	}
 	k := start()
-	_, err := k.Enqueue(t.Context(), "freezes")
-	tests.OK(t, err)
+	tests.Must(k.Enqueue(t.Context(), "freezes"))(t)
 	froze := tests.Receive(t, "the first begins", began)
 	start()
 	db.looked()
-	_, err = k.EnqueueMany(t.Context(), make([]string, 60)) // each partition has some
-	tests.OK(t, err)
+	tests.Must(k.EnqueueMany(t.Context(), make([]string, 60)))(t) // each partition has some
 	free := tests.Receive(t, "one of the other process begins", began)
 	if took := free.Sub(froze); took < idle/2 { // the server counts from the last statement
 		t.Errorf("another began after %v", took)
@@ -411,8 +394,7 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 				continue // it is sent once in a process
 			}
 			for _, k := range []*schedule.Kind[string]{in, out} {
-				_, err := k.EnqueueMany(t.Context(), make([]string, 5))
-				tests.OK(t, err)
+				tests.Must(k.EnqueueMany(t.Context(), make([]string, 5)))(t)
 			}
 			done += 10
 			tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
@@ -436,8 +418,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	w.run()
 	const jobs = 100
 	enqueue := func() {
-		_, err := k.EnqueueMany(t.Context(), make([]string, jobs))
-		tests.OK(t, err)
+		tests.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t)
 	}
 	done := func(n int64) {
 		tests.Until(t, "all are done", func() bool {
@@ -495,8 +476,7 @@ func TestTwoLimitsSideBySide(t *testing.T) {
 	}
 	start(1)
 	k := start(3)
-	_, err := k.EnqueueMany(t.Context(), make([]string, 40))
-	tests.OK(t, err)
+	tests.Must(k.EnqueueMany(t.Context(), make([]string, 40)))(t)
 	for range 40 {
 		select {
 		case ends <- nil:
@@ -518,11 +498,9 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "ship", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil }, schedule.Limit(1))
 	w.run()
 	for range 2 {
-		_, err := k.Enqueue(t.Context(), "an order")
-		tests.OK(t, err)
+		tests.Must(k.Enqueue(t.Context(), "an order"))(t)
 		tests.Until(t, "the job is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
-		_, err = db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots")
-		tests.OK(t, err)
+		tests.Must(db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots"))(t)
 	}
 }
 
@@ -539,16 +517,13 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 		return nil
 	}, schedule.Limit(1))
 	held := db.begin()
-	_, err := held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE")
-	tests.OK(t, err)
-	_, err = pay.Enqueue(t.Context(), args{})
-	tests.OK(t, err)
+	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE"))(t)
+	tests.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	tests.Until(t, "the slots are being made", func() bool {
 		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_make_slots%')")
 	})
-	_, err = held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL") // as who frees one
-	tests.OK(t, err)
+	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL"))(t) // as who frees one
 	tests.OK(t, held.Commit(t.Context()))
 	tests.Receive(t, "it is called", done)
 	expect(t, log.count("not looked after"), 0, "lines of runs that could not begin")
@@ -579,8 +554,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	go func() { ended <- other.Run(ctx) }()
 	tests.Until(t, "both groups run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 2 })
 	for _, k := range kinds {
-		_, err := k.EnqueueMany(t.Context(), make([]args, 6))
-		tests.OK(t, err)
+		tests.Must(k.EnqueueMany(t.Context(), make([]args, 6)))(t)
 	}
 	tests.Until(t, "each runs a job", func() bool { return running.Load() >= 2 })
 	db.looked()

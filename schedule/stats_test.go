@@ -100,8 +100,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	become("books", "0 run, 5 begun, 1 retried, 1 snoozed, 2 done, 1 dead, 0 lost, 3 missed, 11 skipped")
 	tests.OK(t, w.Delete(t.Context(), "other"))
 
-	_, err := mail.Enqueue(t.Context(), args{}, schedule.At(midnight))
-	tests.OK(t, err)
+	tests.Must(mail.Enqueue(t.Context(), args{}, schedule.At(midnight)))(t)
 	tests.Receive(t, "it is called", began)
 	ends(nil)
 	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 0 missed, 0 skipped")

@@ -52,12 +52,10 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
 	const schema = `o'dd "one"`
 	tests.OK(t, schedule.Migrate(t.Context(), pool, schedule.WithSchema(schema)))
-	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema))
-	tests.OK(t, err)
+	client := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithSchema(schema)))(t)
 	db := &database{t, "", pool}
 	w := &worker{t: t, db: db, client: client, pool: pool, ended: make(chan error, 1)}
-	w.Scheduler, err = schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema))
-	tests.OK(t, err)
+	w.Scheduler = tests.Must(schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema)))(t)
 	t.Cleanup(w.close)
 	db.exec("CREATE TABLE public.effects (name text, at timestamptz, epoch bigint, made timestamptz DEFAULT clock_timestamp())")
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.MissedAll))
@@ -78,8 +76,7 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	address, err := url.Parse(db.url)
-	tests.OK(t, err)
+	address := tests.Must(url.Parse(db.url))(t)
 	settings := address.Query()
 	settings.Set("timezone", "Asia/Tokyo")
 	settings.Set("DateStyle", "German")
@@ -114,11 +111,9 @@ func TestManageNeedsNoClient(t *testing.T) {
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
 	l := newLedger(db, "close")
-	m, err := schedule.Manage(t.Context(), newPool(t, db.url), "tests")
-	tests.OK(t, err)
+	m := tests.Must(schedule.Manage(t.Context(), newPool(t, db.url), "tests"))(t)
 	tests.OK(t, m.Pause(t.Context(), "close"))
-	s, err := w.Get(t.Context(), "close")
-	tests.OK(t, err)
+	s := tests.Must(w.Get(t.Context(), "close"))(t)
 	expect(t, s.PausedAt.IsZero(), false, "that it is not paused")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
@@ -142,7 +137,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 	if _, err := schedule.Manage(t.Context(), nil, "tests"); err == nil || !strings.Contains(err.Error(), "pool is nil") {
 		t.Error(err)
 	}
-	_, err = schedule.Manage(t.Context(), newPool(t, pgtest.EmptyDatabase(t)), "tests")
+	_, err := schedule.Manage(t.Context(), newPool(t, pgtest.EmptyDatabase(t)), "tests")
 	wraps(t, "without tables", err, pgleases.ErrSchema)
 }
 
@@ -153,8 +148,7 @@ func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	db.makeStrange()
-	m, err := schedule.Manage(t.Context(), tests.Pool(t, db.url), group, schedule.WithReason("why", "ann"))
-	tests.OK(t, err)
+	m := tests.Must(schedule.Manage(t.Context(), tests.Pool(t, db.url), group, schedule.WithReason("why", "ann")))(t)
 	changed := schedule.InTx(newWorker(db).Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
 	for _, text := range []string{"one", "other", "other"} {
 		tests.OK(t, changed.Put(t.Context(), "close", text, hourly))
@@ -162,11 +156,9 @@ func TestNoStrangeCodeRunsWhereSchedulesAreChanged(t *testing.T) {
 	}
 	tests.OK(t, m.Pause(t.Context(), "close"))
 	tests.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
-	id, err := m.Trigger(t.Context(), "close")
-	tests.OK(t, err)
+	id := tests.Must(m.Trigger(t.Context(), "close"))(t)
 	tests.OK(t, m.Cancel(t.Context(), id))
-	_, err = m.Retry(t.Context(), id)
-	tests.OK(t, err)
+	tests.Must(m.Retry(t.Context(), id))(t)
 	tests.OK(t, m.Delete(t.Context(), "close"))
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume trigger cancel retry delete", "what is written down")
 }

@@ -223,13 +223,10 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	})
 	put := func(n int, crashes int) {
 		t.Helper()
-		tx, err := db.Begin(t.Context())
-		tests.OK(t, err)
-		id, err := k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint(n)))
-		tests.OK(t, err)
+		tx := tests.Must(db.Begin(t.Context()))(t)
+		id := tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint(n))))(t)
 		if crashes > 0 {
-			_, err = tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes)
-			tests.OK(t, err)
+			tests.Must(tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes))(t)
 		}
 		tests.OK(t, tx.Commit(t.Context()))
 	}

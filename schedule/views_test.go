@@ -21,8 +21,7 @@ func (db *database) shows(view, of, columns, want string) {
 	query := fmt.Sprintf("SELECT concat_ws(' | ', %s) FROM pgleases.%s WHERE $1 IN (name, args #>> '{}')", columns, view)
 	tests.Until(db.t, fmt.Sprintf("%s of %s in %s are %q", columns, of, view, want), func() bool {
 		rows, _ := db.Query(context.Background(), query, of)
-		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		tests.OK(db.t, err)
+		all := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
 		if now := strings.Join(all, "; "); now != got {
 			db.t.Logf("%s: %s", of, now)
 			got = now
@@ -105,14 +104,12 @@ func TestViewOfJobs(t *testing.T) {
 	defer close(end)
 	put := func(what string, opts ...schedule.JobOption) {
 		t.Helper()
-		_, err := mail.Enqueue(t.Context(), what, opts...)
-		tests.OK(t, err)
+		tests.Must(mail.Enqueue(t.Context(), what, opts...))(t)
 	}
 	put("runs")
 	put("retries")
 	put("planned", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise), schedule.Key("ada"), schedule.Priority(2))
-	_, err := schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits")
-	tests.OK(t, err)
+	tests.Must(schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits"))(t)
 	db.setClock(midnight.Add(time.Minute))
 	db.shows("jobs_status", "runs", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")
 	w.run()

@@ -47,8 +47,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 		"kind": `kind "new" is not registered`, "arguments": "cannot unmarshal string", "zone": "Mars/Olympus", "declared": "another version",
 	} {
 		tests.Until(t, name+" waits", func() bool {
-			s, err := older.Get(t.Context(), name)
-			tests.OK(t, err)
+			s := tests.Must(older.Get(t.Context(), name))(t)
 			return strings.Contains(s.Waits, why)
 		})
 	}
@@ -67,8 +66,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	newest.run()
 	for _, name := range []string{"kind", "arguments", "zone", "declared"} {
 		ledgers[name].settled(newest.Scheduler).expectFates(fates{schedule.FateMissed: 71, schedule.FateDone: 1})
-		s, err := newest.Get(t.Context(), name)
-		tests.OK(t, err)
+		s := tests.Must(newest.Get(t.Context(), name))(t)
 		expect(t, s.Waits, "", "why it waits")
 	}
 }
@@ -86,22 +84,18 @@ func TestAKindThatNobodyRegistersIsLoggedBesideThoseThatAre(t *testing.T) {
 	schedule.InTx(w.Scheduler, "letters", note)
 	schedule.AtLeastOnce(w.Scheduler, "bills", func(context.Context, schedule.Run[string]) error { return nil })
 	w.run()
-	_, err := used.Enqueue(t.Context(), "")
-	tests.OK(t, err)
+	tests.Must(used.Enqueue(t.Context(), ""))(t)
 	tests.Receive(t, "one has run", ran)
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	var ids []int64
 	for range 3 {
-		id, err := schedule.JobsOf[string](enqueuer, "lettres").Enqueue(t.Context(), "")
-		tests.OK(t, err)
+		id := tests.Must(schedule.JobsOf[string](enqueuer, "lettres").Enqueue(t.Context(), ""))(t)
 		ids = append(ids, id)
 	}
 	const waits = `kind "lettres" is not registered`
 	for _, id := range ids {
 		tests.Until(t, "it waits", func() bool {
-			j, err := w.Job(t.Context(), id)
-			tests.OK(t, err)
+			j := tests.Must(w.Job(t.Context(), id))(t)
 			return j.Waits == waits
 		})
 	}
@@ -130,8 +124,7 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	older := newWorker(db).run()
 	db.setClock(midnight.Add(time.Hour))
 	tests.Until(t, "it waits", func() bool {
-		s, err := older.Get(t.Context(), "close")
-		tests.OK(t, err)
+		s := tests.Must(older.Get(t.Context(), "close"))(t)
 		return s.Waits != ""
 	})
 	db.setClock(midnight.Add(50 * time.Hour))
@@ -224,8 +217,7 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	tests.Until(t, "it waits", func() bool {
-		s, err := w.Get(t.Context(), "close")
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), "close"))(t)
 		return s.Waits != ""
 	})
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
@@ -260,8 +252,7 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	for name, says := range map[string]string{"brittle": "panic: brit\uFFFDtle", "hollow": "nil pointer"} {
 		tests.Until(t, name+" waits", func() bool {
-			s, err := w.Get(t.Context(), name)
-			tests.OK(t, err)
+			s := tests.Must(w.Get(t.Context(), name))(t)
 			return strings.Contains(s.Waits, says)
 		})
 	}
@@ -284,8 +275,7 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	tests.Until(t, "it waits", func() bool {
-		s, err := w.Get(t.Context(), "close")
-		tests.OK(t, err)
+		s := tests.Must(w.Get(t.Context(), "close"))(t)
 		return strings.Contains(s.Waits, "Mars/Olympus")
 	})
 	expect(t, log.count("its rule until now is not known here"), 1, "lines of the log")
@@ -300,8 +290,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
 	db.looked()
-	second, err := schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration())
-	tests.OK(t, err)
+	second := tests.Must(schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration()))(t)
 	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
 		t.Fatalf("to run a second: %v", err)
 	}
@@ -323,8 +312,7 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	older.run()
 	tests.Until(t, "it waits", func() bool {
-		s, err := older.Get(t.Context(), "arguments")
-		tests.OK(t, err)
+		s := tests.Must(older.Get(t.Context(), "arguments"))(t)
 		return strings.Contains(s.Waits, "cannot unmarshal string")
 	})
 	older.close()
@@ -347,8 +335,7 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 		CREATE TRIGGER note AFTER UPDATE ON pgleases.jobs REFERENCING NEW TABLE AS woken FOR EACH STATEMENT EXECUTE FUNCTION public.note()`)
 	w := newWorker(db, schedule.WithPartitions(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	id, err := mail.Enqueue(t.Context(), "known", schedule.Priority(3))
-	tests.OK(t, err)
+	id := tests.Must(mail.Enqueue(t.Context(), "known", schedule.Priority(3)))(t)
 	w.run()
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	tests.Until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })
@@ -361,10 +348,8 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 func TestWhatWaitsForLongIsLookedAtSeldom(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	enqueuer, err := schedule.NewEnqueuer(db.Pool, group)
-	tests.OK(t, err)
-	_, err = schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), "x")
-	tests.OK(t, err)
+	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
+	tests.Must(schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), "x"))(t)
 	newWorker(db).run()
 	now := midnight
 	for _, pause := range []time.Duration{1, 1, 2, 4, 8, 16, 32, 60, 60} {

@@ -182,8 +182,7 @@ func awaitRecord(t *testing.T, dir string, after time.Duration, what string, of 
 // isFree reports whether nothing is left of the program of a partition.
 func isFree(t *testing.T, dir string, partition int) bool {
 	t.Helper()
-	lock, err := os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0)
-	tests.OK(t, err)
+	lock := tests.Must(os.OpenFile(lockFile(dir, strconv.Itoa(partition)), os.O_RDWR, 0))(t)
 	defer lock.Close()
 	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
@@ -303,12 +302,8 @@ type proxy struct {
 
 func newProxy(t *testing.T, databaseURL string) *proxy {
 	t.Helper()
-	u, err := url.Parse(databaseURL)
-	tests.OK(t, err)
-	p := &proxy{upstream: u.Host, conns: make(map[net.Conn]bool)}
-	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-		t.Fatal(err)
-	}
+	u := tests.Must(url.Parse(databaseURL))(t)
+	p := &proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}
 	u.Host = p.listener.Addr().String()
 	p.url = u.String()
 	go p.serve()

@@ -51,8 +51,7 @@ func decoded[T any](t *testing.T, databaseURL string, args ...string) (value T) 
 
 func newConn(t *testing.T, databaseURL string) *pgx.Conn {
 	t.Helper()
-	conn, err := pgx.Connect(t.Context(), databaseURL)
-	tests.OK(t, err)
+	conn := tests.Must(pgx.Connect(t.Context(), databaseURL))(t)
 	t.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
@@ -76,8 +75,7 @@ func newRole(t *testing.T, databaseURL string) string {
 // as is a database's URL for a role.
 func as(t *testing.T, databaseURL, role string) string {
 	t.Helper()
-	u, err := url.Parse(databaseURL)
-	tests.OK(t, err)
+	u := tests.Must(url.Parse(databaseURL))(t)
 	u.User = url.UserPassword(role, role)
 	return u.String()
 }
@@ -165,18 +163,13 @@ func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
 	pool := tests.Pool(t, database)
 	// Left by one that died, and kept from the sweep, as by a guarded transaction under it.
 	execute(t, database, "INSERT INTO pgleases.locks VALUES ('left', 1, 999, 1, true, 7, now())")
-	guarded, err := pool.Begin(t.Context())
-	tests.OK(t, err)
+	guarded := tests.Must(pool.Begin(t.Context()))(t)
 	defer guarded.Rollback(context.Background())
-	if _, err := guarded.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'left' FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
-	client, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(odd))
-	tests.OK(t, err)
+	tests.Must(guarded.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'left' FOR UPDATE"))(t)
+	client := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(odd)))(t)
 	defer client.Close(t.Context())
 	for _, name := range []string{"plain", odd} {
-		held, err := lock.New(client, pool).Acquire(t.Context(), name)
-		tests.OK(t, err)
+		held := tests.Must(lock.New(client, pool).Acquire(t.Context(), name))(t)
 		defer held.Release(t.Context())
 	}
 	text := output1(t, database, "locks")
@@ -220,8 +213,7 @@ func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
 
 func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
 	t.Parallel()
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	tests.OK(t, err)
+	full := tests.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
 	env := append(os.Environ(), databaseEnv(pgtest.MigratedDatabase(t))...)
 	for _, args := range []string{"version", "list", "clients -o json", "events", "schema", "help"} {
@@ -297,8 +289,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		c := run(t, databaseEnv(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
 		return c.wait(), c.output.String()
 	}
-	file, err := schedulesql.Files.ReadFile("grants/operator.sql")
-	tests.OK(t, err)
+	file := tests.Must(schedulesql.Files.ReadFile("grants/operator.sql"))(t)
 	roles["the file alone"] = newRole(t, database)
 	execute(t, database, strings.NewReplacer("pgleases_operator", roles["the file alone"], "pgleases", `"it's"`).Replace(string(file)))
 	for _, verb := range []string{"schedules groups", "schedules list none", "schedules list none --only late", "schedules history none x", "jobs list none"} {
@@ -334,8 +325,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
 	}
 	for purpose, want := range map[string]bool{"reader": false, "application": false, "guard": false, "operator": true} {
-		tx, err := tests.Pool(t, as(t, database, roles[purpose])).Begin(t.Context())
-		tests.OK(t, err)
+		tx := tests.Must(tests.Pool(t, as(t, database, roles[purpose])).Begin(t.Context()))(t)
 		if _, err := tx.Exec(t.Context(), `SELECT "it's".drop_lease('reports', 'why'), "it's".new_era()`); (err == nil) != want {
 			t.Errorf("drop_lease and new_era as %s: %v", purpose, err)
 		}
@@ -365,11 +355,9 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
-	client, err := pgleases.NewClient(t.Context(), pool)
-	tests.OK(t, err)
+	client := tests.Must(pgleases.NewClient(t.Context(), pool))(t)
 	defer client.Close(t.Context())
-	s, err := schedule.New(t.Context(), client, pool, "books")
-	tests.OK(t, err)
+	s := tests.Must(schedule.New(t.Context(), client, pool, "books"))(t)
 	kind := schedule.InTx(s, "close", func(_ context.Context, _ pgx.Tx, r schedule.Run[job]) error {
 		if r.Args.N > 0 {
 			return fmt.Errorf("job %d failed\n\x1b[2J", r.Args.N)
@@ -486,15 +474,12 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		}
 	}
 	again := ends(number(changed("schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "done")
-	later, err := kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour))
-	tests.OK(t, err)
+	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
-	if _, err := kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour), schedule.Unique(odd, schedule.Raise)); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour), schedule.Unique(odd, schedule.Raise)))(t)
 	listed := func(args ...string) []known {
 		return decoded[[]known](t, database, append([]string{"jobs", "list", "books"}, args...)...)
 	}

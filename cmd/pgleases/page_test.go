@@ -41,8 +41,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 	if *write {
 		tests.OK(t, os.WriteFile(page, text.Bytes(), 0o644))
 	}
-	now, err := os.ReadFile(page)
-	tests.OK(t, err)
+	now := tests.Must(os.ReadFile(page))(t)
 	if !bytes.Equal(now, text.Bytes()) {
 		t.Errorf("%s is not what the command's help says: go test ./cmd/pgleases -run Page -write", page)
 	}
@@ -50,8 +49,7 @@ func TestThePageOfTheCommandIsItsHelp(t *testing.T) {
 
 // What README has a reader type is what the command takes.
 func TestTheCommandsOfTheReadmeAreVerbs(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
-	tests.OK(t, err)
+	readme := tests.Must(os.ReadFile("../../README.md"))(t)
 	lines := regexp.MustCompile(`(?m)^    (?:go run \./cmd/pgleases|pgleases) (.+)$`).FindAllStringSubmatch(string(readme), -1)
 	for _, line := range lines {
 		cmd, args, err := newRoot().Find(strings.Fields(line[1]))

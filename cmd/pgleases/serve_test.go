@@ -24,14 +24,11 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	found := address.FindStringSubmatch(c.output.String())
 	ask := func(method, path, host string) (*http.Response, string) {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), method, found[1]+path, nil)
-		tests.OK(t, err)
+		r := tests.Must(http.NewRequestWithContext(t.Context(), method, found[1]+path, nil))(t)
 		r.Host = host
-		response, err := http.DefaultClient.Do(r)
-		tests.OK(t, err)
+		response := tests.Must(http.DefaultClient.Do(r))(t)
 		defer response.Body.Close()
-		body, err := io.ReadAll(response.Body)
-		tests.OK(t, err)
+		body := tests.Must(io.ReadAll(response.Body))(t)
 		return response, string(body)
 	}
 	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:8080": 200, "[::1]:80": 200, "leases.example": 200,
@@ -77,15 +74,12 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	found := address.FindStringSubmatch(c.output.String())
 	post := func(url, path, body, host string) (int, string) {
 		t.Helper()
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body))
-		tests.OK(t, err)
+		r := tests.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body)))(t)
 		r.Header.Set("Content-Type", "application/json")
 		r.Host = host
-		response, err := http.DefaultClient.Do(r)
-		tests.OK(t, err)
+		response := tests.Must(http.DefaultClient.Do(r))(t)
 		defer response.Body.Close()
-		text, err := io.ReadAll(response.Body)
-		tests.OK(t, err)
+		text := tests.Must(io.ReadAll(response.Body))(t)
 		return response.StatusCode, string(text)
 	}
 	const freeze = `{"verb":"freeze","subject":"l","reason":"why","binding":"BINDING"}`

@@ -21,15 +21,13 @@ import (
 // newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall reaches.
 func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 	t.Helper()
-	c, err := pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond))
-	tests.OK(t, err)
+	c := tests.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(id), pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond)))(t)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
 		defer cancel()
 		_ = c.Close(ctx) // an error is that it was evicted
 	})
-	l, err := c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0))
-	tests.OK(t, err)
+	l := tests.Must(c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
 	return l
 }
 

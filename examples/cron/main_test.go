@@ -24,8 +24,7 @@ func database(t *testing.T) (url string, owner *pgxpool.Pool) {
 	owner = tests.Pool(t, pgtest.OwnerURL(url))
 	tests.OK(t, schedule.Migrate(t.Context(), owner))
 	if url != pgtest.OwnerURL(url) {
-		grants, err := sql.Files.ReadFile("grants/application.sql")
-		tests.OK(t, err)
+		grants := tests.Must(sql.Files.ReadFile("grants/application.sql"))(t)
 		tests.Execute(t, owner, string(grants))
 	}
 	return url, owner

@@ -120,11 +120,9 @@ func (l ledger) enter(partition int) (leave func()) {
 // read returns how often work was begun, and what overlapped.
 func (l ledger) read(t *testing.T) (begun int, overlaps string) {
 	t.Helper()
-	files, err := os.ReadDir(string(l))
-	tests.OK(t, err)
+	files := tests.Must(os.ReadDir(string(l)))(t)
 	for _, file := range files {
-		content, err := os.ReadFile(string(l) + "/" + file.Name())
-		tests.OK(t, err)
+		content := tests.Must(os.ReadFile(string(l) + "/" + file.Name()))(t)
 		if file.Name() == "overlaps" {
 			overlaps = string(content)
 		} else {
@@ -141,8 +139,7 @@ func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
-	l, err := c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...)
-	tests.OK(t, err)
+	l := tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
 	return l
 }
 
@@ -211,8 +208,7 @@ func newTab(t *testing.T, width, height int64) tab {
 	t.Helper()
 	started.Store(true)
 	parent, _ := browser()
-	id, err := newWindow(parent)
-	tests.OK(t, err)
+	id := tests.Must(newWindow(parent))(t)
 	ctx, end := chromedp.NewContext(parent, chromedp.WithTargetID(id))
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	t.Cleanup(func() {

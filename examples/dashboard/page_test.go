@@ -105,8 +105,7 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 			join(t, c, name, 16)
 		}
 		join(t, c, "single "+hostile[2], 1)
-		held, err := lock.New(c, pool).Acquire(t.Context(), "lock "+id[:min(len(id), 200)])
-		tests.OK(t, err)
+		held := tests.Must(lock.New(c, pool).Acquire(t.Context(), "lock "+id[:min(len(id), 200)]))(t)
 		t.Cleanup(func() { _ = held.Release(t.Context()) })
 	}
 	x := newTab(t, 390, 800)
@@ -423,12 +422,10 @@ func TestLightDarkAndAPhoneCanBeRead(t *testing.T) {
 		case 0:
 			first = orders
 		case 1, 2:
-			held, err := locks.AcquireShared(t.Context(), "report/2031-05")
-			tests.OK(t, err)
+			held := tests.Must(locks.AcquireShared(t.Context(), "report/2031-05"))(t)
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
 		case 3:
-			held, err := locks.Acquire(t.Context(), "schema-upgrade")
-			tests.OK(t, err)
+			held := tests.Must(locks.Acquire(t.Context(), "schema-upgrade"))(t)
 			t.Cleanup(func() { _ = held.Release(t.Context()) })
 		case 5: // what is in work moves later
 			late := time.After(patience)
@@ -479,13 +476,11 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	t.Cleanup(server.Close)
 	client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	get := func(path string, cookies ...*http.Cookie) int {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil)
-		tests.OK(t, err)
+		r := tests.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+path, nil))(t)
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
-		response, err := client.Do(r)
-		tests.OK(t, err)
+		response := tests.Must(client.Do(r))(t)
 		_ = response.Body.Close()
 		return response.StatusCode
 	}
@@ -495,14 +490,12 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 		}
 	}
 	post := func(path, password string, cookies ...*http.Cookie) *http.Response {
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode()))
-		tests.OK(t, err)
+		r := tests.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL+path, strings.NewReader(url.Values{"password": {password}}.Encode())))(t)
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		for _, c := range cookies {
 			r.AddCookie(c)
 		}
-		response, err := client.Do(r)
-		tests.OK(t, err)
+		response := tests.Must(client.Do(r))(t)
 		_ = response.Body.Close()
 		return response
 	}

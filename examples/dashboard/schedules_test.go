@@ -28,8 +28,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	owner := newPool(t, pgtest.OwnerURL(databaseURL))
-	s, err := schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing")
-	tests.OK(t, err)
+	s := tests.Must(schedule.New(t.Context(), openClient(t, owner, "runner"), owner, "billing"))(t)
 	type none struct{}
 	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
 	bad := schedule.InTx(s, "bad", func(context.Context, pgx.Tx, schedule.Run[none]) error {
@@ -46,8 +45,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 		stop()
 		<-ended
 	})
-	id, err := books.Enqueue(t.Context(), none{}, schedule.In(time.Hour))
-	tests.OK(t, err)
+	id := tests.Must(books.Enqueue(t.Context(), none{}, schedule.In(time.Hour)))(t)
 
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, owner))
@@ -93,9 +91,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	x.until(row("#schedule-list", "spare") + ` === undefined`)
 
 	// What fails is found, and run once more.
-	if _, err := s.Trigger(t.Context(), "broken"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(s.Trigger(t.Context(), "broken"))(t)
 	x.run(chromedp.SetValue("#job-list .which", "dead", chromedp.ByQuery))
 	eval[bool](x, `document.querySelector("#job-list .which").dispatchEvent(new Event("input"))`)
 	eval[bool](x, `document.querySelector("#job-list").scrollIntoView() === 0 || true`)
@@ -167,8 +163,7 @@ func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 	owner := newPool(t, pgtest.OwnerURL(databaseURL))
 	client := openClient(t, owner, "runner")
 	join(t, client, "orders", 8)
-	s, err := schedule.New(t.Context(), client, owner, "billing")
-	tests.OK(t, err)
+	s := tests.Must(schedule.New(t.Context(), client, owner, "billing"))(t)
 	type none struct{}
 	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
 	tests.OK(t, books.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))

@@ -167,8 +167,7 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 		server.CloseClientConnections()
 		server.Close()
 	})
-	a, err := admin.New(pool)
-	tests.OK(t, err)
+	a := tests.Must(admin.New(pool))(t)
 	wishes := func(want int) {
 		t.Helper()
 		if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != want {

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // envProcess makes this test binary the program.
@@ -38,10 +39,7 @@ func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	e := election{url: pgtest.Database(t), said: make(chan line, 1000), processes: make(map[string]*process)}
-	conn, err := pgx.Connect(ctx, e.url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := tests.Must(pgx.Connect(ctx, e.url))(t)
 	defer conn.Close(context.WithoutCancel(ctx))
 
 	// They start together: making the tables must bear that.
@@ -68,7 +66,7 @@ func TestOneLeadsAndAnotherAfterItsDeathOrEnd(t *testing.T) {
 		t.Errorf("the last leader was %s, of epoch %d or a later one; the row has %+v", third.id, last.Epoch, left)
 	}
 	var clean bool
-	err = conn.QueryRow(ctx, `
+	err := conn.QueryRow(ctx, `
 		SELECT NOT EXISTS (SELECT FROM pgleases.clients)
 		AND NOT EXISTS (SELECT FROM pgleases.partitions WHERE owner IS NOT NULL)`).Scan(&clean)
 	if err != nil || !clean {
@@ -96,27 +94,16 @@ type process struct {
 
 func (e *election) start(ctx context.Context, t *testing.T, id string) {
 	t.Helper()
-	program, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := tests.Must(os.Executable())(t)
 	p := &process{id: id, done: make(chan struct{})}
 	p.cmd = exec.Command(program, "-id="+id, "-ttl=2s")
 	p.cmd.Env = append(os.Environ(), envProcess+"=1", "DATABASE_URL="+e.url)
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // without the terminal's Ctrl-C
 	var log strings.Builder
 	p.cmd.Stderr = &log
-	_, err = p.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	output, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(p.cmd.StdinPipe())(t)
+	output := tests.Must(p.cmd.StdoutPipe())(t)
+	tests.OK(t, p.cmd.Start())
 	go func() {
 		for lines := bufio.NewScanner(output); lines.Scan(); {
 			who, what, _ := strings.Cut(lines.Text(), ": ")
@@ -151,9 +138,7 @@ func (e *election) next(ctx context.Context, t *testing.T) line {
 // terminate ends a process as a process manager does, and checks that it ends in good order.
 func (p *process) terminate(ctx context.Context, t *testing.T) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, p.cmd.Process.Signal(syscall.SIGTERM))
 	select {
 	case <-p.done:
 		if p.err != nil {
@@ -173,14 +158,8 @@ type row struct {
 
 func read(ctx context.Context, t *testing.T, conn *pgx.Conn) row {
 	t.Helper()
-	rows, err := conn.Query(ctx, "SELECT epoch, leader, ticks FROM pgleases_leader.leader_ticks")
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row])
-	if err != nil {
-		t.Fatal(err)
-	}
+	rows := tests.Must(conn.Query(ctx, "SELECT epoch, leader, ticks FROM pgleases_leader.leader_ticks"))(t)
+	r := tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row]))(t)
 	return r
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
@@ -25,10 +26,7 @@ func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 		id := fmt.Sprintf("worker-%d", n+1)
 		workers[id] = start(ctx, url, 0, id)
 	}
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := tests.Must(pgx.Connect(ctx, url))(t)
 	defer conn.Close(ctx)
 
 	eventually(ctx, t, conn, "tables", `SELECT to_regclass('pgleases_example.job_runs') IS NOT NULL`)
@@ -40,9 +38,7 @@ func TestTwoWorkersDoEveryJobOnceThoughOneIsClosedMidway(t *testing.T) {
 		t.Helper()
 		_, err := conn.Exec(ctx, `INSERT INTO pgleases_example.jobs (customer)
 			SELECT 'customer-' || n % 50 FROM generate_series(1, $1) AS n`, count)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tests.OK(t, err)
 	}
 	addJobs()
 	eventually(ctx, t, conn, "both workers are at it", `

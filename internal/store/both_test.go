@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -44,10 +45,7 @@ var byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()
 // stoppedFixture is newFixture with a clock that stands still.
 func stoppedFixture(t testing.TB) *fixture {
 	t.Helper()
-	functions, err := sql.Files.ReadFile("functions.sql")
-	if err != nil {
-		t.Fatal(err)
-	}
+	functions := tests.Must(sql.Files.ReadFile("functions.sql"))(t)
 	url, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t, `CREATE TABLE public.clock (at timestamptz);
 		INSERT INTO public.clock VALUES (now());
 		GRANT SELECT ON public.clock TO PUBLIC;

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/seam"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // A fixture is a fresh database with the schema in it, on a server or in memory.
@@ -62,9 +63,7 @@ func fixtureIn(t testing.TB, url, schema string) *fixture {
 
 func (f *fixture) ok(err error) {
 	f.Helper()
-	if err != nil {
-		f.Fatal(err)
-	}
+	tests.OK(f, err)
 }
 
 // raw is a plain connection of the superuser's.

@@ -11,14 +11,26 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-// OK ends the test at an error. Package rapid has tests that are no testing.TB.
-func OK(t interface {
+// A T is a test. Those of package rapid are no testing.TB.
+type T interface {
 	Helper()
 	Fatal(args ...any)
-}, err error) {
+}
+
+// OK ends the test at an error.
+func OK(t T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Must returns a value, or ends the test at the error that came with it: value := tests.Must(call())(t).
+func Must[V any](value V, err error) func(T) V {
+	return func(t T) V {
+		t.Helper()
+		OK(t, err)
+		return value
 	}
 }
 

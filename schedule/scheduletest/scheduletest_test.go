@@ -111,17 +111,13 @@ func TestWhatIsDueOnTheWayIsRunInOrderAtItsInstant(t *testing.T) {
 	tests.OK(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
 	tests.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
 	s.Advance(0)
-	_, err := k.Enqueue(t.Context(), args{3}, schedule.In(time.Hour), schedule.Priority(3))
-	tests.OK(t, err)
-	_, err = k.Enqueue(t.Context(), args{4}, schedule.At(midnight), schedule.Unique("job", schedule.Raise))
-	tests.OK(t, err)
+	tests.Must(k.Enqueue(t.Context(), args{3}, schedule.In(time.Hour), schedule.Priority(3)))(t)
+	tests.Must(k.Enqueue(t.Context(), args{4}, schedule.At(midnight), schedule.Unique("job", schedule.Raise)))(t)
 	s.Advance(0)
 	s.Advance(time.Hour + 20*time.Minute)
 	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
 	expect(t, "the clock", s.Now(), midnight.Add(80*time.Minute))
-	if _, err := k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)))(t)
 	if _, err := k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)); !errors.Is(err, schedule.ErrExists) {
 		t.Fatalf("a unique key that is taken: %v", err)
 	}
@@ -174,11 +170,9 @@ func TestJobThatKillsEachProcessIsDead(t *testing.T) {
 		return nil
 	}, schedule.Crashes(3))
 	s.Advance(0)
-	id, err := k.Enqueue(t.Context(), args{})
-	tests.OK(t, err)
+	id := tests.Must(k.Enqueue(t.Context(), args{}))(t)
 	s.Advance(time.Hour)
-	j, err := s.Job(t.Context(), id)
-	tests.OK(t, err)
+	j := tests.Must(s.Job(t.Context(), id))(t)
 	expect(t, "fate", j.Fate, schedule.FateDead)
 	expect(t, "calls", calls, 4)
 }
@@ -207,8 +201,7 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 	expect(t, "the clock", next.Now(), midnight.Add(time.Hour))
 	next.Advance(time.Hour)
 	expect(t, "runs", strings.Join(did, "; "), "dropped by v1; kept by v1; put by v2; kept by v2")
-	dropped, err := next.Get(t.Context(), "dropped")
-	tests.OK(t, err)
+	dropped := tests.Must(next.Get(t.Context(), "dropped"))(t)
 	if !strings.Contains(dropped.Waits, "declared in the code of another version") {
 		t.Fatalf("what the code declares no more waits for %q", dropped.Waits)
 	}
@@ -222,16 +215,14 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	var did notes
 	sub := schedule.InTx(s.Scheduler, "sub", did.noting(s))
 	main := schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		_, err := sub.EnqueueTx(ctx, tx, args{1})
-		tests.OK(t, err)
-		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+		tests.Must(sub.EnqueueTx(ctx, tx, args{1}))(t)
+		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
 			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.Unique("two", schedule.Raise))
 			return err
 		})
 		tests.OK(t, err)
 		err = pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			_, err := sub.EnqueueTx(ctx, tx, args{3})
-			tests.OK(t, err)
+			tests.Must(sub.EnqueueTx(ctx, tx, args{3}))(t)
 			return errors.New("rolled back")
 		})
 		expect(t, "the error of a savepoint", err, "rolled back")
@@ -246,17 +237,14 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	})
 	s.Advance(0)
 	for _, fails = range []bool{true, false} {
-		_, err := main.Enqueue(t.Context(), args{})
-		tests.OK(t, err)
+		tests.Must(main.Enqueue(t.Context(), args{}))(t)
 		s.Advance(time.Second)
 		if fails {
 			expect(t, "runs after one that failed", len(did), 0)
 		}
 	}
 	expect(t, "runs", strings.Join(did, "; "), " 1 for 00:00:01 at 00:00:01; two 2 for 00:00:01 at 00:00:01")
-	if _, err := s.Get(t.Context(), "put"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(s.Get(t.Context(), "put"))(t)
 }
 
 // The transaction is a real one: what a handler wrote is there if its run is done, and only then.
@@ -265,8 +253,7 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	pool := newPool(t)
 	s := scheduletest.New(t, pool, midnight)
 	table := pgx.Identifier{strings.ToLower(rand.Text())}.Sanitize()
-	_, err := pool.Exec(t.Context(), "CREATE TABLE "+table+" (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
-	tests.OK(t, err)
+	tests.Must(pool.Exec(t.Context(), "CREATE TABLE "+table+" (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)"))(t)
 	schedule.InTx(s.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		_, err := tx.Exec(ctx, "INSERT INTO "+table+" VALUES ($1)", r.Args.N)
 		if r.Args.N == 2 {
@@ -278,11 +265,9 @@ func TestHandlerWritesInTheDatabase(t *testing.T) {
 	k := schedule.JobsOf[args](s.Enqueuer(), "k")
 	var did notes
 	for _, n := range []int{1, 1, 2, 3} {
-		id, err := k.Enqueue(t.Context(), args{n})
-		tests.OK(t, err)
+		id := tests.Must(k.Enqueue(t.Context(), args{n}))(t)
 		s.Advance(time.Second)
-		j, err := s.Job(t.Context(), id)
-		tests.OK(t, err)
+		j := tests.Must(s.Job(t.Context(), id))(t)
 		did.note("%d %s", n, j.Fate)
 	}
 	expect(t, "fates", did, notes{"1 done", "1 dead", "2 dead", "3 done"})
@@ -389,8 +374,7 @@ func TestRunThatAnEditIsInTheWayOfIsRunAgain(t *testing.T) {
 		})
 		tests.OK(t, in.Add("in", args{}, schedule.Every(time.Hour)))
 		s.Advance(0)
-		tx, err := pool.Begin(context.Background())
-		tests.OK(t, err)
+		tx := tests.Must(pool.Begin(context.Background()))(t)
 		t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
 		tests.OK(t, in.PutTx(t.Context(), tx, "in", args{1}, schedule.Every(time.Hour)))
 		s.Advance(time.Hour + 2*time.Second)

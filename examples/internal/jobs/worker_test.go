@@ -11,36 +11,24 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // newWorker returns a worker that owns all partitions, and count jobs of two customers in two partitions, in turns.
 func newWorker(t *testing.T, count int) *Worker {
 	t.Helper()
 	ctx := t.Context()
-	pool, err := pgxpool.New(ctx, pgtest.Database(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pool := tests.Must(pgxpool.New(ctx, pgtest.Database(t)))(t)
 	t.Cleanup(pool.Close)
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"), pgleases.WithTTL(time.Minute))
-	if err != nil {
-		t.Fatal(err)
-	}
+	client := tests.Must(pgleases.NewClient(ctx, pool, pgleases.WithClientID("worker-1"), pgleases.WithTTL(time.Minute)))(t)
 	t.Cleanup(func() {
 		if err := client.Close(context.Background()); err != nil {
 			t.Error(err)
 		}
 	})
-	if err := Create(ctx, pool, count, 2); err != nil {
-		t.Fatal(err)
-	}
-	lease, err := client.Lease(ctx, Lease, Partitions)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lease.Wait(ctx); err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, Create(ctx, pool, count, 2))
+	lease := tests.Must(client.Lease(ctx, Lease, Partitions))(t)
+	tests.OK(t, lease.Wait(ctx))
 	return &Worker{Pool: pool, Client: client, Lease: lease}
 }
 
@@ -50,22 +38,16 @@ func done(t *testing.T, w *Worker, customer string) (count int) {
 	err := w.Pool.QueryRow(t.Context(), `
 		SELECT count(*) FROM pgleases_example.job_runs AS r JOIN pgleases_example.jobs AS j ON j.id = r.job
 		WHERE j.customer = $1 AND j.done_at IS NOT NULL`, customer).Scan(&count)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	return count
 }
 
 func TestPartitionThatGuardRefusesIsLeftAlone(t *testing.T) {
 	w := newWorker(t, 20)
 	deaf, err := w.Pool.Begin(t.Context()) // the client cannot read what it owns while this is locked
-	if err != nil {
-		t.Fatal(err)
-	}
+	tests.OK(t, err)
 	defer func() { _ = deaf.Rollback(context.Background()) }()
-	if _, err := deaf.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ACCESS EXCLUSIVE MODE"); err != nil {
-		t.Fatal(err)
-	}
+	tests.Must(deaf.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ACCESS EXCLUSIVE MODE"))(t)
 	stolen := w.Lease.PartitionFor("customer-2")
 	w.Do = func(ctx context.Context, _ pgx.Tx, job Job) error {
 		if job.ID > 1 {

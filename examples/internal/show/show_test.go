@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestScreen(t *testing.T) {
@@ -24,9 +26,7 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 	var lines int
 	l := tail{line: func(string) { lines++ }}
 	for _, part := range []string{strings.Repeat("early\n", 100), "in two ", "parts\nnot ended"} {
-		if _, err := l.Write([]byte(part)); err != nil {
-			t.Fatal(err)
-		}
+		tests.Must(l.Write([]byte(part)))(t)
 	}
 	text := l.String()
 	if lines != 101 || strings.Count(text, "\n") != tailLines || !strings.HasSuffix(text, "  in two parts\n") {
