@@ -319,7 +319,11 @@ func TestARoleWithoutRightsIsToldWhere(t *testing.T) {
 	tests.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
 	err = open()
 	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")
-	tests.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role)
+	tests.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role+"; UPDATE pgleases.schema_version SET version = 0")
+	err = open()
+	refused(t, "too old, and no right to migrate it", err, "version 0", "needs 1", "pgleases.Migrate", "SQLSTATE 42501")
+	wraps(t, "too old, and no right to migrate it", err, pgleases.ErrSchema)
+	tests.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 1")
 	err = open()
 	refused(t, "no right to register", err, `schema "pgleases"`, "permission denied", "register")
 	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {

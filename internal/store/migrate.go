@@ -116,7 +116,8 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
 	for {
 		err := p.Fits(ctx, conn, schema)
-		if misfit := (*SchemaError)(nil); !errors.As(err, &misfit) || misfit.TooNew {
+		var misfit *SchemaError
+		if !errors.As(err, &misfit) || misfit.TooNew {
 			return err
 		}
 		_, err = conn.PgConn().Exec(ctx, p.migration(schema)).ReadAll()
@@ -125,8 +126,8 @@ func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error 
 			return p.Fits(ctx, conn, schema)
 		case (code == codeLockTimeout || code == codeDeadlock) && ctx.Err() == nil:
 			pause(ctx, time.Second+rand.N(time.Second))
-		case code == "3F000":
-			return &SchemaError{Text: fmt.Sprintf("schema %q is missing in this database: permission denied to create it", schema)}
+		case code == "3F000" || Denied(err):
+			return &SchemaError{Text: fmt.Sprintf("%s: permission denied to create it or to migrate it: %v", misfit.Text, err)}
 		default:
 			return fmt.Errorf("create schema %q: %w", schema, err)
 		}
