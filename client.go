@@ -86,7 +86,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	}
 	first, err := connector.Connect(ctx, 5*time.Second) // nothing is lost yet: a slow start is better than none
 	if err != nil {
-		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
+		return nil, fmt.Errorf("pgleases: open client: connect: %w", store.Caused(ctx, err))
 	}
 	if o.noMigration {
 		err = first.Fits(ctx)
@@ -95,7 +95,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	}
 	if err != nil {
 		first.Close()
-		return nil, openError("open client", o.schema, err)
+		return nil, openError(ctx, "open client", o.schema, err)
 	}
 	connect := func(ctx context.Context) (conn, error) {
 		c, err := connector.Connect(ctx, time.Second)
@@ -122,7 +122,7 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 		if e.connection.conn != nil {
 			e.connection.conn.Close()
 		}
-		return nil, openError(fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
+		return nil, openError(ctx, fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
 	}
 	e.publishStanding()
 	go e.loop()
@@ -143,7 +143,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 		return fmt.Errorf("pgleases: migrate: %w", err)
 	}
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), schema) })
-	return openError("migrate", schema, err)
+	return openError(ctx, "migrate", schema, err)
 }
 
 // Schema returns the DDL that Migrate runs, for goose, tern, Flyway and the like: tables, views, functions. The only option is
@@ -157,7 +157,7 @@ func Schema(opts ...Option) (string, error) {
 }
 
 // openError says what to do about an error of opening or migrating.
-func openError(doing, schema string, err error) error {
+func openError(ctx context.Context, doing, schema string, err error) error {
 	var misfit *store.SchemaError
 	switch {
 	case err == nil:
@@ -170,7 +170,7 @@ func openError(doing, schema string, err error) error {
 	case store.Denied(err):
 		return fmt.Errorf("pgleases: %s: the role lacks rights in schema %q, see sql/grants/application.sql: %w", doing, schema, err)
 	}
-	return fmt.Errorf("pgleases: %s: %w", doing, err)
+	return fmt.Errorf("pgleases: %s: %w", doing, store.Caused(ctx, err))
 }
 
 // ID returns the client's ID.

@@ -407,10 +407,10 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	pool := tests.Pool(t, url)
 	tests.OK(t, pgleases.Migrate(t.Context(), pool))
 	_, err := pgleases.NewClient(ended, pool)
-	wraps(t, "NewClient", err, context.Canceled)
+	wraps(t, "NewClient", err, context.Canceled, errCause)
 	_, err = pgleases.Open(ended, url)
-	wraps(t, "Open", err, context.Canceled)
-	wraps(t, "Migrate", pgleases.Migrate(ended, pool), context.Canceled)
+	wraps(t, "Open", err, context.Canceled, errCause)
+	wraps(t, "Migrate", pgleases.Migrate(ended, pool), context.Canceled, errCause)
 	if got, want := registered(t, pool), "0 clients, 0 leases, 0 members, 0 partitions"; got != want {
 		t.Errorf("the tables hold %s, not %s", got, want)
 	}

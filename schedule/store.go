@@ -185,11 +185,11 @@ func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
-	return openError(doing, schema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
+	return openError(ctx, doing, schema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
 }
 
 // openError says what to do about an error of opening or migrating.
-func openError(doing, schema string, err error) error {
+func openError(ctx context.Context, doing, schema string, err error) error {
 	var misfit *store.SchemaError
 	switch {
 	case err == nil:
@@ -202,7 +202,7 @@ func openError(doing, schema string, err error) error {
 	case store.Denied(err):
 		return fmt.Errorf("schedule: %s: the role lacks rights in schema %q, see schedule/sql/grants/application.sql: %w", doing, schema, err)
 	}
-	return fmt.Errorf("schedule: %s: %w", doing, store.Advised(err))
+	return fmt.Errorf("schedule: %s: %w", doing, store.Advised(store.Caused(ctx, err)))
 }
 
 // statements are the texts of the files in sql, by their names: see store.Fill.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -60,6 +61,14 @@ func Undefined(err error) bool {
 
 // Unprepared reports whether a connection has another prepared statement of a name, or none: a pooler lies between.
 func Unprepared(err error) bool { return Code(err) == "42P05" || Code(err) == "26000" }
+
+// Caused adds the cause of ctx, if that has ended, to an error that does not have it.
+func Caused(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w: %w", cause, err)
+	}
+	return err
+}
 
 // PrepareNothing is what to do about that.
 const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, or have the pooler keep prepared statements"
