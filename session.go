@@ -293,7 +293,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 		e.withdraw(m, m.serving(), cause, now)
 	}
 	if lost > 0 {
-		e.client.log.Warn("pgleases: trust lost", slog.Any("cause", cause), slog.Int("partitions", lost),
+		e.client.log.Warn("pgleases: trust lost", slog.Any("cause", cause), slog.Int("count", lost),
 			slog.Duration("since_heartbeat", now.Sub(e.session.sent)))
 	}
 	e.tellEnded()

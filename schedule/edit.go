@@ -74,9 +74,10 @@ const (
 
 // An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
 type Entry struct {
-	Since     time.Time `json:"since"` // it tells of the ticks after Since, up to Until
-	Until     time.Time `json:"until"` // of a run, the tick
-	Ticks     int64     `json:"ticks"` // how many
+	Since     time.Time `json:"since"`        // it tells of the ticks after Since, up to Until
+	Until     time.Time `json:"until"`        // of a run, the tick
+	Ticks     int64     `json:"ticks"`        // how many
+	Job       int64     `json:"job,omitzero"` // what ran besides, see Trigger, Backfill and Retry; 0: ticks of the rule
 	Fate      Fate      `json:"fate"`
 	Attempts  int       `json:"attempts"`            // of a run, how many there were; see Retry
 	Error     string    `json:"error"`               // of a dead one; its first 64 KiB, with U+FFFD for each NUL
@@ -230,7 +231,8 @@ func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule,
 	}
 }
 
-// History returns what became of the ticks of a schedule, the newest first, also of earlier schedules of its name. An error ends it.
+// History returns what became of the ticks of a schedule, and of its runs besides, the newest first, also of earlier schedules of
+// its name. An error ends it.
 func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		for before, more := int64(math.MaxInt64), true; more; {

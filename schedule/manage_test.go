@@ -110,7 +110,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 		tests.OK(t, err)
 		entries++
 	}
-	expect(t, entries, 3, "entries of what was deleted")
+	expect(t, entries, 6, "entries of what was deleted, and of what ran besides")
 	for j, err := range m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"}) {
 		tests.OK(t, err)
 		expect(t, j.ID, retried, "the job that lives")

@@ -108,10 +108,14 @@ NAME is its unique key, or the schedule of which it was made.`,
 			err = fmt.Errorf("%v: the group has no such job; what ended long ago is forgotten", err)
 		}
 		return j, func(w io.Writer) {
+			failed := j.Attempts
+			if j.Fate == schedule.FateDone || j.Fate == schedule.FateLost {
+				failed-- // the last
+			}
 			t := table{{"JOB", "NAME", "KIND", "AT", "STATE", "FAILED", "STARTED", "ENDED", "ERROR"}}
 			t.add(
 				strconv.FormatInt(j.ID, 10), orNothing(j.Name), orNothing(j.Kind), instant(j.At), stateOf(j),
-				strconv.Itoa(j.Attempts), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error),
+				strconv.Itoa(failed), instant(j.StartedAt), instant(j.EndedAt), orNothing(j.Error),
 			)
 			t.write(w)
 		}, err

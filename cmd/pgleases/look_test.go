@@ -382,8 +382,11 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		Error    string
 		PausedAt time.Time `json:"paused_at"`
 		Until    time.Time
+		Job      json.Number
 	}
-	history := func(name string) []row { return decoded[[]row](t, database, "schedules", "history", "books", name) }
+	history := func(name string) []row {
+		return decoded[[]row](t, database, "schedules", "history", "books", name, "-n", "1000")
+	}
 	told := func(what, query string, args ...any) { // by the history
 		t.Helper()
 		tests.Until(t, what, func() (is bool) {
@@ -459,13 +462,17 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if j := decoded[known](t, database, "jobs", "show", "books", failed); j.ID.String() != failed || j.Name != "bad" || j.Fate != "dead" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
+	if !slices.ContainsFunc(history("bad"), func(r row) bool { return r.Job.String() == failed }) {
+		t.Errorf("the history lacks job %s: %+v", failed, history("bad"))
+	}
 	text := output1(t, database, "jobs", "show", "books", failed)
 	unprintable(t, "jobs show", text)
 	if !regexp.MustCompile(`(?m)^` + failed + ` +bad +close .* dead .* "job 1 failed\\n\\x1b\[2J"$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
 	retriedJob := ends(number(changed("jobs", "retry", "books", failed)), "dead")
-	retried := ends(number(changed("schedules", "retry", "books", "bad", history("bad")[0].Until.Format(time.RFC3339Nano))), "dead")
+	ticks := slices.DeleteFunc(history("bad"), func(r row) bool { return r.Job != "" })
+	retried := ends(number(changed("schedules", "retry", "books", "bad", ticks[0].Until.Format(time.RFC3339Nano))), "dead")
 	var done time.Time // of a tick
 	for _, r := range history("good") {
 		if r.Fate == "done" {
@@ -474,6 +481,9 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		}
 	}
 	again := ends(number(changed("schedules", "backfill", "books", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "done")
+	if text := output1(t, database, "jobs", "show", "books", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* done +0 `).MatchString(text) {
+		t.Errorf("jobs show of one that failed never: %s", text)
+	}
 	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {

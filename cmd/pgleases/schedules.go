@@ -218,7 +218,7 @@ func newScheduleHistory() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "history GROUP SCHEDULE",
 		Short: "Show what became of the ticks of a schedule, the newest first",
-		Long: `Show what became of the ticks of a schedule, the newest first, also of those that were deleted. Each tick has one fate: done; dead, its run failed; lost, nobody knows what came of a call that is made at most once; missed, it was too late
+		Long: `Show what became of the ticks of a schedule, and of its runs besides, which are jobs, the newest first, also of those that were deleted. Each has one fate: done; dead, its run failed; lost, nobody knows what came of a call that is made at most once; missed, it was too late
 to run it; skipped, the run before was under way; cancelled, an edit, a resumption or a deletion came first.`,
 	}
 	most := cmd.Flags().IntP("number", "n", 20, "how many entries, 1 or more")
@@ -231,13 +231,17 @@ to run it; skipped, the run before was under way; cancelled, an edit, a resumpti
 			_, err = s.Get(ctx, args[1])
 		}
 		return all, func(w io.Writer) {
-			t := table{{"TICK", "TICKS", "FATE", "STARTED", "TOOK", "ERROR"}}
+			t := table{{"TICK", "TICKS", "JOB", "FATE", "STARTED", "TOOK", "ERROR"}}
 			for _, e := range all {
 				took := nothing
 				if !e.StartedAt.IsZero() {
 					took = period(e.EndedAt.Sub(e.StartedAt))
 				}
-				t.add(instant(e.Until), strconv.FormatInt(e.Ticks, 10), string(e.Fate), instant(e.StartedAt), took, orNothing(e.Error))
+				job := nothing
+				if e.Job > 0 {
+					job = strconv.FormatInt(e.Job, 10)
+				}
+				t.add(instant(e.Until), strconv.FormatInt(e.Ticks, 10), job, string(e.Fate), instant(e.StartedAt), took, orNothing(e.Error))
 			}
 			t.write(w)
 		}, err

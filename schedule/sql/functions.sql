@@ -547,10 +547,10 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_history(group_name pg_catalog.text,
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN QUERY SELECT to_jsonb(h) FROM pgleases.history AS h
-    WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 AND h.job IS NULL ORDER BY h.id DESC LIMIT $4;
+    WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 ORDER BY h.id DESC LIMIT $4;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) IS 'What became of a schedule''s ticks, the newest first. See history.sql.';
+COMMENT ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) IS 'What became of a schedule''s ticks, and of the jobs that ran for it, the newest first. See history.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_trim(group_name pg_catalog.text, failed boolean, before pg_catalog.timestamptz, after bigint, most int,
     OUT up_to bigint, OUT more boolean)

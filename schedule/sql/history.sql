@@ -1,4 +1,4 @@
--- history.sql: what became of a schedule's ticks, the newest first.
+-- history.sql: what became of a schedule's ticks, and of the jobs that ran for it, the newest first.
 --
 -- $1 text    group
 -- $2 text    name
