@@ -27,7 +27,7 @@ func (e *engine) retryDue(time.Time) time.Time { return e.connection.retryAt }
 
 func (e *engine) beginConnect(time.Time) *operation {
 	connect := func(ctx context.Context, _ conn) (conn, error) { return e.connection.connect(ctx) }
-	return ask(4*max(e.options.heartbeat, time.Second), connect, func(c conn, err error) {
+	return ask(time.Hour, connect, func(c conn, err error) {
 		e.connection.connectFailed = err != nil
 		if err != nil {
 			e.connection.backOff(e.options)

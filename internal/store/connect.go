@@ -73,11 +73,17 @@ var ErrReadOnly = errors.New("server takes no writes")
 // hooksMayTake is how long Connect waits after the end of ctx for the application's functions.
 const hooksMayTake = time.Second
 
-// Connect opens a connection to the first host that takes writes, within ctx. Each host has perHost
-// to answer, or a heartbeat where that is longer: a dead host must not use up the time of the
-// others. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
+// Connect opens a connection to the first host that takes writes, within ctx. Each address of a
+// host has perHost to answer, or a heartbeat where that is longer, and the attempt goes on for as
+// long as it comes to another address within four times as long: however many dead hosts there are,
+// it gets past them. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
 // without it, closes what it brings later, and makes no other attempt until it has returned.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
+	limit := max(cr.Heartbeat, perHost)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stuck := time.AfterFunc(4*limit, func() { cancel(errStuck) })
+	defer stuck.Stop()
 	ignored := func() error {
 		return fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration goes on after its context ended: %w",
 			context.Cause(ctx))
@@ -97,7 +103,7 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	}
 	result := make(chan made, 1)
 	go func() {
-		conn, err := cr.connect(ctx, perHost)
+		conn, err := cr.connect(ctx, limit, func() { stuck.Reset(4 * limit) })
 		<-cr.attempt
 		result <- made{conn, err}
 	}()
@@ -116,14 +122,18 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	return nil, ignored()
 }
 
-func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
+// errStuck is why an attempt to connect ends that comes to no other address.
+var errStuck = fmt.Errorf("a function of the connection's configuration, or the resolver, takes too long: %w", context.DeadlineExceeded)
+
+// connect makes one attempt, and calls comes whenever it comes to an address.
+func (cr *Connector) connect(ctx context.Context, limit time.Duration, comes func()) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
 		if err := cr.BeforeConnect(ctx, config); err != nil {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
-	if limit := max(cr.Heartbeat, perHost); config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
+	if config.ConnectTimeout == 0 || config.ConnectTimeout > limit {
 		config.ConnectTimeout = limit
 	}
 	for name, value := range settings {
@@ -136,7 +146,10 @@ func (cr *Connector) connect(ctx context.Context, perHost time.Duration) (*Conn,
 	notices := &notices{channel: cr.Schema}
 	config.OnNotification = notices.heard
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
-	config.DialFunc = line.dialOne
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		comes()
+		return line.dialOne(ctx, network, address)
+	}
 	var found *nature
 	config.ValidateConnect = func(ctx context.Context, conn *pgconn.PgConn) (err error) {
 		found, err = writable(ctx, conn)

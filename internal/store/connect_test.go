@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestAReadOnlyServerIsLeft(t *testing.T) {
@@ -61,6 +62,29 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 	if _, err := cr.Connect(f.ctx, time.Second); !errors.Is(err, refused) {
 		t.Error(err)
 	}
+}
+
+func TestAnyNumberOfSilentHostsIsPassedOver(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	config := f.config()
+	live := &pgconn.FallbackConfig{Host: config.Host, Port: config.Port, TLSConfig: config.TLSConfig}
+	config.Fallbacks = nil
+	for range 7 {
+		silent, err := net.Listen("tcp", "127.0.0.1:0") // whose queue takes connections that get no answer
+		f.ok(err)
+		defer silent.Close()
+		config.Fallbacks = append(config.Fallbacks, &pgconn.FallbackConfig{Host: "127.0.0.1", Port: uint16(silent.Addr().(*net.TCPAddr).Port)})
+	}
+	config.Host, config.Port = config.Fallbacks[0].Host, config.Fallbacks[0].Port
+	config.Fallbacks = append(config.Fallbacks[1:], live)
+	tests.Until(t, "the live one is reached", func() bool { // on a busy machine it may need more than one attempt
+		conn, err := NewConnector(config, nil, f.schema, 0).Connect(f.ctx, 100*time.Millisecond)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
 }
 
 // The application's own hook of a connection comes after it was found out where that leads to.
