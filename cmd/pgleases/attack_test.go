@@ -100,7 +100,7 @@ func TestNoTwoProgramsOfAPartitionRunAtOnceUnderFaults(t *testing.T) {
 	start := func(i int) {
 		way := newProxy(t, url)
 		members[i] = &member{runProgram(t, dir, modeFamily, databaseEnv(way.url), "attacked", "-n", strconv.Itoa(attackPartitions),
-			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i)), way}
+			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i), fmt.Sprintf("--cgroup=%v", i > 0)), way}
 	}
 	// settled waits until each partition has a program that lives after that time, and each member has a keeper.
 	settled := func(after time.Duration) {

@@ -32,12 +32,8 @@ type supervisor struct {
 func newSupervisor(r *runner) (*supervisor, error) {
 	s := &supervisor{runner: r, lead: max(r.ttl/20, 100*time.Millisecond), hurry: make(chan struct{}), keepers: make(map[int]bool),
 		strange: make(map[int]bool)}
-	children, err := directChildren()
-	if err != nil {
+	if err := searchChildren(func(pid int) { s.strange[pid] = true }); err != nil {
 		return nil, err
-	}
-	for _, pid := range children {
-		s.strange[pid] = true
 	}
 	return s, adoptOrphans() // those of a keeper that was killed
 }
@@ -50,7 +46,12 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 		return 0, err
 	}
 	defer w.Close()
-	keeper, err := s.start(r, p)
+	var group string
+	if s.runner.cgroup {
+		group = newGroup()
+		defer removeGroup(group) // of a keeper that was killed
+	}
+	keeper, err := s.start(r, p, group)
 	r.Close()
 	if err != nil {
 		return 0, err
@@ -99,7 +100,7 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	s.mu.Lock()
 	delete(s.keepers, keeper.Process.Pid)
 	s.mu.Unlock()
-	s.killOrphans()
+	s.killOrphans(p.Context(), group)
 	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
 		return exitNotOwned, nil
 	}
@@ -113,13 +114,13 @@ func (s *supervisor) kill(keeper *exec.Cmd, p pgleases.Partition) {
 }
 
 // start starts the keeper, which starts the program.
-func (s *supervisor) start(orders *os.File, p pgleases.Partition) (*exec.Cmd, error) {
+func (s *supervisor) start(orders *os.File, p pgleases.Partition, group string) (*exec.Cmd, error) {
 	r := s.runner
 	self, err := executable()
 	if err != nil {
 		return nil, err
 	}
-	args := []string{keepVerb, "--grace", r.grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.ttl/10, r.grace)).String(), "--"}
+	args := []string{keepVerb, "--grace", r.grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.ttl/10, r.grace)).String(), "--group", group, "--"}
 	cmd := exec.Command(self, append(args, r.program...)...)
 	cmd.Args[0] = "pgleases"
 	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
@@ -139,10 +140,15 @@ func (s *supervisor) start(orders *os.File, p pgleases.Partition) (*exec.Cmd, er
 	return cmd, nil
 }
 
-// killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper ended in order nothing is.
-func (s *supervisor) killOrphans() {
+// killOrphans kills what a keeper left, and returns when nothing of it is there. Where the keeper ended in order nothing is. Once owned has
+// ended others may have started a successor.
+func (s *supervisor) killOrphans(owned context.Context, group string) {
 	told := false
 	for again := killAgain; ; again = min(2*again, lookAtLeast) {
+		if owned.Err() != nil {
+			again = killAgain
+		}
+		killGroup(group)
 		left, err := s.killOrphansOnce()
 		switch {
 		case err != nil && !told:
@@ -158,16 +164,18 @@ func (s *supervisor) killOrphans() {
 func (s *supervisor) killOrphansOnce() (left bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	children, err := directChildren()
-	for _, pid := range children {
+	kill := func(pid int) {
 		if s.keepers[pid] || s.strange[pid] {
-			continue
+			return
 		}
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it is a child, so the number is nobody else's
 		_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
 		left = true // also where it is gone now: its children may have become this process's after they were looked at
 	}
-	return left, err
+	if eachChild(kill); left {
+		return left, nil // the search takes long
+	}
+	return left, searchChildren(kill)
 }
 
 // orderEnd has the keeper end the program in order; any other order is the deadline, by boottime. The end of the pipe is the order to kill.

@@ -70,6 +70,7 @@ const (
 	modeSlow     = "slow"     // takes slowEnd from SIGTERM to its end
 	modeStubborn = "stubborn" // ignores SIGTERM
 	modeFamily   = "family"   // ignores SIGTERM, and has an orphan of another session
+	modeChain    = "chain"    // the same, and what it left forks a successor each 8 ms, and ends
 
 	slowEnd = 6 * time.Second
 )
@@ -93,8 +94,12 @@ func program() {
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, syscall.SIGTERM)
 	mode := os.Getenv(envMode)
-	if mode == modeFamily {
-		shell := exec.Command("sh", "-c", "setsid sleep 1000 &") // it ends, so the sleep is an orphan
+	if mode == modeFamily || mode == modeChain {
+		script := "setsid sleep 1000 &" // the shell ends, so the sleep is an orphan
+		if mode == modeChain {
+			script += " setsid sh -c 'next() { sleep 0.008; next & }; next' &"
+		}
+		shell := exec.Command("sh", "-c", script)
 		shell.ExtraFiles = []*os.File{lock}
 		check(shell.Run())
 	}
@@ -110,7 +115,7 @@ func program() {
 			switch mode {
 			case modeSlow:
 				end = time.After(slowEnd)
-			case modeStubborn, modeFamily:
+			case modeStubborn, modeFamily, modeChain:
 			default:
 				write("ends")
 				return
@@ -259,9 +264,7 @@ func (c *command) wait() int {
 
 func (c *command) signal(sig syscall.Signal) {
 	c.t.Helper()
-	if err := c.Process.Signal(sig); err != nil {
-		c.t.Fatal(err)
-	}
+	tests.OK(c.t, c.Process.Signal(sig))
 }
 
 // childrenOf returns the living children of a process.

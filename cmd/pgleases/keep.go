@@ -22,7 +22,8 @@ const (
 
 	// A machine that slept moves no timer, but the clock: the longest time between two looks at it.
 	lookAtLeast = 250 * time.Millisecond
-	// Between the first two looks for what is left of what was killed. It doubles: there are processes that cannot be killed.
+	// Between the first two looks for what is left of what was killed. It doubles while the partition is owned: there are processes that
+	// cannot be killed.
 	killAgain = 5 * time.Millisecond
 )
 
@@ -31,6 +32,7 @@ const (
 type keeper struct {
 	grace             time.Duration
 	killLead, endLead time.Duration // before the deadline
+	group             string        // the program's control group, "" if it has none
 
 	orders   chan time.Duration // closed: kill
 	deadline time.Duration      // boottime; 0: not known yet
@@ -59,11 +61,13 @@ func newKeeper() *cobra.Command {
 	cmd.Flags().DurationVar(&k.grace, "grace", 0, "from SIGTERM to SIGKILL")
 	cmd.Flags().DurationVar(&k.killLead, "kill-lead", 0, "from SIGKILL to the deadline")
 	cmd.Flags().DurationVar(&k.endLead, "end-lead", 0, "from SIGTERM to the deadline")
+	cmd.Flags().StringVar(&k.group, "group", "", "control group of the program")
 	return cmd
 }
 
 func (k *keeper) keep(program []string) (int, error) {
 	syscall.CloseOnExec(ordersFile)
+	defer removeGroup(k.group)
 	// The kernel kills the program when the thread ends that started it.
 	runtime.LockOSThread()
 	if err := adoptOrphans(); err != nil {
@@ -84,7 +88,7 @@ func (k *keeper) keep(program []string) (int, error) {
 				k.await(lookAtLeast)
 				continue
 			}
-			pid, err := start(program)
+			pid, err := start(program, k.group)
 			if err != nil {
 				return startError(err)
 			}
@@ -98,8 +102,7 @@ func (k *keeper) keep(program []string) (int, error) {
 		if !left && treeGone(k.pid) {
 			break
 		}
-		wake := k.act(now)
-		k.await(min(wake-now, lookAtLeast))
+		k.await(min(k.act(now), lookAtLeast))
 	}
 	if k.unowned {
 		return exitNotOwned, nil
@@ -107,8 +110,8 @@ func (k *keeper) keep(program []string) (int, error) {
 	return k.code, nil
 }
 
-// act does to the program what is due, and returns when the next is.
-func (k *keeper) act(now time.Duration) (wake time.Duration) {
+// act does to the program what is due, and returns how long to wait for what is due next.
+func (k *keeper) act(now time.Duration) (wait time.Duration) {
 	end, kill := k.deadline-k.endLead, k.deadline-k.killLead
 	k.toEnd = k.toEnd || now >= end
 	k.toKill = k.toKill || now >= kill || k.toEnd && k.killAt != 0 && now >= k.killAt
@@ -116,27 +119,31 @@ func (k *keeper) act(now time.Duration) (wake time.Duration) {
 	switch {
 	case k.toKill || k.ended: // also what it left running
 		k.again = min(max(2*k.again, killAgain), lookAtLeast)
+		if now >= k.deadline { // others may have started a successor
+			k.again = killAgain
+		}
 		k.kill()
-		return now + k.again
+		return max(k.again, boottime()-now) // a search takes long
 	case !k.toEnd:
-		return end
+		return end - now
 	case k.killAt == 0:
 		k.killAt = now + k.grace
 		_ = syscall.Kill(-k.pid, syscall.SIGTERM)
 		_ = syscall.Kill(-k.pid, syscall.SIGCONT) // what is stopped would not see it
 	}
-	return min(kill, k.killAt)
+	return min(kill, k.killAt) - now
 }
 
-// kill kills the program's group, and the keeper's children: whoever has left the group, or lost his parent, is one of them now,
+// kill kills the program's groups, and the keeper's children: whoever has left the group, or lost his parent, is one of them now,
 // or will be when his parent is dead. Numbers are nobody else's: only reap gives them free. Whom it cannot find now, it finds the next time.
 func (k *keeper) kill() {
+	killGroup(k.group)
 	if !k.ended {
 		_ = syscall.Kill(-k.pid, syscall.SIGKILL)
 	}
-	children, _ := directChildren()
-	for _, pid := range children {
-		_ = syscall.Kill(pid, syscall.SIGKILL)
+	sigkill := func(pid int) { _ = syscall.Kill(pid, syscall.SIGKILL) }
+	if !eachChild(sigkill) {
+		_ = searchChildren(sigkill)
 	}
 }
 
@@ -194,13 +201,17 @@ func (k *keeper) readOrders(from io.Reader) {
 	}
 }
 
-// start starts the program, in a process group of its own.
-func start(program []string) (pid int, err error) {
-	return syscall.ForkExec(program[0], program, &syscall.ProcAttr{
-		Env:   os.Environ(),
-		Files: []uintptr{0, 1, 2},
-		Sys:   ownGroup(),
-	})
+// start starts the program, in a process group of its own, and in the control group if it can be.
+func start(program []string, group string) (pid int, err error) {
+	attr, file := ownGroup(group)
+	defer file.Close()
+	process := &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}, Sys: attr}
+	pid, err = syscall.ForkExec(program[0], program, process)
+	if err != nil && file != nil { // the system may not let it into the control group
+		process.Sys, _ = ownGroup("")
+		pid, err = syscall.ForkExec(program[0], program, process)
+	}
+	return pid, err
 }
 
 func startError(err error) (int, error) {

@@ -45,7 +45,8 @@ How the program ends:
   - When the program's own first process has ended: SIGKILL at once to all that it left running. So have it stay in the foreground.
 
 Each program has a keeper, a process of this same binary that takes some 3 MB, which does the killing. On Linux it also finds processes that have left the process
-group or were orphaned, and if it is killed itself, the program is killed by the kernel and this command kills the rest.
+group or were orphaned, and if it is killed itself, the program is killed by the kernel and this command kills the rest. If this command may
+create a control group (cgroup v2) below its own, the program runs in one, and the kernel kills it as a whole. --cgroup=false prevents that.
 
 SIGTERM, SIGINT and SIGHUP end this command as said above, with exit code 128 and the number of the signal; a second one does not wait
 for --grace. For systemd set SuccessExitStatus=143.
@@ -66,6 +67,8 @@ What is not covered. In these cases the program may run for a while beside its s
   - Neither this command nor the keeper can act, each being stopped or killed: pkill -9 -f with the program's name finds both. Where
     the keeper is killed, the kernel kills the program, but not what it started. (systemd's KillMode=control-group, and the end of a
     container, kill all.)
+  - The machine is so busy that what is killed does not run for as long as there is from SIGKILL to the end of the trust: a twentieth of the
+    TTL. Give a longer --ttl.
   - A program that hangs: this command watches processes, not their work. It stays the owner. Have the program end itself.
   - What is not a descendant of the program: a container that it starts through a daemon, a job of at or of systemd-run, a session on
     another machine.
@@ -98,7 +101,7 @@ type runner struct {
 	lease                string
 	partitions           int
 	ttl, grace           time.Duration
-	once, try            bool
+	once, try, cgroup    bool
 	wait                 time.Duration // 0: for ever
 	program              []string
 
@@ -142,6 +145,7 @@ func newRun() *cobra.Command {
 	flags.IntVarP(&r.partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; the same for all, and fixed when the lease is made")
 	flags.DurationVar(&r.ttl, "ttl", 6*time.Second, "how long a process that died keeps its partitions: 1s to 10m")
 	flags.DurationVar(&r.grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 to 8760h")
+	flags.BoolVar(&r.cgroup, "cgroup", true, "run the program in a control group of its own, if possible")
 	flags.BoolVar(&r.once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
 	flags.BoolVar(&r.try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
 	flags.DurationVar(&r.wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that died")

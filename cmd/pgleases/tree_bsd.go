@@ -24,7 +24,9 @@ func boottime() time.Duration {
 
 func adoptOrphans() error { return nil }
 
-func ownGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
+func ownGroup(string) (*syscall.SysProcAttr, *os.File) {
+	return &syscall.SysProcAttr{Setpgid: true}, nil
+}
 
 // treeGone kills what is left of the program's group, and reports whether nothing was.
 func treeGone(pid int) bool {
@@ -33,4 +35,12 @@ func treeGone(pid int) bool {
 
 func executable() (string, error) { return os.Executable() }
 
-func directChildren() ([]int, error) { return nil, nil }
+func newGroup() string { return "" }
+
+func killGroup(string) {}
+
+func removeGroup(string) {}
+
+func eachChild(func(int)) bool { return false }
+
+func searchChildren(func(int)) error { return nil }

@@ -2,10 +2,14 @@ package main
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,9 +33,17 @@ func adoptOrphans() error {
 	return nil
 }
 
-// ownGroup starts a process in a group of its own; the kernel kills it when the thread ends that started it.
-func ownGroup() *syscall.SysProcAttr {
-	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+// ownGroup starts a process in a process group of its own, and in the control group if there is one, which must stay open meanwhile. The
+// kernel kills the process when the thread ends that started it.
+func ownGroup(group string) (attr *syscall.SysProcAttr, opened *os.File) {
+	attr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+	if group != "" {
+		if file, err := os.Open(group); err == nil {
+			attr.UseCgroupFD, attr.CgroupFD = true, int(file.Fd())
+			return attr, file
+		}
+	}
+	return attr, nil
 }
 
 // treeGone reports whether nothing is left of the program: without children there are no descendants, all orphans being adopted.
@@ -40,37 +52,101 @@ func treeGone(int) bool { return true }
 // executable is this program, also where its file was replaced.
 func executable() (string, error) { return "/proc/self/exe", nil }
 
-// directChildren returns the children of this process, dead ones too, and an error where there may be others. The file `children` would
-// leave out some while others end.
-func directChildren() (children []int, failed error) {
+// newGroup creates a control group below that of this process, for a program with all that comes of it. It returns "" if the process may
+// not, has no cgroup v2, or runs on a kernel before 5.14, which cannot kill a group.
+func newGroup() string {
+	groups, _ := os.ReadFile("/proc/self/cgroup")
+	for line := range strings.Lines(string(groups)) {
+		path, v2 := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "0::")
+		if !v2 {
+			continue
+		}
+		for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+			dir := filepath.Join(mount, path, "pgleases-"+rand.Text())
+			if os.Mkdir(dir, 0o755) != nil {
+				continue
+			}
+			if _, err := os.Stat(dir + "/cgroup.kill"); err == nil {
+				return dir
+			}
+			removeGroup(dir)
+		}
+	}
+	return ""
+}
+
+// killGroup kills all processes of a control group at once, also those that are being forked.
+func killGroup(dir string) {
+	if dir != "" {
+		_ = os.WriteFile(dir+"/cgroup.kill", []byte("1"), 0)
+	}
+}
+
+// removeGroup removes a control group that has no process any more, with those that the program created in it.
+func removeGroup(dir string) {
+	if dir == "" {
+		return
+	}
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		if entry.IsDir() {
+			removeGroup(filepath.Join(dir, entry.Name()))
+		}
+	}
+	_ = syscall.Rmdir(dir)
+}
+
+// eachChild calls f for each child of this process as it finds it, and reports whether it found any.
+// It finds ended children too, until they are reaped. It may miss those that end meanwhile if another
+// goroutine reaps, and finds none if the kernel was built without CONFIG_PROC_CHILDREN.
+func eachChild(f func(pid int)) (found bool) {
+	threads, _ := os.ReadDir("/proc/self/task")
+	for _, thread := range threads {
+		text, _ := os.ReadFile("/proc/self/task/" + thread.Name() + "/children")
+		for pid := range bytes.FieldsSeq(text) {
+			if pid, err := strconv.Atoi(string(pid)); err == nil {
+				found = true
+				f(pid)
+			}
+		}
+	}
+	return found
+}
+
+// searchChildren is like eachChild, but misses no child. It reads all processes of the machine, which
+// takes 0.1 s if there are 7,000. It returns an error if there may be others than those that it found.
+func searchChildren(f func(pid int)) (failed error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer proc.Close()
-	names, err := proc.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
 	self := []byte(strconv.Itoa(os.Getpid()))
-	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil {
-			continue
+	for {
+		names, err := proc.Readdirnames(64) // few: a process that forks and exits must still be there
+		if err == io.EOF {
+			return failed
+		} else if err != nil {
+			return err
 		}
-		stat, err := os.ReadFile("/proc/" + name + "/stat")
-		switch {
-		case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ESRCH), errors.Is(err, os.ErrPermission):
-			continue // it is gone, or somebody else's
-		case err != nil: // no file is free, for instance
-			failed = err
-			continue
-		}
-		// pid (name) state parent ...; the name may contain anything
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) > 1 && bytes.Equal(fields[1], self) {
-			children = append(children, pid)
+		for _, name := range names {
+			pid, err := strconv.Atoi(name)
+			if err != nil {
+				continue
+			}
+			stat, err := os.ReadFile("/proc/" + name + "/stat")
+			switch {
+			case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ESRCH), errors.Is(err, os.ErrPermission):
+				continue // it is gone, or somebody else's
+			case err != nil: // no file is free, for instance
+				failed = err
+				continue
+			}
+			// pid (name) state parent ...; the name may contain anything
+			fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+			if len(fields) > 1 && bytes.Equal(fields[1], self) {
+				f(pid)
+			}
 		}
 	}
-	return children, failed
 }
