@@ -200,8 +200,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
 	for _, take := range r.takes {
-		rows, err := results.Query()
-		f.ok(err)
+		rows := tests.Must(results.Query())(f)
 		f.ok(take(rows))
 	}
 	f.ok(results.Close())
@@ -213,8 +212,7 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	f.Helper()
 	exec := func(statement string, args ...any) {
 		f.Helper()
-		_, err := tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
-		f.ok(err)
+		tests.Must(tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	}
 	changes(before.Clients, after.Clients, func(session int64) {
 		exec("DELETE FROM clients WHERE session = $1", session)
@@ -362,9 +360,8 @@ func (f *fixture) guarding(lease string, partition int, epoch int64) (end func()
 		return nil
 	}
 	conn := f.session()
-	tx, err := conn.Begin(f.ctx)
-	f.ok(err)
-	_, err = tx.Exec(f.ctx, "SELECT guard($1, $2, $3)", lease, partition, epoch) // without a limit on idling
+	tx := tests.Must(conn.Begin(f.ctx))(f)
+	_, err := tx.Exec(f.ctx, "SELECT guard($1, $2, $3)", lease, partition, epoch) // without a limit on idling
 	if Code(err) == CodeNotOwner {
 		f.ok(conn.Close(f.ctx))
 		return nil

@@ -7,14 +7,14 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // settled has the server be another one and settles it, and returns the era.
 func settled(c *client) int64 {
 	c.f.Helper()
 	c.f.server(func(s *fakestore.Server, _ int64) { s.Timeline = 77 })
-	era, err := c.Settle(c.f.ctx, 10*time.Minute, c.run(), 0)
-	c.f.ok(err)
+	era := tests.Must(c.Settle(c.f.ctx, 10*time.Minute, c.run(), 0))(c.f)
 	if era == 0 {
 		c.f.Error("the server was not settled")
 	}
@@ -80,8 +80,7 @@ func TestAServerThatIsBehindIsSettledAboveWhatWasSeenElsewhere(t *testing.T) {
 		f.ok(c.Unsettle(f.ctx, here+10))
 		beat := c.beat()
 		expect(t, beat.Settled == beat.Run.Timeline, false, "settled")
-		era, err := c.Settle(f.ctx, 10*time.Minute, c.run(), 2_100_000_000) // far above the clock's
-		f.ok(err)
+		era := tests.Must(c.Settle(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
 		expect(t, era, 2_100_000_001, "era")
 	})
 }
@@ -149,8 +148,7 @@ func TestANewEraIsSettledAsAfterAPromotion(t *testing.T) {
 	beat := c.beat()
 	expect(t, beat.Settled == beat.Run.Timeline, false, "settled at once")
 	expect(t, c.apply(c.plan("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
-	era, err := c.Settle(f.ctx, time.Second, c.run(), 0)
-	f.ok(err)
+	era := tests.Must(c.Settle(f.ctx, time.Second, c.run(), 0))(f)
 	expect(t, era, 0, "era settled after a watch that is shorter than a TTL")
 	epoch := renewed(c)
 	if EraOf(epoch) < 200_000_000 {

@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // attending is a client whose connection holds a lock, under that key.
@@ -29,8 +30,7 @@ func (f *fixture) attending(id string) (c *client, key int64) {
 
 func (c *client) lookOut(session, digest int64) Lookout {
 	c.f.Helper()
-	look, err := c.pg().LookOut(c.f.ctx, session, digest)
-	c.f.ok(err)
+	look := tests.Must(c.pg().LookOut(c.f.ctx, session, digest))(c.f)
 	return look
 }
 
@@ -153,8 +153,7 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 			if test.change != nil {
 				test.change(f, &a, &run)
 			}
-			got, err := w.pg().EvictEnded(f.ctx, []Absence{a}, since, run)
-			f.ok(err)
+			got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, since, run))(f)
 			expect(t, slices.Equal(got.IDs, []string{"victim"}), test.evicted, "evicted")
 			expect(t, slices.Equal(got.Asked, []string{"l"}), test.evicted, "a plan is due")
 			expect(t, len(f.tables().Clients) == 1 && len(f.tables().Members) == 1, test.evicted, "it is gone from the tables")
@@ -180,17 +179,14 @@ func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", closed.session)}
 	closed.pg().Close()
 	f.gone(b.PID)
-	got, err := w.pg().EvictEnded(f.ctx, []Absence{a, b}, since, run)
-	f.ok(err)
+	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a, b}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, where one of two was abandoned")
 	release := f.lock("SELECT FROM clients WHERE session = $1 FOR UPDATE", died.session)
 	began := time.Now()
-	got, err = w.pg().EvictEnded(f.ctx, []Absence{a}, since, run)
-	f.ok(err)
+	got = tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs) == 0 && time.Since(began) < 4*time.Second, true, "what is locked is left, and not waited for")
 	release()
-	got, err = w.pg().EvictEnded(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run)
-	f.ok(err)
+	got = tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a, {Session: random(), Presence: -random()}}, since, run))(f)
 	expect(t, strings.Join(got.IDs, " "), "died", "evicted")
 }
 
@@ -396,8 +392,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			cr, ts := f.fast(time.Minute, "", "")
-			conn, err := cr.Connect(f.ctx, time.Minute)
-			f.ok(err)
+			conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
 			defer conn.Close()
 			conn.OnEnd(func() { ts.note("end") })
 			test.end(t, given{conn, ts})
@@ -406,8 +401,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	}
 	t.Run("before anybody asks", func(t *testing.T) {
 		cr, ts := f.fast(time.Minute, "", "")
-		conn, err := cr.Connect(f.ctx, time.Minute)
-		f.ok(err)
+		conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
 		conn.Close()
 		conn.OnEnd(func() { ts.note("end") })
 		expect(t, strings.Contains(ts.noted(), "end"), true, "told")
@@ -420,8 +414,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 			t.Skip("fast fail-over is refused on PostgreSQL " + version)
 		}
 		cr, ts := f.fast(time.Minute, plain, "")
-		conn, err := cr.Connect(f.ctx, time.Minute)
-		f.ok(err)
+		conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
 		defer conn.Close()
 		conn.OnEnd(func() { ts.note("end") })
 		expect(t, conn.Severed(), false, "severed at first")
@@ -470,8 +463,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 		f.until("it is counted as killed", func() bool { return w.sees().Ends.Killed > before })
 	})
 	looks := other.pg().Raw()
-	tx, err := looks.Begin(f.ctx)
-	f.ok(err)
+	tx := tests.Must(looks.Begin(f.ctx))(f)
 	var evicted []string
 	f.ok(tx.QueryRow(f.ctx, "SELECT evicted FROM pgleases.evict_ended(ARRAY[$1::bigint], ARRAY[$2::bigint], ARRAY[$3::int], ARRAY[$4::bigint], "+
 		"$5, $6, $7, $8, $9, $10, $11, 1000, '')", a.Session, a.Presence, a.PID, a.Expiry,
@@ -488,8 +480,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	if held {
 		a.PID, since = pid, seen.Ends // as an engine has it that looked then
 	}
-	got, err := w.pg().EvictEnded(f.ctx, []Absence{a}, since, run)
-	f.ok(err)
+	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, since, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, though it lives")
 	expect(t, held, false, "the lock counts as held while it is looked at")
 }
@@ -535,8 +526,7 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
 	a := Absence{Session: victim.session, Presence: first, PID: pid,
 		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", victim.session)}
-	got, err := w.pg().EvictEnded(f.ctx, []Absence{a}, seen.Ends, run)
-	f.ok(err)
+	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, seen.Ends, run))(f)
 	expect(t, len(got.IDs), 0, "evicted, though it lives on another connection")
 	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }

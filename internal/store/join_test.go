@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestTheFirstJoinMakesTheLease(t *testing.T) {
@@ -75,8 +76,7 @@ func TestAJoinClaimsAPlanOrAsksForOneSoonAfterTheLast(t *testing.T) {
 			t.Helper()
 			join, row := a.join("l", 1), f.tables().Leases["l"]
 			expect(t, fmt.Sprint(join.Claimed, join.DueIn, row.NextCheckAt-row.PlannedAt), "true 0s 100010", what)
-			claimed, err := a.Claim(f.ctx, []string{"l"})
-			f.ok(err)
+			claimed := tests.Must(a.Claim(f.ctx, []string{"l"}))(f)
 			expect(t, len(claimed), 0, "claimed by another, "+what)
 		}
 		claims("the first join")
@@ -210,13 +210,11 @@ func TestAWeightAsksForAPlan(t *testing.T) {
 		a := f.client("a")
 		a.join("l", 1)
 		a.give("l", a.session)
-		ok, err := a.SetWeight(f.ctx, a.session, "l", 9)
-		f.ok(err)
+		ok := tests.Must(a.SetWeight(f.ctx, a.session, "l", 9))(f)
 		expect(t, ok, true, "set")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, 0, 9}, "heartbeat")
 		expect(t, a.plan("l")[0].Members[0].Weight, 9, "weight")
-		ok, err = a.SetWeight(f.ctx, a.session, "other", 9)
-		f.ok(err)
+		ok = tests.Must(a.SetWeight(f.ctx, a.session, "other", 9))(f)
 		expect(t, ok, false, "set where it is no member")
 	})
 }
@@ -229,8 +227,7 @@ func TestOneClaimsAPlanAtATime(t *testing.T) {
 		f.lease("one", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock })
 		f.lease("two", func(l *fakestore.Lease, _ int64) { l.NextCheckAt = fakestore.Ever })
 		claim := func(c *client) string {
-			claimed, err := c.Claim(f.ctx, []string{"two", "one"})
-			f.ok(err)
+			claimed := tests.Must(c.Claim(f.ctx, []string{"two", "one"}))(f)
 			return strings.Join(claimed, " ")
 		}
 		expect(t, claim(a), "one", "claimed by the first")
@@ -271,8 +268,7 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		expect(t, a.join("l", 40_000).Claimed, true, "claimed")
-		claimed, err := b.Claim(f.ctx, []string{"l"})
-		f.ok(err)
+		claimed := tests.Must(b.Claim(f.ctx, []string{"l"}))(f)
 		expect(t, len(claimed), 0, "claimed by another at the same time")
 		expect(t, a.beat().Leases[0].DueIn, 500*time.Millisecond, "due, as a heartbeat tells, in")
 		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join tells, in")

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // A client looks at each heartbeat and after each grant, on the connection of its heartbeats.
@@ -19,15 +20,12 @@ func TestALookAtManyWhoAwaitOneLockReadsEachOfThemAFewTimes(t *testing.T) {
 		nonces = append(nonces, n+2)
 	}
 	f.exec("VACUUM ANALYZE locks")
-	_, err := b.app.Exec(f.ctx, "BEGIN")
-	f.ok(err)
-	_, err = b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, "yes")
-	f.ok(err)
+	tests.Must(b.app.Exec(f.ctx, "BEGIN"))(f)
+	tests.Must(b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, "yes"))(f)
 	if n := valueOn[int64](f, b.app, "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.locks'::regclass, 'pgleases.clients'::regclass)"); n > 20*many {
 		t.Errorf("%d who wait: a look reads %d rows", many, n)
 	}
-	_, err = b.app.Exec(f.ctx, "ROLLBACK")
-	f.ok(err)
+	tests.Must(b.app.Exec(f.ctx, "ROLLBACK"))(f)
 }
 
 // Nothing is granted while the server is not settled, and nobody is told later whose turn it was.
@@ -57,12 +55,9 @@ func TestALookTakesAThousandMutexesAtMost(t *testing.T) {
 	for n := range nonces {
 		nonces[n] = int64(n + 1)
 	}
-	_, err := a.app.Exec(f.ctx, "BEGIN")
-	f.ok(err)
-	_, err = a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, "yes")
-	f.ok(err)
+	tests.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
+	tests.Must(a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, "yes"))(f)
 	n := valueOn[int64](f, a.app, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
-	_, err = a.app.Exec(f.ctx, "ROLLBACK")
-	f.ok(err)
+	tests.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
 	expect(t, n, 1000, "mutexes")
 }

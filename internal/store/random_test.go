@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/seam"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble runs random statements on both, at the same instants of a
@@ -24,8 +25,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	f.ctx = t.Context() // it takes as long as it takes
 	conn := f.conn()
 	run := func() Run {
-		beat, err := conn.Heartbeat(f.ctx, 0, 0, Renewal{})
-		f.ok(err)
+		beat := tests.Must(conn.Heartbeat(f.ctx, 0, 0, Renewal{}))(f)
 		return beat.Run
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ

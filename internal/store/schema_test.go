@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/sql"
 )
 
@@ -21,8 +22,7 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	f := freshFixture(t)
 	f.exec("UPDATE server SET era = 7")
 	f.ok(Migrate(f.ctx, f.sql, f.schema))
-	_, err := f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll() // the text alone, as goose would run it
-	f.ok(err)
+	tests.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
 	expect(t, f.text("SELECT era, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
 }
 
@@ -95,8 +95,7 @@ func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 			name := fmt.Sprintf("pgleases_encoded_%d", random())
 			maker.exec(fmt.Sprintf("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
 			t.Cleanup(func() { _, _ = maker.sql.Exec(maker.ctxOfCleanup(), "DROP DATABASE "+name+" WITH (FORCE)") })
-			u, err := url.Parse(maker.url)
-			maker.ok(err)
+			u := tests.Must(url.Parse(maker.url))(maker)
 			u.Path = "/" + name
 			maker.ok(Migrate(maker.ctx, maker.dial(u.String()), "pgleases"))
 			u.RawQuery += "&client_encoding=UTF8" // for the test's own queries
@@ -120,37 +119,30 @@ func protocol(f *fixture) {
 	expect(f.TB, a.give("l", a.session, a.session, b.session, b.session).Given, 4, "given")
 	expect(f.TB, a.owned("l"), "0:1 1:1", "owned")
 	expect(f.TB, a.give("l", b.session).Asked, 1, "asked")
-	ok, err := a.SetWeight(f.ctx, a.session, "l", 2)
-	f.ok(err)
+	ok := tests.Must(a.SetWeight(f.ctx, a.session, "l", 2))(f)
 	expect(f.TB, ok, true, "weight set")
-	tx, err := f.session().Begin(f.ctx)
-	f.ok(err)
+	tx := tests.Must(f.session().Begin(f.ctx))(f)
 	f.ok(guard(f, tx, "l", 2, 1))
 	f.ok(tx.Rollback(f.ctx))
 	f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 0, 1}}))
 	expect(f.TB, a.owned("l"), "0:2> 1:1", "owned")
 	released := a.release([]Release{{"l", 0, 2}, {"l", 1, 1}}, "l")
 	expect(f.TB, len(released.Released), 2, "released")
-	claimed, err := b.Claim(f.ctx, []string{"l"})
-	f.ok(err)
+	claimed := tests.Must(b.Claim(f.ctx, []string{"l"}))(f)
 	expect(f.TB, len(claimed), 1, "claimed")
 	protocolOfLocks(f, a)
 	f.ok(a.pg().Attend(f.ctx, a.session, -random()))
 	expect(f.TB, len(a.sees().Held), 1, "locks of sessions")
-	_, err = a.pg().EvictEnded(f.ctx, []Absence{{Session: a.session}}, SessionEnds{}, run)
-	f.ok(err)
+	tests.Must(a.pg().EvictEnded(f.ctx, []Absence{{Session: a.session}}, SessionEnds{}, run))(f)
 	a.end(true)
 	expect(f.TB, b.beat().Alive, true, "alive")
 	f.expire(b)
 	expect(f.TB, len(a.evict().IDs), 1, "evicted")
-	era, err := a.Settle(f.ctx, 0, run, 0)
-	f.ok(err)
+	era := tests.Must(a.Settle(f.ctx, 0, run, 0))(f)
 	expect(f.TB, era, 0, "era settled")
 	f.ok(a.Unsettle(f.ctx, 0))
-	_, err = a.Superseder(f.ctx, "b")
-	f.ok(err)
-	_, err = a.Listen(f.ctx, random())
-	f.ok(err)
+	tests.Must(a.Superseder(f.ctx, "b"))(f)
+	tests.Must(a.Listen(f.ctx, random()))(f)
 }
 
 // protocolOfLocks runs every statement of the locks on a client's connection, those of the application's too.
@@ -163,11 +155,9 @@ func protocolOfLocks(f *fixture, c *client) {
 		f.ok(err)
 		expect(f.TB, answer.Outcome, outcome, "acquired")
 	}
-	rows, err := locks.List(f.ctx, app, "", "", 10)
-	f.ok(err)
+	rows := tests.Must(locks.List(f.ctx, app, "", "", 10))(f)
 	expect(f.TB, len(rows), 1, "listed")
-	_, err = app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000))
-	f.ok(err)
+	tests.Must(app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000)))(f)
 	f.ok(c.pg().ListenToLocks(f.ctx, c.session))
 	became, _, err := locks.Release(f.ctx, 1e9, c.session, LockRelease{Name: "x", Nonce: 1}, run)
 	f.ok(err)
@@ -175,11 +165,9 @@ func protocolOfLocks(f *fixture, c *client) {
 	found, _, err := c.pg().LookAtLocks(f.ctx, c.session, []int64{2}, false)
 	f.ok(err)
 	expect(f.TB, found[0].Token > 0, true, "granted")
-	answer, err := c.pg().ReleaseLocks(f.ctx, c.session, []LockRelease{{Name: "x", Nonce: 2}}, run)
-	f.ok(err)
+	answer := tests.Must(c.pg().ReleaseLocks(f.ctx, c.session, []LockRelease{{Name: "x", Nonce: 2}}, run))(f)
 	expect(f.TB, len(answer.Released), 1, "released")
-	done, err := c.pg().SweepLocks(f.ctx)
-	f.ok(err)
+	done := tests.Must(c.pg().SweepLocks(f.ctx))(f)
 	expect(f.TB, done, true, "swept")
 }
 
@@ -239,8 +227,7 @@ func (f *fixture) role() string {
 func (f *fixture) as(role string) *pgx.Conn {
 	f.Helper()
 	conn := f.raw()
-	_, err := conn.Exec(f.ctx, "SET ROLE "+role)
-	f.ok(err)
+	tests.Must(conn.Exec(f.ctx, "SET ROLE "+role))(f)
 	return conn
 }
 
@@ -254,10 +241,8 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 		if err := Fits(f.ctx, conn, "pgleases"); !errors.As(err, &misfit) {
 			t.Errorf("before %s: %v", name, err)
 		}
-		text, err := sql.Files.ReadFile(name)
-		f.ok(err)
-		_, err = conn.PgConn().Exec(f.ctx, string(text)).ReadAll()
-		f.ok(err)
+		text := tests.Must(sql.Files.ReadFile(name))(f)
+		tests.Must(conn.PgConn().Exec(f.ctx, string(text)).ReadAll())(f)
 	}
 	f.ok(Fits(f.ctx, conn, "pgleases"))
 }
@@ -265,13 +250,11 @@ func TestTheTablesAndTheFunctionsRunAsTheyStand(t *testing.T) {
 func TestAllStatementsRunAsTheyStand(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	names, err := fs.Glob(sql.Files, "*.sql")
-	f.ok(err)
+	names := tests.Must(fs.Glob(sql.Files, "*.sql"))(f)
 	fields := reflect.TypeFor[Statements]()
 	count := 0
 	for _, name := range names {
-		text, err := sql.Files.ReadFile(name)
-		f.ok(err)
+		text := tests.Must(sql.Files.ReadFile(name))(f)
 		name = strings.TrimSuffix(name, ".sql")
 		if name == "grants" || name == "functions" { // no client sends the one, the other is a part of Schema
 			continue
@@ -289,7 +272,7 @@ func TestAllStatementsRunAsTheyStand(t *testing.T) {
 		if name == "schema" {
 			continue
 		}
-		_, err = f.sql.PgConn().Exec(f.ctx, "PREPARE "+name+"_as_it_stands AS "+string(text)).ReadAll()
+		_, err := f.sql.PgConn().Exec(f.ctx, "PREPARE "+name+"_as_it_stands AS "+string(text)).ReadAll()
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 func TestRepeatingARegistrationChangesNothing(t *testing.T) {
@@ -46,8 +47,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		if newer.Incarnation <= older.Incarnation {
 			t.Fatalf("incarnations %d, then %d", older.Incarnation, newer.Incarnation)
 		}
-		beat, err := c.Heartbeat(f.ctx, older.Session, 0, Renewal{})
-		f.ok(err)
+		beat := tests.Must(c.Heartbeat(f.ctx, older.Session, 0, Renewal{}))(f)
 		expect(t, beat.Incarnation, newer.Incarnation, "incarnation that the older hears of")
 
 		older.Session = random() // it registers anew
@@ -58,8 +58,7 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		}
 		_, registered := f.tables().Clients[older.Session]
 		expect(t, registered, false, "the older registered")
-		superseder, err := c.Superseder(f.ctx, "a")
-		f.ok(err)
+		superseder := tests.Must(c.Superseder(f.ctx, "a"))(f)
 		expect(t, superseder.Host, "newer", "superseder")
 
 		newer.Session = random()
@@ -156,8 +155,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 			now = now.Add(time.Second) // renewals are told apart by their time
 			f.setClock(now)
 			before := f.tables().Clients[a.session]
-			beat, err := a.Heartbeat(f.ctx, a.session, 0, last)
-			f.ok(err)
+			beat := tests.Must(a.Heartbeat(f.ctx, a.session, 0, last))(f)
 			expect(t, beat.Alive, alive, what+": alive")
 			expect(t, beat.Copied, !alive, what+": copied")
 			if !alive {
@@ -182,8 +180,7 @@ func TestASessionThatACopyRenewedIsAliveForTheCopyOnly(t *testing.T) {
 		f.mark(0)
 		beat(Renewal{first.Clock, mark}, "on a run without a mark", true)
 		f.kill()
-		gone, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, mark})
-		f.ok(err)
+		gone := tests.Must(a.Heartbeat(f.ctx, a.session, 0, Renewal{first.Clock, mark}))(f)
 		expect(t, gone.Alive || gone.Copied, false, "without a row: alive or copied")
 	})
 }
@@ -230,8 +227,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 		return took
 	})
 	release()
-	beat, err := quick.Heartbeat(f.ctx, a.session, 0, Renewal{})
-	f.ok(err)
+	beat := tests.Must(quick.Heartbeat(f.ctx, a.session, 0, Renewal{}))(f)
 	expect(t, beat.Alive, true, "alive afterwards")
 	expect(t, valueOn[string](f, quick.Raw(), "SHOW lock_timeout"), "0", "lock_timeout of the connection")
 	expect(t, valueOn[string](f, quick.Raw(), "SHOW synchronous_commit"), "on", "synchronous_commit of the connection")

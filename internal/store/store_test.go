@@ -74,8 +74,7 @@ func (f *fixture) raw() *pgx.Conn {
 
 func (f *fixture) dial(url string) *pgx.Conn {
 	f.Helper()
-	conn, err := pgx.Connect(f.ctx, url)
-	f.ok(err)
+	conn := tests.Must(pgx.Connect(f.ctx, url))(f)
 	f.Cleanup(func() { _ = conn.Close(context.Background()) })
 	return conn
 }
@@ -84,15 +83,13 @@ func (f *fixture) dial(url string) *pgx.Conn {
 func (f *fixture) session() *pgx.Conn {
 	f.Helper()
 	conn := f.dial(f.url)
-	_, err := conn.Exec(f.ctx, "SET search_path = "+pgx.Identifier{f.schema}.Sanitize()+", public")
-	f.ok(err)
+	tests.Must(conn.Exec(f.ctx, "SET search_path = "+pgx.Identifier{f.schema}.Sanitize()+", public"))(f)
 	return conn
 }
 
 func (f *fixture) config() *pgx.ConnConfig {
 	f.Helper()
-	config, err := pgx.ParseConfig(f.url)
-	f.ok(err)
+	config := tests.Must(pgx.ParseConfig(f.url))(f)
 	return config
 }
 
@@ -116,8 +113,7 @@ func (f *fixture) any() seam.Conn {
 	if f.double == nil {
 		return f.conn()
 	}
-	conn, err := f.double.Connect()
-	f.ok(err)
+	conn := tests.Must(f.double.Connect())(f)
 	return conn
 }
 
@@ -126,8 +122,7 @@ func (c *client) pg() *Conn { return c.Conn.(*Conn) }
 
 func (f *fixture) connect(cr *Connector) *Conn {
 	f.Helper()
-	conn, err := cr.Connect(f.ctx, time.Minute)
-	f.ok(err)
+	conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)
 	f.Cleanup(conn.Close)
 	if f.runAs != "" {
 		f.ok(conn.Exec(f.ctx, "SET ROLE "+f.runAs))
@@ -137,8 +132,7 @@ func (f *fixture) connect(cr *Connector) *Conn {
 
 func (f *fixture) exec(statement string, args ...any) int64 {
 	f.Helper()
-	tag, err := f.sql.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
-	f.ok(err)
+	tag := tests.Must(f.sql.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	return tag.RowsAffected()
 }
 
@@ -159,8 +153,7 @@ func valueOn[T any](f *fixture, q interface {
 // text is a query's rows, a line each, the columns between bars.
 func (f *fixture) text(statement string, args ...any) string {
 	f.Helper()
-	rows, err := f.sql.Query(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
-	f.ok(err)
+	rows := tests.Must(f.sql.Query(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	lines, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
 		values, err := row.Values()
 		words := make([]string, len(values))
@@ -227,15 +220,13 @@ func registration(session int64, id string, incarnation, process int64, ttl time
 // end ends the session, or finds that it is gone or goes on.
 func (c *client) end(gone bool) {
 	c.f.Helper()
-	got, err := c.End(c.f.ctx, c.session)
-	c.f.ok(err)
+	got := tests.Must(c.End(c.f.ctx, c.session))(c.f)
 	expect(c.f.TB, got, gone, "it is gone")
 }
 
 func (c *client) beat() Beat {
 	c.f.Helper()
-	beat, err := c.Heartbeat(c.f.ctx, c.session, 0, Renewal{})
-	c.f.ok(err)
+	beat := tests.Must(c.Heartbeat(c.f.ctx, c.session, 0, Renewal{}))(c.f)
 	return beat
 }
 
@@ -258,22 +249,19 @@ func (c *client) join(lease string, partitions int) Join {
 func (c *client) joinWeight(lease string, partitions, weight int) Join {
 	c.f.Helper()
 	c.joins++
-	joined, err := c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins)
-	c.f.ok(err)
+	joined := tests.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
 	return joined
 }
 
 func (c *client) plan(leases ...string) []LeasePlan {
 	c.f.Helper()
-	plans, err := c.Plan(c.f.ctx, leases, false)
-	c.f.ok(err)
+	plans := tests.Must(c.Plan(c.f.ctx, leases, false))(c.f)
 	return plans
 }
 
 func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
 	c.f.Helper()
-	applied, err := c.Apply(c.f.ctx, plan, moves, NotAgain)
-	c.f.ok(err)
+	applied := tests.Must(c.Apply(c.f.ctx, plan, moves, NotAgain))(c.f)
 	return applied
 }
 
@@ -294,8 +282,7 @@ func (c *client) give(lease string, targets ...int64) Applied {
 // owned is what the session owns of a lease: partition, epoch, and > where it is meant for another.
 func (c *client) owned(lease string) string {
 	c.f.Helper()
-	reads, err := c.Read(c.f.ctx, c.session, []string{lease})
-	c.f.ok(err)
+	reads := tests.Must(c.Read(c.f.ctx, c.session, []string{lease}))(c.f)
 	var words []string
 	for _, read := range reads {
 		for _, o := range read.Owned {
@@ -315,8 +302,7 @@ func (c *client) release(releases []Release, leaving ...string) Released {
 	for i, lease := range leaving {
 		leaves[i] = Leave{Lease: lease, Now: true}
 	}
-	released, err := c.Release(c.f.ctx, c.session, releases, leaves, c.joins)
-	c.f.ok(err)
+	released := tests.Must(c.Release(c.f.ctx, c.session, releases, leaves, c.joins))(c.f)
 	return released
 }
 
@@ -349,11 +335,9 @@ func (c *client) evict() Evicted {
 
 func (c *client) evictAs(run Run, watched time.Duration) Evicted {
 	c.f.Helper()
-	evicted, err := c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run)
-	c.f.ok(err)
+	evicted := tests.Must(c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run))(c.f)
 	if evicted.CheckDueIn >= 0 {
-		asked, err := c.Tidy(c.f.ctx)
-		c.f.ok(err)
+		asked := tests.Must(c.Tidy(c.f.ctx))(c.f)
 		evicted.Asked = slices.Compact(slices.Sorted(slices.Values(append(evicted.Asked, asked...))))
 	}
 	return evicted
@@ -363,10 +347,8 @@ func (c *client) evictAs(run Run, watched time.Duration) Evicted {
 func (f *fixture) lock(statement string, args ...any) (release func()) {
 	f.Helper()
 	conn := f.session()
-	tx, err := conn.Begin(f.ctx)
-	f.ok(err)
-	_, err = tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...)
-	f.ok(err)
+	tx := tests.Must(conn.Begin(f.ctx))(f)
+	tests.Must(tx.Exec(f.ctx, statement, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...))(f)
 	return func() { f.ok(tx.Commit(f.ctx)) }
 }
 

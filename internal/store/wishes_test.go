@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/tests"
 )
 
 // wishes are what a plan of a lease is told of: of the lease, then of each member.
@@ -76,8 +77,7 @@ func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
 
 func (c *client) claims(leases ...string) []string {
 	c.f.Helper()
-	claimed, err := c.Claim(c.f.ctx, leases)
-	c.f.ok(err)
+	claimed := tests.Must(c.Claim(c.f.ctx, leases))(c.f)
 	return claimed
 }
 
@@ -241,8 +241,7 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	f.events()
 	steers, app := f.role(), f.role()
 	for file, names := range map[string][]string{"application": {"pgleases_app", app}, "operator": {"pgleases_operator", steers}} {
-		grants, err := os.ReadFile("../../sql/grants/" + file + ".sql")
-		f.ok(err)
+		grants := tests.Must(os.ReadFile("../../sql/grants/" + file + ".sql"))(f)
 		f.exec(strings.ReplaceAll(string(grants), names[0], names[1]))
 	}
 	user := f.text("SELECT session_user")
@@ -270,8 +269,7 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 				t.Errorf("%s may call %s: %v", role, verb.call, err)
 			}
 		}
-		_, err := as[steers].Exec(f.ctx, "SELECT pgleases."+verb.call)
-		f.ok(err)
+		tests.Must(as[steers].Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
 		told = append(told, verb.event)
 	}
 	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
@@ -338,10 +336,8 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	tx, err := f.session().Begin(f.ctx)
-	f.ok(err)
-	_, err = tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE")
-	f.ok(err)
+	tx := tests.Must(f.session().Begin(f.ctx))(f)
+	tests.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE"))(f)
 	operator, client := f.raw(), f.raw()
 	evicted := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.evict_client('a', 'r')"); return err })
 	f.blocked(operator.PgConn().PID())
@@ -372,10 +368,8 @@ func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM wishes AS w), (SELECT timeline FROM server) FROM leases")
 			}
 			before := state()
-			tx, err := f.raw().Begin(f.ctx)
-			f.ok(err)
-			_, err = tx.Exec(f.ctx, "SELECT pgleases."+verb)
-			f.ok(err)
+			tx := tests.Must(f.raw().Begin(f.ctx))(f)
+			tests.Must(tx.Exec(f.ctx, "SELECT pgleases."+verb))(f)
 			expect(t, valueOn[string](f, tx, "SHOW statement_timeout"), "10s", "what a statement after it may take")
 			f.exec("SET lock_timeout = 0; UPDATE leases SET planned_at = planned_at; UPDATE clients SET expires_at = expires_at; UPDATE server SET sessions = sessions") // as a plan, a heartbeat and a check do
 			expect(t, state(), before, "generation, incarnation, wishes, timeline")
@@ -391,8 +385,7 @@ func TestAWishAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
 	b.join("l", 2)
 	a.join("l", 2)
 	b.join("m", 2)
-	tx, err := f.session().Begin(f.ctx)
-	f.ok(err)
+	tx := tests.Must(f.session().Begin(f.ctx))(f)
 	var row any
 	joins := StatementsFor("pgleases").Join
 	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row))
