@@ -65,7 +65,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	tests.Until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	becomes(db, "all have ended", 0, "SELECT count(*) FROM pgleases.jobs")
 	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"), 0, "orders that ran twice")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)"), 0, "runs of what was rolled back, refused or ignored")
 	expect(t, one[int64](db, `SELECT count(*) FROM (SELECT DISTINCT ON (job) name FROM public.orders ORDER BY job, n DESC) AS last
@@ -277,8 +277,7 @@ func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
 	db := newDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
 	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
-	replaced := db.begin()
-	tests.Must(replaced.Exec(t.Context(), "DELETE FROM pgleases.schedules"))(t)
+	replaced := db.begin("DELETE FROM pgleases.schedules")
 	tests.OK(t, k.PutTx(t.Context(), replaced, "close", args{2}, hourly))
 	edit := db.begin()
 	got := make(chan error, 1)
@@ -286,9 +285,7 @@ func TestWhatIsEditedIsLockedAlsoWhereItWasMadeMeanwhile(t *testing.T) {
 		_, err := edit.Exec(t.Context(), "SELECT pgleases.schedule_get($1, 'close', true, NULL)", group)
 		got <- err
 	}()
-	tests.Until(t, "it waits for the transaction", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%')")
-	})
+	db.blocked("it waits for the transaction", "schedule_get")
 	tests.OK(t, replaced.Commit(t.Context()))
 	tests.OK(t, tests.Receive(t, "it goes on", got))
 	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules that nobody has locked")

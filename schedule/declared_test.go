@@ -107,9 +107,7 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			runs := func(tick time.Time, names ...string) {
 				t.Helper()
 				for _, name := range names {
-					tests.Until(t, fmt.Sprintf("%s runs for %v", name, tick), func() bool {
-						return one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1 AND at = $2", name, tick) == 1
-					})
+					becomes(db, fmt.Sprintf("%s runs for %v", name, tick), 1, "SELECT count(*) FROM public.effects WHERE name = $1 AND at = $2", name, tick)
 				}
 			}
 			due := func(want time.Time, names ...string) {
@@ -170,17 +168,13 @@ func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	declare(1<<60+1, hourly).run().has("moved").close()
 	before := versions()
 	w := declare(1<<60+1, hourly).run()
-	tests.Until(t, "it joins", func() bool { return one[int64](db, joined) == 1 })
+	becomes(db, "it joins", 1, joined)
 	expect(t, versions(), before, "schedules after a start that changes nothing")
 	w.close()
 
-	edit := tests.Must(db.Begin(t.Context()))(t)
-	tests.Must(edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE"))(t)
-	tests.Must(edit.Exec(t.Context(), "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE"))(t)
+	edit := db.begin("SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE", "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE")
 	w = declare(1<<60, schedule.Every(time.Minute), "new").run()
-	tests.Until(t, "it waits for an edit", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%'") == 1
-	})
+	becomes(db, "it waits for an edit", 1, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%'")
 	expect(t, one[int64](db, joined), 0, "members before all is put")
 	tests.OK(t, edit.Rollback(t.Context()))
 	w.has("new")

@@ -61,9 +61,7 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	db := newDatabase(t)
 	at := func(now time.Time) { // no run is under way when the clock is set: the ticks that pass then would be skipped
 		db.looked()
-		tests.Until(t, "nothing is due but what waits", func() bool {
-			return one[bool](db, "SELECT NOT EXISTS (SELECT FROM pgleases.schedules WHERE due <= (SELECT now FROM public.test_clock))")
-		})
+		becomes(db, "nothing is due but what waits", true, "SELECT NOT EXISTS (SELECT FROM pgleases.schedules WHERE due <= (SELECT now FROM public.test_clock))")
 		db.setClock(now)
 		db.looked()
 	}
@@ -132,10 +130,7 @@ func TestARenameIsRolledBack(t *testing.T) {
 			for hour := 2; hour <= 3; hour++ {
 				db.setClock(midnight.Add(time.Duration(hour)*time.Hour + 10*time.Minute))
 				renamed.settled(w.Scheduler)
-				tests.Until(t, "the old name waits", func() bool {
-					s := tests.Must(w.Get(t.Context(), "close"))(t)
-					return s.Waits != ""
-				})
+				w.waits("close", "")
 			}
 			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "fates of what nobody declares")
 			w = deploy("close", w)

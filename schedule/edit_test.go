@@ -201,31 +201,6 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	expect(t, names, "a/1 a/2 ", "the schedules of a prefix")
 }
 
-// 40 writers of one schedule, while it runs.
-func TestWritersOfOneScheduleDoNotDisturbEachOther(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db, schedule.WithMaxRunning(1))
-	k := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
-	l := newLedger(db, "close")
-	w.run()
-	const writers = 40
-	wrote := make(chan error, writers)
-	for n := range writers {
-		go func() {
-			wrote <- k.Put(t.Context(), "close", args{n}, hourly, schedule.MissedAll, schedule.OverlapBuffer)
-		}()
-	}
-	for hour := range 5 {
-		db.setClock(midnight.Add(time.Duration(hour+1) * time.Hour))
-	}
-	for range writers {
-		tests.OK(t, tests.Receive(t, "it is written", wrote))
-	}
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 5})
-}
-
 // The edit cancels more ticks than the one that runs.
 func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	t.Parallel()
@@ -255,9 +230,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "the run has ended", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 1
-	})
+	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1, schedule.FateCancelled: 1})
 	db.setClock(midnight.Add(5 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4, schedule.FateCancelled: 1})
@@ -325,12 +298,10 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 		tests.OK(t, books.Add(name, args{}, hourly))
 	}
 	l := newLedger(db, "close 49")
-	edit := tests.Must(db.Begin(t.Context()))(t)
+	edit := db.begin()
 	tests.OK(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
 	w.run()
-	tests.Until(t, "the start waits for the edit of the last", func() bool {
-		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_get%')`)
-	})
+	db.blocked("the start waits for the edit of the last", "schedule_get")
 	for _, free := range []string{"SELECT FROM pgleases.schedule_groups FOR UPDATE NOWAIT", "SELECT FROM pgleases.schedules WHERE name < 'close 40' FOR UPDATE NOWAIT"} {
 		if _, err := db.Exec(t.Context(), free); err != nil {
 			t.Errorf("%s: %v", free, err)

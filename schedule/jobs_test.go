@@ -207,7 +207,7 @@ func TestUniqueJobs(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	w.fate(id)
 	w.fate(other)
-	tests.Until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	becomes(db, "all have ended", 0, "SELECT count(*) FROM pgleases.jobs")
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth raced]", "effects")
@@ -237,9 +237,7 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise)))(t)
 	cancelled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
-	tests.Until(t, "both have run", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", id) == 2
-	})
+	becomes(db, "both have run", 2, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", id)
 	expect(t, fmt.Sprint(db.effects()), "[replace replaced]", "effects")
 	wraps(t, "to cancel it again", w.Cancel(t.Context(), cancelled), schedule.ErrNotFound)
 }
@@ -269,7 +267,7 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	tests.Must(mail.Enqueue(t.Context(), "urgent", schedule.Priority(3)))(t)
 	db.looked()
 	close(end)
-	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") == 123 })
+	becomes(db, "all have run", 123, "SELECT count(*) FROM public.effects")
 	expect(t, fmt.Sprint(db.effects()[:4]), "[first urgent normal bulk]", "the first effects")
 }
 
@@ -289,7 +287,7 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 	w.wire.Lose(1, "commit", true)
 	db.setClock(midnight.Add(3 * time.Hour))
 	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 3 })
-	tests.Until(t, "none is left", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	becomes(db, "none is left", 0, "SELECT count(*) FROM pgleases.jobs")
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[01:00 02:00 03:00]", "effects")
@@ -374,17 +372,8 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	tests.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
 	db.setClock(midnight.Add(4 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 4})
-
 	_, err := w.Trigger(t.Context(), "nothing")
 	wraps(t, "to trigger what is not there", err, schedule.ErrNotFound)
-	for says, from := range map[string]time.Time{"nothing after": midnight.Add(3 * time.Hour), "more than 1000": midnight.Add(-1001 * time.Hour)} {
-		if _, err := w.Backfill(t.Context(), "close", from, midnight.Add(3*time.Hour)); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v, which does not say %q", err, says)
-		}
-	}
-	if _, err := w.Backfill(t.Context(), "close", midnight, midnight.Add(5*time.Hour)); err == nil || !strings.Contains(err.Error(), "not all past") {
-		t.Errorf("a backfill of what is to come: %v", err)
-	}
 }
 
 // A job waits for room, and is replaced by one of later: it runs then.
@@ -432,8 +421,7 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	id := tests.Must(mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise)))(t)
 	w.run()
 	tests.Receive(t, "it runs", began)
-	tx := tests.Must(db.Begin(t.Context()))(t)
-	defer func() { _ = tx.Rollback(context.Background()) }()
+	tx := db.begin()
 	there := tests.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.Unique("inv-7", schedule.Ignore)))(t)
 	expect(t, there, id, "id of the one that is there")
 	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.Unique("inv-7", schedule.Raise))
@@ -472,24 +460,8 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	}
 }
 
-// Of many jobs that are due few are found at once, and the next when those have begun: it is not looked again for each that ends.
-func TestManyJobsAreFoundInFewLooks(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db, schedule.WithPartitions(1))
-	w.LookEvery(time.Second)
-	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.Must(mail.EnqueueMany(t.Context(), make([]string, 600)))(t)
-	w.wire.Count("schedule_look")
-	began := time.Now()
-	w.run()
-	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
-	if n, most := w.wire.Counted(), 30+2*int(time.Since(began)/time.Second); n > most { // one each second, and one for each hundred
-		t.Errorf("%d looks, not %d at most", n, most)
-	}
-}
-
-// A look for more of many jobs begins where those before have come to: what has ended may lie dead in the index. Of what is due at one instant it leaves nothing.
+// Of many jobs that are due few are found at once, and the next when those have begun: it is not looked again for each that ends. A look for more begins where those
+// before have come to: what has ended may lie dead in the index. Of what is due at one instant it leaves nothing.
 func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
@@ -503,13 +475,16 @@ func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 	}
 	db.setClock(at.Add(time.Minute))
 	w.run()
-	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	becomes(db, "all have run", 0, "SELECT count(*) FROM pgleases.jobs")
 	if last := time.UnixMicro(one[int64](db, "SELECT max(since_us) FROM public.looks")); !last.After(at) {
 		t.Errorf("the last look began at %v, when nothing due at %v was left", last, at)
 	}
+	if n := one[int](db, "SELECT count(*) FROM public.looks"); n > 30 { // one for each hundred, and some more
+		t.Errorf("%d looks for 600 jobs", n)
+	}
 }
 
-// Jobs and a schedule are put in a transaction that is open while the number of partitions changes.
+// The number of partitions changes while there are schedules, and while jobs and another schedule are put in a transaction that is open.
 func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ from, to int }{{16, 3}, {3, 16}} {
@@ -530,8 +505,11 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 				return w.run(), k
 			}
 			w, k := start(test.from)
-			tests.Until(t, "it has joined", func() bool { return one[int](db, "SELECT count(*) FROM pgleases.schedule_groups") == 1 })
-			tx := tests.Must(db.Begin(t.Context()))(t)
+			becomes(db, "it has joined", 1, "SELECT count(*) FROM pgleases.schedule_groups")
+			for n := range 20 {
+				tests.OK(t, k.Put(t.Context(), fmt.Sprint("before ", n), args{}, schedule.Every(time.Second)))
+			}
+			tx := db.begin()
 			for n := range 20 {
 				tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint("key ", n))))(t)
 			}
@@ -539,17 +517,11 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			w.close()
 			db.exec("SELECT pgleases.drop_lease('schedule/tests', 'another number of partitions')")
 			start(test.to)
-			tests.Until(t, "the number has changed", func() bool {
-				return one[int](db, "SELECT partitions FROM pgleases.schedule_groups") == test.to
-			})
+			becomes(db, "the number has changed", test.to, "SELECT partitions FROM pgleases.schedule_groups")
 			tests.OK(t, tx.Commit(t.Context()))
-			tests.Until(t, "all jobs are done", func() bool {
-				return one[int](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND job IS NOT NULL") == 20
-			})
+			becomes(db, "all jobs are done", 20, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND job IS NOT NULL")
 			db.setClock(midnight.Add(time.Minute))
-			tests.Until(t, "the schedule runs", func() bool {
-				return one[int](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND job IS NULL") > 0
-			})
+			becomes(db, "all schedules have run", 21, "SELECT count(DISTINCT name) FROM pgleases.history WHERE fate = 'done' AND job IS NULL")
 		})
 	}
 }

@@ -191,11 +191,11 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	db.looked()
 	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
 		db.setClock(midnight.Add(wrong))
-		tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == i+1 })
+		tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == i+1 && w.Stats().ClockDoubted })
 		db.looked()
 		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates by a clock that is wrong")
 		db.setClock(midnight.Add(59*time.Minute + 40*time.Second))
-		tests.Until(t, "it is believed", func() bool { return log.count("believed again") == i+1 })
+		tests.Until(t, "it is believed", func() bool { return log.count("believed again") == i+1 && !w.Stats().ClockDoubted })
 	}
 	db.setClock(midnight.Add(60*time.Minute + 1*time.Second))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
@@ -291,7 +291,7 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	db.setClock(midnight.Add(8 * time.Hour))
 	tests.Until(t, "it is doubted", func() bool { return log.count("has stepped") == 1 })
 	close(end)
-	tests.Until(t, "the run has ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history")
 	db.setClock(midnight.Add(40 * time.Second))
 	tests.Until(t, "it is believed", func() bool { return log.count("believed again") == 1 })
 	db.setClock(midnight.Add(80 * time.Second))
@@ -328,9 +328,11 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute), schedule.Grace(15*time.Minute)))
 	db.setClock(midnight.Add(130 * time.Minute)) // 70 minutes after the tick of 1:00, which is run for 65
 	w.run()
-	tests.Until(t, "the tick of 1:00 has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
-	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "missed", "the fate of the tick of 1:00")
-	db.setClock(due.Add(time.Second))
+	becomes(db, "the tick of 1:00 has its fate", "missed", "SELECT coalesce(string_agg(fate, ' '), '') FROM pgleases.history")
+	db.setClock(due.Add(-3 * time.Second))
+	db.looked()
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "fates while the tick of 2:00 is held back")
+	db.setClock(due)
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 1, schedule.FateDone: 1})
 }
 
@@ -470,11 +472,8 @@ func TestNothingWaitsForALook(t *testing.T) {
 	ids := tests.Must(k.EnqueueMany(t.Context(), make([]args, 2)))(t)
 	w.run()
 	<-began
-	holder := tests.Must(db.Begin(t.Context()))(t)
-	tests.Must(holder.Exec(t.Context(), "SELECT pg_advisory_xact_lock(7)"))(t)
-	tests.Until(t, "a look waits", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
-	})
+	holder := db.begin("SELECT pg_advisory_xact_lock(7)")
+	becomes(db, "a look waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
 	close(goOn)
 	select {
 	case <-began:

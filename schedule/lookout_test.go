@@ -69,10 +69,8 @@ func TestWhatIsPutWithoutAWordBehindAnotherIsFoundSoon(t *testing.T) {
 	w.fate(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
 	db.exec("SELECT pgleases.schedule_tell('" + group + "')")
-	tests.Until(t, "it looks", func() bool {
-		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-			AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
-	})
+	becomes(db, "it looks", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+		AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
 	db.exec(`SELECT pgleases.schedule_enqueue('` + group + `', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "quiet", "priority": 1, "quiet": true}]', 'raise')`)
 	tests.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
 }
@@ -154,12 +152,9 @@ func TestALookIsNotBrokenOffWhateverTheDefaultOfTransactions(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
 	db.exec("UPDATE pgleases.schedules SET waits = 'unknown', waits_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
-	held := db.begin()
-	tests.Must(held.Exec(t.Context(), "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE"))(t)
+	held := db.begin("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
 	w.run()
-	tests.Until(t, "a look waits", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_look%')")
-	})
+	db.blocked("a look waits", "schedule_look")
 	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedules SET revision = revision + 1"))(t)
 	tests.OK(t, held.Commit(t.Context()))
 	db.setClock(midnight.Add(time.Hour))

@@ -149,11 +149,14 @@ func (db *database) exec(statements string) {
 	tests.Must(db.Exec(context.Background(), statements, pgx.QueryExecModeSimpleProtocol))(db.t)
 }
 
-// begin begins a transaction of the test's own, which ends with the test at the latest.
-func (db *database) begin() pgx.Tx {
+// begin begins a transaction of the test's own with statements. It ends with the test at the latest.
+func (db *database) begin(statements ...string) pgx.Tx {
 	db.t.Helper()
 	tx := tests.Must(db.Begin(context.Background()))(db.t)
 	db.t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // an error: it has ended
+	for _, statement := range statements {
+		tests.Must(tx.Exec(context.Background(), statement, pgx.QueryExecModeSimpleProtocol))(db.t)
+	}
 	return tx
 }
 
@@ -180,11 +183,21 @@ func (db *database) looked() {
 	db.t.Helper()
 	for range 2 {
 		now := one[time.Time](db, "SELECT clock_timestamp()")
-		tests.Until(db.t, "a process looks for work", func() bool {
-			return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-				AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
-		})
+		becomes(db, "a process looks for work", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
+			AND query LIKE '%schedule_look%' AND query_start > $1 AND state = 'idle')`, now)
 	}
+}
+
+// becomes waits until a query has a value.
+func becomes[T comparable](db *database, what string, want T, query string, args ...any) {
+	db.t.Helper()
+	tests.Until(db.t, what, func() bool { return one[T](db, query, args...) == want })
+}
+
+// blocked waits until a statement with a text waits for a lock.
+func (db *database) blocked(what, text string) {
+	db.t.Helper()
+	becomes(db, what, true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1)", "%"+text+"%")
 }
 
 func one[T any](db *database, query string, args ...any) T {
@@ -252,18 +265,30 @@ func (w *worker) run() *worker {
 // has waits until there is a schedule.
 func (w *worker) has(name string) *worker {
 	w.t.Helper()
-	tests.Until(w.t, "there is a schedule "+name, func() bool {
-		return one[int64](w.db, "SELECT count(*) FROM pgleases.schedules WHERE name = $1", name) == 1
-	})
+	becomes(w.db, "there is a schedule "+name, 1, "SELECT count(*) FROM pgleases.schedules WHERE name = $1", name)
 	return w
+}
+
+// waits waits until a schedule waits for what its owner does not know, and says so.
+func (w *worker) waits(name, says string) {
+	w.t.Helper()
+	tests.Until(w.t, name+" waits", func() bool {
+		why := tests.Must(w.Get(w.t.Context(), name))(w.t).Waits
+		return why != "" && strings.Contains(why, says)
+	})
+}
+
+// end ends Run.
+func (w *worker) end() {
+	w.stop()
+	tests.Receive(w.t, "Run ends", w.ended)
+	w.stop = nil
 }
 
 // close ends Run and the client.
 func (w *worker) close() {
 	if w.stop != nil {
-		w.stop()
-		tests.Receive(w.t, "Run ends", w.ended)
-		w.stop = nil
+		w.end()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()

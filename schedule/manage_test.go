@@ -197,7 +197,7 @@ func TestManageRefusals(t *testing.T) {
 	w.fate(done)
 	living := tests.Must(mail.Enqueue(t.Context(), "later", schedule.In(1000*time.Hour)))(t)
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "a tick is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	becomes(db, "a tick is done", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
 	backfill := func(name string, from, to time.Time) error { return second(m.Backfill(ctx, name, from, to)) }
 	_, _, kindErr := m.RetryDead(ctx, "", midnight)
@@ -246,7 +246,7 @@ func TestManageUnknownOutcome(t *testing.T) {
 		if err == nil || errors.Is(err, schedule.ErrUnknown) == lost.known {
 			t.Errorf("%+v: %v", lost, err)
 		}
-		tests.Until(t, fmt.Sprintf("%+v is over", lost), func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == lost.jobs })
+		becomes(db, fmt.Sprintf("%+v is over", lost), lost.jobs, "SELECT count(*) FROM pgleases.jobs")
 	}
 }
 
@@ -302,7 +302,7 @@ func TestRetry(t *testing.T) {
 	expect(t, w.fate(plain).Fate, schedule.FateDead, "fate")
 	expect(t, w.fate(unique).Fate, schedule.FateDead, "fate")
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "a tick is dead", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'") == 1 })
+	becomes(db, "a tick is dead", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	tests.OK(t, w.Pause(t.Context(), "close"))
 	again := first(w.Retry(t.Context(), plain)) // and is dead again
 	expect(t, w.fate(again).Fate, schedule.FateDead, "fate of what is still broken")

@@ -163,9 +163,7 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	ids, refused, err := o.manage("the mail server is back", "").RetryDead(t.Context(), "mail", midnight)
 	tests.OK(t, err)
 	expect(t, fmt.Sprint(len(ids), refused), "2 0", "retried and refused")
-	tests.Until(t, "what was dead is done", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.history AS h WHERE h.fate = 'done' AND h.job IN (SELECT retried FROM pgleases.history)") == 2
-	})
+	becomes(db, "what was dead is done", 2, "SELECT count(*) FROM pgleases.history AS h WHERE h.fate = 'done' AND h.job IN (SELECT retried FROM pgleases.history)")
 	is("What operators have changed", "retry_dead tests  the mail server is back; pause tests halted a fire")
 	for heading := range queries {
 		t.Errorf("nobody looks at what %q tells", heading)

@@ -146,16 +146,11 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 	}
 	l := newLedger(db, "pay")
 	l.calls = "at most once"
-	begun := tests.Must(db.Begin(t.Context()))(t)
-	tests.Must(begun.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"))(t)
+	begun := db.begin("SELECT pg_advisory_xact_lock(1)")
 	w := start()
 	db.setClock(midnight.Add(3 * time.Hour))
-	tests.Until(t, "it has begun", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
-	})
-	w.stop()
-	tests.Receive(t, "Run ends", w.ended)
-	w.stop = nil
+	becomes(db, "it has begun", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))")
+	w.end()
 	tests.OK(t, begun.Rollback(t.Context()))
 	l.settled(start().Scheduler).expectFates(fates{schedule.FateDone: 3})
 }
@@ -211,7 +206,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	least.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 2})
 }
 
-// Jobs of such kinds; and what is refused.
+// Jobs of such kinds; and Guarded in a transaction, which is refused.
 func TestJobsOutside(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -234,15 +229,6 @@ func TestJobsOutside(t *testing.T) {
 	c := tests.Must(books.Enqueue(t.Context(), "c"))(t)
 	if j := w.fate(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
-	}
-	wrong := newWorker(db)
-	k := schedule.AtMostOnce(wrong.Scheduler, "pay", func(context.Context, schedule.Run[string]) error { return nil }, schedule.Retry(2, schedule.Backoff(1, 1)))
-	if _, err := k.Enqueue(t.Context(), "d"); err == nil || !strings.Contains(err.Error(), "Retry calls a handler again") {
-		t.Errorf("AtMostOnce with Retry: %v", err)
-	}
-	k = schedule.AtLeastOnce[string](wrong.Scheduler, "nothing", nil)
-	if _, err := k.Enqueue(t.Context(), "e"); err == nil || !strings.Contains(err.Error(), "handler is nil") {
-		t.Errorf("a handler that is nil: %v", err)
 	}
 }
 
@@ -333,7 +319,7 @@ func TestTheOutcomeOfACallIsWrittenDownWhenTheDatabaseCan(t *testing.T) {
 	tests.OK(t, schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { called++; return nil }).Add("pay", args{}, hourly))
 	w.run().has("pay")
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "it has its fate", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 1 })
+	becomes(db, "it has its fate", 1, "SELECT count(*) FROM pgleases.history")
 	expect(t, one[string](db, "SELECT fate FROM pgleases.history"), "done", "fate")
 	w.close()
 	expect(t, called, 1, "calls")
@@ -359,9 +345,7 @@ func TestWhatIsGoneWhenItsCallEndsIsNoFault(t *testing.T) {
 	tests.OK(t, w.Delete(t.Context(), "close"))
 	tests.OK(t, w.Cancel(t.Context(), id))
 	close(let)
-	w.stop()
-	tests.Receive(t, "Run ends", w.ended)
-	w.stop = nil
+	w.end()
 	expect(t, log.count("outcome not written down"), 0, "lines of outcomes that are not written down")
 	expect(t, one[string](db, "SELECT string_agg(fate, ' ') FROM pgleases.history"), "cancelled cancelled", "fates")
 }

@@ -147,9 +147,7 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 	l := newLedger(db, "close")
 	tests.OK(t, books.Add("close", args{}, hourly))
 	w.run().has("close")
-	tests.Until(t, "all is owned", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") == 4
-	})
+	becomes(db, "all is owned", 4, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL")
 	db.looked()
 	before, rollbacks := one[int64](db, "SELECT max(epoch) FROM pgleases.partitions"), one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
 	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // somebody else's, of which the process has not heard
@@ -180,9 +178,7 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	w.run().has("close")
 	db.setClock(midnight.Add(time.Hour))
 	tests.Receive(t, "the handler runs", began)
-	tests.Until(t, "its statement runs", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
-	})
+	becomes(db, "its statement runs", true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
 	w.die()
 	other := newWorker(db)
 	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
@@ -209,13 +205,10 @@ func TestPartitionsThatAreClosedAtOnceAreWrittenTogether(t *testing.T) {
 		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	}
 	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
-	held := tests.Must(db.Begin(t.Context()))(t)
-	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE"))(t)
+	held := db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
 	w.wire.Record()
 	w.stop()
-	tests.Until(t, "one is being written down", func() bool {
-		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
-	})
+	db.blocked("one is being written down", "schedule_end")
 	tests.OK(t, held.Rollback(t.Context()))
 	tests.Receive(t, "Run ends", w.ended)
 	w.stop = nil
@@ -277,12 +270,9 @@ func TestAProcessWaitsForNoLockForEachPartitionThatItCloses(t *testing.T) {
 		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	}
 	opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
-	held := db.begin()
-	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE"))(t)
+	held := db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
 	began := time.Now()
-	w.stop()
-	tests.Receive(t, "Run ends", w.ended)
-	w.stop = nil
+	w.end()
 	if took := time.Since(began); opened < 12 || took > 9*time.Second {
 		t.Errorf("Run ended after %v, with %d partitions to close", took, opened)
 	}
@@ -328,7 +318,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.Key(names[0])))
 	db.setClock(midnight.Add(2 * time.Hour))
 	tests.Receive(t, "the plain one runs", began)
-	tests.Until(t, "it is done", func() bool { return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')") })
+	becomes(db, "it is done", true, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')")
 
 	edit := db.begin()
 	lock := func(name string) error {
@@ -336,8 +326,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 		return err
 	}
 	tests.OK(t, lock(high))
-	held := db.begin()
-	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE"))(t)
+	held := db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
 	waits := func() bool {
 		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
 	}
@@ -382,17 +371,13 @@ func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	kept := tests.Receive(t, "it runs", begun)
 	start()
 	ending.stop()
-	tests.Until(t, "the others are owned by the other", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID()) == 3
-	})
+	becomes(db, "the others are owned by the other", 3, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
 	expect(t, one[int](db, "SELECT partition FROM pgleases.partitions WHERE owner_id = $1", ending.client.ID()), kept, "partition of the run")
 	close(end)
 	if err := tests.Receive(t, "it ends", ending.ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v, not the end of its context", err)
 	}
 	ending.ended <- nil // for close
-	tests.Until(t, "all are owned by the other", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID()) == 4
-	})
+	becomes(db, "all are owned by the other", 4, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'"), 1, "runs that are done")
 }

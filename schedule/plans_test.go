@@ -24,8 +24,7 @@ func TestPlansThatWereMadeForEmptyTablesDoNotReadAllOfThem(t *testing.T) {
 	compiled := one[string](db, `SELECT coalesce(string_agg(p.proname, ', '), '') FROM pg_proc AS p WHERE p.pronamespace = 'pgleases'::regnamespace
 		AND p.proname LIKE 'schedule%' AND 'enable_seqscan=off' = ANY (p.proconfig) AND NOT 'jit=off' = ANY (p.proconfig)`)
 	expect(t, compiled, "", "functions that the server would compile")
-	tx := tests.Must(db.Begin(t.Context()))(t)
-	defer func() { _ = tx.Rollback(t.Context()) }()
+	tx := db.begin()
 	owned := fmt.Sprintf("(SELECT s.lease, s.partition, s.epoch FROM pgleases.status AS s WHERE s.lease = 'schedule/%s' AND s.owner IS NOT NULL LIMIT 1) AS s", group)
 	whole := func() (n int64) { // with what the server has not counted yet of transactions before
 		tests.OK(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))

@@ -83,9 +83,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 		now = latest
 	}
 	for _, name := range names {
-		tests.Until(t, "the tick of "+name+" has its fate", func() bool {
-			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name) == 1
-		})
+		becomes(db, "the tick of "+name+" has its fate", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name)
 	}
 	db.setClock(now.Truncate(time.Hour).Add(time.Hour))
 	under := int64(len(hours(first, now))) // ticks that came while the first was under way
@@ -292,7 +290,7 @@ func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
-	edit := tests.Must(db.Begin(t.Context()))(t)
+	edit := db.begin()
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	tests.Until(t, "the run was not committed, ten times", func() bool { return log.count("locked for too long") >= 10 })

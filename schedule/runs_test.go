@@ -114,9 +114,7 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
 				return err
 			}
-			tests.Until(t, "the server has ended the connection", func() bool {
-				return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
-			})
+			becomes(db, "the server has ended the connection", 0, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid)
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
 		}, "25P03", []schedule.KindOption{schedule.Idle(100 * time.Millisecond)}},
@@ -188,9 +186,7 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 	}
 	w.run()
 	for name, fate := range map[string]string{"slow": "done", "too slow": "dead"} {
-		tests.Until(t, name+" is "+fate, func() bool {
-			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE kind = $1 AND fate = $2", name, fate) == 1
-		})
+		becomes(db, name+" is "+fate, 1, "SELECT count(*) FROM pgleases.history WHERE kind = $1 AND fate = $2", name, fate)
 	}
 	expect(t, one[string](db, "SELECT error FROM pgleases.history WHERE kind = 'too slow'")[:len(schedule.ErrTimeout.Error())], schedule.ErrTimeout.Error(), "error")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.slow"), 1, "effects")
@@ -236,29 +232,10 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 		tests.OK(t, k.Add(statement, args{}, hourly))
 		w.run().has(statement)
 		db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
-		tests.Until(t, "it has its fate", func() bool {
-			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'dead' AND error LIKE '%' || $2 || '%'", statement, says) == 1
-		})
+		becomes(db, "it has its fate", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND fate = 'dead' AND error LIKE '%' || $2 || '%'", statement, says)
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", statement), 1, "effects with "+statement)
 		w.close()
 	}
-}
-
-func TestAHandlerCannotEndItsTransaction(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {
-			t.Error("the handler ended its transaction")
-		}
-		return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return effect(ctx, tx, r) }) // a savepoint is its own
-	})
-	l := newLedger(db, "close")
-	tests.OK(t, k.Add("close", args{}, hourly))
-	w.run().has("close")
-	db.setClock(midnight.Add(time.Hour))
-	l.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
 }
 
 // A transaction that the database broke off in favour of another is run again, three times in all.
@@ -381,55 +358,6 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	l.settled(next.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
 
-// Of ten that are due, three run at once.
-func TestNoMoreRunsAtOnceThanTheyMay(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db, schedule.WithMaxRunning(3))
-	began, end := make(chan struct{}, 10), make(chan struct{})
-	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		began <- struct{}{}
-		released(ctx, end)
-		return effect(ctx, tx, r)
-	})
-	var ledgers []*ledger
-	for _, name := range strings.Split("abcdefghij", "") {
-		tests.OK(t, k.Add(name, args{}, hourly))
-		ledgers = append(ledgers, newLedger(db, name))
-	}
-	w.run().has("j")
-	db.setClock(midnight.Add(time.Hour))
-	for range 3 {
-		tests.Receive(t, "it runs", began)
-	}
-	db.looked()
-	expect(t, len(began), 0, "runs besides")
-	close(end)
-	for _, l := range ledgers {
-		l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	}
-}
-
-// Jitter holds a run back, by the same for all processes, and moves no tick.
-func TestJitterHoldsRunsBack(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newWorker(db)
-	k := schedule.InTx(w.Scheduler, "books", effect)
-	l := newLedger(db, "close")
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Jitter(50*time.Minute), schedule.MissedNone))
-	s := tests.Must(w.Get(t.Context(), "close"))(t)
-	if s.Due.Before(midnight.Add(time.Hour+time.Minute)) || s.Due.After(midnight.Add(110*time.Minute)) {
-		t.Fatalf("the tick of 1:00 is due at %v", s.Due) // it is always the same: see jitter
-	}
-	w.run()
-	db.setClock(s.Due.Add(-3 * time.Second))
-	db.looked()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "fates before it is due")
-	db.setClock(s.Due)
-	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-}
-
 // A schedule's row is locked by an edit, for longer than its run may take: that is none of the run's time.
 func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	t.Parallel()
@@ -445,13 +373,11 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.looked()
-	edit := tests.Must(db.Begin(t.Context()))(t)
+	edit := db.begin()
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "the end of the run waits for the edit", func() bool {
-		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
-			AND query LIKE '%schedule_done_tick%' AND clock_timestamp() - query_start > interval '2.5 s')`)
-	})
+	becomes(db, "the end of the run waits for the edit", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+		AND query LIKE '%schedule_done_tick%' AND clock_timestamp() - query_start > interval '2.5 s')`)
 	tests.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 }
@@ -508,7 +434,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 	db.looked()
 	db.setClock(midnight.Add(62 * time.Minute))
 	tests.Receive(t, "one runs", began)
-	tests.Until(t, "the last has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'last'") == 1 })
+	becomes(db, "the last has run", 1, "SELECT count(*) FROM public.effects WHERE name = 'last'")
 	close(end)
 	for _, l := range ledgers {
 		l.settled(w.Scheduler)

@@ -2,7 +2,6 @@ package schedule_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -43,7 +42,7 @@ func (g *gate) highest() int {
 	return g.top
 }
 
-// Over several processes no more runs of a kind are under way at once than its limit allows, as many are, and each job is done.
+// Over several processes no more runs of a kind are under way at once than its limit allows, and never more than the higher where two versions differ. As many are, and each job is done.
 func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 	t.Parallel()
 	for _, calls := range []string{"in a transaction", "outside"} {
@@ -63,8 +62,9 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 				}
 				_, _ = db.Exec(ctx, "SELECT pg_sleep(0.005)")
 			}
-			start := func() *schedule.Kind[string] {
+			start := func(limit int) *schedule.Kind[string] {
 				w := newSteadyWorker(db, schedule.WithMaxRunning(5))
+				opts := []schedule.KindOption{schedule.Limit(limit), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
 				var k *schedule.Kind[string]
 				if calls == "outside" {
 					k = schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
@@ -73,31 +73,28 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 						hold(ctx)
 						_, err := db.Exec(ctx, "INSERT INTO public.effects (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM public.effects WHERE name = $1)", r.Args)
 						return err
-					}, schedule.Limit(3), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond)))
+					}, opts...)
 				} else {
 					k = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 						g.enter()
 						defer g.leave()
 						hold(ctx)
 						return note(ctx, tx, r)
-					}, schedule.Limit(3), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond)))
+					}, opts...)
 				}
 				w.run()
 				return k
 			}
-			for range 2 {
-				start()
-			}
-			k := start()
+			start(1)
+			start(3)
+			k := start(3)
 			const jobs = 60
 			var all []string
 			for i := range jobs {
 				all = append(all, fmt.Sprint(i))
 			}
 			tests.Must(k.EnqueueMany(t.Context(), all))(t)
-			tests.Until(t, "all jobs are done", func() bool {
-				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == jobs
-			})
+			becomes(db, "all jobs are done", jobs, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
 			expect(t, len(db.effects()), jobs, "effects")
 			expect(t, g.highest(), 3, "runs at once, at most")
 		})
@@ -140,11 +137,9 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
 	w.die()
 	start(false)
-	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 4 })
+	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 2, "slots")
-	tests.Until(t, "all slots are free", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
-	})
+	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
 }
 
 // holding is a handler whose runs of a schedule go on until the test ends them.
@@ -225,10 +220,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	if first.Name == "b" {
 		l, other = other, l
 	}
-	tests.Until(t, "the other waits", func() bool {
-		s := tests.Must(w.Get(t.Context(), l.name))(t)
-		return s.Waits != ""
-	})
+	w.waits(l.name, "")
 	var many []args
 	for range 150 { // more than a look finds
 		many = append(many, args{})
@@ -263,8 +255,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	w.run()
 	id := tests.Must(books.Enqueue(t.Context(), "makes the slots"))(t)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of the first")
-	other := tests.Must(db.Begin(t.Context()))(t)
-	tests.Must(other.Exec(t.Context(), "SELECT FROM pgleases.schedule_slots FOR UPDATE"))(t)
+	other := db.begin("SELECT FROM pgleases.schedule_slots FOR UPDATE")
 	first := tests.Must(books.EnqueueMany(t.Context(), make([]string, 150)))(t)
 	began := time.Now()
 	w.wire.Count("schedule_take")
@@ -277,28 +268,10 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
 	tests.OK(t, other.Rollback(t.Context()))
-	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 171 })
+	becomes(db, "all are done", 171, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
 	e := tests.Must(w.Job(t.Context(), first[149]))(t)
 	expect(t, e.Attempts, 1, "attempts")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
-}
-
-// So it is where this process has them all, and none of its runs has found one taken: more jobs than a look finds wait for the one that runs, and one of another kind is behind them.
-func TestJobsThatWaitForTheirOwnProcessAreInNobodysWay(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithPartitions(1))
-	h := newHolding(t)
-	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
-	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250)))(t)
-	w.run()
-	h.begins(0)
-	db.setClock(midnight.Add(time.Second))
-	id := tests.Must(mail.Enqueue(t.Context(), "behind"))(t)
-	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
-	db.exec("DELETE FROM pgleases.jobs")
-	close(h.of(0))
 }
 
 // What waits is left out as long as it does, and not at each second look: those between would hide what is behind it.
@@ -329,9 +302,11 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 			w.run()
 			tests.Receive(t, "one runs", began)
 			tests.Until(t, "it is looked often", func() bool { return one[int64](db, "SELECT count(*) FROM public.looks WHERE leaves_out") >= 5 })
+			behind := tests.Must(schedule.InTx(w.Scheduler, "mail", note).Enqueue(t.Context(), "behind"))(t)
+			expect(t, w.fate(behind).Fate, schedule.FateDone, "fate of what is behind those that wait")
 			expect(t, one[int64](db, "SELECT count(*) FROM public.looks WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.looks WHERE leaves_out)"), 0, "looks that leave out nothing, after one that did")
 			close(goOn)
-			tests.Until(t, "all are found in the end", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+			becomes(db, "all are found in the end", 0, "SELECT count(*) FROM pgleases.jobs")
 		})
 	}
 }
@@ -367,7 +342,7 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 		t.Errorf("another began after %v", took)
 	}
 	thaw()
-	tests.Until(t, "all have ended", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history") == 61 })
+	becomes(db, "all have ended", 61, "SELECT count(*) FROM pgleases.history")
 }
 
 // Whatever statement is lost, each job is done, no slot stays taken, and there are no more runs at once than the limit.
@@ -398,12 +373,8 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 			}
 			done += 10
 			tests.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
-			tests.Until(t, "all are done after "+text, func() bool {
-				return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == done
-			})
-			tests.Until(t, "all slots are free after "+text, func() bool {
-				return one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL") == 0
-			})
+			becomes(db, "all are done after "+text, done, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+			becomes(db, "all slots are free after "+text, 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
 		}
 	}
 	expect(t, g.highest(), 1, "calls at once, at most")
@@ -421,9 +392,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 		tests.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t)
 	}
 	done := func(n int64) {
-		tests.Until(t, "all are done", func() bool {
-			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND kind = 'limited'") == n
-		})
+		becomes(db, "all are done", n, "SELECT count(*) FROM pgleases.history WHERE fate = 'done' AND kind = 'limited'")
 	}
 	enqueue()
 	done(jobs) // the first run in a partition notes that, in a transaction of its own
@@ -453,43 +422,6 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	}
 }
 
-// Processes of two versions give different limits: never are there more runs than the higher.
-func TestTwoLimitsSideBySide(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	var g gate
-	ends := make(chan error)
-	start := func(limit int) *schedule.Kind[string] {
-		w := newSteadyWorker(db, schedule.WithMaxRunning(5))
-		k := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-			g.enter()
-			defer g.leave()
-			select {
-			case <-ends:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
-			return note(ctx, tx, r)
-		}, schedule.Limit(limit), schedule.Retry(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
-		w.run()
-		return k
-	}
-	start(1)
-	k := start(3)
-	tests.Must(k.EnqueueMany(t.Context(), make([]string, 40)))(t)
-	for range 40 {
-		select {
-		case ends <- nil:
-		case <-time.After(tests.Patience):
-			t.Fatal(errors.New("no run is under way"))
-		}
-	}
-	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 40 })
-	if top := g.highest(); top > 3 {
-		t.Errorf("%d runs at once", top)
-	}
-}
-
 // A standby that is promoted may not have heard of the slots that a process has made.
 func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	t.Parallel()
@@ -499,7 +431,7 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	w.run()
 	for range 2 {
 		tests.Must(k.Enqueue(t.Context(), "an order"))(t)
-		tests.Until(t, "the job is done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+		becomes(db, "the job is done", 0, "SELECT count(*) FROM pgleases.jobs")
 		tests.Must(db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots"))(t)
 	}
 }
@@ -516,13 +448,10 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 		done <- struct{}{}
 		return nil
 	}, schedule.Limit(1))
-	held := db.begin()
-	tests.Must(held.Exec(t.Context(), "LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE"))(t)
+	held := db.begin("LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE")
 	tests.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
-	tests.Until(t, "the slots are being made", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_make_slots%')")
-	})
+	db.blocked("the slots are being made", "schedule_make_slots")
 	tests.Must(held.Exec(t.Context(), "UPDATE pgleases.schedule_slots SET run = NULL"))(t) // as who frees one
 	tests.OK(t, held.Commit(t.Context()))
 	tests.Receive(t, "it is called", done)
@@ -552,7 +481,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- other.Run(ctx) }()
-	tests.Until(t, "both groups run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 2 })
+	becomes(db, "both groups run", 2, "SELECT count(*) FROM pgleases.members")
 	for _, k := range kinds {
 		tests.Must(k.EnqueueMany(t.Context(), make([]args, 6)))(t)
 	}
@@ -561,7 +490,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	db.looked()
 	expect(t, running.Load(), 2, "handlers at once of two groups on a pool of 6")
 	close(end)
-	tests.Until(t, "all are done", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 12 })
+	becomes(db, "all are done", 12, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
 	stop()
 	tests.Receive(t, "the other group ends", ended)
 }

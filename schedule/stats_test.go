@@ -130,18 +130,3 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		t.Errorf("after Run they are %+v", s)
 	}
 }
-
-// A step of the clock is told while it is doubted.
-func TestStatsTellThatTheClockIsDoubted(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	w := newSteadyWorker(db)
-	w.Doubt(time.Hour)
-	w.run()
-	tests.Until(t, "the clock is known", func() bool { return w.Stats().ClockOffset != 0 })
-	expect(t, w.Stats().ClockDoubted, false, "whether it is doubted")
-	db.setClock(midnight.Add(8 * time.Hour))
-	tests.Until(t, "it is doubted", func() bool { return w.Stats().ClockDoubted })
-	db.setClock(midnight)
-	tests.Until(t, "it is believed", func() bool { return !w.Stats().ClockDoubted })
-}

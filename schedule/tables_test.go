@@ -2,7 +2,6 @@ package schedule_test
 
 import (
 	"context"
-	"fmt"
 	"net/url"
 	"strings"
 	"testing"
@@ -15,36 +14,6 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/schedule"
 )
-
-// The lease is dropped and made again with another number of partitions: no schedule is left behind.
-func TestAnotherNumberOfPartitions(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	add := func(w *worker) {
-		k := schedule.InTx(w.Scheduler, "books", effect)
-		for i := range 20 {
-			tests.OK(t, k.Add(fmt.Sprint("close ", i), args{}, hourly))
-		}
-	}
-	before := newWorker(db)
-	add(before)
-	before.run().has("close 19")
-	var ledgers []*ledger
-	for i := range 20 {
-		ledgers = append(ledgers, newLedger(db, fmt.Sprint("close ", i)))
-	}
-	before.close()
-	tests.Until(t, "nobody is a member", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.members") == 0 })
-	db.exec("SELECT pgleases.drop_lease('schedule/tests', 'why')")
-	after := newWorker(db, schedule.WithPartitions(7))
-	add(after)
-	after.run()
-	db.setClock(midnight.Add(time.Hour))
-	for _, l := range ledgers {
-		l.settled(after.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
-}
 
 // Tables in a schema whose name has to be quoted, made twice, and with the clock of the server: a schedule of each second runs at its ticks.
 func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {

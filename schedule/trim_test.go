@@ -42,11 +42,9 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 	others := kept(db, "other")
 	for hour := 1; hour <= 100; hour++ {
 		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		tests.Until(t, fmt.Sprintf("hour %d has its fate, and what is old is gone", hour), func() bool {
-			return one[bool](db, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
-				AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE fate WHEN 'dead' THEN interval '72:30' ELSE interval '24:30' END)`,
-				midnight.Add(time.Duration(hour)*time.Hour), group)
-		})
+		becomes(db, fmt.Sprintf("hour %d has its fate, and what is old is gone", hour), true, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
+			AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE fate WHEN 'dead' THEN interval '72:30' ELSE interval '24:30' END)`,
+			midnight.Add(time.Duration(hour)*time.Hour), group)
 	}
 	w.close()
 	expect(t, kept(db, group), "dead 29-96, done 76-100", "what is kept") // that of hour 28 was done
@@ -74,10 +72,8 @@ func TestTheHistoryOfManyRunsStaysAsLargeAsWhatIsKept(t *testing.T) {
 			FROM generate_series($2::int, $3::int) AS n, LATERAL (SELECT $4::timestamptz + n * interval '10 seconds') AS t (at)`, group, n-step+1, n, midnight)
 		tests.OK(t, err)
 		db.setClock(midnight.Add(of(n)))
-		tests.Until(t, fmt.Sprintf("after %d runs what is old is gone", n), func() bool {
-			return one[bool](db, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND fate = 'done' OR ended_at < $2)",
-				midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
-		})
+		becomes(db, fmt.Sprintf("after %d runs what is old is gone", n), true, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND fate = 'done' OR ended_at < $2)",
+			midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
 		db.exec("VACUUM pgleases.history")
 		size = one[int64](db, "SELECT pg_total_relation_size('pgleases.history')")
 		most = max(most, size)
@@ -124,7 +120,5 @@ func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
 		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'done', '` + ended + ` UTC')`)
 	}
 	w.run()
-	tests.Until(t, "what is old is gone", func() bool {
-		return one[string](db, "SELECT string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history") == "2106 2026"
-	})
+	becomes(db, "what is old is gone", "2106 2026", "SELECT string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history")
 }

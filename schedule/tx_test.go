@@ -103,13 +103,16 @@ func TestWhatIsRefusedIsNotCommittedInAnyMode(t *testing.T) {
 	}
 }
 
-// A handler keeps its transaction, and a savepoint of it, beyond its end: they lead nowhere, and not to another run.
+// A handler cannot end its transaction. It keeps that, and a savepoint of it, beyond its end: they lead nowhere, and not to another run.
 func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
 	kept := make(chan []pgx.Tx, 1)
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		if tx.Commit(ctx) == nil || tx.Rollback(ctx) == nil {
+			t.Error("the handler ended its transaction")
+		}
 		outer, err := tx.Begin(ctx)
 		if err != nil {
 			return err
@@ -194,9 +197,7 @@ func TestATransactionThatOpensNothingMayNotBeIdleForLong(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	w.run()
-	tests.Until(t, "it owns a partition", func() bool {
-		return one[bool](db, "SELECT EXISTS (SELECT FROM pgleases.partitions WHERE partition = 0 AND owner IS NOT NULL)")
-	})
+	becomes(db, "it owns a partition", true, "SELECT EXISTS (SELECT FROM pgleases.partitions WHERE partition = 0 AND owner IS NOT NULL)")
 	for _, of := range []string{"false", "true"} {
 		tx := db.begin()
 		var none *string

@@ -223,7 +223,7 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	})
 	put := func(n int, crashes int) {
 		t.Helper()
-		tx := tests.Must(db.Begin(t.Context()))(t)
+		tx := db.begin()
 		id := tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint(n))))(t)
 		if crashes > 0 {
 			tests.Must(tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes))(t)
@@ -236,7 +236,7 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	put(2, 0)
 	expect(t, tests.Receive(t, "another runs beside it", began), 2, "what runs")
 	close(ends[0])
-	tests.Until(t, "both are done", func() bool { return one[int](db, "SELECT count(*) FROM pgleases.history") == 2 })
+	becomes(db, "both are done", 2, "SELECT count(*) FROM pgleases.history")
 	expect(t, log.count("runs beside others"), 0, "warnings")
 	put(3, 0)
 	expect(t, tests.Receive(t, "one runs", began), 3, "what runs")

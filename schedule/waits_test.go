@@ -46,10 +46,7 @@ func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	for name, why := range map[string]string{
 		"kind": `kind "new" is not registered`, "arguments": "cannot unmarshal string", "zone": "Mars/Olympus", "declared": "another version",
 	} {
-		tests.Until(t, name+" waits", func() bool {
-			s := tests.Must(older.Get(t.Context(), name))(t)
-			return strings.Contains(s.Waits, why)
-		})
+		older.waits(name, why)
 	}
 	ledgers["fine"].settled(older.Scheduler)
 	db.setClock(midnight.Add(72 * time.Hour)) // far beyond the grace
@@ -107,9 +104,7 @@ func TestAKindThatNobodyRegistersIsLoggedBesideThoseThatAre(t *testing.T) {
 	expect(t, log.count(`registered="[bills letters used]"`), 1, "lines with the kinds that are registered")
 	db.setClock(midnight.Add(3 * time.Hour))
 	for _, id := range ids {
-		tests.Until(t, "it was looked at again", func() bool {
-			return one[bool](db, "SELECT due > $2 FROM pgleases.jobs WHERE id = $1", id, midnight.Add(3*time.Hour))
-		})
+		becomes(db, "it was looked at again", true, "SELECT due > $2 FROM pgleases.jobs WHERE id = $1", id, midnight.Add(3*time.Hour))
 	}
 	expect(t, log.count(line), 1, "lines after hours")
 }
@@ -123,10 +118,7 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	l := newLedger(db, "close")
 	older := newWorker(db).run()
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "it waits", func() bool {
-		s := tests.Must(older.Get(t.Context(), "close"))(t)
-		return s.Waits != ""
-	})
+	older.waits("close", "")
 	db.setClock(midnight.Add(50 * time.Hour))
 	older.close()
 	newer := newWorker(db)
@@ -174,7 +166,9 @@ func TestBadInputIsRefused(t *testing.T) {
 		"timeout 0s is out of range":              schedule.InTx(w.Scheduler, "fast", effect, schedule.Timeout(0)).Put(t.Context(), "x", args{}, hourly),
 		"limit of 0 runs at once":                 schedule.InTx(w.Scheduler, "few", effect, schedule.Limit(0)).Put(t.Context(), "x", args{}, hourly),
 		"limit of 1001 runs at once":              schedule.InTx(w.Scheduler, "many", effect, schedule.Limit(1001)).Put(t.Context(), "x", args{}, hourly),
-		"handler is nil":                          schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
+		`"none": handler is nil`:                  schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
+		`"no call": handler is nil`:               schedule.AtLeastOnce[args](w.Scheduler, "no call", nil).Put(t.Context(), "x", args{}, hourly),
+		"Retry calls a handler again":             schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.Retry(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
 		`group "" is empty`:                       groupErr,
 		"has 256 bytes":                           longErr,
 		"0 partitions":                            partitionsErr,
@@ -216,10 +210,7 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	l := newLedger(db, "close")
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	tests.Until(t, "it waits", func() bool {
-		s := tests.Must(w.Get(t.Context(), "close"))(t)
-		return s.Waits != ""
-	})
+	w.waits("close", "")
 	db.setClock(midnight.Add(50*time.Hour + 30*time.Minute))
 	db.looked() // its ticks are overdue
 	tests.OK(t, put())
@@ -251,10 +242,7 @@ func TestArgumentsThatPanicWait(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	for name, says := range map[string]string{"brittle": "panic: brit\uFFFDtle", "hollow": "nil pointer"} {
-		tests.Until(t, name+" waits", func() bool {
-			s := tests.Must(w.Get(t.Context(), name))(t)
-			return strings.Contains(s.Waits, says)
-		})
+		w.waits(name, says)
 	}
 }
 
@@ -274,10 +262,7 @@ func TestARuleOfBeforeThatIsNotKnownStopsNobody(t *testing.T) {
 	w.run().has("fine")
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
-	tests.Until(t, "it waits", func() bool {
-		s := tests.Must(w.Get(t.Context(), "close"))(t)
-		return strings.Contains(s.Waits, "Mars/Olympus")
-	})
+	w.waits("close", "Mars/Olympus")
 	expect(t, log.count("its rule until now is not known here"), 1, "lines of the log")
 }
 
@@ -311,10 +296,7 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	schedule.InTx(older.Scheduler, "books", effect)
 	db.setClock(midnight.Add(time.Hour))
 	older.run()
-	tests.Until(t, "it waits", func() bool {
-		s := tests.Must(older.Get(t.Context(), "arguments"))(t)
-		return strings.Contains(s.Waits, "cannot unmarshal string")
-	})
+	older.waits("arguments", "cannot unmarshal string")
 	older.close()
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": 1}'`)
 	db.setClock(midnight.Add(72 * time.Hour))
@@ -371,7 +353,7 @@ func TestAllThatWaitsRunsWhereItIsKnown(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil })
 	w.run()
-	tests.Until(t, "all have run", func() bool { return one[int64](db, "SELECT count(*) FROM pgleases.jobs") == 0 })
+	becomes(db, "all have run", 0, "SELECT count(*) FROM pgleases.jobs")
 }
 
 // A process that comes with another number of partitions is told both numbers, and changes nothing for those that run.
