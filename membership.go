@@ -26,6 +26,7 @@ type leases struct {
 	claimed   map[string]bool       // of these: this client has claimed the plan
 	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
 	planning  *planning             // the plan under way, or the one that is to be made again; nil: none
+	drained   []string              // who drained the client, and why; nil: nobody has
 	planBatch int                   // the most partitions that one statement of a plan moves; see fitting
 	blocked   map[string]blocked    // by lease: those whose last plan changed nothing
 
@@ -39,6 +40,7 @@ type membership struct {
 
 	joined     bool // the session is a member
 	generation int64
+	paused     []string      // who paused it, and why; nil: nobody has
 	toRead     bool          // it changed since generation was read, or nothing was read yet
 	retryAt    time.Time     // of joining
 	retry      time.Duration // after the next failure to join

@@ -92,6 +92,7 @@ func (e *engine) beginRead(time.Time) *operation {
 func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	now := time.Now()
 	m.generation, m.toRead = r.Generation, false
+	e.heardWishes(m, r)
 	relics := e.leases.relics[r.Name]
 	if e.session.settled {
 		delete(e.leases.relics, r.Name)
@@ -127,6 +128,24 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	if m.leaving != nil && m.tenures.n == 0 {
 		m.awaitsRelease = false // nothing is left to wait for: leave again
 	}
+}
+
+// heardWishes logs what an operator has done about this client, and a lease of it.
+func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
+	switch changed := !slices.Equal(m.paused, r.Paused); {
+	case changed && r.Paused == nil:
+		e.client.log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
+	case changed:
+		e.client.log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
+			slog.String("reason", r.Paused[1]))
+	}
+	switch changed := !slices.Equal(e.leases.drained, r.Drained); {
+	case changed && r.Drained == nil:
+		e.client.log.Info("pgleases: drain of the client ended")
+	case changed:
+		e.client.log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
+	}
+	m.paused, e.leases.drained = r.Paused, r.Drained
 }
 
 // compare takes out the tenures that the session does not own under their epoch: those released,

@@ -2,6 +2,7 @@ package pgleases_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -19,9 +20,10 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	operator := ownersPool(t, pool.Config().ConnString())
 	var working [partitions]atomic.Int32
 	var overlaps, cut atomic.Int32
+	log := new(logbook) // of a
 	clients, leases, jobs := make(map[string]*pgleases.Client), make(map[string]*pgleases.Lease), make(map[string]job)
-	open := func(id string) {
-		clients[id] = newClient(t, pool, pgleases.WithClientID(id))
+	open := func(id string, options ...pgleases.Option) {
+		clients[id] = newClient(t, pool, append(options, pgleases.WithClientID(id))...)
 		leases[id] = joined(t, clients[id], "work", partitions)
 		jobs[id] = run(t, leases[id], func(ctx context.Context, p pgleases.Partition) error {
 			if working[p.Number].Add(1) != 1 {
@@ -54,16 +56,28 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 		t.Helper()
 		untilValue(t, pool, "no plan is due", 0, "SELECT count(*) FROM pgleases.leases WHERE next_check_at < 'infinity'")
 	}
-	for _, id := range []string{"a", "b", "c"} {
-		open(id)
+	logged := func(words ...string) {
+		t.Helper()
+		until(t, fmt.Sprint("a logs once ", words), func() bool { return len(log.lines(words...)) == 1 })
 	}
+	says("pause('work', 'it does not exist yet')")
+	open("a", log.option())
+	open("b")
+	open("c")
+	logged("lease paused", "lease=work", "actor=", "reason=it does not exist yet")
+	planned()
+	shares("nobody owns what was paused before it was made", "abc", 0, 0, 0)
+	says("resume('work', 'now')")
 	shares("each has its third", "abc", 4, 4, 4)
+	logged("pause", "ended")
 	its := ownedBy(t, pool, "a")
 
 	says("drain('a', 'its host goes')")
 	shares("a is drained", "abc", 0, 6, 6)
+	logged("client drained", "actor=", "reason=its host goes")
 	says("undrain('a', 'its host stays')")
 	shares("a is back", "abc", 4, 4, 4)
+	logged("drain", "ended")
 	if got := ownedBy(t, pool, "a"); !slices.Equal(got, its) {
 		t.Errorf("a owned %v, and when it was back %v", its, got)
 	}

@@ -562,7 +562,7 @@ COMMENT ON FUNCTION pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bi
 CREATE OR REPLACE FUNCTION pgleases.read(
     session bigint, leases pg_catalog.text[],
     OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT settled bigint, OUT era bigint,
-    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[])
+    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[], OUT paused pg_catalog.text[], OUT drained pg_catalog.text[])
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- one snapshot
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
@@ -570,7 +570,10 @@ AS $pgleases_body$
 BEGIN
     RETURN QUERY
     SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
-           s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}')
+           s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w WHERE w.verb = 'pause' AND w.lease = l.name),
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w
+            WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1))
     FROM pgleases.server AS s, pgleases.leases AS l
     LEFT JOIN (
         SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
@@ -1047,7 +1050,11 @@ BEGIN
         RAISE EXCEPTION '% for a client ID of % bytes', $1, octet_length($5) USING ERRCODE = 'invalid_parameter_value',
             HINT = 'Client IDs have 1 to 255 bytes.';
     END IF;
-    IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
+    IF NOT $2 AND octet_length($3) NOT BETWEEN 1 AND 255 THEN
+        RAISE EXCEPTION '% of a lease name of % bytes', $1, octet_length($3) USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Names of leases have 1 to 255 bytes.';
+    END IF;
+    IF $3 IS NOT NULL AND NOT $2 AND $1 <> 'pause' AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
         RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
     END IF;
     IF $1 = 'pin' AND NOT $2 AND $5 IS NULL THEN
@@ -1185,7 +1192,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.wish('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner.';
+COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner. The lease need not exist yet.';
 
 CREATE OR REPLACE FUNCTION pgleases.resume(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)

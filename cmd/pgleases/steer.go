@@ -48,7 +48,7 @@ func newSteering() []*cobra.Command {
 		newSteer(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
 		newSteer(
 			admin.Pause, "LEASE", "Have nobody own a lease",
-			"Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume.",
+			"Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume. The lease\nneed not exist yet.",
 		),
 		newSteer(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
 		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained; what else is\non its way, and not handed over yet, stays. A member that joins gets nothing else."),

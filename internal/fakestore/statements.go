@@ -294,6 +294,12 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			}
 			read := store.LeaseRead{Name: name, Generation: l.Generation, Settled: t.Server.Timeline, Era: t.Server.Era,
 				Run: store.Run{Timeline: db.run.Timeline, Started: db.run.Started}}
+			if t.wished("pause", name, "") {
+				read.Paused = make([]string, 2)
+			}
+			if t.wished("drain", "", t.Clients[session].ID) {
+				read.Drained = make([]string, 2)
+			}
 			for p, row := range t.Partitions[name] {
 				if row.Owner == session {
 					read.Owned = append(read.Owned, store.Owned{Partition: p, Epoch: row.Epoch, Moving: row.Target != row.Owner})

@@ -72,7 +72,7 @@ func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error
 	switch {
 	case until <= clock:
 		return fmt.Errorf("%w: until %d", ErrUnknown, until)
-	case w.Lease != "" && t.Leases[w.Lease].Partitions <= int64(w.Partition), w.Client+pinnedTo != "" && until == Ever && !known:
+	case w.Lease != "" && w.Verb != "pause" && t.Leases[w.Lease].Partitions <= int64(w.Partition), w.Client+pinnedTo != "" && until == Ever && !known:
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
 	}
 	for _, name := range t.concerned(w) {

@@ -31,6 +31,8 @@ type LeaseRead struct {
 	Settled    int64   // the settled timeline, as that server has it
 	Era        int64   // the present one: no guard passes under an epoch of an earlier one
 	Owned      []Owned // ordered by partition
+
+	Paused, Drained []string // who has paused the lease, or drained the client, and why; nil: nobody has
 }
 
 // EraOf is the era of an epoch.
@@ -93,10 +95,12 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 		Partitions numbers
 		Epochs     numbers
 		Moving     flags
+
+		Paused, Drained []string
 	}
 	read := func(from pgx.CollectableRow) (LeaseRead, error) {
 		r, err := pgx.RowToStructByPos[row](from)
-		read := LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions))}
+		read := LeaseRead{r.Name, r.Generation, Run{Timeline: r.Timeline, Started: r.Started}, r.Settled, r.Era, make([]Owned, len(r.Partitions)), r.Paused, r.Drained}
 		for i := range r.Partitions {
 			read.Owned[i] = Owned{int(r.Partitions[i]), r.Epochs[i], r.Moving[i]}
 		}

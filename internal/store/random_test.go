@@ -97,6 +97,10 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				p.same("read", func(c seam.Conn) (any, error) {
 					reads, err := c.Read(f.ctx, session, names)
 					slices.SortFunc(reads, func(a, b LeaseRead) int { return cmp.Compare(a.Name, b.Name) })
+					for _, r := range reads { // the double does not know who wants it, and why
+						clear(r.Paused)
+						clear(r.Drained)
+					}
 					return reads, err
 				})
 			},

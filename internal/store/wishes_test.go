@@ -110,8 +110,9 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 			t.Errorf("drain of nobody: %v", err)
 		}
 		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "yet to come"}, tomorrow(), false))
-		if err := f.wish(fakestore.Wish{Verb: "pause", Lease: "nothing"}, 0, false); said(err) != "unknown" {
-			t.Errorf("pause of no lease: %v", err)
+		f.ok(f.wish(fakestore.Wish{Verb: "pause", Lease: "yet to come"}, tomorrow(), false))
+		if err := f.wish(fakestore.Wish{Verb: "freeze", Lease: "nothing"}, 0, false); said(err) != "unknown" {
+			t.Errorf("freeze of no lease: %v", err)
 		}
 	})
 }
@@ -306,6 +307,7 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 		"unpin('l', 0, 'r')":                                   `there is no pin of "l/0" to take back`,
 		"drain(NULL, 'r')":                                     "drain of null",
 		"pause(NULL, 'r')":                                     "pause of null",
+		"pause('', 'r')":                                       "pause of a lease name of 0 bytes",
 		"cordon('b', 'r')":                                     `client "b" is not known`,
 		"evict_client('b', 'r')":                               `client "b" is not known`,
 		"freeze('m', 'r')":                                     `lease "m" does not exist`,
