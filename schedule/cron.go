@@ -103,7 +103,15 @@ func parse(expression string) (*cron.SpecSchedule, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w; want five fields, or @yearly, @annually, @monthly, @weekly, @daily, @midnight or @hourly", err)
 	}
-	return parsed.(*cron.SpecSchedule), nil // only of an interval it is another
+	spec := parsed.(*cron.SpecSchedule) // only of an interval it is another
+	if len(words) == len(fields) {
+		for i, days := range map[int]*uint64{2: &spec.Dom, 4: &spec.Dow} {
+			if words[i] != "*" { // to the parser, */1 and 5,* leave the day to the other field too
+				*days &^= star
+			}
+		}
+	}
+	return spec, nil
 }
 
 func checkField(i int, word string) error {

@@ -222,9 +222,10 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 	var mail *schedule.Kind[string]
 	mail = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		switch r.Args {
-		case "replace":
-			if _, err := mail.Enqueue(ctx, "replaced", schedule.Unique(r.Name, schedule.Replace)); err != nil {
-				return err
+		case "replace", "replace and fail":
+			_, err := mail.Enqueue(ctx, "replaced", schedule.Unique(r.Name, schedule.Replace), schedule.In(time.Hour))
+			if err != nil || r.Args != "replace" {
+				return errors.Join(err, errors.New("no paper"))
 			}
 		case "cancel":
 			if err := w.Cancel(ctx, r.Job); err != nil {
@@ -237,8 +238,16 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise)))(t)
 	cancelled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
-	becomes(db, "both have run", 2, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", id)
-	expect(t, fmt.Sprint(db.effects()), "[replace replaced]", "effects")
+	failed := tests.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.Unique("inv-8", schedule.Raise)))(t)
+	became := func(job int64) string {
+		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', fate, until - $2, again -> 'args'), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
+	}
+	tests.Until(t, "both have run", func() bool { return became(id) != "" && became(failed) != "" })
+	expect(t, became(id)+"; "+became(failed), `done 00:00:00 ; dead 00:00:00 "replace and fail"`, "what the history says of the runs before")
+	db.setClock(midnight.Add(time.Hour))
+	tests.Until(t, "what replaced them has run", func() bool { return became(id) == "done 00:00:00 , done 01:00:00 " })
+	becomes(db, "and the other", 1, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND fate = 'done'", failed)
+	expect(t, fmt.Sprint(db.effects()), "[replace replaced replaced]", "effects")
 	wraps(t, "to cancel it again", w.Cancel(t.Context(), cancelled), schedule.ErrNotFound)
 }
 

@@ -46,6 +46,8 @@ func TestCronTicksWhenTheClocksShowWhatTheExpressionSays(t *testing.T) {
 		// The first of the month, and Mondays; not only Mondays that are the first.
 		{"0 6 1 * MON", "2026-06-29 06:00:00", []string{"2026-07-01 06:00", "2026-07-06 06:00", "2026-07-13 06:00"}},
 		// Where one of them is any day, the other one alone says.
+		{"0 6 */1 * MON", "2026-06-29 06:00:00", []string{"2026-06-30 06:00", "2026-07-01 06:00", "2026-07-02 06:00"}}, // each day is given
+		{"0 6 1 * 3,*", "2026-06-29 06:00:00", []string{"2026-06-30 06:00", "2026-07-01 06:00", "2026-07-02 06:00"}},
 		{"0 6 * * MON", "2026-06-29 06:00:00", []string{"2026-07-06 06:00", "2026-07-13 06:00"}},
 		{"0 6 1 * *", "2026-06-29 06:00:00", []string{"2026-07-01 06:00", "2026-08-01 06:00"}},
 		{"0 6 * * 7", "2026-06-29 06:00:00", []string{"2026-07-05 06:00", "2026-07-12 06:00"}},

@@ -126,6 +126,10 @@ type fate struct {
 	Attempts  int        `json:"attempts"`
 	Epoch     *int64     `json:"epoch,omitempty"`
 	StartedAt *time.Time `json:"started_at,omitempty"`
+
+	// Of a job's run, what ran: it may have been replaced since.
+	Key  string          `json:"key,omitempty"`
+	Args json.RawMessage `json:"args,omitempty"`
 }
 
 // A subject is a schedule, or a job.
@@ -328,8 +332,11 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 	switch {
 	case r.Job && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
 		f := st.Fates[0]
-		batch.Queue(s.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro()).Exec(ended)
+		batch.Queue(s.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
 	case r.Job:
+		for i := range st.Fates {
+			st.Fates[i].Key, st.Fates[i].Args = r.Key, r.Args
+		}
 		batch.Queue(s.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
 	case st.onlyDone():
 		f := st.Fates[0]

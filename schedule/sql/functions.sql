@@ -298,10 +298,10 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, fate, error, attempts, epoch, started_at, ended_at, again)
-    SELECT 0, j.id, j.group_name, j.name, j.kind, j.at, j.at, 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
-           CASE WHEN f.fate <> 'done' THEN jsonb_build_object('key', j.key, 'args', j.args, 'priority',
+    SELECT 0, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.fate, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
+           CASE WHEN f.fate <> 'done' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
            j.priority, 'unique_key', j.unique_key, 'begins', j.begins) END
-    FROM jsonb_to_recordset($2) AS f (fate text, error text, attempts int, epoch bigint, started_at timestamptz);
+    FROM jsonb_to_recordset($2) AS f (until timestamptz, key text, args jsonb, fate text, error text, attempts int, epoch bigint, started_at timestamptz);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_job_fates(pgleases.jobs, pg_catalog.jsonb) IS 'Writes down what became of a job.';
@@ -334,7 +334,7 @@ $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_done_job(job bigint, run pg_catalog.text, revision bigint, attempts int, epoch bigint,
-    began_us bigint) RETURNS void
+    began_us bigint, at pg_catalog.timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     WITH ended AS (
@@ -349,12 +349,12 @@ BEGIN
     FROM ended AS e;
     IF NOT FOUND THEN -- it says why, or what is to be done
         PERFORM pgleases.schedule_close_job($1, $2, $3, pg_catalog.jsonb_build_object('fates', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
-            'fate', 'done', 'attempts', $4, 'epoch', $5, 'started_at',
+            'until', $7, 'fate', 'done', 'attempts', $4, 'epoch', $5, 'started_at',
             'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) ($6 OPERATOR(pg_catalog.*) interval '1 microsecond')))));
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_done_job(bigint, pg_catalog.text, bigint, int, bigint, bigint) IS 'Ends a job that is done, and its run. See donejob.sql.';
+COMMENT ON FUNCTION pgleases.schedule_done_job(bigint, pg_catalog.text, bigint, int, bigint, bigint, pg_catalog.timestamptz) IS 'Ends a job that is done, and its run. See donejob.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_enqueue(of_group pg_catalog.text, partitions int, jobs pg_catalog.jsonb, taken pg_catalog.text, OUT ids bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
