@@ -71,9 +71,7 @@ func TestTheEngineWakesUpForAHandOverAfterItsDelay(t *testing.T) {
 		w.start("b", rare...).mustJoin("x", 2)
 		w.within(3*time.Second, "the join is planned", func() bool { return w.count("apply") >= 2 })
 		l.Values()
-		if err := l.SetWeight(patiently(w.t), 0); err != nil {
-			w.failf("%v", err)
-		}
+		w.ok(l.SetWeight(patiently(w.t), 0))
 		w.within(2*time.Second, "it drains", func() bool { return shows(l) == "-" })
 		took := w.within(time.Minute, "it is handed over", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
 		if took < delay-soon || took > delay+soon {
@@ -95,67 +93,39 @@ func TestTheEngineWakesUpToReleaseWhatAGuardWasInTheWayOf(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		end()
 		w.within(soon, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
-		if err := <-closed; err != nil {
-			w.t.Error(err)
-		}
+		w.ok(<-closed)
 	})
 }
 
-func TestTheEngineWakesUpToConnectAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p, _ := w.alone()
-		w.failing(p, "connect", 3, fault{err: errBroken})
-		w.breakConns(p)
-		began := time.Now()
-		if err := p.leases["x"].SetWeight(patiently(w.t), 2); err != nil { // it finds the connection broken
-			w.failf("%v", err)
-		}
-		if took := time.Since(began); took > time.Second {
-			w.failf("it had connected after %v", took)
-		}
-	})
-}
-
-func TestTheEngineWakesUpToRegisterAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p, l := w.alone()
-		w.failing(p, "register", 3, fault{err: errLocked})
+func TestTheEngineWakesUpToTryAgain(t *testing.T) {
+	goneWith := func(w *world, p *proc) { // the heartbeat of the next connection finds that the session is gone
 		w.evict("a")
-		w.breakConns(p) // the heartbeat of the next connection finds that the session is gone
-		began := time.Now()
-		if err := l.SetWeight(patiently(w.t), 2); err != nil {
-			w.failf("%v", err)
-		}
-		if took := time.Since(began); took > time.Second {
-			w.failf("it had registered and joined after %v", took)
-		}
-	})
-}
-
-func TestTheEngineWakesUpAfterThePauseThatAFailureCosts(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p, l := w.alone()
-		w.failing(p, "weight", 2, fault{err: errLocked})
-		began := time.Now()
-		if err := l.SetWeight(patiently(w.t), 2); err != nil {
-			w.failf("%v", err)
-		}
-		if took := time.Since(began); took > retryMin+2*retryMin+soon {
-			w.failf("the weight was set after %v", took)
-		}
-	})
-}
-
-func TestTheEngineWakesUpToJoinAgain(t *testing.T) {
-	inWorld(t, func(w *world) {
-		p := w.start("a", rare...)
-		w.failing(p, "join", 2, fault{err: errLocked})
-		began := time.Now()
-		p.mustJoin("x", 2)
-		if took := time.Since(began); took > 4*retryMin+soon {
-			w.failf("it had joined after %v", took)
-		}
-	})
+		w.breakConns(p)
+	}
+	for op, c := range map[string]struct {
+		times int
+		err   error
+		lose  func(w *world, p *proc)
+		most  time.Duration
+	}{
+		"connect":  {3, errBroken, (*world).breakConns, time.Second},
+		"register": {3, errLocked, goneWith, time.Second},
+		"join":     {2, errLocked, goneWith, time.Second},
+		"weight":   {2, errLocked, func(*world, *proc) {}, 3*retryMin + soon},
+	} {
+		t.Run(op, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p, l := w.alone()
+				w.failing(p, op, c.times, fault{err: c.err})
+				c.lose(w, p)
+				began := time.Now()
+				w.ok(l.SetWeight(patiently(w.t), 2))
+				if took := time.Since(began); took > c.most {
+					w.failf("the weight was set after %v", took)
+				}
+			})
+		})
+	}
 }
 
 func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
@@ -213,9 +183,7 @@ func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
 		hold := l.Hold(context.Background())
 		defer hold.Release()
 		began := time.Now()
-		if err := l.SetWeight(patiently(w.t), 0); err != nil {
-			w.failf("%v", err)
-		}
+		w.ok(l.SetWeight(patiently(w.t), 0))
 		w.start("b", rare...).mustJoin("x", 2)
 		<-hold.Context().Done()
 		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(context.Cause(hold.Context()), ErrDrainTimeout) {
@@ -238,9 +206,7 @@ func TestTheEngineWakesUpToWarnOfAHandOverThatWaits(t *testing.T) {
 			}
 		}
 		hold.Release()
-		if err := <-closed; err != nil {
-			w.t.Error(err)
-		}
+		w.ok(<-closed)
 	})
 }
 
@@ -397,9 +363,7 @@ func TestALeaseWhoseJoinWasGivenUpWhileItWasMadeCanBeJoinedAgain(t *testing.T) {
 			}
 			done <- err
 		})
-		if err = cmp.Or(err, wrong); err != nil {
-			w.failf("%v", err)
-		}
+		w.ok(cmp.Or(err, wrong))
 		if _, err := p.c.Lease(patiently(w.t), "x", 4); err != nil {
 			w.failf("joining it again: %v", err)
 		}

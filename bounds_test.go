@@ -25,9 +25,7 @@ func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
 				w.mu.Unlock()
 				before := w.count("release")
 				began := time.Now()
-				if err := end(patiently(w.t), p, l); err != nil {
-					t.Error(err)
-				}
+				w.ok(end(patiently(w.t), p, l))
 				if took, releases := time.Since(began), w.count("release")-before; took > soon || releases > 2 {
 					t.Errorf("it took %v and %d releases", took, releases)
 				}
@@ -51,9 +49,7 @@ func TestClosingDoesNotWaitForTheGuardedTransactionOfAnother(t *testing.T) {
 		dead.kill()
 		time.Sleep(20 * time.Second)
 		began := time.Now()
-		if err := a.c.Close(patiently(w.t)); err != nil {
-			t.Error(err)
-		}
+		w.ok(a.c.Close(patiently(w.t)))
 		if took := time.Since(began); took > closeGrace+soon {
 			t.Errorf("Close took %v", took)
 		}
@@ -82,9 +78,7 @@ func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
 		if l.Err() != nil {
 			t.Errorf("the lease has ended: %v", l.Err())
 		}
-		if err := l.Leave(patiently(w.t)); err != nil {
-			t.Error(err)
-		}
+		w.ok(l.Leave(patiently(w.t)))
 		again := a.mustJoin("x", 5)
 		w.within(5*time.Second, "it owns all", func() bool { return len(shown(again)) == 5 })
 	})
@@ -135,9 +129,7 @@ func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochOnceItsWorkHasEnde
 		w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "join" })
 		remove()
 		w.within(5*time.Second, "it is lost", func() bool { return shows(l) == "-" })
-		if err := l.Leave(context.Background()); err != nil {
-			t.Error(err)
-		}
+		w.ok(l.Leave(context.Background()))
 		w.within(time.Second, "nothing drains", func() bool { return a.c.Stats().Draining == 0 })
 	})
 }
@@ -161,9 +153,7 @@ func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochInALeaseThatIsJoin
 				go func() { left <- l.Leave(context.Background()) }()
 				time.Sleep(5 * time.Second)
 				h.Release()
-				if err := <-left; err != nil {
-					t.Error(err)
-				}
+				w.ok(<-left)
 				w.inject(nil)
 				l = a.mustJoin("x", 2)
 				w.within(5*time.Second, "it owns all again", func() bool { return shows(l) == "0-1" })

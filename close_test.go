@@ -135,9 +135,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	if err := b.SetWeight(t.Context(), 1); err != nil { // and what waits for a hand-over is in it too
 		t.Fatal(err)
 	}
-	until(t, "a is asked for half", func() bool {
-		return tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`) == 2
-	})
+	tests.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
 	done := make(chan error, 1)
 	go func() { done <- ca.Close(context.Background()) }()
 	until(t, "a shows nothing, b owns what is free", func() bool {
@@ -475,7 +473,7 @@ func TestCloseAndLeaveInACallbackReturnWhenTheirContextEndsAndNameThePartition(t
 				returned <- end(own, l, c)
 				return nil
 			})
-			untilValue(t, pool, "what the other callbacks had is handed over", 1, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`)
+			tests.Becomes(t, pool, "what the other callbacks had is handed over", 1, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`)
 			select {
 			case err := <-returned:
 				t.Fatalf("it returned before its context ended: %v", err)

@@ -183,6 +183,13 @@ func (w *world) failf(format string, args ...any) {
 	w.t.Errorf("seed %d, after %v: %s\n%s", w.seed, time.Since(w.began), fmt.Sprintf(format, args...), strings.Join(w.events, "\n"))
 }
 
+// ok fails the world at an error.
+func (w *world) ok(err error) {
+	if err != nil {
+		w.failf("%v", err)
+	}
+}
+
 func (w *world) broken() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -1412,9 +1419,7 @@ func TestAStatementThatHangsCostsNoTrust(t *testing.T) {
 						time.Sleep(10*time.Second + w.span(0, heartbeat))
 						w.notify("a")
 					}
-					if err := context.Cause(o.Context()); err != nil {
-						w.failf("%v", err)
-					}
+					w.ok(context.Cause(o.Context()))
 				})
 			})
 		}

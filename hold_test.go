@@ -55,13 +55,21 @@ func ownedBy(t testing.TB, pool *pgxpool.Pool, client string) []int {
 		`SELECT coalesce(array_agg(partition ORDER BY partition), '{}') FROM pgleases.status WHERE owner = $1`, client)
 }
 
+// A partition leaves when no open hold contains it.
 func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	t.Parallel()
 	pool, ca, cb, a := twoClients(t, 4)
-	hold := a.Hold(t.Context())
+	first, hold := a.Hold(t.Context()), a.Hold(t.Context())
 	defer hold.Release()
 	b := joined(t, cb, "work", 4)
 	untilOwns(t, a, 2)
+	young := a.Hold(t.Context())
+	defer young.Release()
+	if got := young.Values(); !slices.Equal(got, numbers(a)) {
+		t.Errorf("a hold contains %v, owned are %v", got, numbers(a))
+	}
+	first.Release()
+	first.Release()
 	beats(t, ca, 3)
 	beats(t, cb, 3)
 	if got := ownedBy(t, pool, "a"); len(got) != 4 || len(numbers(b)) != 0 {
@@ -88,35 +96,10 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	}
 	hold.Release()
 	hold.Release()
-	untilOwns(t, b, 2)
+	untilOwns(t, b, 2) // though the young one is open
+	tests.OK(t, young.Context().Err())
 	wraps(t, "released, its context ended with", context.Cause(hold.Context()), context.Canceled)
 	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handover: 2}) })
-}
-
-func TestAPartitionLeavesWhenNoOpenHoldContainsIt(t *testing.T) {
-	t.Parallel()
-	pool, ca, cb, a := twoClients(t, 4)
-	first, second := a.Hold(t.Context()), a.Hold(t.Context())
-	defer second.Release()
-	b := joined(t, cb, "work", 4)
-	untilOwns(t, a, 2)
-	third := a.Hold(t.Context())
-	defer third.Release()
-	if got := third.Values(); !slices.Equal(got, numbers(a)) {
-		t.Errorf("a hold contains %v, owned are %v", got, numbers(a))
-	}
-	first.Release()
-	first.Release()
-	beats(t, ca, 3)
-	beats(t, cb, 3)
-	if got := ownedBy(t, pool, "a"); len(got) != 4 {
-		t.Errorf("while a second hold is open, a owns %v, not all", got)
-	}
-	second.Release()
-	untilOwns(t, b, 2) // though the third is open
-	if err := third.Context().Err(); err != nil {
-		t.Errorf("the end of others ended a hold: %v", err)
-	}
 }
 
 func TestAHoldsContextIsOfItsParent(t *testing.T) {

@@ -128,7 +128,7 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	}
 	var book logbook
 	c := newClient(t, tests.Pool(t, url), pgleases.WithFastFailover(), book.option())
-	untilValue(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
+	tests.Becomes(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
 	conn := tests.Must(owner.Acquire(t.Context()))(t)
 	defer conn.Release()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -52,9 +52,7 @@ func TestSharesFollowTheWeights(t *testing.T) {
 	shares(16, 0, 0)
 	weight(0, 0) // now nobody has any
 	shares(0, 0, 0)
-	until(t, "no partition has an owner", func() bool {
-		return tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`) == 16
-	})
+	tests.Becomes(t, pool, "no partition has an owner", 16, `SELECT count(*) FROM pgleases.status WHERE owner IS NULL AND moving_to IS NULL`)
 	weight(2, 7)
 	shares(0, 0, 16)
 	weight(0, 7)

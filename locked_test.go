@@ -74,9 +74,7 @@ func TestALeaseThatCannotBeAnnouncedKeepsNoOtherFromBeingAnnounced(t *testing.T)
 	beats(t, cb, 3) // which tell the heir of all that was before
 	defer lockLeaseFor(t, pool, "locked", "NO KEY UPDATE")()
 	holds["locked"].Release()
-	until(t, "it is released", func() bool {
-		return tests.Value[string](t, pool, "SELECT owner FROM pgleases.status WHERE lease = 'locked'") == "b"
-	})
+	tests.Becomes(t, pool, "it is released", "b", "SELECT owner FROM pgleases.status WHERE lease = 'locked'")
 	holds["work"].Release()
 	untilOwns(t, heirs["work"], 1)
 }

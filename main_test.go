@@ -30,7 +30,7 @@ func TestMain(m *testing.M) { tests.Main(m) }
 
 const calmTTL, calmHeartbeat = clients.TTL, clients.Heartbeat
 
-var newClient, shut = clients.New, clients.Close
+var newClient, shut, beats = clients.New, clients.Close, clients.Beats
 
 // direct returns the URL of a new database with the tables past any pooler: for tests of the client's own connection, which a pooler hides,
 // and of what only notifications make fast. No other test has it: a pooler's sessions keep the names of clients.
@@ -56,57 +56,17 @@ func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts 
 	return l
 }
 
-// until waits until a condition on leases holds; it looks again whenever one of them changes.
+// until waits until a condition on leases holds, and tells what they own where it does not.
 func until(t testing.TB, what string, holds func() bool, leases ...*pgleases.Lease) {
 	t.Helper()
-	late := time.After(tests.Patience)
-	for {
-		changes := make(chan struct{}, len(leases))
-		stop := make(chan struct{})
-		for _, l := range leases {
-			changed := l.Changed()
-			go func() {
-				select {
-				case <-changed:
-					changes <- struct{}{}
-				case <-stop:
-				}
-			}()
-		}
-		if holds() {
-			close(stop)
-			return
-		}
-		select {
-		case <-changes:
-		case <-time.After(20 * time.Millisecond): // conditions on the database change without a lease
-		case <-late:
-			close(stop)
-			for i, l := range leases {
+	defer func() {
+		for i, l := range leases {
+			if t.Failed() {
 				t.Logf("lease %d, %q, owns %s", i+1, l.Name(), ranges.Format(numbers(l)))
 			}
-			t.Fatalf("not so within %v: %s", tests.Patience, what)
 		}
-		close(stop)
-	}
-}
-
-// untilValue waits until a query returns what it should.
-func untilValue[T comparable](t testing.TB, pool *pgxpool.Pool, what string, want T, query string, args ...any) {
-	t.Helper()
-	look := time.NewTicker(5 * time.Millisecond)
-	defer look.Stop()
-	for late := time.After(tests.Patience); ; {
-		got := tests.Value[T](t, pool, query, args...)
-		if got == want {
-			return
-		}
-		select {
-		case <-look.C:
-		case <-late:
-			t.Fatalf("not so within %v: %s: it is %v, not %v: %s", tests.Patience, what, got, want, query)
-		}
-	}
+	}()
+	tests.Until(t, what, holds)
 }
 
 // owned returns what leases own, counted.
@@ -158,24 +118,6 @@ func wraps(t *testing.T, what string, err error, wanted ...error) {
 			t.Errorf("%s: %v, not %q", what, err, want)
 		}
 	}
-}
-
-// beats waits until that many more heartbeats of a client succeeded.
-func beats(t testing.TB, c *pgleases.Client, n int) {
-	t.Helper()
-	sent := func() (from, to time.Time) { // the last one was sent between these: this goroutine may be stopped in between
-		before := time.Now()
-		age := c.Stats().HeartbeatAge
-		return before.Add(-age), time.Now().Add(-age)
-	}
-	_, last := sent()
-	until(t, fmt.Sprintf("%d heartbeats of %s succeed", n, c.ID()), func() bool {
-		if from, to := sent(); from.After(last) {
-			last = to
-			n--
-		}
-		return n <= 0
-	})
 }
 
 // expire has the database see a client that goes on no more as one whose TTL has passed, and was short.

@@ -29,7 +29,7 @@ func TestMigrationUnderLiveClients(t *testing.T) {
 	tests.Must(long.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ROW EXCLUSIVE MODE"))(t)
 	migrated := make(chan error, 1)
 	go func() { migrated <- pgleases.Migrate(t.Context(), owner) }()
-	untilValue(t, owner, "the migration waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'pgleases.leases'::regclass)")
+	tests.Becomes(t, owner, "the migration waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'pgleases.leases'::regclass)")
 	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience)
 	defer cancel()
 	if _, err := c.Lease(ctx, "other", 1); err != nil { // it writes to that table

@@ -84,7 +84,7 @@ func TestOpeningGoesOnWhereItsConnectionIsLost(t *testing.T) {
 	t.Parallel()
 	pool := tests.Pool(t, direct(t))
 	o := openLocked(t, t.Context(), pool, itsID, calmTTL/3) // so it waits in one statement
-	untilValue(t, ownersPool(t, pool.Config().ConnString()), "it waits for the lock, and is cut off", 1, `
+	tests.Becomes(t, ownersPool(t, pool.Config().ConnString()), "it waits for the lock, and is cut off", 1, `
 		SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
 		WHERE datname = current_database() AND application_name = 'pgleases' AND wait_event_type = 'Lock'`)
 	o.failed(t, "SQLSTATE 57P01")

@@ -260,7 +260,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 		t.Errorf("it says %q", text)
 	}
 	expire(t, pool, "worker-3") // others do not wait for its TTL
-	untilValue(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
+	tests.Becomes(t, pool, "its session has gone", 0, "SELECT count(*) FROM pgleases.clients WHERE incarnation < 0")
 	for _, l := range []*pgleases.Lease{a, b} {
 		untilOwns(t, l, 6)
 	}

@@ -137,9 +137,7 @@ func TestThoseWhoCloseAtOnceHandNothingToEachOther(t *testing.T) {
 		var closing sync.WaitGroup
 		for _, p := range procs {
 			closing.Go(func() {
-				if err := p.c.Close(context.Background()); err != nil {
-					t.Error(err)
-				}
+				w.ok(p.c.Close(context.Background()))
 			})
 		}
 		closing.Wait()
@@ -156,9 +154,7 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 	inWorld(t, func(w *world) {
 		procs, leases := w.sharing(1200)
 		before, applies := w.epochs("x"), w.count("apply")
-		if err := procs[0].c.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		w.ok(procs[0].c.Close(context.Background()))
 		for _, l := range leases[1:] {
 			w.within(minTTL, "each owns half", func() bool { return len(l.Values()) == 600 })
 		}

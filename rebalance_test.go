@@ -356,31 +356,20 @@ func TestPlanKeepsItsPromises(t *testing.T) {
 
 func TestPlanKeepsItsPromisesInATeam(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		leases := drawTeam(t, 30, 12, 9)
-		plans := plan(leases)
-		tests.OK(t, checkPlan(leases, plans))
-		if cheaperCycle(leases, plans) {
-			t.Fatalf("%d moves are not the fewest", countMoves(leases, plans))
-		}
+		tests.OK(t, checkAll(drawTeam(t, 30, 12, 9)))
 	})
 }
 
 func TestPlanMovesTheFewest(t *testing.T) {
-	check := func(t *rapid.T, leases []planLease) {
-		plans := plan(leases)
-		if got, want := countMoves(leases, plans), fewestMoves(leases); got != want {
-			t.Fatalf("%d moves, %d would do: %v", got, want, plans)
-		}
-	}
 	rapid.Check(t, func(t *rapid.T) { // any members, any weights
 		leases := make([]planLease, rapid.IntRange(1, 4).Draw(t, "leases"))
 		for i := range leases {
 			leases[i] = drawLease(t, 5, 4, rapid.SampledFrom([]int{1, 3}).Draw(t, "heaviest"))
 		}
-		check(t, leases)
+		tests.OK(t, checkAll(leases))
 	})
-	rapid.Check(t, func(t *rapid.T) { check(t, drawTeam(t, 5, 4, 4)) })
-	rapid.Check(t, func(t *rapid.T) { check(t, drawTeam(t, 8, 2, 5)) })
+	rapid.Check(t, func(t *rapid.T) { tests.OK(t, checkAll(drawTeam(t, 5, 4, 4))) })
+	rapid.Check(t, func(t *rapid.T) { tests.OK(t, checkAll(drawTeam(t, 8, 2, 5))) })
 }
 
 func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
@@ -634,60 +623,6 @@ func TestPlanDrainAndBack(t *testing.T) {
 	}
 }
 
-func TestPlanRollingRestartShufflesNobodyElse(t *testing.T) {
-	c := newPlanCluster(1, 1000, 10)
-	c.rebalance(t)
-	start := c.snapshot()
-	for round := range 3 {
-		for _, m := range teamOf(10) {
-			delete(c.weights, m.id)
-			if n := c.rebalance(t); n != 0 {
-				t.Errorf("round %d: %s left, and %d partitions of others moved", round, m.id, n)
-			}
-			c.weights[m.id] = 1
-			if n := c.rebalance(t); n != 100 {
-				t.Errorf("round %d: %s returned, %d moves, want 100", round, m.id, n)
-			}
-			if n := c.differ(start); n != 0 {
-				t.Errorf("round %d: after %s returned %d partitions are elsewhere", round, m.id, n)
-			}
-		}
-	}
-}
-
-func TestPlanHundredSingletonsOverFour(t *testing.T) {
-	c := newPlanCluster(100, 1, 1)
-	c.rebalance(t) // all with the first
-	for _, m := range teamOf(4) {
-		c.weights[m.id] = 1
-	}
-	if n := c.rebalance(t); n != 75 {
-		t.Errorf("%d moves, want 75", n)
-	}
-	even := func() {
-		t.Helper()
-		has := map[string]int{}
-		for _, owner := range c.owner {
-			has[owner[0]]++
-		}
-		for id := range c.weights {
-			if has[id] != 100/len(c.weights) && has[id] != (100+len(c.weights)-1)/len(c.weights) {
-				t.Errorf("%s has %d of 100 with %d clients", id, has[id], len(c.weights))
-			}
-		}
-	}
-	even()
-	before := c.snapshot()
-	delete(c.weights, "client-00001")
-	c.rebalance(t)
-	even()
-	c.weights["client-00001"] = 1
-	if n := c.rebalance(t); n != 25 || c.differ(before) != 0 {
-		t.Errorf("back: %d moves, want 25, and %d leases elsewhere", n, c.differ(before))
-	}
-	even()
-}
-
 // A long life of random joins, leaves, drains and weights, each step checked.
 func TestPlanChurn(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -705,42 +640,32 @@ func TestPlanChurn(t *testing.T) {
 	}
 }
 
-// decodeLeases makes leases of any bytes. It reads them one by one, and zeros after the end.
-func decodeLeases(data []byte) []planLease {
-	next := func(n int) int {
-		if len(data) == 0 {
-			return 0
-		}
-		b := int(data[0])
-		data = data[1:]
-		return b % n
-	}
+// randomLeases makes any leases, of which some have the same members.
+func randomLeases(rng *rand.Rand) []planLease {
 	var members []planMember
-	leases := make([]planLease, 1+next(12))
+	leases := make([]planLease, 1+rng.IntN(12))
 	for i := range leases {
-		if i == 0 || next(3) == 0 { // else the same team as the lease before
+		if i == 0 || rng.IntN(3) == 0 { // else the same team as the lease before
 			members = nil
-			for m := range next(7) {
-				members = append(members, planMember{string(rune('a' + m)), 1})
-			}
-			if next(2) == 0 {
-				for m := range members {
-					members[m].weight = []int{0, 1, 1, 2, 7, 1000}[next(6)]
+			unequal := rng.IntN(2) == 0
+			for m := range rng.IntN(7) {
+				weight := 1
+				if unequal {
+					weight = []int{0, 1, 1, 2, 7, 1000}[rng.IntN(6)]
 				}
+				members = append(members, planMember{string(rune('a' + m)), weight})
 			}
 		}
-		n := 1 + next(24)
-		l := planLease{members: members, current: make([]int32, n)}
-		if next(2) == 0 {
-			l.home = make([]int32, n)
-		}
-		for p := range n {
-			l.current[p] = int32(next(len(members)+1)) - 1
-			if l.home != nil {
-				l.home[p] = int32(next(len(members)+1)) - 1
+		owners := make([][]int32, 1+rng.IntN(2))
+		for o, n := 0, 1+rng.IntN(24); o < len(owners); o++ {
+			for range n {
+				owners[o] = append(owners[o], int32(rng.IntN(len(members)+1))-1)
 			}
 		}
-		leases[i] = l
+		leases[i] = planLease{members: members, current: owners[0]}
+		if len(owners) > 1 {
+			leases[i].home = owners[1]
+		}
 	}
 	return leases
 }
@@ -751,13 +676,13 @@ func checkAll(leases []planLease) error {
 	if err := checkPlan(leases, plans); err != nil {
 		return err
 	}
-	small := len(leases) <= 4
+	small := true
 	for _, l := range leases {
-		small = small && len(l.current) <= 5 && len(l.members) <= 4
+		small = small && len(l.members) <= 5 && math.Pow(float64(len(l.members)), float64(len(l.current))) <= 1024
 	}
 	if small {
 		if got, want := countMoves(leases, plans), fewestMoves(leases); got != want {
-			return fmt.Errorf("%d moves, %d would do", got, want)
+			return fmt.Errorf("%d moves, %d would do: %v", got, want, plans)
 		}
 	}
 	teams := map[string][]int{}
@@ -785,29 +710,14 @@ func checkAll(leases []planLease) error {
 }
 
 // The property tests draw small numbers by preference; these are spread evenly.
-func TestPlanKeepsItsPromisesOnRandomBytes(t *testing.T) {
+func TestPlanKeepsItsPromisesOnRandomLeases(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
-	data := make([]byte, 800)
 	for range 5000 {
-		for i := range data {
-			data[i] = byte(rng.Uint32())
-		}
-		if err := checkAll(decodeLeases(data)); err != nil {
-			t.Fatalf("%v\n%+v", err, decodeLeases(data))
-		}
-	}
-}
-
-func FuzzPlan(f *testing.F) {
-	f.Add([]byte{})
-	f.Add([]byte{3, 4, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1})
-	f.Add([]byte("a lease has a name and partitions, and every client owns some of them"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		leases := decodeLeases(data)
+		leases := randomLeases(rng)
 		if err := checkAll(leases); err != nil {
 			t.Fatalf("%v\n%+v", err, leases)
 		}
-	})
+	}
 }
 
 func BenchmarkPlan(b *testing.B) {

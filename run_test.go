@@ -106,9 +106,7 @@ func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {
 		t.Errorf("%d calls for 4 ownerships", n)
 	}
 	b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4)
-	until(t, "b owns half", func() bool {
-		return tests.Value[int](t, pool, `SELECT count(*) FROM pgleases.status WHERE owner = 'b'`) == 2
-	}, b)
+	tests.Becomes(t, pool, "b owns half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b'`)
 	tests.OK(t, b.Leave(t.Context()))
 	until(t, "what came back was called", func() bool { return number() == 6 }, a)
 	beats(t, ca, 5)

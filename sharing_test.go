@@ -72,7 +72,7 @@ func TestARollingRestartGivesEveryClientItsOwnBackAndShufflesNobodyElse(t *testi
 	for i := range clients {
 		id := all[i].ID()
 		shut(t, all[i])
-		untilValue(t, pool, "nothing is without an owner or moves", 0, `
+		tests.Becomes(t, pool, "nothing is without an owner or moves", 0, `
 			SELECT count(*) FROM pgleases.status WHERE owner IS NULL OR moving_to IS NOT NULL`)
 		away := moves(t, pool)
 		start(i)

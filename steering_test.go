@@ -54,7 +54,7 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	}
 	planned := func() {
 		t.Helper()
-		untilValue(t, pool, "no plan is due", 0, "SELECT count(*) FROM pgleases.leases WHERE next_check_at < 'infinity'")
+		tests.Becomes(t, pool, "no plan is due", 0, "SELECT count(*) FROM pgleases.leases WHERE next_check_at < 'infinity'")
 	}
 	logged := func(words ...string) {
 		t.Helper()
@@ -83,7 +83,7 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 	}
 
 	says("pause('work', 'maintenance')")
-	untilValue(t, pool, "nobody owns anything", 0, "SELECT count(owner) FROM pgleases.partitions")
+	tests.Becomes(t, pool, "nobody owns anything", 0, "SELECT count(owner) FROM pgleases.partitions")
 	for n := range working {
 		if working[n].Load() != 0 {
 			t.Errorf("partition %d is worked on, and nobody owns it", n)
@@ -104,9 +104,7 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 
 	says("cordon('b', 'no more for it')")
 	shut(t, clients["a"])
-	until(t, "all is owned", func() bool {
-		return tests.Value[int](t, pool, "SELECT count(owner) FROM pgleases.partitions") == partitions
-	})
+	tests.Becomes(t, pool, "all is owned", partitions, "SELECT count(owner) FROM pgleases.partitions")
 	planned()
 	if got := len(ownedBy(t, pool, "b")); got != 3 {
 		t.Errorf("b is cordoned with 3 partitions, and has %d", got)

@@ -80,9 +80,7 @@ func TestWithoutADatabaseLeaveWaitsForItAndCloseUntilTrustHasPassed(t *testing.T
 		default:
 		}
 		p.set(func(p *proc) { p.cut = false })
-		if err := <-left; err != nil {
-			t.Error(err)
-		}
+		w.ok(<-left)
 
 		again := p.mustJoin("x", 2)
 		w.within(5*time.Second, "it owns all", func() bool { return shows(again) == "0-1" })

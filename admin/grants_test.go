@@ -184,9 +184,7 @@ func TestAReaderLocksNothing(t *testing.T) {
 		t.Errorf("only %d of %d functions worked", worked, len(calls))
 	}
 	called := tests.Value[time.Time](t, owner, "SELECT clock_timestamp()")
-	tests.Until(t, "the client is renewed for a TTL and longer", func() bool {
-		return tests.Value[bool](t, owner, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
-	})
+	tests.Becomes(t, owner, "the client is renewed for a TTL and longer", true, "SELECT expires_at > $1::timestamptz + 2 * ttl FROM pgleases.clients", called)
 }
 
 // The events tell who wanted what: that must be who did.
@@ -208,9 +206,7 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 		c := clients.New(t, app, pgleases.WithClientID(name), pgleases.WithoutMigration())
 		joined(t, c, "l", 2)
 	}
-	tests.Until(t, "partitions are given", func() bool {
-		return tests.Value[bool](t, app, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
-	})
+	tests.Becomes(t, app, "partitions are given", true, "SELECT EXISTS (SELECT FROM pgleases.events WHERE cause = 'given')")
 
 	// As earlier DDL and grants had it.
 	tests.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;

@@ -94,7 +94,7 @@ func TestWhoStopsWaitingLeavesTheQueue(t *testing.T) {
 	gaveUp := errors.New("gave up")
 	ended := make(chan error, 1)
 	go func() { _, err := b.Acquire(ctx, "x"); ended <- err }()
-	tests.Until(t, "it waits", func() bool { return tests.Value[int](t, db, rows+" WHERE token IS NULL") == 1 })
+	tests.Becomes(t, db, "it waits", 1, rows+" WHERE token IS NULL")
 	place := c.waits(db, c.AcquireShared, "x")
 	cancel(gaveUp)
 	wraps(t, "it gave up", tests.Receive(t, "it returns", ended), gaveUp)
@@ -198,7 +198,7 @@ func TestAClientThatIsCutOffStopsBeforeAnotherHasTheLock(t *testing.T) {
 	tests.OK(t, tx.Rollback(t.Context()))
 	_, err = a.TryAcquire(t.Context(), "z")
 	wraps(t, "acquisition without trust", err, pgleases.ErrTrustLost)
-	tests.Until(t, "nothing is left of the dead", func() bool { return tests.Value[int](t, db, rows) == 1 })
+	tests.Becomes(t, db, "nothing is left of the dead", 1, rows)
 	a.own.Mend()
 	wraps(t, "release", h.Release(t.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	wraps(t, "release once more", h.Release(t.Context()), lock.ErrLost)
@@ -251,7 +251,7 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 		h, err := a.TryAcquire(context.Background(), "x")
 		got <- answer{h, err}
 	}()
-	tests.Until(t, "it is granted", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 1 })
+	tests.Becomes(t, db, "it is granted", 1, rows+" WHERE name = 'x'")
 	a.own.Cut()
 	tests.Receive(t, "trust is lost", before.Context().Done())
 	a.own.Mend()
@@ -259,7 +259,7 @@ func TestAGrantThatIsOlderThanTheTrustDoesNotCount(t *testing.T) {
 	deliver()
 	late := tests.Receive(t, "it returns", got)
 	wraps(t, "a grant of before", late.err, pgleases.ErrTrustLost)
-	tests.Until(t, "it is given back", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 0 })
+	tests.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 }
 
 func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
@@ -282,7 +282,7 @@ func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 			t.Errorf("both answers were lost, and it has %v", h)
 		}
 		expect(t, a.app.Left(), 0, "messages to lose")
-		tests.Until(t, "no row is left", func() bool { return tests.Value[int](t, db, rows) == 0 })
+		tests.Becomes(t, db, "no row is left", 0, rows)
 	}
 	h := a.held(a.Acquire, "x")
 	b := newWorker(t, url)
@@ -309,23 +309,10 @@ func TestAPoolThatIsExhaustedCostsNoLock(t *testing.T) {
 	defer cancel()
 	_, err := a.Acquire(ctx, "y")
 	wraps(t, "acquisition", err, context.DeadlineExceeded)
-	beats(t, a.client, 2)
+	clients.Beats(t, a.client, 2)
 	tests.OK(t, h.Context().Err())
 	release(t, h)
 	expect(t, tests.Value[int](t, db, rows), 0, "rows")
-}
-
-// beats waits until that many more heartbeats succeeded.
-func beats(t testing.TB, c *pgleases.Client, n int) {
-	t.Helper()
-	last := time.Now()
-	tests.Until(t, "heartbeats succeed", func() bool {
-		if sent := time.Now().Add(-c.Stats().HeartbeatAge); sent.After(last.Add(time.Millisecond)) {
-			last = sent
-			n--
-		}
-		return n <= 0
-	})
 }
 
 // What waits for a connection of the pool has asked for nothing yet: the trust of that moment does not count.
@@ -398,7 +385,7 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 		tests.Receive(t, h.Name()+" is lost", h.Context().Done())
 		wraps(t, "cause", context.Cause(h.Context()), lock.ErrLost, pgleases.ErrTrustLost)
 	}
-	tests.Until(t, "what was released is released here too", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'released'") == 0 })
+	tests.Becomes(t, db, "what was released is released here too", 0, rows+" WHERE name = 'released'")
 	tests.OK(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
 	expect(t, err != nil && strings.Contains(err.Error(), "not settled"), true, fmt.Sprint("acquisition before the server is settled: ", err))
@@ -451,7 +438,7 @@ func TestWhatACrashBringsBackIsGivenBack(t *testing.T) {
 		DELETE FROM pgleases.server_mark;
 		INSERT INTO pgleases.locks SELECT * FROM undone;
 		COMMIT`)
-	tests.Until(t, "it is given back", func() bool { return tests.Value[int](t, db, rows+" WHERE name = 'x'") == 0 })
+	tests.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 	release(t, kept)
 }
 
@@ -465,9 +452,7 @@ func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {
 	place := b.waits(db, b.Acquire, "x")
 	tests.Execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
 	tests.Receive(t, "what it held is lost", own.Context().Done())
-	tests.Until(t, "it waits under its new session", func() bool {
-		return tests.Value[int](t, db, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'") == 1
-	})
+	tests.Becomes(t, db, "it waits under its new session", 1, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'")
 	release(t, h)
 	release(t, tests.Receive(t, "it has the lock", place))
 }
@@ -481,7 +466,7 @@ func TestCloseAsksForTheEndOfWorkAndWaitsForTheRelease(t *testing.T) {
 	other := b.held(b.TryAcquire, "y")
 	waiting := make(chan error, 1)
 	go func() { _, err := a.Acquire(context.Background(), "y"); waiting <- err }()
-	tests.Until(t, "it waits", func() bool { return tests.Value[int](t, db, rows+" WHERE token IS NULL") == 1 })
+	tests.Becomes(t, db, "it waits", 1, rows+" WHERE token IS NULL")
 	closed := make(chan error, 1)
 	go func() { closed <- a.client.Close(context.Background()) }()
 	tests.Receive(t, "it is asked to end", h.Context().Done())

@@ -27,5 +27,5 @@ func TestAClientThatOpensSweepsWhatTheDeadLeftBehind(t *testing.T) {
 	expect(t, tests.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
 	expect(t, tests.Value[int](t, db, rows), 1, "rows of the dead")
 	newWorker(t, url)
-	tests.Until(t, "nothing is left of the dead", func() bool { return tests.Value[int](t, db, rows) == 0 })
+	tests.Becomes(t, db, "nothing is left of the dead", 0, rows)
 }

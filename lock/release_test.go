@@ -23,7 +23,7 @@ func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
 		if err := h.Release(ended); err != nil { // the client may be the faster one
 			wraps(t, "release", err, context.Canceled)
 		}
-		tests.Until(t, "the client has released it", func() bool { return tests.Value[int](t, db, rows) == 0 })
+		tests.Becomes(t, db, "the client has released it", 0, rows)
 	}
 }
 
@@ -40,7 +40,7 @@ func TestAReleaseThatTheClientHasFinishedReturnsNilWhenItIsRepeated(t *testing.T
 	defer cancel()
 	wraps(t, "the first call", h.Release(ctx), context.DeadlineExceeded)
 	tests.OK(t, tx.Commit(t.Context()))
-	tests.Until(t, "the client has released it", func() bool { return tests.Value[int](t, db, rows) == 0 })
+	tests.Becomes(t, db, "the client has released it", 0, rows)
 	tests.OK(t, h.Release(t.Context()))
 }
 

@@ -191,7 +191,7 @@ func (db *database) looked() {
 // becomes waits until a query has a value.
 func becomes[T comparable](db *database, what string, want T, query string, args ...any) {
 	db.t.Helper()
-	tests.Until(db.t, what, func() bool { return one[T](db, query, args...) == want })
+	tests.Becomes(db.t, db.Pool, what, want, query, args...)
 }
 
 // blocked waits until a statement with a text waits for a lock.

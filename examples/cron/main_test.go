@@ -45,9 +45,7 @@ func TestTimetableIsDeclaredAndListed(t *testing.T) {
 	t.Parallel()
 	url, owner := database(t)
 	end := start(t, url, timetable)
-	tests.Until(t, "all is declared", func() bool {
-		return tests.Value[int](t, owner, "SELECT count(*) FROM pgleases.schedules WHERE declared AND due < 'infinity'") == 4
-	})
+	tests.Becomes(t, owner, "all is declared", 4, "SELECT count(*) FROM pgleases.schedules WHERE declared AND due < 'infinity'")
 	end()
 }
 
@@ -80,14 +78,12 @@ func TestAJobWhoseTimeTheClocksLeaveOutRunsOnceWhenTheyJump(t *testing.T) {
 		})
 		return k.Add("job", true, schedule.Cron("0 0 * * *", "America/Santiago"))
 	})
-	tests.Until(t, "it is declared", func() bool { return tests.Value[int](t, owner, "SELECT count(*) FROM pgleases.schedules") == 1 })
+	tests.Becomes(t, owner, "it is declared", 1, "SELECT count(*) FROM pgleases.schedules")
 	setClock("statement_timestamp() + (timestamptz '2026-09-06T03:59:59Z' - timestamptz '" + time.Now().Format(time.RFC3339Nano) + "')")
 	if tick := tests.Receive(t, "it runs", ticks); !tick.Equal(at) {
 		t.Errorf("it ran for %v, not for %v", tick, at)
 	}
-	tests.Until(t, "it is done", func() bool {
-		return tests.Value[int](t, owner, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'") == 1
-	})
+	tests.Becomes(t, owner, "it is done", 1, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
 	if next := tests.Value[time.Time](t, owner, "SELECT due FROM pgleases.schedules"); next.Before(at.Add(12 * time.Hour)) {
 		t.Errorf("the next is at %v", next)
 	}

@@ -82,6 +82,18 @@ func Until(t testing.TB, what string, is func() bool) {
 	}
 }
 
+// Becomes waits until the one value of a query is what it should.
+func Becomes[V comparable](t testing.TB, pool *pgxpool.Pool, what string, want V, query string, args ...any) {
+	t.Helper()
+	got := want
+	defer func() {
+		if got != want {
+			t.Logf("it is %v, not %v: %s", got, want, query)
+		}
+	}()
+	Until(t, what, func() bool { got = Value[V](t, pool, query, args...); return got == want })
+}
+
 // Receive waits for a value that should come soon.
 func Receive[T any](t testing.TB, what string, from <-chan T) T {
 	t.Helper()

@@ -3,6 +3,7 @@ package clients
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -24,17 +25,34 @@ const (
 // New opens a client with TTL and Heartbeat, closed with the test, which gets its log too.
 func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Client {
 	t.Helper()
-	c, err := pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
+	c := tests.Must(pgleases.NewClient(t.Context(), pool, append([]pgleases.Option{
 		pgleases.WithLogger(slog.New(slog.NewTextHandler(t.Output(), nil))),
 		pgleases.WithTTL(TTL), pgleases.WithHeartbeat(Heartbeat),
-	}, opts...)...)
-	tests.OK(t, err)
+	}, opts...)...))(t)
 	t.Cleanup(func() {
 		if c.Err() == nil { // else the test has looked at what Close returned
 			Close(t, c)
 		}
 	})
 	return c
+}
+
+// Beats waits until that many more heartbeats of a client succeeded.
+func Beats(t testing.TB, c *pgleases.Client, n int) {
+	t.Helper()
+	sent := func() (from, to time.Time) { // the last one was sent between these: this goroutine may be stopped in between
+		before := time.Now()
+		age := c.Stats().HeartbeatAge
+		return before.Add(-age), time.Now().Add(-age)
+	}
+	_, last := sent()
+	tests.Until(t, fmt.Sprintf("%d heartbeats of %s succeed", n, c.ID()), func() bool {
+		if from, to := sent(); from.After(last) {
+			last = to
+			n--
+		}
+		return n <= 0
+	})
 }
 
 // Close closes a client, and fails the test if it returns an error.
