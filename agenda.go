@@ -42,6 +42,7 @@ const (
 	ownPause  traits = 1 << iota // it sets by itself when to try again after a failure
 	batched                      // it does a batch, see learn
 	untilEnds                    // it is not due once the client ends
+	yields                       // another that is due comes between it and the next time
 )
 
 // duties in the order of precedence. An announcement comes before the next release, as there may be one after the other for long.
@@ -55,7 +56,7 @@ var duties = []*duty{
 	{"mark the server", working, (*engine).markDue, (*engine).beginMark, 0},
 	{"unsettle an old server", working, (*engine).unsettleDue, (*engine).beginUnsettle, 0},
 	{"settle the timeline", working, (*engine).settleDue, (*engine).beginSettle, 0},
-	{"join", working, (*engine).joinDue, (*engine).beginJoin, ownPause | untilEnds},
+	{"join", working, (*engine).joinDue, (*engine).beginJoin, ownPause | untilEnds | yields},
 	{"read", working, (*engine).readDue, (*engine).beginRead, 0},
 	{"announce", working, (*engine).announceDue, (*engine).beginAnnounce, 0},
 	{"release", settled, (*engine).releaseDue, (*engine).beginRelease, batched},
@@ -120,6 +121,7 @@ func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Ti
 // agenda is the state of the work.
 type agenda struct {
 	running *operation
+	last    *duty       // that was begun
 	results chan func() // what the operation that ended hands back
 
 	batch int // the most partitions that one statement moves or releases; see learn
@@ -205,6 +207,7 @@ func (e *engine) stage() stage {
 
 // next returns the first duty that is due; else nil, and the instant at which the next one will be.
 func (e *engine) next(now time.Time) (*duty, time.Time) {
+	var yielded *duty
 	at, stage := never, e.stage()
 	for _, d := range duties {
 		if d.stage > stage || d.stage < min(stage, beating) || d.traits&untilEnds != 0 && e.ending.reason != nil {
@@ -212,12 +215,19 @@ func (e *engine) next(now time.Time) (*duty, time.Time) {
 		}
 		due := d.due(e, now)
 		due = later(due, e.agenda.pauses[d].until)
-		if !due.After(now) {
+		switch {
+		case due.After(now):
+			at = earlier(at, due)
+		case d.traits&yields != 0 && e.agenda.last == d:
+			yielded = d
+		default:
 			return d, now
 		}
-		at = earlier(at, due)
 	}
-	return nil, at
+	if yielded != nil {
+		at = now
+	}
+	return yielded, at
 }
 
 // work begins what is due, and returns the instant at which the engine is to wake up, unless something happens before.
@@ -247,7 +257,7 @@ func (e *engine) begin(d *duty, now time.Time) {
 	op := d.begin(e, now)
 	ctx, cancel := context.WithTimeout(context.Background(), op.limit)
 	op.duty, op.cancel = d, cancel
-	e.agenda.running = op
+	e.agenda.running, e.agenda.last = op, d
 	c := e.connection.conn
 	go func() {
 		finish := op.call(ctx, c)

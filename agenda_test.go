@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -348,6 +349,27 @@ func TestAJoinThatCannotBeNowKeepsNothingElseFromBeingDone(t *testing.T) {
 		lb := b.mustJoin("x", 2, WithHandoffDelay(0))
 		// At its next heartbeat a is asked, 2 s later at most; at its next one b sees what it got.
 		w.within(5*time.Second, "b has its share", func() bool { return len(lb.Values()) == 1 })
+	})
+}
+
+func TestJoinsOneAfterTheOtherKeepNothingElseFromBeingDone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, p := w.start("c"), w.start("a")
+		l := p.mustJoin("x", 8)
+		w.shares([]*Lease{l}, 8)
+		ctx, cancel := context.WithCancel(context.Background())
+		var joining sync.WaitGroup
+		for _, name := range []string{"y", "z", "u", "v"} {
+			c.mustJoin(name, 1)
+			joining.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = p.c.Lease(ctx, name, 2) // it is refused
+				}
+			})
+		}
+		w.shares([]*Lease{l, w.start("b").mustJoin("x", 8)}, 4, 4)
+		cancel()
+		joining.Wait()
 	})
 }
 
