@@ -1,9 +1,7 @@
 package admin_test
 
 import (
-	"context"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -27,8 +25,7 @@ func newPool(t *testing.T, url string, configure ...func(*pgxpool.Config)) *pgxp
 
 func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
 	t.Helper()
-	a := tests.Must(admin.New(pool, opts...))(t)
-	return a
+	return tests.Must(admin.New(pool, opts...))(t)
 }
 
 func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
@@ -38,8 +35,7 @@ func newClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func joined(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
-	l := tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
-	return l
+	return tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
 }
 
 func exec(t *testing.T, url string, statements ...string) {
@@ -52,21 +48,8 @@ func exec(t *testing.T, url string, statements ...string) {
 }
 
 // awaitSnapshot reads snapshots until one is as it should be, and returns it.
-func awaitSnapshot(t *testing.T, a *admin.Admin, what string, is func(*admin.Snapshot) bool) *admin.Snapshot {
+func awaitSnapshot(t *testing.T, a *admin.Admin, what string, is func(*admin.Snapshot) bool) (s *admin.Snapshot) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	var last *admin.Snapshot
-	again := time.NewTicker(20 * time.Millisecond)
-	defer again.Stop()
-	for {
-		s, err := a.Snapshot(ctx)
-		if err != nil {
-			t.Fatalf("%s: %v; before it was %+v", what, err, last)
-		}
-		if last = s; is(s) {
-			return s
-		}
-		<-again.C
-	}
+	tests.Until(t, what, func() bool { s = tests.Must(a.Snapshot(t.Context()))(t); return is(s) })
+	return s
 }

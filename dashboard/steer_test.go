@@ -3,6 +3,7 @@ package dashboard_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -110,6 +111,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
 		{"/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "a page of another site"},
+		{"/", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"}, // also where nothing is changed as yet
 		// So it is, too, where a proxy asks for another host than the browser, and that says no more than the page's origin.
 		{
 			"/apply", `{}`, []string{"Origin", "https://evil.example"}, 403,
@@ -124,6 +126,9 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		if w := do(t, h, "GET", path); w.Code != 405 || w.Header().Get("Allow") != "POST" {
 			t.Errorf("GET %s: %d", path, w.Code)
 		}
+	}
+	if w := do(t, h, "POST", "/", "Sec-Fetch-Site", "same-origin"); w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
+		t.Errorf("POST /: %d %q", w.Code, w.Header().Get("Allow"))
 	}
 	if w := do(t, h, "GET", "/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is no number") {
 		t.Errorf("explain: %d %s", w.Code, w.Body)
@@ -143,21 +148,14 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	var may atomic.Int32
 	may.Store(int32(dashboard.Steering))
 	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
-	calm := func(owned ...int) *admin.Snapshot {
+	calm := func(owned ...int) (s *admin.Snapshot) {
 		t.Helper()
-		again := time.NewTicker(20 * time.Millisecond)
-		defer again.Stop()
-		for late := time.After(patience); ; {
-			s := tests.Must(a.Snapshot(t.Context()))(t)
-			if m := s.Lease("orders").Members; len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero() {
-				return s
-			}
-			select {
-			case <-again.C:
-			case <-late:
-				t.Fatalf("never so: %v", owned)
-			}
-		}
+		tests.Until(t, fmt.Sprint("they own ", owned), func() bool {
+			s = tests.Must(a.Snapshot(t.Context()))(t)
+			m := s.Lease("orders").Members
+			return len(m) == 2 && m[0].Owned == owned[0] && m[1].Owned == owned[1] && s.Lease("orders").Due.IsZero()
+		})
+		return s
 	}
 	calm(4, 4)
 	p := post(t, h, "/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
@@ -257,32 +255,11 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	}
 }
 
-// stuck says something to a server whose buffers are small, over a connection of which only the beginning of the answer is read. lost is closed when the server gives it up.
-func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url string, lost <-chan struct{}) {
+// stuck has somebody say something to a server of whose answer only the beginning is read.
+func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url, from string, ended chan string) {
 	t.Helper()
-	server := httptest.NewUnstartedServer(dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, patience, write))
-	server.Listener = narrow{server.Listener}
-	gone := make(chan struct{})
-	var once sync.Once
-	server.Config.ConnState = func(_ net.Conn, state http.ConnState) { // it is the first that ends
-		if state == http.StateClosed {
-			once.Do(func() { close(gone) })
-		}
-	}
-	server.Start()
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
-	conn := tests.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
-	t.Cleanup(func() { _ = conn.Close() })
-	tests.OK(t, conn.(*net.TCPConn).SetReadBuffer(4096))
-	tests.Must(io.WriteString(conn, say))(t)
-	got := make([]byte, len(want))
-	if _, err := io.ReadFull(conn, got); err != nil || string(got) != want {
-		t.Fatalf("%q, %v, want %q", got, err, want)
-	}
-	return server.URL, gone
+	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, patience, write))
+	return server.URL, doNotRead(t, server, say, want), ended
 }
 
 func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
@@ -292,12 +269,10 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 	for name, write := range map[string]time.Duration{"that is waited for": time.Hour, "that is given up": 200 * time.Millisecond} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			server, lost := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
+			server, from, ended := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
 			if write < patience {
-				select {
-				case <-lost:
-				case <-time.After(patience):
-					t.Error("its place is kept")
+				if of := tests.Receive(t, "its place is free", ended); of != from {
+					t.Errorf("the connection of %s has ended, and not that of %s", of, from)
 				}
 				return
 			}
@@ -312,7 +287,7 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 
 func TestWhoSendsSlowlyKeepsNobodyFromSteering(t *testing.T) {
 	t.Parallel()
-	server, _ := stuck(
+	server, _, _ := stuck(
 		t, idle(t), time.Hour,
 		"POST /preview HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n",
 		"HTTP/1.1 100",

@@ -92,8 +92,7 @@ func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error),
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), tests.Patience)
 	defer cancel()
-	h := tests.Must(acquire(ctx, name))(w.t)
-	return h
+	return tests.Must(acquire(ctx, name))(w.t)
 }
 
 // waits has a worker wait for a lock; the rest is delivered when it gets it.

@@ -19,8 +19,7 @@ func TestTableOfThePageIsWhatHappens(t *testing.T) {
 	rows := row.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)
 	for _, r := range rows {
 		local := func(text string) time.Time {
-			instant := tests.Must(time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2])))(t)
-			return instant
+			return tests.Must(time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2])))(t)
 		}
 		rule := Cron(r[1], r[2])
 		tests.OK(t, rule.Err())

@@ -30,8 +30,7 @@ func (w *worker) fate(id int64) (j schedule.Job) {
 func (db *database) effects() []string {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), "SELECT name FROM public.effects ORDER BY n")
-	names := tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
-	return names
+	return tests.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(db.t)
 }
 
 // note is a handler that leaves its argument.

@@ -203,8 +203,7 @@ func (db *database) blocked(what, text string) {
 func one[T any](db *database, query string, args ...any) T {
 	db.t.Helper()
 	rows, _ := db.Query(context.Background(), query, args...)
-	v := tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]))(db.t)
-	return v
+	return tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowTo[T]))(db.t)
 }
 
 // A worker is a process with a scheduler.

@@ -48,8 +48,7 @@ func newOperator(db *database) *operator {
 // manage is what the operator changes things with, for a reason.
 func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 	o.db.t.Helper()
-	m := tests.Must(schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor)))(o.db.t)
-	return m
+	return tests.Must(schedule.Manage(context.Background(), o.pool, group, schedule.WithReason(reason, actor)))(o.db.t)
 }
 
 // An operator runs every verb with the rights of grants/operator.sql alone, and each is written down, with the role that connected.

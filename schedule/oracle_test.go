@@ -290,8 +290,7 @@ func preceding(r Rule, from, to time.Time) (all []time.Time) {
 
 func zone(t rapid.TB, name string) *time.Location {
 	t.Helper()
-	location := tests.Must(time.LoadLocation(name))(t)
-	return location
+	return tests.Must(time.LoadLocation(name))(t)
 }
 
 // goZones returns the zones that come with Go, those that are the same once, and those of hardZones.
@@ -404,8 +403,7 @@ func drawZone(t *rapid.T, name string) *time.Location {
 		rule = fmt.Sprintf("XXX%dYYY%d,J%d/%d,J%d/%d", hours.Draw(t, "standard"), hours.Draw(t, "summer"),
 			date.Draw(t, "first date"), hour.Draw(t, "first hour"), date.Draw(t, "last date"), hour.Draw(t, "last hour"))
 	}
-	location := tests.Must(zoneOf(name, at, offsets, rule))(t)
-	return location
+	return tests.Must(zoneOf(name, at, offsets, rule))(t)
 }
 
 // zoneOf makes a zone whose clocks change at instants, from one offset to the next, and then by a rule.

@@ -221,8 +221,7 @@ func TestTextOfARuleIsWhatIsStored(t *testing.T) {
 
 func parsed(t rapid.TB, text string) Rule {
 	t.Helper()
-	r := tests.Must(Parse(text))(t)
-	return r
+	return tests.Must(Parse(text))(t)
 }
 
 func drawRule(t *rapid.T) Rule {

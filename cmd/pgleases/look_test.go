@@ -56,6 +56,14 @@ func newConn(t *testing.T, databaseURL string) *pgx.Conn {
 	return conn
 }
 
+// fails runs a verb that has to fail, and to say something.
+func fails(t *testing.T, databaseURL, args, says string) {
+	t.Helper()
+	if c := run(t, databaseEnv(databaseURL), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), says) {
+		t.Errorf("%s: exit code %d, told %q, want %q", args, c.ProcessState.ExitCode(), c.output.String(), says)
+	}
+}
+
 // newRole makes a role that goes with the test.
 func newRole(t *testing.T, databaseURL string) string {
 	t.Helper()
@@ -191,10 +199,8 @@ func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
 	database := pgtest.MigratedDatabase(t)
 	way := newProxy(t, database)
 	execute(t, database, sound)
-	all, one := run(t, databaseEnv(way.url), "watch"), run(t, databaseEnv(database), "watch", "none")
-	if code := one.wait(); code != exitFailed || !strings.Contains(one.output.String(), `there is no lease "none"`) {
-		t.Errorf("watch of a lease that is not there: exit code %d, %s", code, one.output.String())
-	}
+	all := run(t, databaseEnv(way.url), "watch")
+	fails(t, database, "watch none", `there is no lease "none"`)
 	tests.Until(t, "a look", func() bool { return strings.Contains(all.output.String(), "LEASE ") })
 	way.set(true, false)
 	tests.Until(t, "it tells of the outage, above what was seen", func() bool {
@@ -259,13 +265,11 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 		{database, "serve --listen nowhere", `cannot listen on "nowhere"`},
 		{database, "locks a b", `"b" is one argument too many`},
 	} {
-		c := run(t, databaseEnv(test.database), strings.Fields(test.args)...)
-		if code := c.wait(); code != exitFailed || !strings.Contains(c.output.String(), test.want) {
-			t.Errorf("%s: exit code %d, told %q, want %q", test.args, code, c.output.String(), test.want)
-		}
+		fails(t, test.database, test.args, test.want)
 	}
 }
 
+// What each purpose may do is that of the grants, which package admin tests: this is whether the command gives them.
 func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
@@ -306,12 +310,6 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			}
 		}
 	}
-	for purpose, want := range map[string]int{"schedules": exitFailed, "guard": exitFailed} {
-		code, text := in(purpose, "schedules", "pause", "books", "none", "--reason", "why")
-		if code != want || strings.Contains(text, "not found") != (purpose == "schedules") {
-			t.Errorf("pause as %s: exit code %d, %s", purpose, code, text)
-		}
-	}
 	c := run(t, databaseEnv(as(t, database, roles["application"])), "run", "reports", "--once", "--ttl", "5m", "--schema", "it's", "--", "true")
 	if code := c.wait(); code != 0 {
 		t.Errorf("run with the rights of an application: %d, %s", code, c.output.String())
@@ -323,28 +321,6 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 	}
 	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != exitFailed || !strings.Contains(text, `, joined of "`) {
 		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
-	}
-	for purpose, want := range map[string]bool{"reader": false, "application": false, "guard": false, "operator": true} {
-		tx := tests.Must(tests.Pool(t, as(t, database, roles[purpose])).Begin(t.Context()))(t)
-		if _, err := tx.Exec(t.Context(), `SELECT "it's".drop_lease('reports', 'why'), "it's".new_era()`); (err == nil) != want {
-			t.Errorf("drop_lease and new_era as %s: %v", purpose, err)
-		}
-		_ = tx.Rollback(t.Context())
-	}
-	for purpose, may := range map[string][]bool{"reader": {true, false}, "schedules": {true, true}, "operator": {true, false}, "schedule-operators": {true, true}, "guard": {false, false}} {
-		pool := tests.Pool(t, as(t, database, roles[purpose]))
-		for i, statement := range []string{`SELECT FROM "it's".schedules_status, "it's".jobs_status`, `SELECT "it's".schedule_change('pause', 'books', 'none', '{}', '', 'why')`} {
-			if _, err := pool.Exec(t.Context(), statement); (err == nil || strings.Contains(err.Error(), "has no schedule")) != may[i] {
-				t.Errorf("%s as %s: %v", statement, purpose, err)
-			}
-		}
-	}
-	guard := `SELECT "it's".guard('reports', 0, 99)`
-	for purpose, want := range map[string]string{"guard": "PL001", "reader": "42501"} {
-		pool := tests.Pool(t, as(t, database, roles[purpose]))
-		if _, err := pool.Exec(t.Context(), guard); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s as %s: %v, want %s", guard, purpose, err, want)
-		}
 	}
 }
 
@@ -434,9 +410,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"schedules list books -n 0":        "give 1 to 1000",
 		"schedules list books --only dead": "give one of late, failing",
 	} {
-		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
-			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)
-		}
+		fails(t, database, args, want)
 	}
 	before := history("good")[0] // the newest: the list is cut, so its length says nothing on a slow machine
 	changed("schedules", "resume", "books", "good")
@@ -549,8 +523,6 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		"schedules history a b -n 0":                                  "give 1 or more",
 		"schedules list books --schema none":                          "missing in this database",
 	} {
-		if c := run(t, databaseEnv(database), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), want) {
-			t.Errorf("%s: told %q, want %q", args, c.output.String(), want)
-		}
+		fails(t, database, args, want)
 	}
 }

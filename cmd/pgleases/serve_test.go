@@ -14,6 +14,17 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
+// request asks a server, by a name that it may have.
+func request(t *testing.T, method, url, host, body string) (int, string) {
+	t.Helper()
+	r := tests.Must(http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body)))(t)
+	r.Header.Set("Content-Type", "application/json")
+	r.Host = host
+	response := tests.Must(http.DefaultClient.Do(r))(t)
+	defer response.Body.Close()
+	return response.StatusCode, string(tests.Must(io.ReadAll(response.Body))(t))
+}
+
 func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -22,40 +33,32 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
 	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
 	found := address.FindStringSubmatch(c.output.String())
-	ask := func(method, path, host string) (*http.Response, string) {
+	ask := func(method, path, host string) (int, string) {
 		t.Helper()
-		r := tests.Must(http.NewRequestWithContext(t.Context(), method, found[1]+path, nil))(t)
-		r.Host = host
-		response := tests.Must(http.DefaultClient.Do(r))(t)
-		defer response.Body.Close()
-		body := tests.Must(io.ReadAll(response.Body))(t)
-		return response, string(body)
+		return request(t, method, found[1]+path, host, "")
 	}
 	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:8080": 200, "[::1]:80": 200, "leases.example": 200,
 		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "192.0.2.1": 421} {
-		if response, body := ask("GET", "", host); response.StatusCode != want || (want == 200) != strings.Contains(body, "<title>Test &amp; trial</title>") {
-			t.Errorf("host %q: %d, want %d", host, response.StatusCode, want)
+		if code, body := ask("GET", "", host); code != want || (want == 200) != strings.Contains(body, "<title>Test &amp; trial</title>") {
+			t.Errorf("host %q: %d, want %d", host, code, want)
 		}
 	}
-	if response, _ := ask("POST", "", ""); response.StatusCode != http.StatusMethodNotAllowed {
-		t.Errorf("POST: %d", response.StatusCode)
+	if code, _ := ask("POST", "", ""); code != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", code)
 	}
 	tests.Until(t, "a poll tells whose the partitions are", func() bool {
 		_, told := ask("GET", "poll", "")
 		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
 	})
 
-	busy := run(t, databaseEnv(database), "serve", "--listen", found[2])
-	if code := busy.wait(); code != exitFailed || !strings.Contains(busy.output.String(), "Give --listen an address of this machine and a port that is free") {
-		t.Errorf("on a port in use: exit code %d, %q", code, busy.output.String())
-	}
+	fails(t, database, "serve --listen "+found[2], "Give --listen an address of this machine and a port that is free") // it is in use
 	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
 		open := run(t, databaseEnv(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
 		port := regexp.MustCompile(`Open http://\S+:(\d+)/\n`)
 		tests.Until(t, "it says where it listens", func() bool { return port.MatchString(open.output.String()) })
 		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.output.String())[1] + "/"
-		if response, _ := ask("GET", "", "evil.example"); response.StatusCode != want {
-			t.Errorf("listening on %s: %d, want %d", listen, response.StatusCode, want)
+		if code, _ := ask("GET", "", "evil.example"); code != want {
+			t.Errorf("listening on %s: %d, want %d", listen, code, want)
 		}
 	}
 	c.signal(syscall.SIGINT)
@@ -74,13 +77,7 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	found := address.FindStringSubmatch(c.output.String())
 	post := func(url, path, body, host string) (int, string) {
 		t.Helper()
-		r := tests.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, url+path, strings.NewReader(body)))(t)
-		r.Header.Set("Content-Type", "application/json")
-		r.Host = host
-		response := tests.Must(http.DefaultClient.Do(r))(t)
-		defer response.Body.Close()
-		text := tests.Must(io.ReadAll(response.Body))(t)
-		return response.StatusCode, string(text)
+		return request(t, http.MethodPost, url+path, host, body)
 	}
 	const freeze = `{"verb":"freeze","subject":"l","reason":"why","binding":"BINDING"}`
 	for url, want := range map[string]int{found[1]: 403, found[1] + strings.Repeat("A", 26) + "/": 405, found[2]: 200} {
@@ -99,12 +96,8 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	if code, text := post(found[2], "apply", strings.Replace(freeze, "BINDING", binding[1], 1), ""); code != 200 {
 		t.Errorf("apply: %d %s", code, text)
 	}
-	wishes := run(t, databaseEnv(database), "wishes")
-	if code := wishes.wait(); code != 0 || !strings.Contains(wishes.output.String(), "maria (") {
-		t.Errorf("wishes: %d %s", code, wishes.output.String())
+	if wishes := output1(t, database, "wishes"); !strings.Contains(wishes, "maria (") {
+		t.Errorf("wishes: %s", wishes)
 	}
-	open := run(t, databaseEnv(database), "serve", "--listen", ":0", "--steer")
-	if code := open.wait(); code != exitFailed || !strings.Contains(open.output.String(), "Listen on this machine alone") {
-		t.Errorf("to other machines: exit code %d, %s", code, open.output.String())
-	}
+	fails(t, database, "serve --listen :0 --steer", "Listen on this machine alone")
 }

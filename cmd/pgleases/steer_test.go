@@ -27,8 +27,7 @@ func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 		defer cancel()
 		_ = c.Close(ctx) // an error is that it was evicted
 	})
-	l := tests.Must(c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
-	return l
+	return tests.Must(c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
 }
 
 // asPreviewed has a verb do what it previews, again where the fleet moved something in between.
@@ -123,19 +122,13 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "events a b", "is one argument too many"},
 		{as(t, database, role), "cordon one --reason x", "pgleases grants ROLE --for=operator"},
 	} {
-		if c := run(t, databaseEnv(test.database), strings.Fields(test.args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), test.want) {
-			t.Errorf("%s: told %q, want %q", test.args, c.output.String(), test.want)
-		}
+		fails(t, test.database, test.args, test.want)
 	}
-	if c := run(t, databaseEnv(database), "drain", "one", "--reason", "x"); c.wait() != exitFailed || !strings.Contains(c.output.String(), "--force") {
-		t.Errorf("the last one: %s", c.output.String())
-	}
+	fails(t, database, "drain one --reason x", "--force") // the last one
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	asPreviewed(t, as(t, database, role), "cordon", "one")
 	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on")
-	if c := run(t, databaseEnv(as(t, database, role)), "uncordon", "one", "--reason", "x"); c.wait() != exitFailed || !strings.Contains(c.output.String(), "give the address of the primary") {
-		t.Errorf("where nothing is written: told %q", c.output.String())
-	}
+	fails(t, as(t, database, role), "uncordon one --reason x", "give the address of the primary") // where nothing is written
 	execute(t, database, "UPDATE pgleases.wishes SET since = now() - interval '2 days'")
 	findings, _ := examined(t, database, "--skip", "autovacuum")
 	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note wishes") {

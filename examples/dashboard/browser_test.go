@@ -139,8 +139,7 @@ func openClient(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Client {
 
 func join(t *testing.T, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
 	t.Helper()
-	l := tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
-	return l
+	return tests.Must(c.Lease(t.Context(), name, partitions, append(opts, pgleases.WithHandoffDelay(0))...))(t)
 }
 
 // newPool returns a pool whose statements go through any pooler.

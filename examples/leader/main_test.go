@@ -159,8 +159,7 @@ type row struct {
 func read(ctx context.Context, t *testing.T, conn *pgx.Conn) row {
 	t.Helper()
 	rows := tests.Must(conn.Query(ctx, "SELECT epoch, leader, ticks FROM pgleases_leader.leader_ticks"))(t)
-	r := tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row]))(t)
-	return r
+	return tests.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row]))(t)
 }
 
 // leader waits until a process that lives has advanced the row again under its epoch, and returns it with the row as it is then. It

@@ -332,8 +332,7 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 	a.give("l", a.session)
 	conn := f.session()
 	begin := func(options pgx.TxOptions) pgx.Tx {
-		tx := tests.Must(conn.BeginTx(f.ctx, options))(f)
-		return tx
+		return tests.Must(conn.BeginTx(f.ctx, options))(f)
 	}
 	tx := begin(pgx.TxOptions{AccessMode: pgx.ReadOnly})
 	if err := guard(f, tx, "l", 0, 1); Code(err) != "25006" {

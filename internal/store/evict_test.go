@@ -376,8 +376,7 @@ func TestAnEvictionReadsTheClientsOnceAndNothingOfTheOthers(t *testing.T) {
 	}
 	clock, before := a.beat().Clock, scans()
 	evict := func() Evicted {
-		got := tests.Must(a.Evict(f.ctx, clock, time.Hour, usualTTL, run))(f)
-		return got
+		return tests.Must(a.Evict(f.ctx, clock, time.Hour, usualTTL, run))(f)
 	}
 	reads := a.reads("leases", "members", "partitions", "identities")
 	expect(t, len(evict().IDs), 1, "evicted")

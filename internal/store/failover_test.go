@@ -30,8 +30,7 @@ func (f *fixture) attending(id string) (c *client, key int64) {
 
 func (c *client) lookOut(session, digest int64) Lookout {
 	c.f.Helper()
-	look := tests.Must(c.pg().LookOut(c.f.ctx, session, digest))(c.f)
-	return look
+	return tests.Must(c.pg().LookOut(c.f.ctx, session, digest))(c.f)
 }
 
 // sees is what a client sees that watches.

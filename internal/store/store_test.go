@@ -89,8 +89,7 @@ func (f *fixture) session() *pgx.Conn {
 
 func (f *fixture) config() *pgx.ConnConfig {
 	f.Helper()
-	config := tests.Must(pgx.ParseConfig(f.url))(f)
-	return config
+	return tests.Must(pgx.ParseConfig(f.url))(f)
 }
 
 func (f *fixture) connector(heartbeat time.Duration) *Connector {
@@ -113,8 +112,7 @@ func (f *fixture) any() seam.Conn {
 	if f.double == nil {
 		return f.conn()
 	}
-	conn := tests.Must(f.double.Connect())(f)
-	return conn
+	return tests.Must(f.double.Connect())(f)
 }
 
 // pg is the client's connection to a server.
@@ -226,8 +224,7 @@ func (c *client) end(gone bool) {
 
 func (c *client) beat() Beat {
 	c.f.Helper()
-	beat := tests.Must(c.Heartbeat(c.f.ctx, c.session, 0, Renewal{}))(c.f)
-	return beat
+	return tests.Must(c.Heartbeat(c.f.ctx, c.session, 0, Renewal{}))(c.f)
 }
 
 // run is the run of the server, marked.
@@ -249,20 +246,17 @@ func (c *client) join(lease string, partitions int) Join {
 func (c *client) joinWeight(lease string, partitions, weight int) Join {
 	c.f.Helper()
 	c.joins++
-	joined := tests.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
-	return joined
+	return tests.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
 }
 
 func (c *client) plan(leases ...string) []LeasePlan {
 	c.f.Helper()
-	plans := tests.Must(c.Plan(c.f.ctx, leases, false))(c.f)
-	return plans
+	return tests.Must(c.Plan(c.f.ctx, leases, false))(c.f)
 }
 
 func (c *client) apply(plan []LeasePlan, moves ...Move) Applied {
 	c.f.Helper()
-	applied := tests.Must(c.Apply(c.f.ctx, plan, moves, NotAgain))(c.f)
-	return applied
+	return tests.Must(c.Apply(c.f.ctx, plan, moves, NotAgain))(c.f)
 }
 
 // give sends partitions to sessions by a fresh plan of the lease; it must be applied.
@@ -302,8 +296,7 @@ func (c *client) release(releases []Release, leaving ...string) Released {
 	for i, lease := range leaving {
 		leaves[i] = Leave{Lease: lease, Now: true}
 	}
-	released := tests.Must(c.Release(c.f.ctx, c.session, releases, leaves, c.joins))(c.f)
-	return released
+	return tests.Must(c.Release(c.f.ctx, c.session, releases, leaves, c.joins))(c.f)
 }
 
 // expire makes sessions look as if they had stopped renewing long ago.

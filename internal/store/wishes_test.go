@@ -77,8 +77,7 @@ func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
 
 func (c *client) claims(leases ...string) []string {
 	c.f.Helper()
-	claimed := tests.Must(c.Claim(c.f.ctx, leases))(c.f)
-	return claimed
+	return tests.Must(c.Claim(c.f.ctx, leases))(c.f)
 }
 
 func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
