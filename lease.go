@@ -136,6 +136,9 @@ func (l *Lease) Partitions() int { return l.partitions }
 // Values returns the partitions that this client owns now, ascending; empty, never nil, if none. It reads the clock:
 // past the trust deadline it is empty at once, whatever the process slept through. It takes nanoseconds, so call it as
 // often as it matters. The slice is shared: clone it before writing.
+//
+// After Values or Owns a loop may be working on what it read, so a partition that moves waits for WithHandoffDelay. Probes and
+// metrics read Partition, TrustDeadline and Client.Stats, which delay nothing.
 func (l *Lease) Values() []int {
 	s := l.read()
 	if !s.term.trusted() {
@@ -144,7 +147,8 @@ func (l *Lease) Values() []int {
 	return s.values
 }
 
-// Owns reports whether this client owns the partition now, as Values does.
+// Owns reports whether this client owns the partition now, as Values does, for a loop that asks before it works. For a probe, use
+// Partition.
 func (l *Lease) Owns(partition int) bool {
 	_, owned := slices.BinarySearch(l.Values(), partition)
 	return owned
@@ -165,7 +169,7 @@ func (l *Lease) read() *snapshot {
 	}
 }
 
-// Partition returns this client's ownership of the partition, with its epoch, and whether it owns it now.
+// Partition returns this client's ownership of the partition, with its epoch, and whether it owns it now. It delays no handoff.
 func (l *Lease) Partition(partition int) (Partition, bool) {
 	s := l.snapshot.Load()
 	i, found := slices.BinarySearch(s.values, partition)

@@ -2,7 +2,7 @@ package pgleases
 
 import "time"
 
-// Stats tells how a client is doing, for metrics and health checks. Its counts may be a moment behind what Values shows.
+// Stats tells how a client is doing, for metrics and health checks: reading it delays no handoff. Its counts may be a moment behind what Values shows.
 type Stats struct {
 	Trust        time.Duration // how long what it owns can be trusted without another heartbeat; 0: it cannot
 	HeartbeatAge time.Duration // since the last successful heartbeat was sent

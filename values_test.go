@@ -18,14 +18,21 @@ import (
 func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		read  func(a *pgleases.Lease)
+		read  func(t *testing.T, c *pgleases.Client, a *pgleases.Lease)
 		delay time.Duration
 		paid  bool
 	}{
-		"Values": {func(a *pgleases.Lease) { a.Values() }, 300 * time.Millisecond, true},
-		"Owns":   {func(a *pgleases.Lease) { a.Owns(99) }, 300 * time.Millisecond, true},
-		"nothing": {func(a *pgleases.Lease) {
-			a.Partition(0)
+		"Values": {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) { a.Values() }, 300 * time.Millisecond, true},
+		"Owns":   {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) { a.Owns(99) }, 300 * time.Millisecond, true},
+		"probes, ten a second": {func(t *testing.T, c *pgleases.Client, a *pgleases.Lease) {
+			go func() {
+				for probe := time.NewTicker(100 * time.Millisecond); t.Context().Err() == nil; <-probe.C {
+					a.Partition(0)
+					c.Stats()
+				}
+			}()
+		}, time.Hour, false},
+		"nothing": {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) {
 			a.Hold(context.Background()).Release()
 			_ = a.Wait(context.Background())
 			a.Changed()
@@ -36,9 +43,10 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 			t.Parallel()
 			pool := tests.Pool(t, direct(t))
 			journal(t, pool)
-			a := joined(t, newClient(t, pool, pgleases.WithClientID("a")), "work", 4, pgleases.WithHandoffDelay(test.delay))
+			c := newClient(t, pool, pgleases.WithClientID("a"))
+			a := joined(t, c, "work", 4, pgleases.WithHandoffDelay(test.delay))
 			untilOwns(t, a, 4)
-			test.read(a)
+			test.read(t, c, a)
 			b := joined(t, newClient(t, pool, pgleases.WithClientID("b")), "work", 4)
 			untilOwns(t, b, 2)
 			if got := numbers(a); len(got) != 2 {
