@@ -22,10 +22,7 @@ import (
 
 // This file is all that talks SQL: one method for each statement in sql.
 
-var part = store.Part{
-	Name: "package schedule", Table: "schedule_version", Version: 1,
-	DDL: func(schema string) string { return store.DDL(sql.Files, schema) },
-}
+var part = store.Schedules(sql.Files)
 
 // The SQLSTATEs that close.sql raises.
 const (

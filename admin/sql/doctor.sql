@@ -34,6 +34,7 @@ locked AS MATERIALIZED ( -- tables that nobody else can write, or read, or whose
         SELECT FROM pg_locks AS x WHERE x.pid IS NULL AND x.transactionid = p.transaction AND x.virtualtransaction = l.virtualtransaction)
     CROSS JOIN t
     WHERE l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+      AND l.locktype = 'relation' -- who waits for a row has the tuple locked
       AND l.granted AND (l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
                          OR l.mode = 'RowShareLock' AND l.pid IS NULL AND c.relname IN ('partitions', 'locks'))
       AND l.pid IS DISTINCT FROM pg_backend_pid()
@@ -69,6 +70,12 @@ SELECT json_build_object(
                                    WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean))), '{}')
         FROM relations AS c WHERE c.relkind = 'r'),
     'functions', (SELECT coalesce(json_agg(json_build_object('name', f.proname, 'body', f.prosrc)), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid),
+    'columns', (
+        SELECT coalesce(json_agg(json_build_object('name', concat(a.attrelid::regclass, '.', quote_ident(a.attname)), 'expression', pg_get_expr(d.adbin, d.adrelid))), '[]')
+        FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> ''
+        WHERE EXISTS (SELECT FROM pg_depend AS p JOIN pg_proc AS f ON f.oid = p.refobjid AND f.pronamespace = s.oid AND f.proname = 'partition_for'
+                      WHERE p.refclassid = 'pg_proc'::regclass
+                        AND (p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid OR p.classid = 'pg_class'::regclass AND p.objid = d.adrelid AND p.objsubid = d.adnum))),
     'triggers', (SELECT coalesce(json_agg(g.tgname), '[]') FROM pg_trigger AS g JOIN relations AS c ON c.oid = g.tgrelid
                  WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A')),
     'rights', (

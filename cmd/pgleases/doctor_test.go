@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -99,7 +100,13 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `nobody works on "l"`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
 		{name: "hand-over", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning hand-overs", text: `"l" 0 of "a" for 1h0m`},
-		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
+		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
+		{name: "lock of a dead one awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
+		{name: "eviction fails", fault: `INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '10 seconds', '1 hour', 'host', 7, now());
+			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3);
+			ALTER TABLE pgleases.leases ADD CONSTRAINT stop CHECK (generation < 0) NOT VALID`, want: "fault dead", text: `cannot be evicted: "gone": ERROR: new row for relation "leases" violates check constraint "stop"`},
+		{name: "number of a column", fault: `CREATE TABLE outbox (id text, two int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED,
+			partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 64)) STORED)`, want: "warning columns", text: "outbox.partition for 64; leases have 2"},
 		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},
 		{name: "connections", fault: "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I CONNECTION LIMIT 3', current_database()); END $$", want: "warning connections", text: "of 3 are left for the database"},
 	} {
@@ -131,7 +138,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 	var found []admin.Finding
 	var code int
 	late := time.Now()
-	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks", "advisory-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
+	if slices.ContainsFunc([]string{"transactions", "snapshots", "table-locks", "row-locks", "advisory-locks"}, func(check string) bool { return strings.Contains(want, check) }) {
 		late = late.Add(tests.Patience)
 	}
 	for {
@@ -168,6 +175,34 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	expectIll(t, database, "warning snapshots", "1 in use for more than 10ms", "--long", "1ms")
 	cancel()
 	<-ended
+}
+
+// Whoever has the row of a client locked keeps it from its heartbeats. Of several that share the row only who waits for it tells.
+func TestDoctorNamesWhoHasAClientsRowLocked(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound)
+	one, other := newConn(t, database), newConn(t, database)
+	lock := func(conn *pgx.Conn, how string) {
+		tests.Must(conn.Exec(t.Context(), "BEGIN; SELECT FROM pgleases.clients WHERE id = 'a' FOR "+how, pgx.QueryExecModeSimpleProtocol))(t)
+	}
+	named := fmt.Sprintf(`the row of client "a" is locked by process %d of `, one.PgConn().PID())
+	lock(one, "UPDATE")
+	expectIll(t, database, "fault row-locks", named)
+	tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	expectIll(t, database, "", "")
+	lock(one, "SHARE")
+	lock(other, "SHARE")
+	waiting := newConn(t, database)
+	ended := make(chan error, 1)
+	go func() {
+		_, err := waiting.Exec(context.Background(), "UPDATE pgleases.clients SET pid = pid WHERE id = 'a'")
+		ended <- err
+	}()
+	expectIll(t, database, "fault row-locks", named)
+	tests.Must(one.Exec(t.Context(), "ROLLBACK"))(t)
+	tests.Must(other.Exec(t.Context(), "ROLLBACK"))(t)
+	tests.OK(t, <-ended)
 }
 
 // Any role may take the locks of which the library needs the keys: by itself, or when the client
@@ -292,19 +327,45 @@ func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
 	expectIll(t, "postgres://127.0.0.1:1/none", "fault connect", "connect", "--long", "1m")
 }
 
-// Schedules that no process has declared for a week are named, with the date.
-func TestDoctorNamesUndeclaredSchedules(t *testing.T) {
+func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
 	output1(t, database, "migrate", "--schedules")
 	expectIll(t, database, "", "")
-	execute(t, database, `INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
+	execute(t, database, `
+		INSERT INTO pgleases.schedule_groups VALUES ('books', 1);
+		INSERT INTO pgleases.leases VALUES ('schedule/books', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/books', 11, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/books', 0, 11, 11, 3, 'a', now());
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 		SELECT 'books', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now(), 1, registered
-		FROM (VALUES ('put', false, '2026-03-02Z'), ('new', true, now() - interval '6 days 23 hours')) AS s (name, declared, registered)`)
+		FROM (VALUES ('put', false, '2026-03-02Z'), ('new', true, now() - interval '6 days 23 hours')) AS s (name, declared, registered);
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('books', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now())`)
 	expectIll(t, database, "", "")
-	execute(t, database, "UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'")
-	expectIll(t, database, "note schedules", `"old" of group "books" since 2026-03-02`)
+	for _, test := range []struct{ fault, mend, want, text string }{
+		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now()",
+			"warning schedules", `late: 1 of group "books", as "new" for 1h0m`},
+		{"UPDATE pgleases.schedules SET waits = 'no handler', waits_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET waits = NULL, waits_since = NULL",
+			"warning schedules", `(no handler)`},
+		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, error, ended_at)
+			SELECT id, 'books', 'put', now(), now(), 1, 'dead', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 0",
+			"warning schedules", `failed three times in a row, or more: 1 of group "books", as "put" 3 times (it broke)`},
+		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `late: 1 of group "books"`},
+		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
+		{`INSERT INTO pgleases.history (schedule, group_name, name, job, since, until, ticks, fate, error, ended_at) VALUES (0, 'books', '', 7, now(), now(), 1, 'dead', 'it broke', now())`,
+			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "books", as job 7 (it broke)`},
+		{"DELETE FROM pgleases.members WHERE lease = 'schedule/books'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/books', 11, 1, now(), 1)",
+			"note orphans, warning schedules", ""},
+		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `"old" of group "books" since 2026-03-02`},
+	} {
+		execute(t, database, test.fault)
+		expectIll(t, database, test.want, test.text)
+		execute(t, database, test.mend)
+	}
+	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +Start a process `).MatchString(text) {
+		t.Errorf("the remedy has no line of its own: %s", text)
+	}
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
 	expectIll(t, as(t, database, role), "note rights, note schedules, note transactions, note snapshots", "cannot run clients")

@@ -273,8 +273,16 @@ func TestVerbsTellWhatWouldBeRight(t *testing.T) {
 func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
-	for range 2 { // the second time nothing is to be done
-		output1(t, database, "migrate", "--schedules", "--schema", "it's")
+	for _, test := range []struct{ before, want string }{
+		{"SELECT", "schema \"it's\": created, version 1\npackage schedule in schema \"it's\": created, version 1\n"},
+		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'`,
+			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\n"},
+		{"SELECT", "schema \"it's\": version 1, nothing to do\npackage schedule in schema \"it's\": version 1, nothing to do\n"},
+	} {
+		execute(t, database, test.before)
+		if got := output1(t, database, "migrate", "--schedules", "--schema", "it's"); got != test.want {
+			t.Errorf("migrate after %s: %q, want %q", test.before, got, test.want)
+		}
 	}
 	execute(t, byText, "SET client_min_messages = warning", output1(t, byText, "schema", "--schedules", "--schema", "it's"))
 	for _, url := range []string{database, byText} {

@@ -14,7 +14,9 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
+	schedulesql "github.com/pgleases/pgleases/schedule/sql"
 )
 
 // The verbs that make the tables, and those that say whether all is well.
@@ -25,7 +27,8 @@ func newMigrate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Make the tables, or bring them up to date",
-		Long: `Make the tables, or bring them up to date, while clients run. Nothing happens where they are so already. It needs a role that may make the schema, or owns it.
+		Long: `Make the tables, or bring them up to date, while clients run, and print what was done. Functions that are missing, or were changed by hand, are replaced,
+unless newer code has made them. Nothing happens where all is so already. It needs a role that may make the schema, or owns it.
 
 A transaction that uses the tables for long, as a dump, is waited for, for a minute.`,
 		Args: cobra.NoArgs,
@@ -35,10 +38,20 @@ A transaction that uses the tables for long, as a dump, is waited for, for a min
 		return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 			ctx, cancel := context.WithTimeout(ctx, time.Minute)
 			defer cancel()
-			if *schedules {
-				return schedule.Migrate(ctx, pool, schedule.WithSchema(schema))
+			report := func(part store.Part, migrate func() error) error {
+				return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+					done, err := part.Report(ctx, conn.Conn(), schema, migrate)
+					if err == nil {
+						_, err = fmt.Fprintln(cmd.OutOrStdout(), printable(done))
+					}
+					return err
+				})
 			}
-			return pgleases.Migrate(ctx, pool, pgleases.WithSchema(schema))
+			err := report(store.Engine, func() error { return pgleases.Migrate(ctx, pool, pgleases.WithSchema(schema)) })
+			if err == nil && *schedules {
+				err = report(store.Schedules(schedulesql.Files), func() error { return schedule.Migrate(ctx, pool, schedule.WithSchema(schema)) })
+			}
+			return err
 		})
 	}
 	return cmd
@@ -50,9 +63,7 @@ func newSchema() *cobra.Command {
 		Short: "Print the statements that migrate runs",
 		Long: `Print the statements that migrate runs, for a migration tool, or for psql:
 
-    pgleases schema | psql -v ON_ERROR_STOP=1 --single-transaction "$DATABASE_URL"
-
-Unlike migrate, that also puts back functions that were changed by hand.`,
+    pgleases schema | psql -v ON_ERROR_STOP=1 --single-transaction "$DATABASE_URL"`,
 		Args: cobra.NoArgs,
 	}
 	schedules := cmd.Flags().Bool("schedules", false, schedulesHelp)
@@ -116,7 +127,7 @@ func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Look for what is wrong, and say what to do",
-		Long: `Look for what is wrong with the database, its tables and the fleet: one line for each check, with what to do. It writes nothing.
+		Long: `Look for what is wrong with the database, its tables and the fleet: one line for each check, and what to do on the next. It writes nothing.
 
 A note is what may be meant so, or cannot be seen. Of other roles' sessions only members of pg_monitor are told what they do.
 
@@ -152,11 +163,10 @@ Exit codes:
 			err := output(found, func(w io.Writer) {
 				t := table{{"LEVEL", "CHECK", "FOUND"}}
 				for _, f := range found {
-					text := f.Text
+					t.add(string(f.Level), f.Check, printable(f.Text))
 					if f.Remedy != "" {
-						text += ". " + strings.ToUpper(f.Remedy[:1]) + f.Remedy[1:]
+						t.add("", "", strings.ToUpper(f.Remedy[:1])+printable(f.Remedy[1:]))
 					}
-					t.add(string(f.Level), f.Check, printable(text))
 				}
 				t.write(w)
 			})

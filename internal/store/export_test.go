@@ -49,5 +49,5 @@ func (c *Conn) SetChannel(name string) { c.channel = name }
 
 // Fits checks whether this code can run on the schema.
 func Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
-	return engine.Fits(ctx, conn, schema)
+	return Engine.Fits(ctx, conn, schema)
 }

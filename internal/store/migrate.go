@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,11 +24,21 @@ type Part struct {
 	Table   string                     // of its version
 	Version int                        // for which this code was written
 	DDL     func(schema string) string // all that a migration runs
+	Lacks   string                     // queries for what else may be missing
 }
 
-var engine = Part{
+// Engine is the engine's own part.
+var Engine = Part{
 	Table: "schema_version", Version: Version,
 	DDL: func(schema string) string { return StatementsFor(schema).Schema },
+	Lacks: `; SELECT 'the row of server' WHERE NOT EXISTS (SELECT FROM %[1]s.server); SELECT 'the trigger changed' WHERE NOT EXISTS (
+		SELECT FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+		WHERE t.tgname = 'changed' AND t.tgenabled IN ('O', 'A') AND c.relname = 'leases' AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = %[2]s))`,
+}
+
+// Schedules is the part of package schedule.
+func Schedules(files fs.ReadFileFS) Part {
+	return Part{Name: "package schedule", Table: "schedule_version", Version: 1, DDL: func(schema string) string { return DDL(files, schema) }}
 }
 
 // A SchemaError says why this code cannot run on the schema.
@@ -37,7 +50,7 @@ type SchemaError struct {
 func (e *SchemaError) Error() string { return e.Text }
 
 // Fits returns nil where this code can run on the schema, else a *SchemaError or the database's error.
-func (c *Conn) Fits(ctx context.Context) error { return engine.Fits(ctx, c.conn, c.channel) }
+func (c *Conn) Fits(ctx context.Context) error { return Engine.Fits(ctx, c.conn, c.channel) }
 
 // Migrate is the function Migrate, for the connection's schema.
 func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, c.channel) }
@@ -45,7 +58,7 @@ func (c *Conn) Migrate(ctx context.Context) error { return Migrate(ctx, c.conn, 
 // Migrate creates or updates the engine's tables, see Part.Migrate, and then takes rights back that
 // earlier DDL and grants gave.
 func Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
-	err := engine.Migrate(ctx, conn, schema)
+	err := Engine.Migrate(ctx, conn, schema)
 	if err == nil {
 		tag := bodyTag(schema)
 		_, err = conn.PgConn().Exec(ctx, readCommitted+"; SET LOCAL search_path = "+searchPath+"; SET LOCAL standard_conforming_strings = on; DO "+
@@ -85,6 +98,12 @@ END
 
 // Fits reads the part's version in the schema and the oldest code that it serves. It returns nil where this code can run there.
 func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
+	_, err := p.version(ctx, conn, schema)
+	return err
+}
+
+// version is Fits, and returns the version too: 0 if there is none.
+func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, error) {
 	var v struct{ Version, MinCode int }
 	results, err := conn.PgConn().Exec(ctx, "SELECT version, min_code FROM "+p.versionTable(schema)).ReadAll() // in any encoding
 	switch {
@@ -96,17 +115,97 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 	}
 	switch code := Code(err); {
 	case code == "3F000" || code == "42P01" || errors.Is(err, pgx.ErrNoRows):
-		return &SchemaError{Text: fmt.Sprintf("%s is missing in this database", p.in(schema))}
+		return 0, &SchemaError{Text: fmt.Sprintf("%s is missing in this database", p.in(schema))}
 	case err != nil:
-		return fmt.Errorf("read version of %s: %w", p.in(schema), err)
+		return 0, fmt.Errorf("read version of %s: %w", p.in(schema), err)
 	case v.Version < p.Version:
-		return &SchemaError{Text: fmt.Sprintf("%s has version %d, this code needs %d", p.in(schema), v.Version, p.Version)}
+		return v.Version, &SchemaError{Text: fmt.Sprintf("%s has version %d, this code needs %d", p.in(schema), v.Version, p.Version)}
 	case v.MinCode > p.Version:
-		return &SchemaError{TooNew: true, Text: fmt.Sprintf(
+		return v.Version, &SchemaError{TooNew: true, Text: fmt.Sprintf(
 			"%s has version %d, which serves code for version %d and later, this is for %d",
 			p.in(schema), v.Version, v.MinCode, p.Version)}
 	}
-	return nil
+	return v.Version, nil
+}
+
+// Report runs migrate, replaces what the schema has otherwise than this code, and returns what was done. A
+// schema of newer code stays as it is.
+func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate func() error) (done string, err error) {
+	var misfit *SchemaError
+	before, err := p.version(ctx, conn, schema)
+	if err != nil && !errors.As(err, &misfit) {
+		return "", err
+	}
+	if err := migrate(); err != nil {
+		return "", err
+	}
+	now, err := p.version(ctx, conn, schema)
+	switch {
+	case err != nil:
+		return "", err
+	case misfit != nil && before == 0:
+		return fmt.Sprintf("%s: created, version %d", p.in(schema), now), nil
+	case misfit != nil:
+		return fmt.Sprintf("%s: version %d is now version %d", p.in(schema), before, now), nil
+	case now > p.Version:
+		return fmt.Sprintf("%s: version %d of newer code, nothing done", p.in(schema), now), nil
+	}
+	replaced, err := p.differs(ctx, conn, schema)
+	if err == nil && len(replaced) > 0 {
+		err = apply(ctx, conn, p.migration(schema, ""))
+	}
+	switch {
+	case err != nil:
+		return "", fmt.Errorf("replace what differs in %s: %w", p.in(schema), err)
+	case len(replaced) > 0:
+		return fmt.Sprintf("%s: version %d, replaced: %s", p.in(schema), now, strings.Join(replaced, ", ")), nil
+	}
+	return fmt.Sprintf("%s: version %d, nothing to do", p.in(schema), now), nil
+}
+
+// differs returns what the schema has otherwise than this code, or not at all.
+func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names []string, err error) {
+	lacks := p.Lacks
+	if lacks != "" {
+		lacks = fmt.Sprintf(lacks, pgx.Identifier{schema}.Sanitize(), literal(schema))
+	}
+	results, err := conn.PgConn().Exec(ctx, "SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = "+
+		literal(schema)+")"+lacks).ReadAll()
+	if err != nil {
+		return nil, err
+	}
+	have := make(map[string][]string)
+	for _, row := range results[0].Rows {
+		have[string(row[0])] = append(have[string(row[0])], string(row[1]))
+	}
+	missing, changed := Differing(p.DDL(schema), schema, have)
+	names = append(missing, changed...)
+	for _, result := range results[1:] {
+		for _, row := range result.Rows {
+			names = append(names, string(row[0]))
+		}
+	}
+	return names, nil
+}
+
+// Differing compares functions by the names and bodies that a schema has with those that a text creates there.
+func Differing(ddl, schema string, have map[string][]string) (missing, changed []string) {
+	quoted := pgx.Identifier{schema}.Sanitize()
+	// The files of package sql, run as they stand, do not quote the schema's name.
+	unquoted := func(body string) string { return strings.ReplaceAll(body, quoted+".", schema+".") }
+	// No body is quoted otherwise than the others.
+	pattern := regexp.MustCompile(`(?s)CREATE OR REPLACE FUNCTION ` + regexp.QuoteMeta(quoted) +
+		`\.(\w+)\(.*?\bAS \$pgleases_body_*\$(.*?)\$pgleases_body_*\$;`)
+	for _, match := range pattern.FindAllStringSubmatch(ddl, -1) {
+		name, body := match[1], unquoted(match[2])
+		switch {
+		case len(have[name]) == 0:
+			missing = append(missing, name)
+		case !slices.ContainsFunc(have[name], func(b string) bool { return unquoted(b) == body }):
+			changed = append(changed, name)
+		}
+	}
+	return missing, changed
 }
 
 // Migrate creates or updates the part where it does not fit. It sends one message, so it is one transaction. Racing
@@ -114,36 +213,42 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 // second has the lock. Living clients wait for a migration that waits for a table: so it waits 200 ms at most for each, and tries
 // again until ctx ends. It also tries again after a deadlock with living clients.
 func (p Part) Migrate(ctx context.Context, conn *pgx.Conn, schema string) error {
-	for {
-		err := p.Fits(ctx, conn, schema)
-		var misfit *SchemaError
-		if !errors.As(err, &misfit) || misfit.TooNew {
-			return err
-		}
-		_, err = conn.PgConn().Exec(ctx, p.migration(schema)).ReadAll()
-		switch code := Code(err); {
-		case err == nil || code == codeMigrated:
-			return p.Fits(ctx, conn, schema)
-		case (code == codeLockTimeout || code == codeDeadlock) && ctx.Err() == nil:
-			pause(ctx, time.Second+rand.N(time.Second))
-		case code == "3F000" || Denied(err):
-			return &SchemaError{Text: fmt.Sprintf("%s: permission denied to create it or to migrate it: %v", misfit.Text, err)}
-		default:
-			return fmt.Errorf("create schema %q: %w", schema, err)
-		}
+	err := p.Fits(ctx, conn, schema)
+	var misfit *SchemaError
+	if !errors.As(err, &misfit) || misfit.TooNew {
+		return err
+	}
+	err = apply(ctx, conn, p.migration(schema, fmt.Sprintf(`DO %[4]s BEGIN
+    IF EXISTS (SELECT FROM %[1]s WHERE version OPERATOR(pg_catalog.>=) %[2]d) THEN
+        RAISE 'another client has migrated the schema' USING ERRCODE = '%[3]s';
+    END IF;
+EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
+END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema))))
+	switch code := Code(err); {
+	case err == nil || code == codeMigrated:
+		return p.Fits(ctx, conn, schema)
+	case code == "3F000" || Denied(err):
+		return &SchemaError{Text: fmt.Sprintf("%s: permission denied to create it or to migrate it: %v", misfit.Text, err)}
+	default:
+		return fmt.Errorf("create schema %q: %w", schema, err)
 	}
 }
 
-// migration is the message that creates or updates the part: long, and written only where it is sent.
-func (p Part) migration(schema string) string {
-	return fmt.Sprintf(`%[1]s; SELECT pg_catalog.pg_advisory_xact_lock(`+migrationKey+`); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';
-DO %[5]s BEGIN
-    IF EXISTS (SELECT FROM %[2]s WHERE version OPERATOR(pg_catalog.>=) %[3]d) THEN
-        RAISE 'another client has migrated the schema' USING ERRCODE = '%[4]s';
-    END IF;
-EXCEPTION WHEN undefined_table OR invalid_schema_name THEN -- as it is to be made
-END %[5]s;
-%[6]s`, readCommitted, p.versionTable(schema), p.Version, codeMigrated, bodyTag(schema), p.DDL(schema))
+// apply sends a migration, again where it waited for a table for too long, until ctx ends.
+func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
+	for {
+		_, err := conn.PgConn().Exec(ctx, migration).ReadAll()
+		if code := Code(err); code != codeLockTimeout && code != codeDeadlock || ctx.Err() != nil {
+			return err
+		}
+		pause(ctx, time.Second+rand.N(time.Second))
+	}
+}
+
+// migration is the message that creates or updates the part, after a check: long, and written only where it is sent.
+func (p Part) migration(schema, check string) string {
+	return readCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
+		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms';\n" + check + "\n" + p.DDL(schema)
 }
 
 func (p Part) versionTable(schema string) string { return pgx.Identifier{schema, p.Table}.Sanitize() }
