@@ -83,34 +83,23 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	wraps(t, "to get a job that never was", err, schedule.ErrNotFound)
 }
 
-// Whatever statement is lost, whoever owns it: one effect, one fate.
+// Whatever statement is lost: one effect, one fate.
 func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	start := func() (*worker, *schedule.Kind[string]) {
-		w := newWorker(db)
-		return w, schedule.InTx(w.Scheduler, "mail", note, schedule.Idle(time.Second))
-	}
-	w, mail := start()
+	w := newWorker(db)
+	schedule.InTx(w.Scheduler, "mail", note, schedule.Idle(time.Second))
 	w.run()
 	db.looked()
 	var want []string
-	run := func(what string, before func()) {
-		before()
-		id := tests.Must(mail.Enqueue(t.Context(), what))(t)
-		want = append(want, what)
-		expect(t, w.fate(id).Fate, schedule.FateDone, "fate with "+what)
-	}
-	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t) // its connections lose nothing
-	mail.Jobs = *schedule.JobsOf[string](enqueuer, "mail")
+	mail := schedule.JobsOf[string](tests.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_job", "commit", "schedule_look"} {
 		for _, after := range []bool{false, true} {
-			run(fmt.Sprint(text, after), func() { w.wire.Lose(1, text, after) })
+			want = append(want, fmt.Sprint(text, after))
+			w.wire.Lose(1, text, after)
+			id := tests.Must(mail.Enqueue(t.Context(), fmt.Sprint(text, after)))(t)
+			expect(t, w.fate(id).Fate, schedule.FateDone, fmt.Sprint("fate with ", text, after))
 		}
-	}
-	for n := range 2 {
-		next, _ := start()
-		run(fmt.Sprint("an owner dies ", n), func() { w.die(); w = next.run() })
 	}
 	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "fates")
@@ -255,14 +244,8 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
-	began, end := make(chan struct{}, 1000), make(chan struct{})
-	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		if r.Args == "first" {
-			began <- struct{}{}
-			released(ctx, end)
-		}
-		return note(ctx, tx, r)
-	})
+	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
+	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	w.run()
 	tests.Must(mail.Enqueue(t.Context(), "first"))(t)
 	tests.Receive(t, "it runs", began)
@@ -390,14 +373,8 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
 	w.LookEvery(tests.Patience) // until something is put here, what was found stays
-	began, end := make(chan struct{}, 10), make(chan struct{})
-	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		if r.Args == "first" {
-			began <- struct{}{}
-			released(ctx, end)
-		}
-		return note(ctx, tx, r)
-	})
+	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
+	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	tests.Must(mail.Enqueue(t.Context(), "first", schedule.Priority(3)))(t)
 	id := tests.Must(mail.Enqueue(t.Context(), "early", schedule.Unique("inv-7", schedule.Raise)))(t)
 	w.run()
@@ -420,12 +397,8 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	began, end := make(chan struct{}, 1000), make(chan struct{})
-	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		began <- struct{}{}
-		released(ctx, end)
-		return note(ctx, tx, r)
-	})
+	began, end, handler := halting(nil, note)
+	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	id := tests.Must(mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise)))(t)
 	w.run()
 	tests.Receive(t, "it runs", began)

@@ -94,14 +94,8 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	began, end := make(chan struct{}, 10), make(chan struct{})
-	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		if r.At.Equal(midnight.Add(time.Hour)) {
-			began <- struct{}{}
-			released(ctx, end)
-		}
-		return effect(ctx, tx, r)
-	})
+	began, end, handler := halting(func(r schedule.Run[args]) bool { return r.At.Equal(midnight.Add(time.Hour)) }, effect)
+	k := schedule.InTx(w.Scheduler, "books", handler)
 	want := map[string]fates{
 		"skip":       {schedule.FateDone: 2, schedule.FateSkipped: 3},
 		"buffer":     {schedule.FateDone: 3, schedule.FateMissed: 2},
@@ -270,12 +264,8 @@ func TestAClockThatIsWrongWhenARunEnds(t *testing.T) {
 	db := newDatabase(t)
 	w, log := newLogged(db)
 	w.Doubt(time.Minute)
-	began, end := make(chan struct{}, 10), make(chan struct{})
-	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		began <- struct{}{}
-		released(ctx, end)
-		return effect(ctx, tx, r)
-	})
+	began, end, handler := halting(nil, effect)
+	k := schedule.InTx(w.Scheduler, "books", handler)
 	l := newLedger(db, "close")
 	l.should = func(after, until time.Time) (ticks []time.Time) {
 		for t := after.Truncate(40 * time.Second).Add(40 * time.Second); !t.After(until); t = t.Add(40 * time.Second) {
@@ -417,13 +407,9 @@ func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
 	w, log := newLogged(db)
 	w.LookFor(time.Second)
 	w.SweepEvery(time.Hour)
-	began, goOn := make(chan struct{}, 250), make(chan struct{})
+	began, goOn, handler := halting(nil, effect)
 	defer close(goOn)
-	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
-		began <- struct{}{}
-		released(ctx, goOn)
-		return nil
-	})
+	books := schedule.InTx(w.Scheduler, "books", handler)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.Key("one")))(t)
 	w.run()

@@ -305,6 +305,20 @@ func effect(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 	return err
 }
 
+// halting is a handler of which the runs that are meant, or all, say that they begin, and go on until end is closed.
+func halting[A any](meant func(schedule.Run[A]) bool, then func(context.Context, pgx.Tx, schedule.Run[A]) error) (
+	began chan schedule.Run[A], end chan struct{}, handler func(context.Context, pgx.Tx, schedule.Run[A]) error,
+) {
+	began, end = make(chan schedule.Run[A], 1000), make(chan struct{})
+	return began, end, func(ctx context.Context, tx pgx.Tx, r schedule.Run[A]) error {
+		if meant == nil || meant(r) {
+			began <- r
+			released(ctx, end)
+		}
+		return then(ctx, tx, r)
+	}
+}
+
 // released waits until a test lets a handler go on, or the run ends.
 func released(ctx context.Context, end <-chan struct{}) {
 	select {

@@ -355,20 +355,16 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	begun, end := make(chan int, 1), make(chan struct{})
+	begun, end, handler := halting(nil, func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error { return ctx.Err() })
 	start := func() *worker {
 		w := newSteadyWorker(db, schedule.WithDrain(time.Minute))
-		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error {
-			begun <- r.Partition
-			released(ctx, end)
-			return ctx.Err()
-		})
+		k := schedule.InTx(w.Scheduler, "books", handler)
 		tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 		return w.run()
 	}
 	ending := start().has("close")
 	db.setClock(midnight.Add(time.Hour))
-	kept := tests.Receive(t, "it runs", begun)
+	kept := tests.Receive(t, "it runs", begun).Partition
 	start()
 	ending.stop()
 	becomes(db, "the others are owned by the other", 3, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())

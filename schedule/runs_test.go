@@ -296,12 +296,8 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(4))
-	began, end := make(chan string, 10), make(chan struct{})
-	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		began <- r.Key
-		released(ctx, end)
-		return effect(ctx, tx, r)
-	})
+	began, end, handler := halting(nil, effect)
+	k := schedule.InTx(w.Scheduler, "books", handler)
 	var ledgers []*ledger
 	for _, name := range []string{"a", "b", "c", "d"} {
 		tests.OK(t, k.Add(name, args{}, hourly, schedule.Key(map[bool]string{true: "first", false: "second"}[name < "c"])))
@@ -311,7 +307,7 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	tests.OK(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))
 	w.run().has("d")
 	db.setClock(midnight.Add(time.Hour))
-	first, second := tests.Receive(t, "a run", began), tests.Receive(t, "another run", began)
+	first, second := tests.Receive(t, "a run", began).Key, tests.Receive(t, "another run", began).Key
 	if first == second {
 		t.Fatalf("two runs under the key %q at once", first)
 	}

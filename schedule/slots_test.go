@@ -138,6 +138,7 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 	w.die()
 	start(false)
 	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE fate = 'done'")
+	expect(t, fmt.Sprint(db.effects()), "[books books]", "effects of those in transactions")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 2, "slots")
 	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
 }
@@ -284,20 +285,12 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 			db.noteLooks("leaves_out boolean", "cardinality(but) + cardinality(but_kinds) > 0")
 			w := newSteadyWorker(db, schedule.WithPartitions(1))
 			w.SweepEvery(time.Hour)
-			began, goOn := make(chan struct{}, 250), make(chan struct{})
-			hold := func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
-				began <- struct{}{}
-				released(ctx, goOn)
-				return nil
+			began, goOn, handler := halting(nil, effect)
+			opts, same := []schedule.KindOption{schedule.Limit(1)}, []schedule.JobOption{}
+			if waits == "for a key" {
+				opts, same = nil, []schedule.JobOption{schedule.Key("one")}
 			}
-			var books *schedule.Kind[args]
-			var same []schedule.JobOption
-			if waits == "for a slot" {
-				books = schedule.InTx(w.Scheduler, "books", hold, schedule.Limit(1))
-			} else {
-				books = schedule.InTx(w.Scheduler, "books", hold)
-				same = append(same, schedule.Key("one"))
-			}
+			books := schedule.InTx(w.Scheduler, "books", handler, opts...)
 			tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
 			w.run()
 			tests.Receive(t, "one runs", began)

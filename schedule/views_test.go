@@ -93,14 +93,8 @@ func TestViewOfJobs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
-	in, end := make(chan struct{}, 10), make(chan struct{})
-	mail := schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-		if r.Args == "runs" {
-			in <- struct{}{}
-			released(ctx, end)
-		}
-		return errors.New("no ink")
-	}, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	in, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "runs" }, func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no ink") })
+	mail := schedule.InTx(w.Scheduler, "mail", handler, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
 	defer close(end)
 	put := func(what string, opts ...schedule.JobOption) {
 		t.Helper()

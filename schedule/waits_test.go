@@ -363,6 +363,7 @@ func TestAnotherNumberOfPartitionsIsRefusedWhileTheGroupRuns(t *testing.T) {
 	w := newWorker(db)
 	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	w.run().has("close")
+	becomes(db, "the group has its number", 4, "SELECT coalesce(max(partitions), 0) FROM pgleases.schedule_groups")
 	other := newWorker(db, schedule.WithPartitions(7))
 	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("other", args{}, hourly))
 	err := other.Run(t.Context())
