@@ -357,18 +357,36 @@ func (d *doctor) vacuum(f *facts) {
 	}
 }
 
+// A stranger is a session that has a lock, as strangers.sql and rowlocks.sql return it.
+type stranger struct {
+	Of                 string // what is locked
+	PID                int
+	Owner, Application string
+	Seconds            float64
+}
+
+func (s stranger) String() string {
+	text := fmt.Sprintf("process %d of %q (%q)", s.PID, s.Owner, s.Application)
+	if s.Seconds >= 0 {
+		text += " for " + seconds(s.Seconds)
+	}
+	return text
+}
+
+// end is how its lock is ended.
+func (s stranger) end() string {
+	if s.PID == 0 {
+		return "end the prepared transaction: pg_prepared_xacts lists them"
+	}
+	return fmt.Sprintf("end what it does, if need be with SELECT pg_terminate_backend(%d)", s.PID)
+}
+
 // state looks at what the tables say.
 func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	type wait struct {
 		Name    string
 		Seconds float64
 		Holder  string
-	}
-	type stranger struct {
-		Use                string
-		PID                int
-		Owner, Application string
-		Seconds            float64
 	}
 	var s *Snapshot
 	var waits []wait
@@ -412,27 +430,13 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	d.found("schema", OK, "", "version %d", s.Version)
 	if len(strangers) > 0 {
 		w := strangers[0]
-		since := ""
-		if w.Seconds >= 0 {
-			since = " for " + seconds(w.Seconds)
-		}
-		end := fmt.Sprintf("end what it does, if need be with SELECT pg_terminate_backend(%d)", w.PID)
-		if w.PID == 0 {
-			end = "end the prepared transaction: pg_prepared_xacts lists them"
-		}
-		d.found("advisory-locks", Warning, end+"; docs/roles.md tells what waits for it",
-			"%d held or awaited by strangers: that for %s by process %d of %q (%q)%s", len(strangers), w.Use, w.PID, w.Owner, w.Application, since)
+		d.found("advisory-locks", Warning, w.end()+"; docs/roles.md tells what waits for it", "%d held or awaited by strangers: that for %s by %v", len(strangers), w.Of, w)
 	} else {
 		d.found("advisory-locks", OK, "", "no stranger has those of the library")
 	}
 	if len(lockers) > 0 {
 		l := lockers[0]
-		since := ""
-		if l.Seconds >= 0 {
-			since = ", whose transaction is open for " + seconds(l.Seconds)
-		}
-		d.found("row-locks", Fault, fmt.Sprintf("end its transaction, if need be with SELECT pg_terminate_backend(%d)", l.PID),
-			"the row of client %q is locked by process %d of %q (%q)%s: its heartbeats fail, and nobody can evict it", l.Use, l.PID, l.Owner, l.Application, since)
+		d.found("row-locks", Fault, l.end(), "the row of client %q is locked by %v: its heartbeats fail, and nobody can evict it", l.Of, l)
 	} else {
 		d.found("row-locks", OK, "", "no row of a client is locked")
 	}
@@ -480,48 +484,36 @@ type duty struct {
 	Check, Fault, Group string
 	Count               int
 	Name                string
-	Seconds             float64
+	Worst               float64
 	Why                 string
 }
 
-// duties are the faults that schedules and jobs may have.
+// duties are the faults that schedules and jobs may have. Of the format of one group, 1 is how many, 2 the group, 3 to 5 the worst: its
+// name, for how long, and how many times.
 var duties = []struct {
-	check, fault, text, remedy string
-	one                        func(duty) string // the worst one
+	check, fault, text, format, remedy string
+	level                              Level
 }{
-	{"schedules", "unattended", "no process runs", "start a process that runs the group", nil},
-	{"schedules", "late", "late", "pgleases schedules list GROUP --only late tells why", duty.late},
-	{"schedules", "failing", "failed three times in a row, or more", "pgleases schedules history GROUP SCHEDULE shows the errors", duty.times},
-	{"jobs", "late", "late", "pgleases jobs list GROUP tells why", duty.late},
-	{"jobs", "failing", "failed three times, or more, and are tried again", "pgleases jobs list GROUP shows the errors", duty.times},
-	{"jobs", "failed", "failed in the last day, and were not retried", "pgleases jobs show GROUP ID tells more; pgleases jobs retry GROUP ID runs it again", duty.job},
+	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group", Warning},
+	{"schedules", "late", "late", "%[1]d of group %[2]q, as %[3]q for %[4]v", "pgleases schedules list GROUP --only late tells why", Warning},
+	{"schedules", "failing", "failed three times in a row, or more", "%[1]d of group %[2]q, as %[3]q %[5]v times", "pgleases schedules history GROUP SCHEDULE shows the errors", Warning},
+	{"schedules", "undeclared", "no process has declared them for a week, and they wait", "%[1]d of group %[2]q, as %[3]q",
+		"start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE", Note},
+	{"jobs", "late", "late", "%[1]d of group %[2]q, as job %[3]s for %[4]v", "pgleases jobs list GROUP tells why", Warning},
+	{"jobs", "failing", "failed three times, or more, and are tried again", "%[1]d of group %[2]q, as job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
+	{"jobs", "failed", "failed in the last day, and were not retried", "%[1]d of group %[2]q, as job %[3]s",
+		"pgleases jobs show GROUP ID tells more; pgleases jobs retry GROUP ID runs it again", Warning},
 }
 
-func (y duty) late() string  { return fmt.Sprintf("%q for %s", y.Name, seconds(y.Seconds)) }
-func (y duty) times() string { return fmt.Sprintf("%q %v times", y.Name, y.Seconds) }
-func (y duty) job() string   { return "job " + y.Name }
-
-// schedules looks at schedules and jobs, and finds schedules that no code declares any more.
+// schedules looks at schedules and jobs.
 func (d *doctor) schedules(ctx context.Context) {
-	var undeclared []string
 	var found []duty
 	err := reading(ctx, d.conn, func(tx pgx.Tx) error {
-		var group, name string
-		var registered time.Time
-		texts := store.Texts(sql.Files, d.options.schema)
-		rows, _ := tx.Query(ctx, texts("undeclared")) // ForEachRow returns its error
-		_, err := pgx.ForEachRow(rows, []any{&group, &name, &registered}, func() error {
-			undeclared = append(undeclared, fmt.Sprintf("%q of group %q since %s", name, group, registered.UTC().Format(time.DateOnly)))
-			return nil
-		})
+		_, err := tx.Exec(ctx, "SET LOCAL enable_seqscan = off")
 		if err == nil {
-			_, err = tx.Exec(ctx, "SET LOCAL enable_seqscan = off")
+			rows, _ := tx.Query(ctx, store.Texts(sql.Files, d.options.schema)("duties"), d.Long.Seconds()) // CollectRows returns its error
+			found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[duty])
 		}
-		if err != nil {
-			return err
-		}
-		rows, _ = tx.Query(ctx, texts("duties"), d.Long.Seconds())
-		found, err = pgx.CollectRows(rows, pgx.RowToStructByPos[duty])
 		return err
 	})
 	switch {
@@ -536,29 +528,18 @@ func (d *doctor) schedules(ctx context.Context) {
 	for _, y := range duties {
 		var all []string
 		for _, f := range found {
-			if f.Check != y.check || f.Fault != y.fault {
-				continue
+			if f.Check == y.check && f.Fault == y.fault {
+				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, time.Duration(f.Worst*float64(time.Second)).Round(time.Millisecond), f.Worst)
+				if f.Why != "" {
+					text += " (" + f.Why + ")"
+				}
+				all = append(all, text)
 			}
-			text := fmt.Sprintf("group %q", f.Group)
-			if y.one != nil {
-				text = fmt.Sprintf("%d of %s, as %s", f.Count, text, y.one(f))
-			}
-			if f.Why != "" {
-				text += fmt.Sprintf(" (%s)", f.Why)
-			}
-			all = append(all, text)
 		}
 		if len(all) > 0 {
 			delete(fine, y.check)
-			d.found(y.check, Warning, y.remedy, "%s: %s", y.text, listed(all))
+			d.found(y.check, y.level, y.remedy, "%s: %s", y.text, listed(all))
 		}
-	}
-	if len(undeclared) > 0 {
-		delete(fine, "schedules")
-		d.found(
-			"schedules", Note, "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE",
-			"no process has declared them for a week, and they wait: %s", listed(undeclared),
-		)
 	}
 	for check, text := range fine {
 		d.found(check, OK, "", "%s", text)

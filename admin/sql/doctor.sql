@@ -70,12 +70,9 @@ SELECT json_build_object(
                                    WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean))), '{}')
         FROM relations AS c WHERE c.relkind = 'r'),
     'functions', (SELECT coalesce(json_agg(json_build_object('name', f.proname, 'body', f.prosrc)), '[]') FROM pg_proc AS f WHERE f.pronamespace = s.oid),
-    'columns', (
-        SELECT coalesce(json_agg(json_build_object('name', concat(a.attrelid::regclass, '.', quote_ident(a.attname)), 'expression', pg_get_expr(d.adbin, d.adrelid))), '[]')
-        FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> ''
-        WHERE EXISTS (SELECT FROM pg_depend AS p JOIN pg_proc AS f ON f.oid = p.refobjid AND f.pronamespace = s.oid AND f.proname = 'partition_for'
-                      WHERE p.refclassid = 'pg_proc'::regclass
-                        AND (p.classid = 'pg_attrdef'::regclass AND p.objid = d.oid OR p.classid = 'pg_class'::regclass AND p.objid = d.adrelid AND p.objsubid = d.adnum))),
+    'columns', (SELECT coalesce(json_agg(json_build_object('name', concat(a.attrelid::regclass, '.', quote_ident(a.attname)), 'expression', e.text)), '[]')
+                FROM pg_attrdef AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '' CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS e (text)
+                WHERE starts_with(e.text, quote_ident($1) || '.partition_for(')),
     'triggers', (SELECT coalesce(json_agg(g.tgname), '[]') FROM pg_trigger AS g JOIN relations AS c ON c.oid = g.tgrelid
                  WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A')),
     'rights', (

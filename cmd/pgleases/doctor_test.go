@@ -357,13 +357,13 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 			"UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "books", as job 7 (it broke)`},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/books'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/books', 11, 1, now(), 1)",
 			"note orphans, warning schedules", ""},
-		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `"old" of group "books" since 2026-03-02`},
+		{"UPDATE pgleases.schedules SET name = 'old', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "books", as "old" (since 2026-03-02)`},
 	} {
 		execute(t, database, test.fault)
 		expectIll(t, database, test.want, test.text)
 		execute(t, database, test.mend)
 	}
-	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +Start a process `).MatchString(text) {
+	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`(?m)^note +schedules +no process .*[^.]\n +> start a process `).MatchString(text) {
 		t.Errorf("the remedy has no line of its own: %s", text)
 	}
 	role := newRole(t, database)

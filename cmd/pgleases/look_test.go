@@ -274,7 +274,7 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
 	for _, test := range []struct{ before, want string }{
-		{"SELECT", "schema \"it's\": created, version 1\npackage schedule in schema \"it's\": created, version 1\n"},
+		{"SELECT", "schema \"it's\": version 1, created\npackage schedule in schema \"it's\": version 1, created\n"},
 		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'`,
 			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\n"},
 		{"SELECT", "schema \"it's\": version 1, nothing to do\npackage schedule in schema \"it's\": version 1, nothing to do\n"},

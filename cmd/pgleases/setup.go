@@ -165,7 +165,7 @@ Exit codes:
 				for _, f := range found {
 					t.add(string(f.Level), f.Check, printable(f.Text))
 					if f.Remedy != "" {
-						t.add("", "", strings.ToUpper(f.Remedy[:1])+printable(f.Remedy[1:]))
+						t.add("", "", "> "+printable(f.Remedy))
 					}
 				}
 				t.write(w)

@@ -131,36 +131,29 @@ func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, 
 // Report runs migrate, replaces what the schema has otherwise than this code, and returns what was done. A
 // schema of newer code stays as it is.
 func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate func() error) (done string, err error) {
-	var misfit *SchemaError
-	before, err := p.version(ctx, conn, schema)
-	if err != nil && !errors.As(err, &misfit) {
-		return "", err
-	}
+	before, _ := p.version(ctx, conn, schema) // migrate returns its error
 	if err := migrate(); err != nil {
 		return "", err
 	}
 	now, err := p.version(ctx, conn, schema)
+	done = "nothing to do"
 	switch {
 	case err != nil:
 		return "", err
-	case misfit != nil && before == 0:
-		return fmt.Sprintf("%s: created, version %d", p.in(schema), now), nil
-	case misfit != nil:
-		return fmt.Sprintf("%s: version %d is now version %d", p.in(schema), before, now), nil
-	case now > p.Version:
-		return fmt.Sprintf("%s: version %d of newer code, nothing done", p.in(schema), now), nil
+	case before == 0:
+		done = "created"
+	case before < now:
+		done = fmt.Sprintf("it was version %d", before)
+	case now == p.Version:
+		replaced, err := p.differs(ctx, conn, schema)
+		if err == nil && len(replaced) > 0 {
+			done, err = "replaced: "+strings.Join(replaced, ", "), apply(ctx, conn, p.migration(schema, ""))
+		}
+		if err != nil {
+			return "", fmt.Errorf("replace what differs in %s: %w", p.in(schema), err)
+		}
 	}
-	replaced, err := p.differs(ctx, conn, schema)
-	if err == nil && len(replaced) > 0 {
-		err = apply(ctx, conn, p.migration(schema, ""))
-	}
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("replace what differs in %s: %w", p.in(schema), err)
-	case len(replaced) > 0:
-		return fmt.Sprintf("%s: version %d, replaced: %s", p.in(schema), now, strings.Join(replaced, ", ")), nil
-	}
-	return fmt.Sprintf("%s: version %d, nothing to do", p.in(schema), now), nil
+	return fmt.Sprintf("%s: version %d, %s", p.in(schema), now, done), nil
 }
 
 // differs returns what the schema has otherwise than this code, or not at all.
