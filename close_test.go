@@ -132,9 +132,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	finish, _ := worksOnTheUpperHalf(t, a)
 	p := ownership(t, a, 2)
 	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
-	if err := b.SetWeight(t.Context(), 1); err != nil { // and what waits for a hand-over is in it too
-		t.Fatal(err)
-	}
+	tests.OK(t, b.SetWeight(t.Context(), 1)) // and what waits for a hand-over is in it too
 	tests.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
 	done := make(chan error, 1)
 	go func() { done <- ca.Close(context.Background()) }()
@@ -156,9 +154,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	default:
 	}
 	finish()
-	if err := tests.Receive(t, "Close returns", done); err != nil {
-		t.Error(err)
-	}
+	tests.OK(t, tests.Receive(t, "Close returns", done))
 	untilOwns(t, b, 4)
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }

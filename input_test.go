@@ -276,9 +276,7 @@ func TestASchemaThatDoesNotFitIsToldWithWhatToRun(t *testing.T) {
 		until(t, "it owns all", func() bool { return len(lease.Values()) == 4 }, lease)
 		shut(t, client)
 	}
-	if err := pgleases.Migrate(ctx, pool); err != nil {
-		t.Error(err)
-	}
+	tests.OK(t, pgleases.Migrate(ctx, pool))
 	if got := tests.Value[int](t, pool, "SELECT version FROM pgleases.schema_version"); got != 99 {
 		t.Errorf("the version is %d now, not 99", got)
 	}
@@ -492,9 +490,7 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 		}
 	}
 	// One that was stored and read back is as good as the one that was got.
-	if err := guard(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}); err != nil {
-		t.Error(err)
-	}
+	tests.OK(t, guard(t, pool, lease, pgleases.Partition{Number: p.Number, Epoch: p.Epoch}))
 
 	refused(t, "nil tx", lease.Guard(ctx, nil, p), `"orders"`, "nil")
 	refused(t, "nil sql.Tx", lease.GuardSQL(ctx, nil, p), `"orders"`, "nil")

@@ -189,9 +189,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Locks awaited for long", "report worker-2 2 worker-1")
 	giveUp()
 	wraps(t, "who waits gives up", tests.Receive(t, "who waits gives up", waited), context.Canceled)
-	if err := held.Release(t.Context()); err != nil {
-		t.Error(err)
-	}
+	tests.OK(t, held.Release(t.Context()))
 	until(t, "nobody has a lock", func() bool { return len(run("Who holds which lock")) == 0 })
 
 	// One works on what is wanted elsewhere; one died, and nobody has watched for its TTL; one left a transaction open.

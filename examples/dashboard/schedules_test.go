@@ -167,9 +167,7 @@ func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 	type none struct{}
 	books := schedule.InTx(s, "books", func(context.Context, pgx.Tx, schedule.Run[none]) error { return nil })
 	tests.OK(t, books.Put(t.Context(), "close", none{}, schedule.Every(time.Hour)))
-	if _, err := owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"); err != nil { // as Run does
-		t.Fatal(err)
-	}
+	tests.Must(owner.Exec(t.Context(), "INSERT INTO pgleases.schedule_groups VALUES ('billing', 128) ON CONFLICT DO NOTHING"))(t) // as Run does
 	handler := must(pages(owner, newLogin("secret", "look")))
 	server, front := fronted(t, handler)
 	loses := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

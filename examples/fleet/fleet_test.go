@@ -50,9 +50,7 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	ctx := t.Context()
 	pool := tests.Must(connect(ctx, pgtest.OwnerURL(pgtest.Database(t))))(t)
 	t.Cleanup(pool.Close)
-	if err := prepare(ctx, pool, 10, 1); err != nil { // of one customer, hence in one partition
-		t.Fatal(err)
-	}
+	tests.OK(t, prepare(ctx, pool, 10, 1)) // of one customer, hence in one partition
 	var partition int
 	var thawed time.Time
 	err := pool.QueryRow(ctx, `

@@ -50,6 +50,34 @@ func (f *fixture) countsInTime() {
 // sever ends a client's connection as the end of its process does.
 func (c *client) sever() { _ = c.pg().Raw().PgConn().Conn().Close() }
 
+// pid is that of the server's process for a client.
+func (c *client) pid() int { return int(c.pg().Raw().PgConn().PID()) }
+
+// seesDie severs a client, and waits until it is gone, and counted as abandoned.
+func (c *client) seesDie(victim *client) {
+	c.f.Helper()
+	before, pid := c.sees().Ends.Abandoned, victim.pid()
+	victim.sever()
+	c.f.gone(pid)
+	c.f.until("it is counted as abandoned", func() bool { return c.sees().Ends.Abandoned > before })
+}
+
+// seesTerminated has the server end a process of its own, and waits until it is gone, and counted as killed.
+func (c *client) seesTerminated(pid int) {
+	c.f.Helper()
+	before := c.sees().Ends.Killed
+	c.f.exec("SELECT pg_terminate_backend($1)", pid)
+	c.f.gone(pid)
+	c.f.until("it is counted as killed", func() bool { return c.sees().Ends.Killed > before })
+}
+
+// absent is what is known of a session whose lock was held by a process of the server's.
+func (f *fixture) absent(session, key int64, pid int) Absence {
+	f.Helper()
+	return Absence{Session: session, Presence: key, PID: pid,
+		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", session)}
+}
+
 // abandon has a session be counted as abandoned, and waits until it is.
 func (f *fixture) abandon(w *client) {
 	f.Helper()
@@ -71,26 +99,14 @@ func (f *fixture) absence(w, victim *client, key int64, end func()) (a Absence, 
 	f.Helper()
 	seen := w.sees()
 	pid := seen.Held[key]
-	expect(f.TB, pid, int(victim.pg().Raw().PgConn().PID()), "process that holds the lock")
+	expect(f.TB, pid, victim.pid(), "process that holds the lock")
 	end()
-	expiry := value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", victim.session)
-	return Absence{Session: victim.session, Presence: key, Expiry: expiry, PID: pid}, seen.Ends
+	return f.absent(victim.session, key, pid), seen.Ends
 }
 
 func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 	t.Parallel()
-	dies := func(f *fixture, w, victim *client) {
-		before, pid := w.sees().Ends.Abandoned, int(victim.pg().Raw().PgConn().PID())
-		victim.sever()
-		f.gone(pid)
-		f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
-	}
-	terminate := func(f *fixture, w *client, pid uint32) {
-		before := w.sees().Ends.Killed
-		f.exec("SELECT pg_terminate_backend($1)", pid)
-		f.gone(int(pid))
-		f.until("it is counted as killed", func() bool { return w.sees().Ends.Killed > before })
-	}
+	dies := func(_ *fixture, w, victim *client) { w.seesDie(victim) }
 	for name, test := range map[string]struct {
 		end     func(f *fixture, w, victim *client)
 		change  func(f *fixture, a *Absence, run *Run)
@@ -100,20 +116,20 @@ func TestOnlyASessionWhoseProcessDiedIsEvictedByItsLock(t *testing.T) {
 		"it lives":         {end: func(f *fixture, w, _ *client) { f.abandon(w) }},
 		"it has closed the connection": {end: func(f *fixture, w, victim *client) {
 			victim.pg().Close()
-			f.gone(int(victim.pg().Raw().PgConn().PID()))
+			f.gone(victim.pid())
 		}},
 		"the server has ended it": {end: func(f *fixture, w, victim *client) {
-			terminate(f, w, victim.pg().Raw().PgConn().PID())
+			w.seesTerminated(victim.pid())
 			f.abandon(w)
 		}},
 		"the server has ended another": {end: func(f *fixture, w, victim *client) {
 			dies(f, w, victim)
-			terminate(f, w, f.raw().PgConn().PID())
+			w.seesTerminated(int(f.raw().PgConn().PID()))
 		}},
 		"a fatal error has ended it": {end: func(f *fixture, w, victim *client) {
 			before := w.sees().Ends.Fatal
 			f.ok(victim.pg().Exec(f.ctx, "SELECT pg_catalog.set_config('idle_session_timeout', '1', false)"))
-			f.gone(int(victim.pg().Raw().PgConn().PID()))
+			f.gone(victim.pid())
 			f.until("it is counted as fatal", func() bool { return w.sees().Ends.Fatal > before })
 			f.abandon(w)
 		}},
@@ -169,13 +185,8 @@ func TestNoMoreSessionsAreEvictedThanWereAbandoned(t *testing.T) {
 	died, diedKey := f.attending("died")
 	closed, closedKey := f.attending("closed")
 	run := w.run()
-	a, since := f.absence(w, died, diedKey, func() {
-		died.sever()
-		f.until("it is counted", func() bool { return w.sees().Ends.Abandoned > 0 })
-		f.gone(int(died.pg().Raw().PgConn().PID()))
-	})
-	b := Absence{Session: closed.session, Presence: closedKey, PID: int(closed.pg().Raw().PgConn().PID()),
-		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", closed.session)}
+	a, since := f.absence(w, died, diedKey, func() { w.seesDie(died) })
+	b := f.absent(closed.session, closedKey, closed.pid())
 	closed.pg().Close()
 	f.gone(b.PID)
 	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a, b}, since, run))(f)
@@ -209,7 +220,7 @@ func TestTheTwoLowestSessionsWithALockWatch(t *testing.T) {
 		expect(t, len(look.Held), map[bool]int{true: 4}[i < 2], "locks that are held")
 		for session, key := range keys {
 			if i < 2 {
-				expect(t, look.Held[key], int(clients[session].pg().Raw().PgConn().PID()), "process")
+				expect(t, look.Held[key], clients[session].pid(), "process")
 			}
 		}
 	}
@@ -455,12 +466,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	other, _ := f.attending("other")
 	victim, key := f.attending("victim")
 	run := w.run()
-	a, since := f.absence(w, victim, key, func() {
-		before, pid := w.sees().Ends.Killed, int(victim.pg().Raw().PgConn().PID())
-		f.exec("SELECT pg_terminate_backend($1)", pid)
-		f.gone(pid)
-		f.until("it is counted as killed", func() bool { return w.sees().Ends.Killed > before })
-	})
+	a, since := f.absence(w, victim, key, func() { w.seesTerminated(victim.pid()) })
 	looks := other.pg().Raw()
 	tx := tests.Must(looks.Begin(f.ctx))(f)
 	var evicted []string
@@ -472,10 +478,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 	pid, held := seen.Held[key]
 	f.ok(tx.Commit(f.ctx))
 
-	before := w.sees().Ends.Abandoned
-	other.sever()
-	f.gone(int(looks.PgConn().PID()))
-	f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
+	w.seesDie(other)
 	if held {
 		a.PID, since = pid, seen.Ends // as an engine has it that looked then
 	}
@@ -514,19 +517,13 @@ func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
 	victim := f.client("victim")
 	first := -random() / 2
 	second := first - 1 // the client's keys fall
-	earlier := f.conn()
+	earlier := &client{Conn: f.conn(), f: f}
 	f.ok(victim.pg().Attend(f.ctx, victim.session, second))
-	_ = earlier.Attend(f.ctx, victim.session, first) // late
+	_ = earlier.pg().Attend(f.ctx, victim.session, first) // late
 	seen, run := w.sees(), w.run()
-	before := seen.Ends.Abandoned
-	pid := int(earlier.Raw().PgConn().PID())
-	_ = earlier.Raw().PgConn().Conn().Close()
-	f.gone(pid)
-	f.until("it is counted as abandoned", func() bool { return w.sees().Ends.Abandoned > before })
-	a := Absence{Session: victim.session, Presence: first, PID: pid,
-		Expiry: value[int64](f, "SELECT (extract(epoch FROM expires_at) * 1000000)::bigint FROM clients WHERE session = $1", victim.session)}
-	got := tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, seen.Ends, run))(f)
-	expect(t, len(got.IDs), 0, "evicted, though it lives on another connection")
+	a := f.absent(victim.session, first, earlier.pid())
+	w.seesDie(earlier)
+	expect(t, len(tests.Must(w.pg().EvictEnded(f.ctx, []Absence{a}, seen.Ends, run))(f).IDs), 0, "evicted, though it lives on another connection")
 	expect(t, value[int64](f, "SELECT presence FROM presences WHERE session = $1", victim.session), second, "the lock that counts")
 }
 

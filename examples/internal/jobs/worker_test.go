@@ -97,9 +97,7 @@ func TestJobInHandIsFinishedWhenTheWorkerIsToStop(t *testing.T) {
 		stop()
 		return ctx.Err()
 	}
-	if err := w.Run(ctx); err != nil {
-		t.Error(err)
-	}
+	tests.OK(t, w.Run(ctx))
 	if one, two := done(t, w, "customer-1"), done(t, w, "customer-2"); one != 1 || two != 0 {
 		t.Errorf("did %d and %d jobs, want 1 and 0", one, two)
 	}
@@ -109,9 +107,7 @@ func TestRunEndsWithTheClient(t *testing.T) {
 	w := newWorker(t, 0)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(t.Context()) }()
-	if err := w.Client.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	tests.OK(t, w.Client.Close(t.Context()))
 	if err := <-ended; !errors.Is(err, pgleases.ErrClosed) {
 		t.Errorf("Run returned %v, want ErrClosed", err)
 	}
