@@ -93,7 +93,7 @@
 //	Grüße                    58              266
 //
 // Take some times more partitions than there will ever be processes: with few, the shares are coarse. To change
-// the number later, stop all members, drop the lease with pgleases.drop_lease(name, reason), and join with the new number.
+// the number later, stop all members, drop the lease with pgleases drop --partitions, and join with the new number.
 //
 // # Identity
 //

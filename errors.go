@@ -16,7 +16,8 @@ var (
 	// back, and leave the work to the new owner.
 	ErrNotOwner = errors.New("pgleases: not the owner")
 
-	// ErrPartitionCount is returned by Client.Lease: the lease exists with another number of partitions.
+	// ErrPartitionCount is returned by Client.Lease: the lease exists with another number of partitions, or was dropped less than 24
+	// hours ago and may be made again with another number only.
 	ErrPartitionCount = errors.New("pgleases: lease has another number of partitions")
 
 	// ErrSchema is returned by NewClient, Open and Migrate: the schema is missing, too old, or too new for this code. The

@@ -198,13 +198,17 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls w
 	now := time.Now()
 	e.leases.joining, m.retryAt = nil, now
 	if err == nil && join.Alive && !join.Joined {
-		if join.Partitions == 0 || join.Partitions == m.lease.partitions { // it was made or dropped meanwhile
+		if n := join.Partitions; n == 0 || max(n, -n) == m.lease.partitions { // it was made or dropped meanwhile
 			if m.leaving != nil {
 				e.endMembership(m, m.leaving)
 			}
 			return nil // once more
 		}
 		err = fmt.Errorf("%w: it has %d, not %d", ErrPartitionCount, join.Partitions, m.lease.partitions)
+		if join.Partitions < 0 {
+			err = fmt.Errorf("%w: it was dropped, and may be made again with %d only for 24 h, not with %d, unless pgleases drop --partitions says so",
+				ErrPartitionCount, -join.Partitions, m.lease.partitions)
+		}
 	}
 	switch {
 	case err != nil && m.leaving != nil: // where it was applied all the same, a heartbeat tells of a stray

@@ -133,7 +133,7 @@ func (w *world) disorder(length time.Duration) {
 					maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Lease == name })
 				})
 				if w.chance(0.7) {
-					err := w.db.Drop(name)
+					err := w.db.Drop(name, 0)
 					w.event("by hand: %s is dropped: %v", name, err)
 					if n := 1 + w.n(5); err == nil && w.chance(0.7) {
 						w.remake(name, n)

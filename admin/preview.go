@@ -166,7 +166,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 func (t trial) binding(c Change) string {
 	hash := sha256.New()
 	write := json.NewEncoder(hash).Encode
-	failed := write([]any{c.Verb, c.Subject, c.Partition, c.Client})
+	failed := write([]any{c.Verb, c.Subject, c.Partition, c.Client, c.Next})
 	for _, l := range t.read {
 		if c.Verb != Drop {
 			l.Generation = 0

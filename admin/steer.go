@@ -64,6 +64,7 @@ type Change struct {
 	Reason    string        // why: written beside the event; 1 to 4,000 bytes
 	Actor     string        // who wants it, besides the role that connects, which is written in any case; up to 255 bytes, empty: that role alone
 	Lasts     time.Duration // of Drain, Cordon, Pause, Freeze and Pin: for how long it stands; 0: until it is taken back
+	Next      int           // of Drop: with how many partitions the lease may be made again in the next 24 h; 0: with as many as it has
 	Force     bool          // of Drain: also where the client is the last that works on a lease
 
 	// Binding is what a Preview of this change told: Apply then does what was previewed, or fails with ErrChanged. Empty: it does it in any case.
@@ -134,13 +135,15 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 		return "", nil, refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case (c.Verb == Pin) != (c.Client != ""):
 		return "", nil, refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.Force && c.Verb != Drain || c.Lasts != 0 && !wish || c.Partition != 0 && !ofPartition:
+	case c.Force && c.Verb != Drain || c.Lasts != 0 && !wish || c.Partition != 0 && !ofPartition || c.Next != 0 && c.Verb != Drop:
 		return "", nil, refusef(
-			"admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v", c.Verb, wishes, Drain,
-			Pin, Unpin,
+			"admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v, Next of %v", c.Verb, wishes, Drain,
+			Pin, Unpin, Drop,
 		)
 	case c.Lasts < 0:
 		return "", nil, refusef("admin: %s for %v: give a time above 0, or 0 for one that stands until it is taken back", c.Verb, c.Lasts)
+	case c.Next < 0 || c.Next > math.MaxInt32:
+		return "", nil, refusef("admin: %s with %d partitions: a lease has 1 to 65536", c.Verb, c.Next)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
 		return "", nil, refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
@@ -166,6 +169,9 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	}
 	if c.Verb == Drain {
 		add("$%d::pg_catalog.bool", c.Force)
+	}
+	if c.Next != 0 {
+		add("$%d::pg_catalog.int4", c.Next)
 	}
 	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.options.schema}.Sanitize(), function, strings.Join(words, ", ")), args, nil
 }

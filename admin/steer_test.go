@@ -106,6 +106,8 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		`no pin of "orders/3"`:       {Verb: admin.Unpin, Subject: "orders", Partition: 3, Reason: "why"},
 		"for -2h0m0s: give a time":   {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
 		"Lasts is of":                {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
+		"Next of drop":               {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},
+		"drop_lease with 70000":      {Verb: admin.Drop, Subject: "orders", Reason: "why", Next: 70_000},
 		"takes no such option":       {Verb: admin.Unpin, Subject: "orders", Reason: "why", Lasts: time.Hour},
 	} {
 		if err := operator.Apply(t.Context(), c); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), name) {

@@ -496,7 +496,7 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			}
 			tests.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
 			w.close()
-			db.exec("SELECT pgleases.drop_lease('schedule/tests', 'another number of partitions')")
+			db.exec(fmt.Sprintf("SELECT pgleases.drop_lease('schedule/tests', 'another number', partitions => %d)", test.to))
 			start(test.to)
 			becomes(db, "the number has changed", test.to, "SELECT partitions FROM pgleases.schedule_groups")
 			tests.OK(t, tx.Commit(t.Context()))

@@ -1266,14 +1266,17 @@ COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_c
 
 -- No wish: who was a member is gone, so nobody is left to obey one.
 CREATE OR REPLACE FUNCTION pgleases.drop_lease(
-    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
+    lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, partitions int DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.operator('drop_lease'::text, $3, $2);
     living text;
 BEGIN
-    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND l.partitions > 0 FOR UPDATE; -- joins wait
+    IF $4 NOT BETWEEN 1 AND 65536 THEN
+        RAISE EXCEPTION 'drop_lease with % partitions', $4 USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536.';
+    END IF;
+    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND (l.partitions > 0 OR $4 IS NOT NULL) FOR UPDATE; -- joins wait
     IF NOT FOUND THEN
         RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
     END IF;
@@ -1286,6 +1289,7 @@ BEGIN
     END IF;
     UPDATE pgleases.leases AS l
     SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+        next_partitions = coalesce($4, l.partitions), next_until = clock_timestamp() + interval '24 hours',
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
     WHERE l.name = $1;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
@@ -1294,7 +1298,7 @@ BEGIN
     SELECT $1, 'dropped', who, $2, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Drops a lease that has no living members, so that it can be created again with another number of partitions. Its next epochs are higher than all before.';
+COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no living members. For 24 hours it can be made again with this number of partitions only, by default that of before. Its next epochs are higher than all before.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,

@@ -70,7 +70,9 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     epoch_floor        bigint NOT NULL,
     next_check_at      pg_catalog.timestamptz NOT NULL,
     planned_at         pg_catalog.timestamptz NOT NULL,
-    changed            pg_catalog.xid8 NOT NULL DEFAULT '0'
+    changed            pg_catalog.xid8 NOT NULL DEFAULT '0',
+    next_partitions    int NOT NULL DEFAULT 0,
+    next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity'
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A dropped lease keeps its row, with 0 partitions, for its epoch floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
@@ -80,6 +82,8 @@ COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped; new epochs are above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
+COMMENT ON COLUMN pgleases.leases.next_partitions IS 'Of a lease that was dropped: until next_until it may be made again with this number of partitions only.';
+COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: there was none.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE TABLE IF NOT EXISTS pgleases.members (

@@ -244,8 +244,8 @@ func (r *runner) work(ctx context.Context) error {
 	}()
 	lease, err := client.Lease(ctx, r.lease, r.partitions)
 	if errors.Is(err, pgleases.ErrPartitionCount) {
-		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: SELECT %s.drop_lease('%s', 'another number of partitions')", err,
-			pgx.Identifier{r.schema}.Sanitize(), strings.ReplaceAll(r.lease, "'", "''"))
+		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: SELECT %s.drop_lease('%s', 'another number', partitions => %d)", err,
+			pgx.Identifier{r.schema}.Sanitize(), strings.ReplaceAll(r.lease, "'", "''"), r.partitions)
 	}
 	if err != nil {
 		return err

@@ -61,7 +61,7 @@ func newSteering() []*cobra.Command {
 		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrSuperseded; one that starts later is let in. It cannot be taken back."),
 		newSteer(
 			admin.Drop, "LEASE", "Forget a lease on which nobody works",
-			"Forget a lease, so that it can be made again with another number of partitions. Its next epochs are higher than all before. It is refused while it has members:\nclose them first. One that crashed goes when another client, of whatever lease, has run for its TTL: clients take out the dead, and nobody else. Where\nnone runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. What operators want of the lease stays, and holds for the one that is made again.\nIt cannot be taken back.",
+			"Forget a lease, so that it can be made again. For 24 hours that is possible with as many partitions as it has, or\nas --partitions says: an old process that starts late makes no other. Its next epochs are higher than all before. It is refused while it has members:\nclose them first. One that crashed goes when another client, of whatever lease, has run for its TTL: clients take out the dead, and nobody else. Where\nnone runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. What operators want of the lease stays, and holds for the one that is made again.\nIt cannot be taken back.",
 		),
 	}
 }
@@ -90,6 +90,9 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
 	if wish {
 		flags.DurationVar(&change.Lasts, "for", 0, "how long it stands, by the database's clock, as 2h (default: until it is taken back)")
+	}
+	if verb == admin.Drop {
+		flags.IntVar(&change.Next, "partitions", 0, "with how many it can be made again (default: as many as it has)")
 	}
 	if verb == admin.Drain {
 		flags.BoolVar(&change.Force, "force", false, "also where it is the last that works on a lease")

@@ -159,6 +159,11 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 	if events := output1(t, database, "events", "orders", "-n", "1"); !regexp.MustCompile(` dropped +orders +- +- +- +maria \(` + role + `\) +one will do\n$`).MatchString(events) {
 		t.Errorf("events: %s", events)
 	}
+	other := run(t, databaseEnv(database), "run", "orders", "--once", "--", "true")
+	if code := other.wait(); code != exitFailed || !strings.Contains(other.output.String(), "made again with 4 only for 24 h, not with 1") {
+		t.Errorf("another number of partitions: exit code %d: %s", code, other.output.String())
+	}
+	output1(t, operator, "drop", "orders", "--partitions", "1", "--reason", "one will do")
 	output1(t, database, "run", "orders", "--once", "--", "true")
 	if l := decoded[admin.Lease](t, database, "describe", "orders"); l.Partitions != 1 {
 		t.Errorf("%+v", l)

@@ -15,7 +15,7 @@ const verbs = {
   unfreeze: { of: "lease", label: "Unfreeze", means: "Its shares become even again." },
   pin: { of: "lease", label: "Pin", back: "unpin", lasts: true, fields: ["partition", "client"], means: "A partition shall be with a client whenever that works on the lease, and with another where it does not." },
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
-  drop: { of: "lease", label: "Drop", danger: true, when: of => state.leases.find(l => l.name === of.subject)?.members.length === 0, means: "It is forgotten, so that it can be made again with another number of partitions. This cannot be taken back." },
+  drop: { of: "lease", label: "Drop", danger: true, when: of => state.leases.find(l => l.name === of.subject)?.members.length === 0, means: "It is forgotten. For 24 hours it can be made again with as many partitions only, unless pgleases drop --partitions says otherwise. This cannot be taken back." },
   pause_schedule: { of: "schedule", label: "Pause", asks: true, when: of => !of.paused, means: "It does not run until it is resumed. A run that is under way goes on." },
   resume_schedule: { of: "schedule", label: "Resume", asks: true, when: of => of.paused, fields: ["catch_up"], means: "It runs again, with its next tick. The ticks that passed are cancelled, or treated as late ones." },
   trigger_schedule: { of: "schedule", label: "Trigger", asks: true, means: "It runs now, besides its ticks, also where it is paused: as a job." },

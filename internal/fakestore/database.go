@@ -5,6 +5,7 @@
 package fakestore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -64,7 +65,7 @@ type (
 	// An Identity is a row of table identities.
 	Identity struct{ Incarnation, Process, UsedAt int64 }
 	// A Lease is a row of table leases.
-	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt int64 }
+	Lease struct{ Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64 }
 	// A Membership is the rest of a row of table members.
 	Membership struct {
 		Weight     int
@@ -306,12 +307,12 @@ var (
 	ErrInUse   = errors.New("lease in use")
 )
 
-// Drop is the SQL function drop_lease.
-func (db *Database) Drop(lease string) error {
+// Drop is the SQL function drop_lease; next 0: as many partitions as it has.
+func (db *Database) Drop(lease string, next int64) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	l := db.tables.Leases[lease]
-	if l.Partitions == 0 {
+	l, known := db.tables.Leases[lease]
+	if !known || l.Partitions == 0 && next == 0 {
 		return fmt.Errorf("%w: %q", ErrNoLease, lease)
 	}
 	var living []string
@@ -326,6 +327,7 @@ func (db *Database) Drop(lease string) error {
 	for _, row := range db.tables.Partitions[lease] {
 		l.EpochFloor = max(l.EpochFloor, row.Epoch)
 	}
+	l.NextPartitions, l.NextUntil = cmp.Or(next, l.Partitions), db.clock()+24*3600*second
 	l.Partitions, l.Generation, l.NextCheckAt = 0, l.Generation+1, Ever
 	db.tables.Leases[lease] = l
 	delete(db.tables.Partitions, lease)

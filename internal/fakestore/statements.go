@@ -222,6 +222,9 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
 		join := store.Join{Partitions: int(l.Partitions)}
+		if l.Partitions == 0 && l.NextUntil > clock {
+			join.Partitions = -int(l.NextPartitions)
+		}
 		if _, join.Alive = t.Clients[session]; !join.Alive {
 			return join, false
 		}
@@ -229,9 +232,9 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		underWay := l.NextCheckAt > clock && l.NextCheckAt <= l.latest(clock)
 		switch {
 		case !known:
-			l = Lease{Generation: 1, CreatedGeneration: 1}
+			l = Lease{Generation: 1, CreatedGeneration: 1, NextUntil: Never}
 			join.Claimed = true
-		case l.Partitions != 0 && l.Partitions != int64(partitions):
+		case join.Partitions != 0 && max(join.Partitions, -join.Partitions) != partitions:
 			return join, false
 		default:
 			l.Generation++

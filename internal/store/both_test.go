@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -151,7 +152,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
 		Wishes: make(map[fakestore.Wish]fakestore.Wished),
 	}
-	var a, b pgtype.Timestamptz
+	var a, b, c pgtype.Timestamptz
 	var name string
 	var r tableReader
 	r.read("SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at FROM clients",
@@ -169,10 +170,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Identities[name] = i
 		}
 	})
-	r.read("SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at FROM leases", func() ([]any, func()) {
+	r.read("SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until FROM leases", func() ([]any, func()) {
 		var l fakestore.Lease
-		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b}, func() {
-			l.NextCheckAt, l.PlannedAt = instant(a), instant(b)
+		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c}, func() {
+			l.NextCheckAt, l.PlannedAt, l.NextUntil = instant(a), instant(b), instant(c)
 			t.Leases[name] = l
 		}
 	})
@@ -228,8 +229,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Leases, after.Leases, func(name string) {
 		exec("DELETE FROM leases WHERE name = $1", name)
 	}, func(name string, l fakestore.Lease) {
-		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz)",
-			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt))
+		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz)",
+			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil))
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
@@ -374,11 +375,11 @@ func (f *fixture) guarding(lease string, partition int, epoch int64) (end func()
 }
 
 // drop drops a lease.
-func (f *fixture) drop(lease string) error {
+func (f *fixture) drop(lease string, next ...int64) error {
 	if f.double != nil {
-		return f.double.Drop(lease)
+		return f.double.Drop(lease, slices.Max(append(next, 0)))
 	}
-	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease($1, 'why')", lease)
+	_, err := f.sql.Exec(f.ctx, "SELECT drop_lease($1, 'why', NULL, nullif($2, 0))", lease, slices.Max(append(next, 0)))
 	switch Code(err) {
 	case "55006":
 		return fmt.Errorf("%w: %w", fakestore.ErrInUse, err)

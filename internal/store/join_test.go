@@ -167,8 +167,15 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 			t.Fatalf("dropped twice: %v", err)
 		}
 		f.lease("l", func(l *fakestore.Lease, clock int64) { l.PlannedAt = clock })
-		if again := a.join("l", 2); !again.Joined || again.Partitions != 0 {
+		if again := a.join("l", 2); again.Joined || again.Partitions != -4 {
 			t.Errorf("join with another number: %+v", again)
+		}
+		f.ok(f.drop("l", 2))
+		if again := a.join("l", 4); again.Joined || again.Partitions != -2 {
+			t.Errorf("join with the number of before, after a drop that names another: %+v", again)
+		}
+		if again := a.join("l", 2); !again.Joined {
+			t.Errorf("join with the number that the drop names: %+v", again)
 		}
 		row := f.tables().Leases["l"]
 		expect(t, row.NextCheckAt-row.PlannedAt, 250_000, "due after the last plan, of a lease that had no partitions then")
@@ -178,10 +185,11 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 			t.Errorf("generation %d after %d", got, generation)
 		}
 		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // and once more, with partitions that nobody ever had
-		f.ok(f.drop("l"))
+		f.ok(f.drop("l", 3))
 		a.join("l", 3)
 		a.release(nil, "l")
 		f.ok(f.drop("l"))
+		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextUntil = clock }) // a day later
 		a.join("l", 1)
 		a.give("l", a.session)
 		expect(t, a.owned("l"), fmt.Sprintf("0:%d", highest+3), "owned, above the epochs of every life")
