@@ -150,7 +150,6 @@ BEGIN
     RETURN pgleases.tell($1, told);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8, pg_catalog.text[]) IS 'Renews a session, and returns everything that may give its client something to do. See heartbeat.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.tell(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -329,7 +328,6 @@ BEGIN
     INTO evicted, asked, plan_due_in, check_due_in;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.evict(bigint, bigint, bigint, bigint, bigint, bigint, int) IS 'Removes dead sessions, and has the leases planned that lost a member. See evict.sql.';
 
 -- 32 blocks, about 2,000 rows, by address. The next check looks at the next ones, so a check costs
 -- the same however large the table is.
@@ -403,7 +401,6 @@ BEGIN
     RETURN asked;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.tidy(int) IS 'What a check for expired sessions does besides: it looks for orphans, and deletes what is old. See tidy.sql.';
 
 -- From here to evict_ended: fast fail-over.
 
@@ -431,7 +428,6 @@ BEGIN
     RETURN true;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.attend(bigint, bigint, int) IS 'Has the connection hold the lock of its session''s presence. See attend.sql.';
 
 -- The counters come first: what ends a session between them and the locks is counted later, and seen as a change.
 CREATE OR REPLACE FUNCTION pgleases.look_out(
@@ -479,7 +475,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.look_out(bigint, bigint) IS 'Which sessions'' locks are held, for two clients that watch them. See lookout.sql.';
 
 -- Functions, not the view pg_stat_database, which would read all of them.
 CREATE OR REPLACE FUNCTION pgleases.session_ends(OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint)
@@ -551,7 +546,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.evict_ended(bigint[], bigint[], int[], bigint[], bigint, bigint, bigint, bigint, bigint, bigint, bigint, int, pg_catalog.text) IS 'Removes sessions whose connection their client has left behind, as a process does that dies. See evictended.sql.';
 
 -- From here to apply they are functions for their plans, which the server keeps for each connection: to plan them anew cost more
 -- than to carry out what is usual, a few partitions. A plan that is kept has to be good for one row and for 65,536, whatever the tables held when it was made.
@@ -586,7 +580,6 @@ BEGIN
     WHERE l.name = ANY ($2);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.read(bigint, pg_catalog.text[]) IS 'What a session owns. See read.sql.';
 
 -- Releases of several owners run side by side: none waits for another's flush. So a release that changes nothing but owners holds the
 -- row of the lease in the weakest mode, and does not write to it: announce does, in a transaction that waits for no flush. FOR KEY
@@ -738,7 +731,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.release(bigint, pg_catalog.text[], int[], bigint[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], bigint, int, pg_catalog.text) IS 'Gives up partitions, and leaves leases. See release.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE
@@ -753,7 +745,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.announce(pg_catalog.text[], bigint[], int, pg_catalog.text) IS 'Tells sessions that leases have changed for them. See announce.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.snapshot(
     leases pg_catalog.text[], alone boolean,
@@ -810,7 +801,6 @@ BEGIN
     ORDER BY l.name;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.snapshot(pg_catalog.text[], boolean) IS 'What a plan needs to know of leases. See plan.sql.';
 
 -- The leases are locked first. What follows is a statement of its own, with a snapshot of its own: it sees all that was committed
 -- while this one waited, and while it lasts no release, join or other plan of these leases is carried out. So who owns a partition
@@ -960,7 +950,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.apply(pg_catalog.text[], bigint[], pg_catalog.text[], bigint[], pg_catalog.text[], int[], int[], int[], int, bigint, pg_catalog.text) IS 'Writes a plan. See apply.sql.';
 
 -- In PL/pgSQL, as the server would run SQL as a statement for each row, and under some settings
 -- compile it each time.
@@ -1436,7 +1425,6 @@ BEGIN
     RETURN ARRAY['granted'::pg_catalog.text, token::pg_catalog.text];
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_acquire(pg_catalog.text, bigint, bigint, boolean, boolean, bigint, bigint, bigint, bigint, int, boolean) IS 'Takes a lock, or a place in its queue. See lockacquire.sql.';
 
 -- What is no acquisition of a lock that is free. The caller has the mutex.
 CREATE OR REPLACE FUNCTION pgleases.lock_queue(
@@ -1535,7 +1523,6 @@ BEGIN
     RETURN 'released';
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_release(pg_catalog.text, bigint, bigint, bigint, bigint, bigint, bigint, int, boolean) IS 'Gives up a lock, or a place in its queue. See lockrelease.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_releases(
     session bigint, names pg_catalog.text[], nonces bigint[], latest bigint[],
@@ -1564,7 +1551,6 @@ BEGIN
     END LOOP;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_releases(bigint, pg_catalog.text[], bigint[], bigint[], bigint, bigint, bigint, int, boolean) IS 'Gives up locks, and places in their queues. See lockreleases.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_look(
     session bigint, nonces bigint[], everything boolean, lock_ms int, notify boolean,
@@ -1619,7 +1605,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_look(bigint, bigint[], boolean, int, boolean) IS 'What has become of a session''s acquisitions. See locklook.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_sweep(most int, lock_ms int, notify boolean) RETURNS boolean
 LANGUAGE plpgsql VOLATILE
@@ -1660,7 +1645,6 @@ BEGIN
     RETURN NOT EXISTS (SELECT FROM pgleases.locks AS l WHERE l.session = ANY (dead));
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_sweep(int, int, boolean) IS 'Removes what the dead hold or await. See locksweep.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_list(
     prefix pg_catalog.text, after pg_catalog.text, most int,
@@ -1702,7 +1686,6 @@ BEGIN
     ORDER BY n.name;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_list(pg_catalog.text, pg_catalog.text, int) IS 'The locks that somebody holds or awaits. See locklist.sql.';
 
 -- As guard does for a partition.
 CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void

@@ -82,7 +82,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_place(pg_catalog.text, int, bigint[], bigint[]) IS 'Moves schedules and jobs to the partitions of their keys. See place.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_look(group_name pg_catalog.text, partitions int[], fresh int[], since_us bigint,
     horizon_us bigint, most int, but pg_catalog.text[], but_kinds pg_catalog.text[],
@@ -134,7 +133,6 @@ BEGIN
     took_us := (extract(epoch FROM clock_timestamp() - statement_timestamp()) * 1000000)::bigint; -- the clock is told as it was before
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_look(pg_catalog.text, int[], int[], bigint, bigint, int, pg_catalog.text[], pg_catalog.text[]) IS 'What is due soon. See look.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_begin(group_name pg_catalog.text, partition int, epoch bigint, lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -149,7 +147,6 @@ BEGIN
     RETURN answer;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_begin(pg_catalog.text, int, bigint, int) IS 'Notes that an owner begins to run something. See begin.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_end(group_name pg_catalog.text, partition int, epoch bigint, charged bigint[],
     charged_jobs bigint[], lock_ms int) RETURNS void
@@ -165,7 +162,6 @@ BEGIN
     UPDATE pgleases.schedule_owners AS o SET closed = $3 WHERE o.group_name = $1 AND o.partition = $2 AND o.opened = $3;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_end(pg_catalog.text, int, bigint, bigint[], bigint[], int) IS 'Notes that all that an owner ran has ended. See end.sql.';
 
 -- IMMUTABLE, as the server's system does not change: so a plan that is kept has found it out once. Only setting it tells.
 CREATE OR REPLACE FUNCTION pgleases.schedule_check_interval() RETURNS pg_catalog.text
@@ -205,7 +201,6 @@ BEGIN
     RETURN found;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_open(pg_catalog.text, int, bigint, bigint, boolean, pg_catalog.text, int, int, int) IS 'Opens the run of a schedule or a job in a transaction. See open.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_fates(s pgleases.schedules, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -264,7 +259,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_close(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.jsonb) IS 'Steps a schedule''s cursor, and writes down what became of its ticks. See close.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_done_tick(schedule bigint, run pg_catalog.text, revision bigint,
     cursor_before pg_catalog.timestamptz, tick pg_catalog.timestamptz, local_us bigint, due pg_catalog.timestamptz,
@@ -292,7 +286,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_done_tick(bigint, pg_catalog.text, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, bigint, pg_catalog.timestamptz, pg_catalog.timestamptz, pg_catalog.timestamptz, int, bigint, pg_catalog.timestamptz) IS 'Steps a schedule''s cursor over a tick that is done. See done.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_job_fates(j pgleases.jobs, fates pg_catalog.jsonb) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -331,7 +324,6 @@ BEGIN
     PERFORM pgleases.schedule_job_fates(j, fates);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_close_job(bigint, pg_catalog.text, bigint, pg_catalog.jsonb) IS 'Ends the run of a job, and the job where it has its fate. See closejob.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_done_job(job bigint, run pg_catalog.text, revision bigint, attempts int, epoch bigint,
     began_us bigint, at pg_catalog.timestamptz) RETURNS void
@@ -354,7 +346,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_done_job(bigint, pg_catalog.text, bigint, int, bigint, bigint, pg_catalog.timestamptz) IS 'Ends a job that is done, and its run. See donejob.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_enqueue(of_group pg_catalog.text, partitions int, jobs pg_catalog.jsonb, taken pg_catalog.text, OUT ids bigint[])
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -399,7 +390,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_enqueue(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.text) IS 'Puts jobs. See enqueue.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_job(group_name pg_catalog.text, job bigint) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
@@ -410,7 +400,6 @@ BEGIN
                     WHERE h.group_name = $1 AND h.job = $2 ORDER BY h.id DESC LIMIT 1));
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_job(pg_catalog.text, bigint) IS 'A job, or what became of it. See job.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_jobs(group_name pg_catalog.text, kind pg_catalog.text, prefix pg_catalog.text,
     state pg_catalog.text, after bigint, most int) RETURNS SETOF pg_catalog.jsonb
@@ -420,7 +409,6 @@ BEGIN
     WHERE j.group_name = $1 AND (j.kind = $2 OR $2 = '') AND starts_with(j.name, $3) AND (j.state = $4 OR $4 = '') AND j.id > $5 ORDER BY j.id LIMIT $6;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_jobs(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, int) IS 'Living jobs. See jobs.sql.';
 
 -- The entry is locked until the end of the transaction: so of two who retry it at once, one does.
 CREATE OR REPLACE FUNCTION pgleases.schedule_retry(of_group pg_catalog.text, name pg_catalog.text, tick pg_catalog.timestamptz, job bigint, OUT retry bigint)
@@ -486,7 +474,6 @@ BEGIN
     same := coalesce(same, false);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_get(pg_catalog.text, pg_catalog.text, boolean, pg_catalog.jsonb) IS 'One schedule. See get.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_put(group_name pg_catalog.text, partitions int, schedule pg_catalog.jsonb, fates pg_catalog.jsonb) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -516,7 +503,6 @@ BEGIN
     RETURN FOUND OR s.id <> 0;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_put(pg_catalog.text, int, pg_catalog.jsonb, pg_catalog.jsonb) IS 'Writes a schedule. See put.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_declare(group_name pg_catalog.text, names pg_catalog.text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -527,7 +513,6 @@ BEGIN
                    FOR NO KEY UPDATE SKIP LOCKED);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_declare(pg_catalog.text, pg_catalog.text[]) IS 'Notes that a process declares schedules. See declare.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_list(group_name pg_catalog.text, prefix pg_catalog.text, after pg_catalog.text,
     most int) RETURNS SETOF pg_catalog.jsonb
@@ -541,7 +526,6 @@ BEGIN
     END LOOP;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_list(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Schedules by name. See list.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_history(group_name pg_catalog.text, name pg_catalog.text, before bigint, most int) RETURNS SETOF pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
@@ -550,7 +534,6 @@ BEGIN
     WHERE h.group_name = $1 AND h.name = $2 AND h.id < $3 ORDER BY h.id DESC LIMIT $4;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_history(pg_catalog.text, pg_catalog.text, bigint, int) IS 'What became of a schedule''s ticks, and of the jobs that ran for it, the newest first. See history.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_trim(group_name pg_catalog.text, failed boolean, before pg_catalog.timestamptz, after bigint, most int,
     OUT up_to bigint, OUT more boolean)
@@ -573,7 +556,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_trim(pg_catalog.text, boolean, pg_catalog.timestamptz, bigint, int) IS 'Deletes old entries of the history, a page of them. See trim.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_make_slots(group_name pg_catalog.text, kind pg_catalog.text, most int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -581,7 +563,6 @@ BEGIN
     INSERT INTO pgleases.schedule_slots (group_name, kind, slot) SELECT $1, $2, n FROM generate_series(0, $3 - 1) AS n ON CONFLICT DO NOTHING;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_make_slots(pg_catalog.text, pg_catalog.text, int) IS 'Makes the slots of a kind that has a limit. See makeslots.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_take(group_name pg_catalog.text, kind pg_catalog.text, most int,
     partition int, epoch bigint, run pg_catalog.text) RETURNS boolean
@@ -607,7 +588,6 @@ BEGIN
     RETURN true;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_take(pg_catalog.text, pg_catalog.text, int, int, bigint, pg_catalog.text) IS 'Takes a slot of a kind that has a limit. See take.sql.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_free(group_name pg_catalog.text, kind pg_catalog.text, run pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -615,7 +595,6 @@ BEGIN
     UPDATE pgleases.schedule_slots AS s SET partition = NULL, epoch = NULL, run = NULL WHERE s.group_name = $1 AND s.kind = $2 AND s.run = $3;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_free(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Frees the slot of a call that has ended. See free.sql.';
 
 -- What changes schedules and jobs, for the methods of a Scheduler. SQL knows no rules: where the ticks of one are needed, the first call locks
 -- the schedule and returns it in asks, and the second has in seen what its rule says, in the same transaction.
@@ -716,7 +695,6 @@ BEGIN
     END CASE;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_edit(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text) IS 'Changes a schedule or a job. See edit.sql.';
 
 -- For operators: it runs with the rights of its owner, so they need none on the tables, and session_user stays who it is. PUBLIC may not execute it.
 CREATE OR REPLACE FUNCTION pgleases.schedule_change(
@@ -740,7 +718,6 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_change(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text) IS 'Changes a schedule or a job, and writes down who did it, and why. See change.sql.';
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_change FROM PUBLIC;
 
 -- Last, after all tables and functions: without its version the part counts as missing.
