@@ -566,8 +566,7 @@ BEGIN
     SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
            s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w WHERE w.verb = 'pause' AND w.lease = l.name),
-           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w
-            WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1))
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
     FROM pgleases.server AS s, pgleases.leases AS l
     LEFT JOIN (
         SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
@@ -1032,16 +1031,9 @@ BEGIN
         RAISE EXCEPTION '% until % would be over', $1, coalesce($8::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a time to come, or infinity.';
     END IF;
-    IF $3 IS NULL AND $5 IS NULL THEN
-        RAISE EXCEPTION '% of null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a lease or a client.';
-    END IF;
-    IF NOT $2 AND $5 IS NOT NULL AND octet_length($5) NOT BETWEEN 1 AND 255 THEN
-        RAISE EXCEPTION '% for a client ID of % bytes', $1, octet_length($5) USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'Client IDs have 1 to 255 bytes.';
-    END IF;
-    IF NOT $2 AND octet_length($3) NOT BETWEEN 1 AND 255 THEN
-        RAISE EXCEPTION '% of a lease name of % bytes', $1, octet_length($3) USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'Names of leases have 1 to 255 bytes.';
+    IF NOT $2 AND (octet_length(coalesce($5, $3)) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION '% for a name of % bytes', $1, coalesce(octet_length(coalesce($5, $3)), 0)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Names of leases and client IDs have 1 to 255 bytes.';
     END IF;
     IF $3 IS NOT NULL AND NOT $2 AND $1 <> 'pause' AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
         RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';

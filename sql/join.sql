@@ -11,8 +11,8 @@
 -- $6 int     lock timeout, milliseconds
 --
 -- One row: whether the session exists; whether it is a member now (not where the lease has another number of partitions); the
--- number of partitions before this statement (0: none, dropped, or made meanwhile; below 0: it was dropped less than 24 hours ago, and may
--- be made again with as many only); whether it has claimed a plan; else nanoseconds
+-- number of partitions before this statement (0: none, or made meanwhile; below 0: it was dropped, and until next_until it may be made
+-- again with as many only); whether it has claimed a plan; else nanoseconds
 -- until the plan is due.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $6::int) AS ok
@@ -39,8 +39,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
                          AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
                   FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
                         FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
-    WHERE l.partitions = EXCLUDED.partitions
-       OR l.partitions = 0 AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp()) -- 0: dropped
+    WHERE l.partitions = EXCLUDED.partitions OR l.partitions = 0 AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp()) -- 0: dropped
     RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
 ), client AS ( -- read again under a lock, which keeps the session: no member without one
@@ -63,8 +62,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
 SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- evicted meanwhile, perhaps
             ELSE EXISTS (SELECT FROM alive) END AS alive,
        (SELECT count(*) FROM member) > 0 AS joined,
-       coalesce((SELECT CASE WHEN l.partitions = 0 AND l.next_until > clock_timestamp() THEN -l.next_partitions ELSE l.partitions END
-                 FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
+       coalesce((SELECT CASE WHEN l.partitions = 0 THEN -l.next_partitions ELSE l.partitions END FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
        EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
        coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
                  FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in

@@ -222,7 +222,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
 		join := store.Join{Partitions: int(l.Partitions)}
-		if l.Partitions == 0 && l.NextUntil > clock {
+		if l.Partitions == 0 {
 			join.Partitions = -int(l.NextPartitions)
 		}
 		if _, join.Alive = t.Clients[session]; !join.Alive {
@@ -234,7 +234,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		case !known:
 			l = Lease{Generation: 1, CreatedGeneration: 1, NextUntil: Never}
 			join.Claimed = true
-		case join.Partitions != 0 && max(join.Partitions, -join.Partitions) != partitions:
+		case max(join.Partitions, -join.Partitions) != partitions && (l.Partitions > 0 || l.NextUntil > clock):
 			return join, false
 		default:
 			l.Generation++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -52,11 +53,7 @@ func Denied(err error) bool { return Code(err) == "42501" }
 
 // Undefined reports whether there is no schema, table, function or column of a name.
 func Undefined(err error) bool {
-	switch Code(err) {
-	case "3F000", "42P01", "42883", "42703":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"3F000", "42P01", "42883", "42703"}, Code(err))
 }
 
 // Unprepared reports whether a connection has another prepared statement of a name, or none: a pooler lies between.

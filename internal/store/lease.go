@@ -11,7 +11,7 @@ import (
 type Join struct {
 	Alive      bool          // whether the session exists
 	Joined     bool          // whether it is a member now
-	Partitions int           // of the lease before this join; 0: none, dropped, or made meanwhile; below 0: dropped, to be made again with as many only
+	Partitions int           // of the lease before this join; 0: none, or made meanwhile; below 0: dropped, and where it has not joined, to be made again with as many only
 	Claimed    bool          // the plan that the join asked for is the caller's, at once
 	DueIn      time.Duration // else: until that plan
 }
