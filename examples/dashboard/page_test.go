@@ -154,6 +154,10 @@ func noScroll(x tab) {
 		[document.documentElement.scrollWidth + " of " + innerWidth, ...[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.tagName + "." + e.className)]`); len(wide) > 0 {
 		x.Errorf("the page scrolls sideways: %q", wide)
 	}
+	if outside := eval[[]string](x, `[...document.querySelectorAll("button")].filter(e => e.checkVisibility()).map(e => [e.getAttribute("aria-label") || e.textContent, e.getBoundingClientRect()])
+		.filter(([, at]) => at.left < 0 || at.right > innerWidth).map(([text, at]) => text.slice(0, 40) + " at " + at.left + " to " + at.right)`); len(outside) > 0 {
+		x.Errorf("buttons lie outside of the screen of %d pixels: %q", eval[int](x, "innerWidth"), outside)
+	}
 }
 
 // press sends keys to what has the focus.

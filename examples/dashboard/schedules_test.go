@@ -37,7 +37,7 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	for i := range 60 {
 		tests.OK(t, books.Add(fmt.Sprintf("close-%02d", i), none{}, schedule.Every(time.Hour)))
 	}
-	tests.OK(t, errors.Join(books.Add(hostile[1], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
+	tests.OK(t, errors.Join(books.Add(hostile[1], none{}, schedule.Every(time.Hour)), books.Add(hostile[4], none{}, schedule.Every(time.Hour)), bad.Add("broken", none{}, schedule.Every(time.Hour))))
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
@@ -49,12 +49,12 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, owner))
-	x.until(rows("#group-rows tr") + `.some(text => text.startsWith("billing62"))`)
+	x.until(rows("#group-rows tr") + `.some(text => text.startsWith("billing63"))`)
 	eval[bool](x, `document.querySelector("#schedules").scrollIntoView() === 0 || true`)
 	// Pages, and a search.
 	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 50 && document.querySelector("#schedule-list .note").textContent === "Page 1, and there are more."`)
 	x.run(chromedp.Click(`#schedule-list .pages .act`, chromedp.ByQuery))
-	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 12 && document.querySelector("#schedule-list .note").textContent === "Page 2."`)
+	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 13 && document.querySelector("#schedule-list .note").textContent === "Page 2."`)
 	x.run(chromedp.SendKeys("#schedule-list .prefix", "close-07", chromedp.ByQuery))
 	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 1 && ` + row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
 
@@ -114,7 +114,16 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	if eval[bool](x, `"hacked" in window || document.querySelector("main img, main svg, main script") !== null`) {
 		t.Error("a name is markup")
 	}
+	eval[bool](x, `(() => {
+		for (const [of, value] of [["#schedule-list .prefix", ""], ["#job-list .which", "dead"]]) {
+			const e = document.querySelector(of);
+			e.value = value;
+			e.dispatchEvent(new Event("input"));
+		}
+		return true;
+	})()`)
 	x.run(chromedp.EmulateViewport(390, 800))
+	x.until(row("#schedule-list", hostile[4]) + ` !== undefined && document.querySelectorAll("#job-list tbody tr").length === 2`)
 	readable(x)
 	y := newTab(t, 1280, 900)
 	y.signInWith(serve(t, pool), "look")
