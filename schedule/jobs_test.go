@@ -105,7 +105,7 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "fates")
 }
 
-// Jobs fail, snooze, are discarded, kill nothing, and wait for their kind, as ticks do.
+// Jobs fail, are tried again, and are discarded, as ticks are.
 func TestJobsAreTriedAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -128,8 +128,7 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	want := map[string]string{"first": "done 1 ", "second": "done 2 ", "never": "dead 2 no paper, 2", "discard": "dead 1 wrong address"}
 	ids := make(map[string]int64)
 	for name := range want {
-		id := tests.Must(mail.Enqueue(t.Context(), name))(t)
-		ids[name] = id
+		ids[name] = tests.Must(mail.Enqueue(t.Context(), name))(t)
 	}
 	for _, name := range []string{"second", "never"} {
 		tests.Until(t, "an attempt has failed", func() bool {
@@ -145,18 +144,6 @@ func TestJobsAreTriedAgain(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[first second]", "effects")
-	stranger := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
-	id := tests.Must(schedule.JobsOf[string](stranger, "telegraph").Enqueue(t.Context(), "later"))(t)
-	tests.Until(t, "it waits", func() bool {
-		j := tests.Must(w.Job(t.Context(), id))(t)
-		return j.Waits != ""
-	})
-	next := newWorker(db)
-	schedule.InTx(next.Scheduler, "mail", note)
-	schedule.InTx(next.Scheduler, "telegraph", note)
-	next.run()
-	w.close()
-	expect(t, next.fate(id).Fate, schedule.FateDone, "fate of what waited for its kind")
 }
 
 // One living job has a unique key.
@@ -338,9 +325,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 		calls <- c
 		return nil
 	})
-	l := newLedger(db, "close")
-	tests.OK(t, k.Put(t.Context(), "close", args{7}, hourly, schedule.Key("books"), schedule.MissedAll))
-	w.run()
+	l := w.runs(k.Put(t.Context(), "close", args{7}, hourly, schedule.Key("books"), schedule.MissedAll))
 	db.setClock(midnight.Add(3*time.Hour + 10*time.Minute))
 	l.settled(w.Scheduler)
 	tests.OK(t, w.Pause(t.Context(), "close"))

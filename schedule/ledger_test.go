@@ -127,15 +127,22 @@ func newLedger(db *database, name string) *ledger {
 	return &ledger{db: db, name: name, should: hours, begins: one[time.Time](db, "SELECT now FROM public.test_clock")}
 }
 
+// runs begins Run of a process for which the schedule "close" was put or added, waits until there is one, and returns its ledger.
+func (w *worker) runs(err error) *ledger {
+	w.t.Helper()
+	tests.OK(w.t, err)
+	l := newLedger(w.db, "close")
+	w.run().has("close")
+	return l
+}
+
 // One statement after the other is lost, or its answer is, with the connection.
 func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
-	l := newLedger(db, "close")
-	tests.OK(t, books.Add("close", args{1}, hourly, schedule.MissedAll))
-	w.run().has("close")
+	l := w.runs(books.Add("close", args{1}, hourly, schedule.MissedAll))
 	now := midnight
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_tick", "commit", "schedule_look", "rollback"} {
 		for _, after := range []bool{false, true} {

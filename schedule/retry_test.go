@@ -200,9 +200,7 @@ func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
 		}
 		return errors.New("no paper")
 	})
-	l := newLedger(db, "close")
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.PauseAfter(2), schedule.MissedAll))
-	w.run()
+	l := w.runs(k.Put(t.Context(), "close", args{}, hourly, schedule.PauseAfter(2), schedule.MissedAll))
 	db.setClock(midnight.Add(6 * time.Hour))
 	paused := func() bool {
 		s := tests.Must(w.Get(t.Context(), "close"))(t)
@@ -286,9 +284,7 @@ func TestAnEditThatTakesForEverMakesNoTickDead(t *testing.T) {
 	w, log := newLogged(db)
 	w.WaitForLocks(10 * time.Millisecond)
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	l := newLedger(db, "close")
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
-	w.run()
+	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.looked()
 	edit := db.begin()
 	tests.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))

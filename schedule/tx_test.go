@@ -22,9 +22,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	l := newLedger(db, "close")
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
-	w.run()
+	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler) // the first run in a partition notes that, in a transaction of its own
 	db.looked()
@@ -124,9 +122,7 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 		kept <- []pgx.Tx{tx, outer, inner}
 		return effect(ctx, inner, r)
 	})
-	l := newLedger(db, "close")
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
-	w.run()
+	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 1})
 	ctx := t.Context()

@@ -271,9 +271,7 @@ func TestTwoSchedulersOfOneClient(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	l := newLedger(db, "close")
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
-	w.run().has("close")
+	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
 	db.looked()
 	second := tests.Must(schedule.New(t.Context(), w.client, w.pool, group, schedule.WithPartitions(4), schedule.WithoutMigration()))(t)
 	if err := second.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "another Scheduler of this client") {
