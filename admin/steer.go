@@ -142,8 +142,6 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 		)
 	case c.Lasts < 0:
 		return "", nil, refusef("admin: %s for %v: give a time above 0, or 0 for one that stands until it is taken back", c.Verb, c.Lasts)
-	case c.Next < 0 || c.Next > math.MaxInt32:
-		return "", nil, refusef("admin: %s with %d partitions: a lease has 1 to 65536", c.Verb, c.Next)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
 		return "", nil, refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}

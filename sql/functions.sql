@@ -1035,8 +1035,11 @@ BEGIN
         RAISE EXCEPTION '% for a name of % bytes', $1, coalesce(octet_length(coalesce($5, $3)), 0)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Names of leases and client IDs have 1 to 255 bytes.';
     END IF;
-    IF $3 IS NOT NULL AND NOT $2 AND $1 <> 'pause' AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
-        RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
+    IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
+        IF $1 <> 'pause' THEN
+            RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
+        END IF;
+        RAISE WARNING 'lease "%" does not exist yet: its pause begins when it is made', $3 USING ERRCODE = 'undefined_object';
     END IF;
     IF $1 = 'pin' AND NOT $2 AND $5 IS NULL THEN
         RAISE EXCEPTION '% to null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';

@@ -153,6 +153,9 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 		t.Fatalf("preview: %s", output1(t, operator, "drop", "orders", "--preview"))
 	}
 	output1(t, operator, "drop", "orders", "--reason", "one will do", "--actor", "maria", "--binding", found[1])
+	if text := output1(t, operator, "pause", "ordrs", "--reason", "a mistake"); !strings.Contains(text, `lease "ordrs" does not exist yet`) {
+		t.Errorf("pause of what does not exist: %s", text)
+	}
 	if leases := decoded[[]admin.Lease](t, database, "list"); len(leases) != 0 {
 		t.Errorf("%+v", leases)
 	}
