@@ -95,7 +95,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	}
 	if err != nil {
 		first.Close()
-		return nil, openError(ctx, "open client", o.schema, err)
+		return nil, store.OpenError(ctx, "pgleases", "open client", o.schema, ErrSchema, err)
 	}
 	connect := func(ctx context.Context) (conn, error) {
 		c, err := connector.Connect(ctx, time.Second)
@@ -122,7 +122,7 @@ func start(ctx context.Context, first conn, connect func(context.Context) (conn,
 		if e.connection.conn != nil {
 			e.connection.conn.Close()
 		}
-		return nil, openError(ctx, fmt.Sprintf("open client: register %q", o.clientID), o.schema, err)
+		return nil, store.OpenError(ctx, "pgleases", fmt.Sprintf("open client: register %q", o.clientID), o.schema, ErrSchema, err)
 	}
 	e.publishStanding()
 	go e.loop()
@@ -143,7 +143,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 		return fmt.Errorf("pgleases: migrate: %w", err)
 	}
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Migrate(ctx, conn.Conn(), schema) })
-	return openError(ctx, "migrate", schema, err)
+	return store.OpenError(ctx, "pgleases", "migrate", schema, ErrSchema, err)
 }
 
 // Schema returns the DDL that Migrate runs, for goose, tern, Flyway and the like: tables, views, functions. The only option is
@@ -154,23 +154,6 @@ func Schema(opts ...Option) (string, error) {
 		return "", err
 	}
 	return store.StatementsFor(schema).Schema, nil
-}
-
-// openError says what to do about an error of opening or migrating.
-func openError(ctx context.Context, doing, schema string, err error) error {
-	var misfit *store.SchemaError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &misfit) && misfit.TooNew:
-		return fmt.Errorf("pgleases: %s: %w: %s: run a newer version of this library", doing, ErrSchema, misfit)
-	case errors.As(err, &misfit):
-		return fmt.Errorf("pgleases: %s: %w: %s: run pgleases.Migrate, or the DDL that pgleases.Schema returns, as a role that may",
-			doing, ErrSchema, misfit)
-	case store.Denied(err):
-		return fmt.Errorf("pgleases: %s: the role lacks rights in schema %q, see sql/grants/application.sql: %w", doing, schema, err)
-	}
-	return fmt.Errorf("pgleases: %s: %w", doing, store.Caused(ctx, err))
 }
 
 // ID returns the client's ID.

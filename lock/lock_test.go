@@ -294,37 +294,22 @@ func TestAnAnswerThatIsLostLeavesNoLockThatNobodyKnowsOf(t *testing.T) {
 	tests.OK(t, b.client.Close(t.Context()))
 }
 
-// Those that have all connections of the pool may wait for this very lock.
-func TestAPoolThatIsExhaustedCostsNoLock(t *testing.T) {
+// Those that have all connections of the pool may wait for this very lock. What waits for one has asked for nothing yet: the trust of that
+// moment does not count.
+func TestAPoolThatIsExhaustedCostsTimeAndNoLock(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := tests.Pool(t, url)
-	a := newWorker(t, url)
-	h := a.held(a.TryAcquire, "x")
+	a := newWorker(t, url, pgleases.WithTTL(time.Second))
+	kept := a.held(a.TryAcquire, "kept")
+	var all []*pgxpool.Conn
 	for range a.pool.Config().MaxConns {
-		conn := tests.Must(a.pool.Acquire(t.Context()))(t)
-		defer conn.Release()
+		all = append(all, tests.Must(a.pool.Acquire(t.Context()))(t))
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, err := a.Acquire(ctx, "y")
 	wraps(t, "acquisition", err, context.DeadlineExceeded)
-	clients.Beats(t, a.client, 2)
-	tests.OK(t, h.Context().Err())
-	release(t, h)
-	expect(t, tests.Value[int](t, db, rows), 0, "rows")
-}
-
-// What waits for a connection of the pool has asked for nothing yet: the trust of that moment does not count.
-func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
-	t.Parallel()
-	url := newDatabase(t)
-	a := newWorker(t, url, pgleases.WithTTL(time.Second))
-	var all []*pgxpool.Conn
-	for range a.pool.Config().MaxConns {
-		conn := tests.Must(a.pool.Acquire(t.Context()))(t)
-		all = append(all, conn)
-	}
 	for _, acquire := range []func(context.Context, string) (*lock.Held, error){a.TryAcquire, a.Acquire} {
 		got := make(chan error, 1)
 		go func() {
@@ -338,25 +323,30 @@ func TestAPoolThatIsExhaustedForLongerThanTheTTLCostsTime(t *testing.T) {
 		tests.Until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
 		all[0].Release()
 		tests.OK(t, tests.Receive(t, "it is done", got))
-		conn := tests.Must(a.pool.Acquire(t.Context()))(t)
-		all[0] = conn
+		all[0] = tests.Must(a.pool.Acquire(t.Context()))(t)
 	}
+	tests.OK(t, kept.Context().Err())
+	release(t, kept)
+	expect(t, tests.Value[int](t, db, rows), 0, "rows")
 	for _, conn := range all {
 		conn.Release()
 	}
 }
 
-func TestAPoolThatLeadsElsewhereTakesNothing(t *testing.T) {
+func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 	t.Parallel()
 	url, other := newDatabase(t), newDatabase(t)
 	a := newWorker(t, url)
+	past, _ := pgtest.DirectURL(url)
+	reads := tests.Pool(t, past, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
 	stray := tests.Pool(t, other)
 	tests.Execute(t, tests.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.server_mark SELECT 1; UPDATE pgleases.server SET timeline = pgleases.timeline()")
-	_, err := lock.New(a.client, stray).TryAcquire(t.Context(), "x")
-	_, none := lock.New(a.client, tests.Pool(t, pgtest.EmptyDatabase(t))).TryAcquire(t.Context(), "x")
-	for _, err := range []error{err, none} {
-		if err == nil || !strings.Contains(err.Error(), "another server, database or schema") {
-			t.Errorf("it leads elsewhere: %v", err)
+	const elsewhere = "another server, database or schema"
+	for pool, says := range map[*pgxpool.Pool]string{
+		stray: elsewhere, tests.Pool(t, pgtest.EmptyDatabase(t)): elsewhere, reads: "leads to a standby, or default_transaction_read_only",
+	} {
+		if _, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%v, which does not say %q", err, says)
 		}
 	}
 	expect(t, tests.Value[int](t, stray, rows), 0, "rows")
@@ -560,18 +550,6 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 		tests.OK(t, tx.Commit(t.Context()))
 		release(t, h)
 	}
-}
-
-func TestAPoolThatOnlyReadsIsNamed(t *testing.T) {
-	t.Parallel()
-	url := direct(t)
-	a := newWorker(t, url)
-	pool := tests.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
-	_, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x")
-	if err == nil || !strings.Contains(err.Error(), "default_transaction_read_only") || !strings.Contains(err.Error(), "standby") {
-		t.Errorf("it says %v", err)
-	}
-	release(t, a.held(a.TryAcquire, "x"))
 }
 
 func TestWhatIsNoNameIsRefused(t *testing.T) {

@@ -94,7 +94,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		return nil, err
 	}
 	if client != nil {
-		err = openError(ctx, "new scheduler", o.schema, seam.LocksOf(client).Reaches(ctx, pool, o.schema))
+		err = store.OpenError(ctx, "schedule", "new scheduler", o.schema, pgleases.ErrSchema, seam.LocksOf(client).Reaches(ctx, pool, o.schema))
 	}
 	switch {
 	case err != nil:

@@ -186,24 +186,7 @@ func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
-	return openError(ctx, doing, schema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
-}
-
-// openError says what to do about an error of opening or migrating.
-func openError(ctx context.Context, doing, schema string, err error) error {
-	var misfit *store.SchemaError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &misfit) && misfit.TooNew:
-		return fmt.Errorf("schedule: %s: %w: %s: run a newer version of this library", doing, pgleases.ErrSchema, misfit)
-	case errors.As(err, &misfit):
-		return fmt.Errorf("schedule: %s: %w: %s: run schedule.Migrate, or the DDL that schedule.Schema returns, as a role that may",
-			doing, pgleases.ErrSchema, misfit)
-	case store.Denied(err):
-		return fmt.Errorf("schedule: %s: the role lacks rights in schema %q, see schedule/sql/grants/application.sql: %w", doing, schema, err)
-	}
-	return fmt.Errorf("schedule: %s: %w", doing, store.Advised(store.Caused(ctx, err)))
+	return store.OpenError(ctx, "schedule", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
 }
 
 // statements are the texts of the files in sql, by their names: see store.Fill.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -76,6 +77,23 @@ func Advised(err error) error {
 		return fmt.Errorf("%w; %s", err, PrepareNothing)
 	}
 	return err
+}
+
+// OpenError says what to do about an error of opening or migrating the tables of a package. misfits is pgleases.ErrSchema.
+func OpenError(ctx context.Context, of, doing, schema string, misfits, err error) error {
+	grants := strings.TrimPrefix(of+"/sql/grants/application.sql", "pgleases/")
+	var misfit *SchemaError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &misfit) && misfit.TooNew:
+		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
+	case errors.As(err, &misfit):
+		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, or the DDL that %[1]s.Schema returns, as a role that may", of, doing, misfits, misfit)
+	case Denied(err):
+		return fmt.Errorf("%s: %s: the role lacks rights in schema %q, see %s: %w", of, doing, schema, grants, err)
+	}
+	return fmt.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
 }
 
 // ReadOnly reports whether the server refused to write, as a standby does.
