@@ -106,6 +106,9 @@ func TestTimeoutsOfARoleEndNothing(t *testing.T) {
 		CREATE TRIGGER late BEFORE INSERT ON pgleases.members FOR EACH ROW EXECUTE FUNCTION public.late()`)
 	byDefault(t, url, "statement_timeout", "200ms")
 	byDefault(t, url, "idle_session_timeout", "200ms")
+	if tests.Value[int](t, ownersPool(t, url), "SELECT current_setting('server_version_num')::int") >= 170000 {
+		byDefault(t, url, "transaction_timeout", "200ms")
+	}
 	c := newClient(t, tests.Pool(t, url), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
 	ctx, cancel := context.WithTimeout(t.Context(), tests.Patience/4)
 	defer cancel()

@@ -149,7 +149,7 @@ func (e *engine) beginHeartbeat(now time.Time) *operation {
 	}, func(beat store.Beat, err error) {
 		e.session.beatFailed = err != nil
 		if err != nil {
-			e.session.nextBeat = time.Now().Add(e.options.heartbeat / 10)
+			e.session.nextBeat = time.Now().Add(max(e.options.heartbeat/10, retryMin))
 			e.check.lookAt = never
 			if last.Mark == 0 { // one that is compared renews nothing if it comes after the next
 				e.session.lateUntil = time.Now().Add(lateAtMost)

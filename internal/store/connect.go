@@ -53,6 +53,7 @@ type Connector struct {
 	FastFailover  time.Duration // the TTL of a client with fast fail-over; 0: it has none
 	statements    Statements
 	attempt       chan struct{} // holds one while an attempt to connect is under way
+	failed        int           // attempts since one succeeded; of the attempt that is under way
 }
 
 // NewConnector returns a connector for a schema.
@@ -76,7 +77,8 @@ const hooksMayTake = time.Second
 // Connect opens a connection to the first host that takes writes, within ctx. Each address of a
 // host has perHost to answer, or a heartbeat where that is longer, and the attempt goes on for as
 // long as it comes to another address within four times as long: however many dead hosts there are,
-// it gets past them. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
+// it gets past them. After three attempts that failed an address has 5 s or more: a server to which
+// connections take long is reached too. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
 // without it, closes what it brings later, and makes no other attempt until it has returned.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
 	limit := max(cr.Heartbeat, perHost)
@@ -97,6 +99,10 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 			return nil, ignored()
 		}
 	}
+	if cr.failed%4 == 3 {
+		limit = max(limit, 5*time.Second)
+		stuck.Reset(4 * limit)
+	}
 	type made struct {
 		conn *Conn
 		err  error
@@ -104,6 +110,9 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn,
 	result := make(chan made, 1)
 	go func() {
 		conn, err := cr.connect(ctx, limit, func() { stuck.Reset(4 * limit) })
+		if cr.failed++; err == nil {
+			cr.failed = 0
+		}
 		<-cr.attempt
 		result <- made{conn, err}
 	}()
@@ -220,7 +229,7 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
 			"pg_catalog.current_setting('session_replication_role'), pg_catalog.current_setting('default_transaction_isolation'), "+
 			"pg_catalog.current_setting('statement_timeout'), pg_catalog.current_setting('jit'), pg_catalog.current_setting('enable_seqscan'), "+
-			"pg_catalog.current_setting('jit_above_cost'), "+
+			"pg_catalog.current_setting('jit_above_cost'), coalesce(pg_catalog.current_setting('transaction_timeout', true), '0'), "+
 			"CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d THEN pg_catalog.concat(%s) END", conn.PID(), lasts)).ReadAll()
 	if err != nil {
 		return nil, err
@@ -240,7 +249,7 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 		return nil, fmt.Errorf("%w: session_replication_role is replica, so no trigger tells clients of changes; "+
 			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set", ErrSetting)
 	}
-	f := &nature{direct: row[8] != nil}
+	f := &nature{direct: row[9] != nil}
 	if f.direct {
 		f.plain = true
 		return f, nil
@@ -252,6 +261,9 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 	}
 	if compiles {
 		f.settings = append(f.settings, "SET LOCAL jit = off")
+	}
+	if !is(8, "0") {
+		f.settings = append(f.settings, "SET LOCAL transaction_timeout = 0")
 	}
 	f.plain = is(3, "read committed") && !compiles
 	return f, nil

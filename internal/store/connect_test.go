@@ -87,6 +87,33 @@ func TestAnyNumberOfSilentHostsIsPassedOver(t *testing.T) {
 	})
 }
 
+func TestAServerToWhichConnectionsTakeLongIsReached(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	config := f.config()
+	dial := config.DialFunc
+	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		select {
+		case <-time.After(300 * time.Millisecond):
+			return dial(ctx, network, address)
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	cr, attempts := NewConnector(config, nil, f.schema, 0), 0
+	tests.Until(t, "it is reached", func() bool {
+		attempts++
+		conn, err := cr.Connect(f.ctx, 100*time.Millisecond)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	if attempts < 2 {
+		t.Error("a host had more than its time at once")
+	}
+}
+
 // The application's own hook of a connection comes after it was found out where that leads to.
 func TestWhatAHookOfTheApplicationSetsChangesNoStatement(t *testing.T) {
 	t.Parallel()
