@@ -179,6 +179,7 @@ var crashCases = []crashCase{
 var notCrashed = map[string]string{
 	"functions": "sent with schema.sql, as one message",
 	"locklist":  "it only reads",
+	"reaches":   "it only reads",
 }
 
 // Promise 5: wherever in the protocol a client crashes or loses its connection, and whether the statement was applied or
