@@ -169,7 +169,7 @@ func (s *Scheduler) Crash(down time.Duration) {
 	s.drives("Crash", func() { w.die(down) })
 }
 
-// Entries returns what became of the ticks of a schedule, the oldest first: History the other way round.
+// Entries returns what became of the ticks of a schedule, and of its runs besides, the oldest first: History the other way round.
 func (s *Scheduler) Entries(name string) []schedule.Entry {
 	s.world.t.Helper()
 	var entries []schedule.Entry
