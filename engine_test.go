@@ -112,6 +112,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 	w.db.Keep = keepStates
 	w.db.Moved = w.moved
 	w.db.Evicted = w.gone
+	w.db.Renewed = w.renewed
 	return w
 }
 

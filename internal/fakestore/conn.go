@@ -12,6 +12,10 @@ var ErrEnded = errors.New("the connection has ended")
 
 // A Conn is a connection. Its methods are those of *store.Conn, one for each statement of the protocol.
 type Conn struct {
+	// Carry, where it is set, brings a statement to the database, by execute on this connection or another, and the answer back; else nil is answered.
+	// Those of locks have no name and are not carried.
+	Carry func(ctx context.Context, name string, execute func(on *Conn) (any, error)) (any, error)
+
 	db    *Database
 	notes chan struct{} // of capacity one
 	ended chan struct{} // closed when the connection is
@@ -60,7 +64,18 @@ func (c *Conn) Closed() bool {
 }
 
 // execute runs a statement, which reports whether it has written anything.
-func execute[T any](ctx context.Context, c *Conn, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (T, error) {
+func execute[T any](ctx context.Context, c *Conn, name string, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (answer T, err error) {
+	if c.Carry == nil || name == "" {
+		return executeOn(ctx, c, durable, statement)
+	}
+	carried, err := c.Carry(ctx, name, func(on *Conn) (any, error) { return executeOn(context.Background(), on, durable, statement) })
+	if carried != nil {
+		answer = carried.(T)
+	}
+	return answer, err
+}
+
+func executeOn[T any](ctx context.Context, c *Conn, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (T, error) {
 	c.db.mu.Lock()
 	defer c.db.mu.Unlock()
 	var none T
@@ -79,7 +94,7 @@ func execute[T any](ctx context.Context, c *Conn, durable bool, statement func(d
 
 // Listen listens for notifications, which arrive.
 func (c *Conn) Listen(ctx context.Context, _ int64) (bool, error) {
-	return execute(ctx, c, false, func(*Database, *Tables, int64) (bool, bool) {
+	return execute(ctx, c, "listen", false, func(*Database, *Tables, int64) (bool, bool) {
 		c.listen = true
 		return true, false
 	})
@@ -87,7 +102,7 @@ func (c *Conn) Listen(ctx context.Context, _ int64) (bool, error) {
 
 // Prepare does nothing: there are no plans.
 func (c *Conn) Prepare(ctx context.Context) error {
-	_, err := execute(ctx, c, false, func(*Database, *Tables, int64) (struct{}, bool) { return struct{}{}, false })
+	_, err := execute(ctx, c, "prepare", false, func(*Database, *Tables, int64) (struct{}, bool) { return struct{}{}, false })
 	return err
 }
 

@@ -30,6 +30,8 @@ type Database struct {
 	Moved func(statement, lease string, partition int, from, to Partition)
 	// Evicted is told of every session that is evicted. It must not use the database.
 	Evicted func(Client)
+	// Renewed is told of every session that is registered or renewed. It must not use the database.
+	Renewed func(session int64)
 
 	mu      sync.Mutex // guards the rest
 	tables  Tables

@@ -143,7 +143,7 @@ func (db *Database) release(session int64, r store.LockRelease, run store.Run, c
 
 // ReleaseLocks is lockreleases.sql.
 func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LocksReleased, error) {
-	return execute(ctx, c, true, func(db *Database, _ *Tables, clock int64) (store.LocksReleased, bool) {
+	return execute(ctx, c, "", true, func(db *Database, _ *Tables, clock int64) (store.LocksReleased, bool) {
 		answer := store.LocksReleased{SameRun: true}
 		for _, r := range releases {
 			switch db.release(session, r, run, clock) {
@@ -161,7 +161,7 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store
 
 // LookAtLocks is locklook.sql.
 func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error) {
-	found, err := execute(ctx, c, true, func(db *Database, t *Tables, clock int64) ([]store.FoundLock, bool) {
+	found, err := execute(ctx, c, "", true, func(db *Database, t *Tables, clock int64) ([]store.FoundLock, bool) {
 		var found []store.FoundLock
 		for _, name := range slices.Sorted(maps.Keys(t.Locks)) {
 			for _, nonce := range nonces {
@@ -183,7 +183,7 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 
 // SweepLocks is locksweep.sql.
 func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
-	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (bool, bool) {
+	return execute(ctx, c, "", true, func(db *Database, t *Tables, clock int64) (bool, bool) {
 		for _, name := range slices.Sorted(maps.Keys(t.Locks)) {
 			db.turn(name, clock)
 		}
@@ -193,7 +193,7 @@ func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
 
 // ListenToLocks has notifications arrive of what is granted to a session.
 func (c *Conn) ListenToLocks(ctx context.Context, session int64) error {
-	_, err := execute(ctx, c, false, func(*Database, *Tables, int64) (struct{}, bool) {
+	_, err := execute(ctx, c, "", false, func(*Database, *Tables, int64) (struct{}, bool) {
 		c.locks = session
 		return struct{}{}, false
 	})

@@ -32,7 +32,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		incarnation int64
 		newer       *store.Process
 	}
-	a, err := execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (answer, bool) {
+	a, err := execute(ctx, c, "register", true, func(db *Database, t *Tables, clock int64) (answer, bool) {
 		c.session = r.Session
 		expires := clock + r.TTL.Microseconds()
 		i, known := t.Identities[r.ID]
@@ -60,6 +60,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		}
 		row.ExpiresAt, row.Incarnation = expires, max(row.Incarnation, i.Incarnation)
 		t.Clients[r.Session] = row
+		db.tellRenewed(r.Session)
 		return answer{row.Incarnation, nil}, true
 	})
 	return a.incarnation, a.newer, err
@@ -81,12 +82,12 @@ func (t *Tables) newest(id string, but int64) *store.Process {
 
 // Superseder is superseder.sql.
 func (c *Conn) Superseder(ctx context.Context, id string) (*store.Process, error) {
-	return execute(ctx, c, false, func(_ *Database, t *Tables, _ int64) (*store.Process, bool) { return t.newest(id, 0), false })
+	return execute(ctx, c, "superseder", false, func(_ *Database, t *Tables, _ int64) (*store.Process, bool) { return t.newest(id, 0), false })
 }
 
 // Heartbeat is heartbeat.sql. A crash may lose it.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error) {
-	return execute(ctx, c, false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
+	return execute(ctx, c, "heartbeat", false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
 		c.session = session
 		row, exists := t.Clients[session]
 		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Mark != 0 && db.run.Mark == last.Mark
@@ -99,6 +100,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		ttl := row.TTL.Microseconds()
 		row.ExpiresAt = clock + ttl
 		t.Clients[session] = row
+		db.tellRenewed(session)
 		beat := store.Beat{Alive: true, Clock: clock, Run: db.run, Settled: t.Server.Timeline, Era: t.Server.Era,
 			Incarnation: t.Identities[row.ID].Incarnation, Sessions: t.Server.Sessions}
 		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
@@ -128,7 +130,7 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 
 // Mark is mark.sql. What it writes is lost by a crash.
 func (c *Conn) Mark(ctx context.Context, mark int64) error {
-	_, err := execute(ctx, c, true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
+	_, err := execute(ctx, c, "mark", true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {
 		if db.run.Mark == 0 {
 			db.run.Mark = mark
 		}
@@ -142,7 +144,7 @@ func (db *Database) on(run store.Run) bool { return run == db.run && run.Mark !=
 
 // Settle is settle.sql.
 func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error) {
-	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (int64, bool) {
+	return execute(ctx, c, "settle", true, func(db *Database, t *Tables, clock int64) (int64, bool) {
 		if t.Server.Timeline == run.Timeline || !db.on(run) {
 			return 0, false
 		}
@@ -159,7 +161,7 @@ func (c *Conn) Settle(ctx context.Context, watched time.Duration, run store.Run,
 
 // Unsettle is unsettle.sql.
 func (c *Conn) Unsettle(ctx context.Context, era int64) error {
-	_, err := execute(ctx, c, true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
+	_, err := execute(ctx, c, "unsettle", true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
 		behind := t.Server.Era < era
 		if behind {
 			t.Server.Timeline = -1
@@ -178,6 +180,12 @@ func (db *Database) nextEpoch(row Partition) int64 {
 	return max(row.Epoch+1, first)
 }
 
+func (db *Database) tellRenewed(session int64) {
+	if db.Renewed != nil {
+		db.Renewed(session)
+	}
+}
+
 func (db *Database) tellMoved(statement, lease string, partition int, from Partition) {
 	if db.Moved != nil {
 		db.Moved(statement, lease, partition, from, db.tables.Partitions[lease][partition])
@@ -191,7 +199,7 @@ func (db *Database) guarded(lease string, partition int) bool {
 
 // End is close.sql.
 func (c *Conn) End(ctx context.Context, session int64) (bool, error) {
-	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
+	return execute(ctx, c, "end", true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
 		row, alive := t.Clients[session]
 		for m := range t.Members {
 			if m.Session == session {
@@ -219,7 +227,7 @@ func (t *Tables) used(id string, clock int64) {
 
 // Join is join.sql.
 func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
-	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
+	return execute(ctx, c, "join", true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
 		join := store.Join{Partitions: int(l.Partitions)}
 		if l.Partitions == 0 {
@@ -270,7 +278,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 
 // SetWeight is weight.sql.
 func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error) {
-	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
+	return execute(ctx, c, "weight", true, func(_ *Database, t *Tables, clock int64) (bool, bool) {
 		m := Member{lease, session}
 		l, known := t.Leases[lease]
 		member, is := t.Members[m]
@@ -288,7 +296,7 @@ func (c *Conn) SetWeight(ctx context.Context, session int64, lease string, weigh
 
 // Read is read.sql.
 func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error) {
-	return execute(ctx, c, false, func(db *Database, t *Tables, _ int64) ([]store.LeaseRead, bool) {
+	return execute(ctx, c, "read", false, func(db *Database, t *Tables, _ int64) ([]store.LeaseRead, bool) {
 		var reads []store.LeaseRead
 		for _, name := range distinct(leases) {
 			l, known := t.Leases[name]
@@ -319,7 +327,7 @@ func distinct(names []string) []string { return slices.Compact(slices.Sorted(sli
 
 // Release is release.sql.
 func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error) {
-	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
+	return execute(ctx, c, "release", true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
 		var answer store.Released
 		_, alive := t.Clients[session]
 		valid := t.Server.Timeline == db.run.Timeline
@@ -435,7 +443,7 @@ func (t *Tables) wanted(lease string) bool {
 
 // Announce is announce.sql.
 func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) error {
-	_, err := execute(ctx, c, false, func(db *Database, t *Tables, _ int64) (struct{}, bool) {
+	_, err := execute(ctx, c, "announce", false, func(db *Database, t *Tables, _ int64) (struct{}, bool) {
 		for _, name := range distinct(leases) {
 			if l, known := t.Leases[name]; known {
 				l.Generation++
@@ -454,7 +462,7 @@ func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) 
 
 // Fence is fence.sql.
 func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) error {
-	_, err := execute(ctx, c, true, func(db *Database, t *Tables, _ int64) (struct{}, bool) {
+	_, err := execute(ctx, c, "fence", true, func(db *Database, t *Tables, _ int64) (struct{}, bool) {
 		raised := false
 		for _, r := range busy {
 			row := t.row(r.Lease, r.Partition)
@@ -470,7 +478,7 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 
 // Evict is evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error) {
-	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
+	return execute(ctx, c, "evict", true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
 		answer := store.Evicted{CheckDueIn: unasked}
 		due := t.Server.NextCheckAt <= clock || t.Server.Unwatched > 0 && t.Server.Unwatched <= watched ||
 			t.Server.NextCheckAt > clock+second+ttl.Microseconds() // the clock stepped back
@@ -548,7 +556,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 
 // Tidy is tidy.sql, of the whole tables.
 func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
-	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
+	return execute(ctx, c, "tidy", true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
 		lost, inhabited := make(map[string]bool), make(map[string]bool)
 		for m := range t.Members {
 			if t.living(m.Lease, m.Session) {
@@ -577,7 +585,7 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 
 // Claim is claim.sql.
 func (c *Conn) Claim(ctx context.Context, leases []string) ([]string, error) {
-	return execute(ctx, c, true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
+	return execute(ctx, c, "claim", true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {
 		var claimed []string
 		for _, name := range distinct(leases) {
 			l, known := t.Leases[name]
@@ -601,7 +609,7 @@ func (l *Lease) latest(clock int64) int64 { return clock + second + 50*l.Partiti
 
 // Plan is plan.sql.
 func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error) {
-	return execute(ctx, c, false, func(_ *Database, t *Tables, _ int64) ([]store.LeasePlan, bool) {
+	return execute(ctx, c, "plan", false, func(_ *Database, t *Tables, _ int64) ([]store.LeasePlan, bool) {
 		sessions := make(map[int64]bool)
 		for m := range t.Members {
 			if !alone && slices.Contains(leases, m.Lease) {
@@ -651,7 +659,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 
 // Apply is apply.sql.
 func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error) {
-	return execute(ctx, c, true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
+	return execute(ctx, c, "apply", true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
 		if t.Server.Timeline != db.run.Timeline {
 			answer.Unsettled = true
