@@ -88,6 +88,13 @@ func (d *doctor) found(check string, level Level, remedy, format string, args ..
 	d.findings = append(d.findings, Finding{check, level, fmt.Sprintf(format, args...), remedy})
 }
 
+// fine says so of a check that has found nothing.
+func (d *doctor) fine(check, format string, args ...any) {
+	if !slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Check == check }) {
+		d.found(check, OK, "", format, args...)
+	}
+}
+
 // facts is what doctor.sql tells.
 type facts struct {
 	ServerVersion                int  `json:"server_version"`
@@ -185,9 +192,8 @@ func (d *doctor) server(f *facts) {
 		d.found("server", Fault, "set it to off, unless writes are stopped on purpose", "default_transaction_read_only is on: clients cannot write")
 	case f.ServerVersion < 140000:
 		d.found("server", Fault, "PostgreSQL 14 is the oldest that serves", "it is PostgreSQL %d", f.ServerVersion/10000)
-	default:
-		d.found("server", OK, "", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
 	}
+	d.fine("server", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
 }
 
 // listen looks whether a notification that the connection sends to itself comes back, as clients do.
@@ -209,9 +215,8 @@ func (d *doctor) listen(ctx context.Context, f *facts) {
 	if err != nil {
 		d.found("notifications", Warning, "find out what is between that does not deliver them; clients see changes at their next heartbeat only",
 			"a notification did not arrive within 3 s")
-	} else {
-		d.found("notifications", OK, "", "they arrive")
 	}
+	d.fine("notifications", "they arrive")
 	if err := conn.PgConn().Exec(ctx, "UNLISTEN *").Close(); err != nil { // it is the pool's
 		_ = conn.Close(ctx)
 	}
@@ -237,9 +242,8 @@ func (d *doctor) functions(f *facts) {
 	case len(changed) > 0:
 		d.found("functions", Warning, remedy+", unless newer code has created them",
 			"other than this version's: %s", listed(changed))
-	default:
-		d.found("functions", OK, "", "they are those of this version")
 	}
+	d.fine("functions", "they are those of this version")
 }
 
 var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+?)(?: \([\w, ]+\))? ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
@@ -352,9 +356,8 @@ func (d *doctor) vacuum(f *facts) {
 		d.found("autovacuum", Warning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows stay for ever", listed(without))
 	case !f.Autovacuum:
 		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows stay for ever")
-	default:
-		d.found("autovacuum", OK, "", "it is on")
 	}
+	d.fine("autovacuum", "it is on")
 }
 
 // A stranger is a session that has a lock, as strangers.sql and rowlocks.sql return it.
@@ -431,15 +434,13 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 	if len(strangers) > 0 {
 		w := strangers[0]
 		d.found("advisory-locks", Warning, w.end()+"; docs/roles.md tells what waits for it", "%d held or awaited by strangers: that for %s by %v", len(strangers), w.Of, w)
-	} else {
-		d.found("advisory-locks", OK, "", "no stranger has those of the library")
 	}
+	d.fine("advisory-locks", "no stranger has those of the library")
 	if len(lockers) > 0 {
 		l := lockers[0]
 		d.found("row-locks", Fault, l.end(), "the row of client %q is locked by %v: its heartbeats fail, and nobody can evict it", l.Of, l)
-	} else {
-		d.found("row-locks", OK, "", "no row of a client is locked")
 	}
+	d.fine("row-locks", "no row of a client is locked")
 	d.columns(f, s)
 	d.timeline(ctx, s, f.Provider)
 	d.clients(ctx, s, trip)
@@ -450,9 +451,8 @@ func (d *doctor) state(ctx context.Context, f *facts, trip time.Duration) {
 			w, level = waits[i], Warning
 		}
 		d.found("locks", level, "nothing, if the holder leads; else find out what it does: ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
-	} else {
-		d.found("locks", OK, "", "none is awaited for more than %v", d.Long)
 	}
+	d.fine("locks", "none is awaited for more than %v", d.Long)
 }
 
 // partitionFor finds the number of partitions for which a column is generated.
@@ -474,9 +474,8 @@ func (d *doctor) columns(f *facts, s *Snapshot) {
 	if len(wrong) > 0 {
 		d.found("columns", Warning, "drop the column, or generate it for the number of its lease: else nobody works on some rows",
 			"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
-	} else {
-		d.found("columns", OK, "", "none is generated for a number of partitions that no lease has")
 	}
+	d.fine("columns", "none is generated for a number of partitions that no lease has")
 }
 
 // A duty is a fault that schedules or jobs of a group have, as duties.sql returns it.
@@ -524,7 +523,6 @@ func (d *doctor) schedules(ctx context.Context) {
 		d.found("schedules", Fault, "run pgleases migrate --schedules", "cannot read them: %v", err)
 		return
 	}
-	fine := map[string]string{"schedules": "they run, and what code declared is declared still", "jobs": "they run"}
 	for _, y := range duties {
 		var all []string
 		for _, f := range found {
@@ -537,13 +535,11 @@ func (d *doctor) schedules(ctx context.Context) {
 			}
 		}
 		if len(all) > 0 {
-			delete(fine, y.check)
 			d.found(y.check, y.level, y.remedy, "%s: %s", y.text, listed(all))
 		}
 	}
-	for check, text := range fine {
-		d.found(check, OK, "", "%s", text)
-	}
+	d.fine("schedules", "they run, and what code declared is declared still")
+	d.fine("jobs", "they run")
 }
 
 // timeline looks whether promotions and copies are noticed.
@@ -565,9 +561,8 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	case s.Server.Settled != now:
 		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start one, if none runs",
 			"the server was promoted, or is a copy, and is not settled: nothing moves")
-	default:
-		d.found("timeline", OK, "", "it is settled, era %d", s.Server.Era)
 	}
+	d.fine("timeline", "it is settled, era %d", s.Server.Era)
 }
 
 func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
@@ -591,25 +586,23 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 	}
 	if !s.Server.Marked && len(s.Clients) > 0 {
 		d.found("mark", Warning, "wait for a heartbeat; look at the clients, if none comes", "the server has crashed or was promoted, and no client has come since: nobody takes over from the dead")
-	} else {
-		d.found("mark", OK, "", "the server has not crashed since a client came")
 	}
+	d.fine("mark", "the server has not crashed since a client came")
 	if len(ttls) > 1 {
 		var all []string
 		for ttl, n := range ttls {
 			all = append(all, fmt.Sprintf("%v (%d)", ttl, n))
 		}
 		d.found("ttl", Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
-	} else {
-		d.found("ttl", OK, "", "%d clients, with one TTL", len(s.Clients))
 	}
+	d.fine("ttl", "%d clients, with one TTL", len(s.Clients))
 	// As the library has it: a client whose round trips are slower than half the margin cannot watch the clock.
-	if most := max(shortest/20, 100*time.Millisecond) / 2; trip >= most {
+	most := max(shortest/20, 100*time.Millisecond) / 2
+	if trip >= most {
 		d.found("round-trip", Warning, "have clients nearer to the database, or give them a longer TTL",
 			"%v from here; from %v on, for a TTL of %v, a client cannot take over from the dead", trip.Round(10*time.Microsecond), most, shortest)
-	} else {
-		d.found("round-trip", OK, "", "%v from here, %v would be too long", trip.Round(10*time.Microsecond), most)
 	}
+	d.fine("round-trip", "%v from here, %v would be too long", trip.Round(10*time.Microsecond), most)
 	var why error
 	if len(stuck) > 0 {
 		why = d.tryEviction(ctx)
@@ -622,9 +615,8 @@ func (d *doctor) clients(ctx context.Context, s *Snapshot, trip time.Duration) {
 			remedy = "look at the living: a round trip that is too slow has nobody take them out"
 		}
 		d.found("dead", Warning, remedy, "silent for %v longer than their TTL, and nobody has taken them out: %s", d.Long, listed(dead))
-	} else {
-		d.found("dead", OK, "", "none lies about")
 	}
+	d.fine("dead", "none lies about")
 }
 
 // tryEviction returns the error that keeps clients from evicting the dead.
@@ -693,9 +685,8 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 		d.found("orphans", Fault, "pgleases explain LEASE/P says what each waits for", "partitions that no living client owns, for %v: %s", stays, listed(all))
 	case len(deserted) > 0:
 		d.found("orphans", Note, "start a process, or forget the lease with pgleases drop LEASE", "nobody works on %s", listed(deserted))
-	default:
-		d.found("orphans", OK, "", "each partition has an owner")
 	}
+	d.fine("orphans", "each partition has an owner")
 	var forgotten []string
 	for _, w := range s.Wishes {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
@@ -704,19 +695,16 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	}
 	if len(forgotten) > 0 {
 		d.found("wishes", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(forgotten))
-	} else {
-		d.found("wishes", OK, "", "%d, none of them old and without an end", len(s.Wishes))
 	}
+	d.fine("wishes", "%d, none of them old and without an end", len(s.Wishes))
 	if len(overdue) > 0 {
 		d.found("plans", Warning, "look at the logs of the members for rebalance failed", "overdue: %s", listed(overdue))
-	} else {
-		d.found("plans", OK, "", "none is overdue")
 	}
+	d.fine("plans", "none is overdue")
 	if len(draining) > 0 {
 		d.found("hand-overs", Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
-	} else {
-		d.found("hand-overs", OK, "", "none takes more than %v", d.Long)
 	}
+	d.fine("hand-overs", "none takes more than %v", d.Long)
 }
 
 // works reports whether a member may own something.
