@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // A Schedule is what is known of a schedule.
@@ -211,43 +213,37 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 // page is how many rows are read at once.
 const page = 500
 
-// List returns the schedules of the group whose names have a prefix, by name, page by page: not all of one moment. An error ends it.
-func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
-	return func(yield func(Schedule, error) bool) {
-		for after, more := "", true; more; {
-			rows, err := s.sendList(ctx, s.pool, prefix, after, page)
+// pages yields the values of rows that are read page by page, each from behind the last row of the one before.
+func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), value func(R) (V, K)) iter.Seq2[V, error] {
+	return func(yield func(V, error) bool) {
+		for after, more := first, true; more; {
+			rows, err := read(after)
 			if err != nil {
-				yield(Schedule{}, fmt.Errorf("schedule: list schedules of group %q: %w", s.group, err))
+				yield(*new(V), fmt.Errorf("schedule: %s: %w", doing, store.Advised(err)))
 				return
 			}
 			for _, r := range rows {
-				if !yield(r.schedule(), nil) {
+				var v V
+				if v, after = value(r); !yield(v, nil) {
 					return
 				}
-				after = r.Name
 			}
 			more = len(rows) == page
 		}
 	}
 }
 
+// List returns the schedules of the group whose names have a prefix, by name, page by page: not all of one moment. An error ends it.
+func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
+	return pages(fmt.Sprintf("list schedules of group %q", s.group), "", func(after string) ([]*record, error) {
+		return s.sendList(ctx, s.pool, prefix, after, page)
+	}, func(r *record) (Schedule, string) { return r.schedule(), r.Name })
+}
+
 // History returns what became of the ticks of a schedule, and of its runs besides, the newest first, also of earlier schedules of
 // its name. An error ends it.
 func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, error] {
-	return func(yield func(Entry, error) bool) {
-		for before, more := int64(math.MaxInt64), true; more; {
-			rows, err := s.sendHistory(ctx, s.pool, name, before, page)
-			if err != nil {
-				yield(Entry{}, fmt.Errorf("schedule: history of schedule %q of group %q: %w", name, s.group, err))
-				return
-			}
-			for _, e := range rows {
-				if !yield(e.Entry, nil) {
-					return
-				}
-				before = e.ID
-			}
-			more = len(rows) == page
-		}
-	}
+	return pages(fmt.Sprintf("history of schedule %q of group %q", name, s.group), int64(math.MaxInt64), func(before int64) ([]*entryRow, error) {
+		return s.sendHistory(ctx, s.pool, name, before, page)
+	}, func(e *entryRow) (Entry, int64) { return e.Entry, e.ID })
 }

@@ -311,28 +311,13 @@ type JobFilter struct {
 // Jobs returns the jobs of the group that have not ended, in the order in which they were put, page by page: not all of one moment. All of
 // them are passed over, also where few are wanted. An error ends it.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
-	return func(yield func(Job, error) bool) {
+	return pages(fmt.Sprintf("list jobs of group %q", s.group), int64(0), func(after int64) ([]*Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRuns, StateRetries, StateWaits:
-		default:
-			yield(Job{}, fmt.Errorf("schedule: list jobs of group %q: %q is none of the states", s.group, filter.State))
-			return
+			return s.sendJobs(ctx, s.pool, filter, after)
 		}
-		for after, more := int64(0), true; more; {
-			rows, err := s.sendJobs(ctx, s.pool, filter, after)
-			if err != nil {
-				yield(Job{}, fmt.Errorf("schedule: list jobs of group %q: %w", s.group, err))
-				return
-			}
-			for _, r := range rows {
-				if !yield(*r, nil) {
-					return
-				}
-				after = r.ID
-			}
-			more = len(rows) == page
-		}
-	}
+		return nil, fmt.Errorf("%q is none of the states", filter.State)
+	}, func(j *Job) (Job, int64) { return *j, j.ID })
 }
 
 func (t Taken) String() string {
