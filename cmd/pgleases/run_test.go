@@ -300,7 +300,8 @@ func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
 
 // Among so many processes a search of all takes longer than one lives. It is not parallel: it measures time.
 func TestWhatForksOnIsGoneWhenTheTrustEnds(t *testing.T) {
-	crowd := exec.Command("sh", "-c", "for i in $(seq 2000); do (read line) <&3 & done; wait") // until the pipe ends
+	t.Parallel()
+	crowd := exec.Command("sh", "-c", "for i in $(seq 1000); do (read line) <&3 & done; wait") // until the pipe ends
 	r, w, err := os.Pipe()
 	tests.OK(t, err)
 	crowd.ExtraFiles = []*os.File{r}
