@@ -18,6 +18,12 @@ func BelievesLast(readings ...[2]time.Duration) (believed bool) {
 	return believed
 }
 
+// Flattened is an error that a handler returned, as it leaves the handler's goroutine.
+func Flattened(err error) (safe error) {
+	defer caught(&safe)
+	return flat(err)
+}
+
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.
 func (s *Scheduler) Hasten() { s.lookEvery, s.doubted = 25*time.Millisecond, 0 }
 

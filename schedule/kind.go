@@ -185,7 +185,10 @@ func (f flattened) Unwrap() []error { return f.of }
 // caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
 func caught(err *error) {
 	if p := recover(); p != nil {
-		*err = errors.New(bounded(fmt.Sprintf("panic: %v\n%s", p, debug.Stack())))
+		stack := debug.Stack()
+		*err = errors.New(bounded(fmt.Sprintf("panic: %T\n%s", p, stack)))
+		defer func() { _ = recover() }() // the value may panic again when it is printed
+		*err = errors.New(bounded(fmt.Sprintf("panic: %v\n%s", p, stack)))
 	}
 }
 

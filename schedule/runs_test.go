@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -215,6 +216,64 @@ type hostiles struct{}
 
 func (e hostiles) Error() string   { return "hostiles" }
 func (e hostiles) Unwrap() []error { return []error{e, e} }
+
+// A wild error wraps others, itself among them at times, and some of its methods panic.
+type wild struct {
+	panics byte
+	of     []error
+}
+
+func (e *wild) may(bit byte) {
+	if e.panics&bit != 0 {
+		panic(e)
+	}
+}
+func (e *wild) Error() string   { e.may(1); return "wild" }
+func (e *wild) Unwrap() []error { e.may(2); return e.of }
+func (e *wild) Is(error) bool   { e.may(4); return false }
+func (e *wild) As(any) bool     { e.may(4); return false }
+
+// Each byte makes an error that may wrap those made before. What leaves the handler's goroutine calls no method of
+// them any more, and of tame ones it says what they say.
+func FuzzErrorsOfHandlersAreHarmless(f *testing.F) {
+	f.Add([]byte{0, 3, 4, 5}, false)
+	f.Add([]byte{12}, false) // whose text panics with an error whose text panics
+	f.Add([]byte{5, 0xf9, 1, 0x2c, 2, 0x40}, true)
+	f.Fuzz(func(t *testing.T, made []byte, circles bool) {
+		var nothing *net.DNSError
+		of, tame := []error{nil}, !circles && len(made) < 10 // else errors.Is would take for ever
+		for _, b := range made[:min(len(made), 50)] {
+			switch b % 8 {
+			case 0:
+				of = append(of, schedule.Discard(of[len(of)-1]))
+			case 1:
+				of = append(of, schedule.Snooze(time.Second))
+			case 2:
+				of, tame = append(of, nothing), false
+			case 3:
+				of = append(of, context.Canceled)
+			default:
+				e := &wild{b >> 3 & 7, of[int(b>>6)%len(of):]}
+				of, tame = append(of, e), tame && e.panics == 0
+				if circles {
+					e.of = append(slices.Clone(e.of), e)
+				}
+			}
+		}
+		err := of[len(of)-1]
+		safe := schedule.Flattened(err)
+		if (safe == nil) != (err == nil) {
+			t.Fatalf("of %T comes %v", err, safe)
+		}
+		if safe != nil && len(safe.Error()) > 1<<20 {
+			t.Errorf("its text has %d bytes", len(safe.Error()))
+		}
+		if is := errors.Is(safe, context.Canceled); tame && is != errors.Is(err, context.Canceled) {
+			t.Errorf("it is canceled: %v", is)
+		}
+		errors.As(safe, new(*net.DNSError))
+	})
+}
 
 // What the handler committed itself stands, which nobody can help: the tick is dead, says so, and is not run again.
 func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
