@@ -155,7 +155,7 @@ func newLogged(db *database) (*worker, *lines) {
 			db.t.Log(log.buf.String())
 		}
 	})
-	return newWorker(db, log.option()), log
+	return newSteadyWorker(db, log.option()), log
 }
 
 func TestAHandlerThatGoesOnAfterTheEndOfItsContextIsNamed(t *testing.T) {
