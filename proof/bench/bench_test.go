@@ -12,7 +12,7 @@ var hasDigit = regexp.MustCompile(`\d`)
 
 // Each part measures something, and each row has a figure and what it is beside.
 func TestQuickRunOfAllParts(t *testing.T) {
-	l := &lab{quick: true, clients: 20, leases: 1, ttl: time.Second}
+	l := &lab{quick: true, clients: 20, partitions: 200, leases: 1, ttl: time.Second}
 	t.Cleanup(func() { _ = l.close() })
 	if err := attempt(func() { l.start(t.Context()) }); err != nil {
 		t.Fatal(err)
