@@ -527,7 +527,7 @@ func (d *doctor) schedules(ctx context.Context) {
 		var all []string
 		for _, f := range found {
 			if f.Check == y.check && f.Fault == y.fault {
-				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, time.Duration(f.Worst*float64(time.Second)).Round(time.Millisecond), f.Worst)
+				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
 				if f.Why != "" {
 					text += " (" + f.Why + ")"
 				}
