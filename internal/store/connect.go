@@ -78,8 +78,9 @@ const hooksMayTake = time.Second
 // host has perHost to answer, or a heartbeat where that is longer, and the attempt goes on for as
 // long as it comes to another address within four times as long: however many dead hosts there are,
 // it gets past them. After three attempts that failed an address has 5 s or more: a server to which
-// connections take long is reached too. If a BeforeConnect or DialFunc of the application ignores its context, Connect returns
-// without it, closes what it brings later, and makes no other attempt until it has returned.
+// connections take long is reached too. If a BeforeConnect or DialFunc of the application ignores
+// its context, Connect returns without it, closes what it brings later, and makes no other attempt
+// until it has returned.
 func (cr *Connector) Connect(ctx context.Context, perHost time.Duration) (*Conn, error) {
 	limit := max(cr.Heartbeat, perHost)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -156,7 +157,9 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, comes fun
 	config.OnNotification = notices.heard
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		comes()
+		if ctx.Value(connecting{}) != nil { // else it is a request to cancel, long after
+			comes()
+		}
 		return line.dialOne(ctx, network, address)
 	}
 	var found *nature
