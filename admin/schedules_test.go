@@ -85,6 +85,12 @@ func TestManySchedulesAreCountedAndListedInPages(t *testing.T) {
 	if err != nil || page[0].Late < 5*time.Minute || page[0].State != "due" || page[0].Rule != "@every 1h" || page[0].Why != "its partition has no owner" {
 		t.Errorf("%+v, %v", page, err)
 	}
+	if page, err := a.Schedules(t.Context(), "billing", admin.Paused, "", "", 1); err != nil || page[0].Late != 0 || !page[0].Due.IsZero() {
+		t.Errorf("a paused schedule is neither due nor late: %+v, %v", page, err)
+	}
+	if page, err := a.Jobs(t.Context(), "billing", "", 0, 1); err != nil || page[0].Late != 0 || !page[0].Due.IsZero() {
+		t.Errorf("a job that waits for ever is neither due nor late: %+v, %v", page, err)
+	}
 	jobs := 0
 	for after := int64(0); ; {
 		page := tests.Must(a.Jobs(t.Context(), "billing", "", after, 300))(t)
