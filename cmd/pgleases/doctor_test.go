@@ -241,7 +241,6 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 		{"ACCESS EXCLUSIVE", "nobody else can read or write it"},
 	} {
 		t.Run(test.mode, func(t *testing.T) {
-			t.Parallel()
 			database := pgtest.MigratedDatabase(t)
 			execute(t, database, sound)
 			conn := newConn(t, database)

@@ -391,7 +391,11 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return output1(t, database, append(args, "--reason", "why", "--actor", "ann")...)
 	}
 	changed("schedules", "pause", "books", "good")
-	list := output1(t, database, "schedules", "list", "books")
+	list := ""
+	tests.Until(t, "no run is under way", func() bool {
+		list = output1(t, database, "schedules", "list", "books")
+		return !regexp.MustCompile(`(?m)^good .* runs `).MatchString(list)
+	})
 	unprintable(t, "schedules list", list)
 	for _, pattern := range []string{`good +close +\S.* +- +\S+ \S+ \S+ +paused \S+ .*: ann \(.+\): why`, `bad +close .* (runs|due|planned|retries).*job 1 failed; \\x1b\[2J`, regexp.QuoteMeta(shown(odd)) + ` +close .* (runs|due|planned|retries).*`} {
 		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
