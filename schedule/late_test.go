@@ -329,8 +329,8 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 			db := newFreshDatabase(t)
 			db.beforeLooks("IF " + long + " THEN PERFORM pg_sleep(10); END IF")
 			w, log := newLogged(db)
-			w.LookFor(time.Second)
-			w.SweepEvery(4 * time.Second)
+			w.LookFor(500 * time.Millisecond)
+			w.SweepEvery(time.Second)
 			k := schedule.InTx(w.Scheduler, "books", effect)
 			l := newLedger(db, "close")
 			for i := 0; ; i++ { // one of another partition
