@@ -411,7 +411,7 @@ func TestAThousandViewersThatDoNotReadCostLittle(t *testing.T) { // not in paral
 
 func TestAViewerThatDoesNotReadIsGivenUp(t *testing.T) {
 	t.Parallel()
-	server, _, ended := wideServer(t, 5*time.Second)
+	server, _, ended := wideServer(t, 2*time.Second)
 	from := doNotRead(t, server, poll, "HTTP/1.1 200")
 	for tests.Receive(t, "its connection ends", ended) != from {
 	}

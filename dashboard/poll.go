@@ -57,7 +57,7 @@ type times struct {
 var defaultTimes = times{look: time.Second, answers: 15 * time.Second, write: 10 * time.Second}
 
 const (
-	linger   = 5 * time.Second  // from the last poll to the end of the looks
+	linger   = 5                // looks after the last poll
 	old      = 4 * time.Second  // age from which a look is stale; a look that fails makes the one before stale at once
 	examined = 30 * time.Second // between two examinations of the health
 
@@ -109,11 +109,11 @@ func newHub(a *admin.Admin, t times) *hub {
 func (h *hub) asked() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.idle != nil && h.idle.Reset(linger) {
+	if h.idle != nil && h.idle.Reset(linger*h.times.look) {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h.idle = time.AfterFunc(linger, cancel)
+	h.idle = time.AfterFunc(linger*h.times.look, cancel)
 	go h.again(ctx, func(took time.Duration) time.Duration { return h.times.look - took }, h.look)
 	go h.again(ctx, func(time.Duration) time.Duration { return examined }, h.examine)
 	go h.again(ctx, rest, h.count)
