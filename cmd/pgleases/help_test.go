@@ -267,9 +267,17 @@ func (c *command) signal(sig syscall.Signal) {
 	tests.OK(c.t, c.Process.Signal(sig))
 }
 
-// childrenOf returns the living children of a process.
+// childrenOf returns the living children of a process: of those that the kernel lists, or of all if it has no list.
 func childrenOf(pid int) (children []int) {
-	names, _ := filepath.Glob("/proc/[0-9]*")
+	var names []string
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		names = append(names, strings.Fields(string(text))...)
+	}
+	if len(lists) == 0 {
+		names, _ = filepath.Glob("/proc/[0-9]*")
+	}
 	for _, name := range names {
 		child, _ := strconv.Atoi(filepath.Base(name))
 		if parentOf(child) == pid {
