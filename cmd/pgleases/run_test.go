@@ -222,25 +222,25 @@ func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name, mode string
-		kill       func(t *testing.T, supervisor *command, keeper int)
+		kill       func(supervisor *command, keeper, program int)
 	}{
-		{"the supervisor is killed", modeFamily, func(t *testing.T, supervisor *command, _ int) {
+		{"the supervisor is killed", modeFamily, func(supervisor *command, _, _ int) {
 			supervisor.signal(syscall.SIGKILL)
 		}},
-		{"the keeper is killed", modeFamily, func(t *testing.T, _ *command, keeper int) {
+		{"the keeper is killed", modeFamily, func(_ *command, keeper, _ int) {
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
 		}},
-		{"the supervisor is stopped and the keeper killed", modeStubborn, func(t *testing.T, supervisor *command, keeper int) {
+		{"the supervisor is stopped and the keeper killed", modeStubborn, func(supervisor *command, keeper, _ int) {
 			supervisor.signal(syscall.SIGSTOP)
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
 		}},
-		{"both are killed", modeStubborn, func(t *testing.T, supervisor *command, keeper int) {
+		{"both are killed", modeStubborn, func(supervisor *command, keeper, _ int) {
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
 			supervisor.signal(syscall.SIGKILL)
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
 		}},
-		{"the program ends", modeFamily, func(t *testing.T, _ *command, keeper int) {
-			_ = syscall.Kill(childrenOf(keeper)[0], syscall.SIGKILL)
+		{"the program ends", modeFamily, func(_ *command, _, program int) {
+			_ = syscall.Kill(program, syscall.SIGKILL)
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -253,7 +253,7 @@ func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
 				t.Fatalf("keepers %v: want one that has the program", keepers)
 			}
 			killed := boottime()
-			test.kill(t, c, keepers[0])
+			test.kill(c, keepers[0], began.pid)
 			tests.Until(t, "all is gone, or another one has begun", func() bool {
 				for _, r := range records(t, dir) {
 					if r.pid != began.pid {
