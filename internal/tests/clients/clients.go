@@ -30,8 +30,12 @@ func New(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *pgleases.Cl
 		pgleases.WithTTL(TTL), pgleases.WithHeartbeat(Heartbeat),
 	}, opts...)...))(t)
 	t.Cleanup(func() {
-		if c.Err() == nil { // else the test has looked at what Close returned
-			Close(t, c)
+		if c.Err() != nil { // the test has looked at what Close returned
+			return
+		}
+		// A busy machine makes a client with a short TTL lose its trust, and its connection.
+		if err := closeIt(c); err != nil && c.Stats().Losses.TrustLost == 0 {
+			t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
 		}
 	})
 	return c
@@ -58,9 +62,13 @@ func Beats(t testing.TB, c *pgleases.Client, n int) {
 // Close closes a client, and fails the test if it returns an error.
 func Close(t testing.TB, c *pgleases.Client) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
-	defer cancel()
-	if err := c.Close(ctx); err != nil {
+	if err := closeIt(c); err != nil {
 		t.Errorf("Close of %s returned %v, not nil", c.ID(), err)
 	}
+}
+
+func closeIt(c *pgleases.Client) error {
+	ctx, cancel := context.WithTimeout(context.Background(), tests.Patience)
+	defer cancel()
+	return c.Close(ctx)
 }
