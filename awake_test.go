@@ -49,11 +49,11 @@ func (e *engine) looks(during time.Duration) {
 func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
-		term := e.session.term
+		v := e.session.validity
 		expect := func(when string, trusted bool) {
 			t.Helper()
-			if term.trusted() != trusted || term.over() || (term.remaining() > 10*time.Second) != trusted {
-				t.Errorf("%s: trusted %v, over %v, %v left", when, term.trusted(), term.over(), term.remaining())
+			if v.Holds() != trusted || v.Over() || (v.Remaining() > 10*time.Second) != trusted {
+				t.Errorf("%s: trusted %v, over %v, %v left", when, v.Holds(), v.Over(), v.Remaining())
 			}
 		}
 		e.looks(3 * time.Second)
@@ -72,7 +72,7 @@ func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T)
 		e.answered(time.Now())
 		expect("after an answer to what was sent since", true)
 		e.checkTrust(time.Now())
-		if e.session.term != term {
+		if e.session.validity != v {
 			t.Error("it has lost its trust")
 		}
 	})
@@ -81,14 +81,14 @@ func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T)
 func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, c := newThread()
-		term := e.session.term
+		v := e.session.validity
 		c.severed = true
 		e.looks(stoppedFor + pulseEvery)
-		if term.trusted() || term.over() {
-			t.Errorf("trusted %v, over %v", term.trusted(), term.over())
+		if v.Holds() || v.Over() {
+			t.Errorf("trusted %v, over %v", v.Holds(), v.Over())
 		}
 		c.severed = false // the server had said so
-		if e.looks(pulseEvery); !term.trusted() {
+		if e.looks(pulseEvery); !v.Holds() {
 			t.Error("it does not go on")
 		}
 	})
@@ -97,20 +97,20 @@ func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
 func TestTrustEndsWithTheConnectionAndIsNotBegunOnOneThatHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, c := newThread()
-		term := e.session.term
+		v := e.session.validity
 		c.end()
-		if term.trusted() || !term.over() {
-			t.Errorf("trusted %v, over %v", term.trusted(), term.over())
+		if v.Holds() || !v.Over() {
+			t.Errorf("trusted %v, over %v", v.Holds(), v.Over())
 		}
-		if e.trust(time.Now()); e.session.term.trusted() {
+		if e.trust(time.Now()); e.session.validity.Holds() {
 			t.Error("it trusts itself again")
 		}
 		e.checkTrust(time.Now())
-		if e.session.term != nil {
+		if e.session.validity != nil {
 			t.Error("the trust is not lost")
 		}
 		e.connected(new(thread)) // which the session attends on
-		if e.trust(time.Now()); !e.session.term.trusted() {
+		if e.trust(time.Now()); !e.session.validity.Holds() {
 			t.Error("on another connection it does not trust itself")
 		}
 	})
@@ -159,12 +159,12 @@ func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
 		} {
 			e, c := newThread()
 			m := e.newMembership("l", 2, leaseOptions{})
-			if lapse(e, c); m.lease.read().term.trusted() {
+			if lapse(e, c); m.lease.board.Read().Validity.Holds() {
 				t.Errorf("%s: it reads", name)
 			}
 			changed := m.lease.Changed()
 			e.watchConnection(time.Now())
-			if !m.lease.read().term.trusted() {
+			if !m.lease.board.Read().Validity.Holds() {
 				t.Errorf("%s: it does not go on", name)
 			}
 			select {

@@ -22,9 +22,9 @@ func copyOf(t *testing.T, c *Client, connect func(context.Context) (conn, error)
 	}
 	it := newEngine(twin, first, connect)
 	if _, err := requestAnswer(context.Background(), c, func(e *engine, done chan<- struct{}) {
-		untrusted := it.session.untrusted
+		invalid := it.session.invalid
 		it.session = e.session
-		it.session.term, it.session.untrusted, it.session.confirmed = nil, untrusted, store.Run{}
+		it.session.validity, it.session.invalid, it.session.confirmed = nil, invalid, store.Run{}
 		it.session.nextBeat = time.Now()
 		done <- struct{}{}
 	}); err != nil {

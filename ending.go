@@ -104,7 +104,7 @@ func (e *engine) finished(now time.Time) bool {
 		return false
 	case e.ending.sessionEnded:
 		return true
-	case e.session.term == nil && unreachable:
+	case e.session.validity == nil && unreachable:
 		return true
 	case e.ending.hurried == nil:
 		return false
@@ -148,7 +148,7 @@ func (e *engine) finish() {
 	if len(errs) > 0 && e.ending.hurried != nil {
 		errs = append(errs, e.ending.hurried)
 	}
-	e.session.term = nil
+	e.session.validity = nil
 	if e.connection.conn != nil { // after the ends of all that is owned
 		e.connection.conn.Close()
 		e.connection.conn, e.connection.listening = nil, false

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -43,7 +44,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 		connection: connection{connect: connect, prepareAt: never},
 		session: session{
 			number: randomID(), process: nextProcess(), startedAt: now,
-			nextBeat: now, sent: now, untrusted: &term{opened: now},
+			nextBeat: now, sent: now, invalid: owned.Invalid(now),
 		},
 		agenda: agenda{batch: maxBatch, results: make(chan func(), 1), pauses: make(map[*duty]pause), logged: make(map[string]map[string]bool)},
 		check:  check{watch: newWatch(now, c.options.ttl), lookAt: never, evictAt: never},
@@ -114,7 +115,7 @@ func (e *engine) loop() {
 }
 
 func (e *engine) publishStats() {
-	n := &numbers{Stats: e.stats, term: e.currentTerm(), sent: e.session.sent}
+	n := &numbers{Stats: e.stats, validity: e.currentValidity(), sent: e.session.sent}
 	n.RoundTrip, n.Listening, n.Draining = e.session.roundTrip, e.connection.listening, len(e.leases.draining)
 	for t := range e.leases.draining {
 		if n.DrainingSince.IsZero() || t.since.Before(n.DrainingSince) {
@@ -125,7 +126,7 @@ func (e *engine) publishStats() {
 		if m.joined {
 			n.Leases++
 		}
-		n.Owned += len(m.lease.snapshot.Load().values)
+		n.Owned += len(m.lease.board.Look().Values)
 	}
 	e.client.numbers.Store(n)
 }

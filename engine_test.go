@@ -1335,16 +1335,16 @@ func TestAnAnswerThatComesAfterTheDeadlineBeginsANewTerm(t *testing.T) {
 		l := a.mustJoin("x", 1)
 		w.within(5*time.Second, "a owns it", func() bool { return shows(l) == "0" })
 		time.Sleep(10 * time.Second)
-		old := l.snapshot.Load()
+		old := l.board.Look()
 		o, _ := l.Partition(0)
 		w.inject(func(_, op string) (fault, bool) {
 			return fault{after: 2950 * time.Millisecond}, op == "heartbeat"
 		})
 		// Sent up to 3 s after the last one, answered 2.95 s later: sometimes too late.
-		w.within(time.Hour, "a heartbeat was late", func() bool { return !old.term.trusted() })
+		w.within(time.Hour, "a heartbeat was late", func() bool { return !old.Validity.Holds() })
 		w.inject(nil)
 		w.within(10*time.Second, "a owns it again", func() bool { return shows(l) == "0" })
-		if old.term.trusted() {
+		if old.Validity.Holds() {
 			t.Errorf("a reader with the old snapshot believes it again")
 		}
 		again, _ := l.Partition(0)
@@ -1352,25 +1352,6 @@ func TestAnAnswerThatComesAfterTheDeadlineBeginsANewTerm(t *testing.T) {
 			t.Errorf("after the break the epoch is %d, before it was %d; the context says %v", again.Epoch, o.Epoch, o.Context().Err())
 		}
 	})
-}
-
-func TestATermThatSomebodySawEndIsNotProlonged(t *testing.T) {
-	for name, looks := range map[string]func(*term) bool{
-		"trusted": (*term).trusted,
-		"left":    func(t *term) bool { return t.remaining() > 0 },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			over := &term{opened: time.Now()}
-			over.deadline.Store(int64(time.Second))
-			if time.Sleep(time.Second / 2); !looks(over) || !over.prolong(time.Now().Add(time.Second)) {
-				t.Errorf("%s: it is over too soon", name)
-			}
-			time.Sleep(time.Second)
-			if looks(over) || over.prolong(time.Now().Add(time.Second)) || looks(over) {
-				t.Errorf("%s: who saw it end sees it go on", name)
-			}
-		})
-	}
 }
 
 func TestAfterAPromotionTrustIsNotProlongedBeforeWhatDrainsIsConfirmed(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -69,18 +70,18 @@ type lifeline struct {
 	wakeUp func()
 
 	// mu guards what follows.
-	mu    sync.Mutex
-	term  *term
-	ended bool
+	mu       sync.Mutex
+	validity *owned.Validity
+	ended    bool
 }
 
-// carries says which term ends with the connection; nil: there is none.
-func (l *lifeline) carries(t *term) {
+// carries says which validity ends with the connection; nil: there is none.
+func (l *lifeline) carries(v *owned.Validity) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.term = t
-	if l.ended && t != nil {
-		t.deadline.Store(0)
+	l.validity = v
+	if l.ended && v != nil {
+		v.End()
 	}
 }
 
@@ -88,8 +89,8 @@ func (l *lifeline) carries(t *term) {
 func (l *lifeline) end() {
 	l.mu.Lock()
 	l.ended = true
-	if l.term != nil {
-		l.term.deadline.Store(0)
+	if l.validity != nil {
+		l.validity.End()
 	}
 	l.mu.Unlock()
 	l.wakeUp()
@@ -110,17 +111,14 @@ func (e *engine) connected(c conn) {
 	c.(seam.FailoverConn).OnEnd(f.lifeline.end)
 }
 
-// newTerm is a term from that moment on, which ends after so long.
-func (e *engine) newTerm(opened time.Time, worth time.Duration) *term {
-	t := &term{opened: opened}
+// newValidity begins at that moment, and ends after so long. With fast failover readers read until the next pulse is missed.
+func (e *engine) newValidity(opened time.Time, lasts time.Duration) *owned.Validity {
 	if !e.options.fastFailover {
-		t.deadline.Store(int64(worth))
-		return t
+		return owned.Valid(opened, lasts)
 	}
-	t.trust.Store(int64(worth))
-	t.deadline.Store(1) // until the next pulse
-	e.failover.lifeline.carries(t)
-	return t
+	v := owned.ValidWhileAllowed(opened, lasts)
+	e.failover.lifeline.carries(v)
+	return v
 }
 
 // watchConnection looks at the connection, and lets readers read for some more time; not where it has ended, and it was not read yet whether
@@ -138,12 +136,12 @@ func (e *engine) watchConnection(now time.Time) {
 		e.client.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
 	}
 	c := e.connection.conn
-	if t := e.session.term; t != nil && f.woke.IsZero() && (c == nil || !c.(seam.FailoverConn).Severed()) {
-		refused := !t.trusted()
-		t.awake(now.Add(stoppedFor))
-		if refused && t.trusted() { // readers read again, and who waits for that is told
+	if v := e.session.validity; v != nil && f.woke.IsZero() && (c == nil || !c.(seam.FailoverConn).Severed()) {
+		refused := !v.Holds()
+		v.Allow(now.Add(stoppedFor))
+		if refused && v.Holds() { // readers read again, and who waits for that is told
 			for _, m := range e.leases.byName {
-				e.show(m, e.snapshotOf(m))
+				e.show(m)
 			}
 		}
 	}
@@ -182,7 +180,7 @@ func (e *engine) toAttend() bool {
 func (e *engine) beginAttend(time.Time) *operation {
 	e.failover.presence -= 1 + randomID()>>keyStep
 	session, presence := e.session.number, e.failover.presence
-	e.failover.lifeline.carries(e.session.term)
+	e.failover.lifeline.carries(e.session.validity)
 	attend := func(ctx context.Context, c conn) error { return c.(seam.FailoverConn).Attend(ctx, session, presence) }
 	return tell(e.limit(), attend, func(err error) {
 		e.session.beatFailed = err != nil // without the lock no heartbeat is sent

@@ -88,17 +88,17 @@ func (l *Lease) guardable(p Partition) (int64, error) {
 	if p.Number < 0 || p.Number >= l.partitions {
 		return 0, fmt.Errorf("%w: the lease has partitions 0 to %d", ErrNotOwner, l.partitions-1)
 	}
-	t := l.snapshot.Load().term
+	v := l.board.Look().Validity
 	if o := p.ownership; o != nil {
-		if o.lease != l {
-			return 0, fmt.Errorf("%w: the partition is of lease %q", ErrNotOwner, o.lease.name)
+		if o.Board() != l.board {
+			return 0, fmt.Errorf("%w: the partition is of lease %q", ErrNotOwner, o.Board().Lease())
 		}
-		if cause := o.cause(); cause != nil {
+		if cause := o.Cause(); cause != nil {
 			return 0, fmt.Errorf("%w: %w", ErrNotOwner, cause)
 		}
-		t = o.term
+		v = o.Validity
 	}
-	left := t.remaining()
+	left := v.Remaining()
 	if left <= 0 {
 		return 0, fmt.Errorf("%w: %w", ErrNotOwner, ErrTrustLost)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -48,8 +49,8 @@ type locks struct {
 // date by what the engine has not acted on yet. What ends all that is held ends the standing in the
 // same moment: so nothing is held under one that has ended.
 type standing struct {
-	ending    error // why the client ends; nil: it does not
-	term      *term // nil: there is no trust
+	ending    error           // why the client ends; nil: it does not
+	validity  *owned.Validity // nil: there is no trust
 	session   int64
 	run       store.Run // of the server, at the last heartbeat
 	confirmed store.Run // all that is held is, by that one, without the mark; none, where that has to be done
@@ -60,9 +61,9 @@ type standing struct {
 // A lockState is an acquisition's, from its beginning until the database has nothing of it.
 type lockState struct {
 	*seam.Acquisition
-	term  *term // in which it began, or was granted
-	stage lockStage
-	token int64 // of what is held
+	validity *owned.Validity // in which it began, or was granted
+	stage    lockStage
+	token    int64 // of what is held
 
 	end     func(cause error, lost bool) // of what is held
 	granted chan<- lockGrant             // answers who waits
@@ -152,7 +153,7 @@ func (s *lockSession) Begin(ctx context.Context, name string) (*seam.Acquisition
 	switch now := &ls.standing; {
 	case now.ending != nil:
 		return nil, now.ending
-	case now.term == nil || !now.term.trusted():
+	case now.validity == nil || !now.validity.Holds():
 		return nil, ErrTrustLost
 	}
 	ls.renew(a)
@@ -245,13 +246,13 @@ func (ls *locks) any(stages ...lockStage) bool {
 	return slices.ContainsFunc(stages, func(stage lockStage) bool { return len(ls.at[stage]) > 0 })
 }
 
-// renew notes under which session, run and term an acquisition goes on. The last instant is the end of the trust by the database's
-// clock: what arrives later finds that this client does not count on it any more. The caller has mu, and there is a term.
+// renew notes under which session, run and validity an acquisition goes on. The last instant is the end of the trust by the database's
+// clock: what arrives later finds that this client does not count on it any more. The caller has mu, and there is a validity.
 func (ls *locks) renew(s *lockState) {
 	now := &ls.standing
-	s.term = now.term
-	s.Session, s.Run, s.Left, s.Over = now.session, now.run, now.term.remaining, now.term.over
-	s.Latest = now.clock + (time.Since(now.sent) + now.term.remaining()).Microseconds()
+	s.validity = now.validity
+	s.Session, s.Run, s.Left, s.Over = now.session, now.run, now.validity.Remaining, now.validity.Over
+	s.Latest = now.clock + (time.Since(now.sent) + now.validity.Remaining()).Microseconds()
 }
 
 // hold counts a grant. What was granted under another session, before a break of the trust, or by another run of the server may be
@@ -265,7 +266,7 @@ func (ls *locks) hold(a *seam.Acquisition, token int64, end func(error, bool)) e
 		return now.ending
 	case s == nil || s.Session != now.session:
 		return fmt.Errorf("%w: the session was evicted", ErrTrustLost)
-	case s.term != now.term || !s.term.trusted():
+	case s.validity != now.validity || !s.validity.Holds():
 		return ErrTrustLost
 	case unmarked(s.Run) != now.confirmed:
 		return fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)
@@ -284,7 +285,7 @@ func (e *engine) publishStanding() {
 
 // stand is publishStanding for a caller that has mu.
 func (e *engine) stand() {
-	now := standing{ending: e.ending.reason, term: e.session.term, session: e.session.number, run: e.check.watch.run,
+	now := standing{ending: e.ending.reason, validity: e.session.validity, session: e.session.number, run: e.check.watch.run,
 		clock: e.session.renewal.Clock, sent: e.session.sent}
 	if run := unmarked(now.run); e.session.confirmed == run {
 		now.confirmed = run
@@ -466,7 +467,7 @@ func (e *engine) beginListenToLocks(time.Time) *operation {
 }
 
 func (e *engine) lookAtLocksDue(time.Time) time.Time {
-	if e.session.term == nil || !e.locks.toConfirm && !e.locks.any(lockWaits) {
+	if e.session.validity == nil || !e.locks.toConfirm && !e.locks.any(lockWaits) {
 		return never
 	}
 	return e.locks.lookAt
@@ -497,7 +498,7 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 		case answered != run || run != unmarked(e.check.watch.run):
 			e.session.nextBeat = time.Now() // after which it looks again
 			return
-		case session != e.session.number || e.session.term == nil:
+		case session != e.session.number || e.session.validity == nil:
 			return
 		}
 		tokens := make(map[int64]int64, len(found))
@@ -534,7 +535,7 @@ func (e *engine) foundWaiting(tokens map[int64]int64, asked map[int64]*lockState
 	e.locks.mu.Lock()
 	defer e.locks.mu.Unlock()
 	e.stand()
-	if now := &e.locks.standing; now.term == nil || now.confirmed != unmarked(now.run) {
+	if now := &e.locks.standing; now.validity == nil || now.confirmed != unmarked(now.run) {
 		return
 	}
 	for nonce, s := range asked {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -76,8 +77,7 @@ type joining struct {
 
 // newMembership begins a membership, to be joined.
 func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
-	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, ended: make(chan struct{})}
-	l.snapshot.Store(&snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})})
+	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, board: owned.NewBoard(name, e.currentValidity(), e.client.wakeUp)}
 	m := &membership{
 		lease: l, tenures: tenures{of: make([]*tenure, partitions)}, readUntil: make(map[int]time.Time),
 		weight: o.weight, weightCalls: make(weightCalls),
@@ -323,7 +323,7 @@ func (e *engine) unjoined(m *membership) {
 	}
 	tenures, over := m.all(), m.leaving != nil || !e.session.registered
 	e.withdraw(m, m.serving(), cause, m.retryAt)
-	m.lease.endHolds(cause)
+	m.lease.board.EndHolds(cause)
 	e.end(m, tenures, cause)
 	if over {
 		e.strikeAll(m)
@@ -347,12 +347,7 @@ func (e *engine) strikeAll(m *membership) {
 func (e *engine) endMembership(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
-	final := &snapshot{term: e.session.untrusted, values: noValues, changed: make(chan struct{})}
-	close(final.changed)
-	old := l.snapshot.Swap(final) // first: a caller that finds the lease ended finds nothing of before
-	l.endErr = err
-	close(l.ended)
-	close(old.changed)
+	l.board.Close(e.session.invalid, err)
 	delete(e.leases.byName, l.name)
 	queue := e.leases.waiting[l.name]
 	delete(e.leases.waiting, l.name)
@@ -365,7 +360,7 @@ func (e *engine) endMembership(m *membership, err error) {
 func (e *engine) setWeight(l *Lease, weight int, done chan<- error) {
 	switch m := e.membershipOf(l); {
 	case m == nil:
-		done <- l.endErr
+		done <- l.Err()
 	case m.leaving != nil:
 		done <- m.leaving
 	default:

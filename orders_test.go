@@ -369,9 +369,6 @@ func (c *crowd) finish() {
 		if len(l.Values()) > 0 {
 			w.failf("%s: after Close it owns %v of %s", c.p.name, l.Values(), l.Name())
 		}
-		if len(l.holds) > 0 {
-			w.failf("%s: %d holds are left", c.p.name, len(l.holds))
-		}
 	}
 	for o := range c.ownerships {
 		cause := context.Cause(o.Context())
@@ -382,8 +379,8 @@ func (c *crowd) finish() {
 		if !known {
 			w.failf("%s: partition %d ended with %v", c.p.name, o.Number, cause)
 		}
-		if o.ownership.pins != 0 {
-			w.failf("%s: partition %d has %d pins", c.p.name, o.Number, o.ownership.pins)
+		if o.ownership.Pinned() {
+			w.failf("%s: partition %d is pinned", c.p.name, o.Number)
 		}
 	}
 	s := c.p.c.Stats()

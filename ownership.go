@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -18,7 +19,7 @@ import (
 // released. Once its release was sent the partition does not come back under this epoch, whatever is read: the release may
 // arrive late.
 type tenure struct {
-	*ownership
+	*owned.Ownership
 	membership *membership
 
 	draining bool
@@ -46,7 +47,7 @@ func (e *engine) readAll() {
 }
 
 func (e *engine) readDue(time.Time) time.Time {
-	return atOnceIf(e.session.term != nil && !e.session.behind && e.find((*membership).readDue) != nil)
+	return atOnceIf(e.session.validity != nil && !e.session.behind && e.find((*membership).readDue) != nil)
 }
 
 func (m *membership) readDue() bool { return m.joined && m.toRead }
@@ -76,11 +77,11 @@ func (e *engine) beginRead(time.Time) *operation {
 				return
 			}
 			e.session.era = max(e.session.era, r.Era)
-			if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.term != nil {
+			if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.validity != nil {
 				e.readAnswered(m, r)
 			}
 		}
-		if e.session.confirmed != run && e.session.term != nil && !e.locks.toConfirm { // all that is shown was confirmed
+		if e.session.confirmed != run && e.session.validity != nil && !e.locks.toConfirm { // all that is shown was confirmed
 			e.session.confirmed = run
 			e.locks.lookAt = atOnce // what it has granted counts now
 			e.trust(e.session.sent)
@@ -108,7 +109,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
 		case t == nil:
 			gained = append(gained, e.own(m, p.Partition, p.Epoch))
-		case ofEarlierEra && t.ended == nil:
+		case ofEarlierEra && !t.Ended():
 			outdated = append(outdated, t)
 		case p.Moving && !t.draining:
 			wanted = append(wanted, t)
@@ -156,14 +157,14 @@ func (m *membership) compare(owned []store.Owned) (released, lost []*tenure) {
 		epochs[p.Partition] = p.Epoch
 	}
 	for _, t := range m.all() {
-		epoch := epochs[t.number]
+		epoch := epochs[t.Number]
 		if t.fencing && epoch != 0 && epoch != t.releaseEpoch() { // had it been released to this client, it would be once more
 			t.fenced, t.fencing = epoch, false
 		}
 		if epoch == t.releaseEpoch() {
 			continue
 		}
-		m.tenures.set(t.number, nil)
+		m.tenures.set(t.Number, nil)
 		if t.draining {
 			released = append(released, t)
 		} else { // or gained anew unseen
@@ -180,7 +181,7 @@ func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
 	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *tenure) bool { return t.draining }), cause, now)
 	for _, t := range outdated {
 		if t.readyAt.After(now) {
-			m.readUntil[t.number] = t.readyAt
+			m.readUntil[t.Number] = t.readyAt
 		}
 		t.readyAt = now
 	}
@@ -205,8 +206,8 @@ func (ts *tenures) set(partition int, t *tenure) {
 
 // own begins an ownership.
 func (e *engine) own(m *membership, number int, epoch int64) *tenure {
-	o := &ownership{lease: m.lease, term: e.session.term, number: number, epoch: epoch}
-	t := &tenure{ownership: o, membership: m, limitAt: never}
+	o := m.lease.board.Own(e.session.validity, number, epoch)
+	t := &tenure{Ownership: o, membership: m, limitAt: never}
 	m.tenures.set(number, t)
 	e.stats.Gains++
 	return t
@@ -225,7 +226,7 @@ func (e *engine) serve(m *membership, gained []*tenure) {
 func numbersOf(tenures []*tenure) []int {
 	numbers := make([]int, len(tenures))
 	for i, t := range tenures {
-		numbers[i] = t.number
+		numbers[i] = t.Number
 	}
 	return numbers
 }
@@ -246,44 +247,31 @@ func (m *membership) all() []*tenure {
 	return all
 }
 
-// publish shows what is served, if that changed. It stores the new snapshot first, and then looks whether the old one was read:
-// a reader that marks the old one after that look does not return it.
+// publish shows what is served, if that changed.
 func (e *engine) publish(m *membership) {
-	next, old := e.snapshotOf(m), m.lease.snapshot.Load()
-	if next.term != old.term || !slices.Equal(next.owned, old.owned) {
-		e.show(m, next)
+	if !m.lease.board.Shows(e.currentValidity(), e.served(m)) {
+		e.show(m)
 	}
 }
 
-// snapshotOf is what is served of a lease now.
-func (e *engine) snapshotOf(m *membership) *snapshot {
-	next := &snapshot{term: e.currentTerm(), values: noValues, changed: make(chan struct{})}
-	if e.session.term != nil {
-		for _, t := range m.serving() {
-			next.owned = append(next.owned, t.ownership)
-		}
+// served returns what is served of a lease now, by number.
+func (e *engine) served(m *membership) (served []*owned.Ownership) {
+	if e.session.validity == nil {
+		return nil
 	}
-	return next
+	for _, t := range m.serving() {
+		served = append(served, t.Ownership)
+	}
+	return served
 }
 
-func (e *engine) show(m *membership, next *snapshot) {
-	l := m.lease
-	old := l.snapshot.Load()
-	if len(next.owned) > 0 {
-		next.values = make([]int, len(next.owned))
-		for i, o := range next.owned {
-			next.values[i] = o.number
+// show shows what is served, and notes what of that which was shown before a reader may be working on.
+func (e *engine) show(m *membership) {
+	for _, o := range m.lease.board.Show(e.currentValidity(), e.served(m)) {
+		if t := m.tenures.of[o.Number]; t != nil && t.Ownership == o {
+			t.valuesRead = true
 		}
 	}
-	l.snapshot.Store(next)
-	if old.read.Load() {
-		for _, o := range old.owned {
-			if t := m.tenures.of[o.number]; t != nil && t.ownership == o {
-				t.valuesRead = true
-			}
-		}
-	}
-	close(old.changed)
 }
 
 // withdraw takes tenures out of what is shown, and asks for their work to end.
@@ -297,16 +285,16 @@ func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now tim
 		e.leases.draining[t] = struct{}{}
 	}
 	e.publish(m)
-	asked := make([]*ownership, len(tenures))
+	asked := make([]*owned.Ownership, len(tenures))
 	for i, t := range tenures {
 		if t.valuesRead {
 			t.readyAt = now.Add(o.handoffDelay)
-		} else if until := m.readUntil[t.number]; until.After(now) {
+		} else if until := m.readUntil[t.Number]; until.After(now) {
 			t.readyAt = until
 		}
-		asked[i] = t.ownership
+		asked[i] = t.Ownership
 	}
-	m.lease.ask(asked, cause)
+	m.lease.board.Ask(asked, cause)
 }
 
 // A loss is what of a lease ended at once.
@@ -327,14 +315,14 @@ func (e *engine) handOver(m *membership, tenures []*tenure) {
 // end ends those of a lease's ownerships that have not ended, counts them, and returns their
 // number. All that end at once end in one call. They are told of later, see tellEnded.
 func (e *engine) end(m *membership, tenures []*tenure, cause error) int {
-	owned := make([]*ownership, 0, len(tenures))
+	ending := make([]*owned.Ownership, 0, len(tenures))
 	for _, t := range tenures {
-		if t.ended == nil {
-			owned = append(owned, t.ownership)
+		if !t.Ended() {
+			ending = append(ending, t.Ownership)
 		}
 	}
-	m.lease.end(owned, cause)
-	switch losses, n := &e.stats.Losses, int64(len(owned)); {
+	m.lease.board.End(ending, cause)
+	switch losses, n := &e.stats.Losses, int64(len(ending)); {
 	case errors.Is(cause, ErrHandover):
 		losses.Handover += n
 	case errors.Is(cause, ErrDrainTimeout):
@@ -344,20 +332,20 @@ func (e *engine) end(m *membership, tenures []*tenure, cause error) int {
 	default:
 		losses.Closed += n
 	}
-	if len(owned) > 0 {
-		ended := make([]int, len(owned))
-		for i, o := range owned {
-			ended[i] = o.number
+	if len(ending) > 0 {
+		ended := make([]int, len(ending))
+		for i, o := range ending {
+			ended[i] = o.Number
 		}
 		e.untold = append(e.untold, loss{lease: m.lease, ended: ended, cause: cause})
 	}
-	return len(owned)
+	return len(ending)
 }
 
 // endAll ends all ownerships of all leases. The holds come first, before anything takes time that there are many partitions.
 func (e *engine) endAll(cause error) (ended int) {
 	for _, m := range e.leases.byName {
-		m.lease.endHolds(cause)
+		m.lease.board.EndHolds(cause)
 	}
 	for _, m := range e.leases.byName {
 		ended += e.end(m, m.all(), cause)
@@ -383,10 +371,10 @@ func (e *engine) tellEnded() {
 // strike strikes out a tenure that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
 // callback of Run has not returned, nobody works under the next ownership of that partition here.
 func (e *engine) strike(t *tenure) {
-	if m := t.membership; m.tenures.of[t.number] == t {
-		m.tenures.set(t.number, nil)
+	if m := t.membership; m.tenures.of[t.Number] == t {
+		m.tenures.set(t.Number, nil)
 	}
-	if !t.pinned() {
+	if !t.Pinned() {
 		delete(e.leases.draining, t)
 		return
 	}
@@ -409,8 +397,8 @@ func (m *membership) releaseCause() error {
 func (e *engine) inWork(m *membership) []int {
 	var numbers []int
 	for t := range e.leases.draining {
-		if t.membership == m && t.pinned() {
-			numbers = append(numbers, t.number)
+		if t.membership == m && t.Pinned() {
+			numbers = append(numbers, t.Number)
 		}
 	}
 	slices.Sort(numbers)
@@ -433,17 +421,17 @@ func (e *engine) drainsDue() time.Time {
 func (e *engine) superviseDrains(now time.Time) {
 	timedOut, hurried := make(map[*membership][]*tenure), make(map[*membership][]*tenure)
 	for t := range e.leases.draining {
-		if t.struck && !t.pinned() {
+		if t.struck && !t.Pinned() {
 			delete(e.leases.draining, t)
 			continue
 		}
 		if !t.overdue && !now.Before(t.limitAt) {
 			t.overdue = true
-			if t.pinned() {
+			if t.Pinned() {
 				timedOut[t.membership] = append(timedOut[t.membership], t)
 			}
 		}
-		if e.ending.hurried != nil && t.ended == nil && t.pinned() {
+		if e.ending.hurried != nil && !t.Ended() && t.Pinned() {
 			hurried[t.membership] = append(hurried[t.membership], t)
 		}
 	}
@@ -458,12 +446,12 @@ func (e *engine) superviseDrains(now time.Time) {
 }
 
 // endOverdue ends ownerships on which work goes on for too long after the end of Run's context.
-func (e *engine) endOverdue(l *Lease, owned []*ownership, now time.Time) {
+func (e *engine) endOverdue(l *Lease, working []*owned.Ownership, now time.Time) {
 	m := e.membershipOf(l)
 	if m == nil {
 		return
 	}
-	overdue := slices.DeleteFunc(m.serving(), func(t *tenure) bool { return !slices.Contains(owned, t.ownership) || !t.pinned() })
+	overdue := slices.DeleteFunc(m.serving(), func(t *tenure) bool { return !slices.Contains(working, t.Ownership) || !t.Pinned() })
 	e.withdraw(m, overdue, ErrDrainTimeout, now)
 	e.end(m, overdue, ErrDrainTimeout)
 	e.tellEnded()
@@ -483,7 +471,7 @@ func (e *engine) tellWork(now time.Time) {
 		if now.Add(warnTogether).Before(t.warnAt) {
 			continue
 		}
-		l := line{t.lease, t.struck}
+		l := line{t.membership.lease, t.struck}
 		tell[l] = append(tell[l], t)
 		due[l] = due[l] || !now.Before(t.warnAt)
 	}
@@ -496,8 +484,8 @@ func (e *engine) tellWork(now time.Time) {
 		for _, t := range tenures {
 			lasts := now.Sub(t.since)
 			t.warnAt = now.Add(lasts)
-			if t.pinned() {
-				numbers, longest = append(numbers, t.number), max(longest, lasts)
+			if t.Pinned() {
+				numbers, longest = append(numbers, t.Number), max(longest, lasts)
 			}
 		}
 		slices.Sort(numbers)
@@ -516,6 +504,6 @@ func (e *engine) tellWork(now time.Time) {
 
 // holdsAnything reports whether there is an ownership that has not ended, be it shown or draining.
 func (e *engine) holdsAnything() bool {
-	holds := func(t *tenure) bool { return t != nil && t.ended == nil }
+	holds := func(t *tenure) bool { return t != nil && !t.Ended() }
 	return e.find(func(m *membership) bool { return slices.ContainsFunc(m.tenures.of, holds) }) != nil
 }

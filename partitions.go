@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+
+	"github.com/pgleases/pgleases/internal/owned"
 )
 
 // A Partition is one ownership of a partition of a lease: the same number under another epoch is another ownership.
@@ -13,7 +15,11 @@ type Partition struct {
 	Number int   // 0 to the lease's number of partitions - 1
 	Epoch  int64 // the fencing token: higher than that of every earlier ownership of this partition
 
-	ownership *ownership
+	ownership *owned.Ownership
+}
+
+func partitionOf(o *owned.Ownership) Partition {
+	return Partition{Number: o.Number, Epoch: o.Epoch, ownership: o}
 }
 
 // Context returns the context of this ownership. It ends when the ownership does, with the cause: ErrHandover after a
@@ -25,7 +31,7 @@ func (p Partition) Context() context.Context {
 		cancel(ErrNotOwner)
 		return ctx
 	}
-	return p.ownership.context()
+	return p.ownership.Context()
 }
 
 // String returns number and epoch: "7@4294967298".

@@ -16,7 +16,7 @@ import (
 
 // releasableAt is when a tenure that drains may be released; never: it waits for work, whose end wakes the engine.
 func (t *tenure) releasableAt(now time.Time) time.Time {
-	if t.struck || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned() {
+	if t.struck || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned() {
 		return never
 	}
 	return t.readyAt
@@ -50,7 +50,7 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 			return nil, leaving
 		}
 		slices.SortFunc(tenures, func(a, b *tenure) int {
-			return cmp.Or(strings.Compare(a.lease.name, b.lease.name), a.number-b.number)
+			return cmp.Or(strings.Compare(a.membership.lease.name, b.membership.lease.name), a.Number-b.Number)
 		})
 		tenures = tenures[:e.agenda.batch]
 	}
@@ -96,7 +96,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 	releases := make([]store.Release, len(tenures))
 	number := make(map[*membership]int) // of its partitions
 	for i, t := range tenures {
-		releases[i] = store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.releaseEpoch()}
+		releases[i] = store.Release{Lease: t.membership.lease.name, Partition: t.Number, Epoch: t.releaseEpoch()}
 		named[t.membership] = true
 		number[t.membership]++
 	}
@@ -152,7 +152,7 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	}
 	released, kept := make(map[*membership][]*tenure), make(map[*membership][]*tenure)
 	for _, t := range tenures {
-		m, k := t.membership, key{t.lease.name, t.number}
+		m, k := t.membership, key{t.membership.lease.name, t.Number}
 		h, done := handed[k]
 		switch {
 		case busy[k]:
@@ -166,11 +166,11 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		case !done: // nor were the new owners told. Or the session is gone, and would read what it has, and release that, until it hears of it
 			e.session.nextBeat = now
 			m.toRead = m.joined
-			e.announce(t.lease.name, 0)
-		case left[t.lease.name]: // the new owner was told
+			e.announce(t.membership.lease.name, 0)
+		case left[t.membership.lease.name]: // the new owner was told
 		case h.Owner != e.session.number:
-			e.announce(t.lease.name, h.Owner)
-		case e.session.term == nil || m.leaving != nil: // it came back at a time when nothing is shown
+			e.announce(t.membership.lease.name, h.Owner)
+		case e.session.validity == nil || m.leaving != nil: // it came back at a time when nothing is shown
 			m.toRead = m.joined
 		default:
 			kept[m] = append(kept[m], e.own(m, h.Partition, h.Epoch))
@@ -236,12 +236,12 @@ func (e *engine) beginAnnounce(now time.Time) *operation {
 }
 
 // releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
-func (t *tenure) releaseEpoch() int64 { return max(t.epoch, t.fenced) }
+func (t *tenure) releaseEpoch() int64 { return max(t.Epoch, t.fenced) }
 
 // wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
 // an epoch that still passes a guard.
 func (t *tenure) wantsFence(era int64) bool {
-	return t.busy > 1 && t.fenced == 0 && !t.struck && t.membership.joined && store.EraOf(t.epoch) >= era
+	return t.busy > 1 && t.fenced == 0 && !t.struck && t.membership.joined && store.EraOf(t.Epoch) >= era
 }
 
 func (e *engine) fenceDue(time.Time) time.Time {
@@ -259,7 +259,7 @@ func (e *engine) beginFence(time.Time) *operation {
 	var tenures []*tenure
 	for t := range e.leases.draining {
 		if t.wantsFence(e.session.era) && len(busy) < e.agenda.batch {
-			busy = append(busy, store.Release{Lease: t.lease.name, Partition: t.number, Epoch: t.epoch})
+			busy = append(busy, store.Release{Lease: t.membership.lease.name, Partition: t.Number, Epoch: t.Epoch})
 			tenures = append(tenures, t)
 			t.fencing = true
 		}

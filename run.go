@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
 )
 
@@ -38,32 +39,32 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}
 	defer l.running.Store(false)
 
-	begun := make(map[int]*ownership) // under which fn was last started, by partition
+	begun := make(map[int]*owned.Ownership) // under which fn was last started, by partition
 	busy := make(map[int]bool)
 	finished := make(chan int)
 	defer func() { l.awaitCalls(begun, busy, finished) }()
 	for {
-		s := l.snapshot.Load()
+		s := l.board.Look()
 		if err := l.Err(); err != nil {
 			return fmt.Errorf("pgleases: run lease %q: %w", l.name, err)
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("pgleases: run lease %q: %w", l.name, context.Cause(ctx))
 		}
-		for _, o := range s.owned {
-			if busy[o.number] || begun[o.number] == o {
+		for _, o := range s.Owned {
+			if busy[o.Number] || begun[o.Number] == o {
 				continue
 			}
-			busy[o.number], begun[o.number] = true, o
+			busy[o.Number], begun[o.Number] = true, o
 			go func() {
 				l.callback(ctx, o, fn)
-				finished <- o.number
+				finished <- o.Number
 			}()
 		}
 		select {
-		case <-s.changed:
+		case <-s.Changed():
 		case <-ctx.Done():
-		case <-l.ended:
+		case <-l.board.Closed():
 		case number := <-finished:
 			delete(busy, number)
 		}
@@ -72,7 +73,7 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 
 // awaitCalls waits for the calls that go on when Run ends. As in a hand-over, they are told of after 30
 // s, and the ownership ends after the drain timeout.
-func (l *Lease) awaitCalls(begun map[int]*ownership, busy map[int]bool, finished <-chan int) {
+func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, finished <-chan int) {
 	began, warn, limit := time.Now(), time.NewTimer(warnAfter), (<-chan time.Time)(nil)
 	defer warn.Stop()
 	if d := l.options.drainTimeout; d > 0 {
@@ -88,7 +89,7 @@ func (l *Lease) awaitCalls(begun map[int]*ownership, busy map[int]bool, finished
 				slog.String("partitions", ranges.Short(slices.Sorted(maps.Keys(busy)))), slog.Duration("for", lasts.Round(time.Second)))
 			warn.Reset(lasts)
 		case <-limit:
-			var overdue []*ownership
+			var overdue []*owned.Ownership
 			for number := range busy {
 				overdue = append(overdue, begun[number])
 			}
@@ -98,24 +99,22 @@ func (l *Lease) awaitCalls(begun map[int]*ownership, busy map[int]bool, finished
 }
 
 // callback calls fn until it is done with the ownership, or the ownership with it.
-func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Context, Partition) error) {
+func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(context.Context, Partition) error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	l.mu.Lock()
-	o.stop = stop // before the pin, which finds out whether it came too late
-	l.mu.Unlock()
+	o.StopWith(stop)
 	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
-		if !o.pin() {
+		if !o.Pin() {
 			return
 		}
-		err := fn(ctx, o.partition())
-		o.unpin()
+		err := fn(ctx, partitionOf(o))
+		o.Unpin()
 		if err == nil || ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 			return
 		}
 		pause := backoff/2 + rand.N(backoff/2+1)
 		l.client.log.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
-			slog.String("lease", l.name), slog.Int("partition", o.number), slog.Int64("epoch", o.epoch),
+			slog.String("lease", l.name), slog.Int("partition", o.Number), slog.Int64("epoch", o.Epoch),
 			slog.Any("error", err), slog.Duration("again_after", pause), slog.Bool("asked_to_end", ctx.Err() != nil))
 		select {
 		case <-time.After(pause):
@@ -123,32 +122,4 @@ func (l *Lease) callback(ctx context.Context, o *ownership, fn func(context.Cont
 			return
 		}
 	}
-}
-
-// pin keeps the ownership from being handed over; false where it is not to be worked on any more.
-func (o *ownership) pin() bool {
-	o.lease.mu.Lock()
-	defer o.lease.mu.Unlock()
-	if o.asked != nil || !o.term.trusted() {
-		return false
-	}
-	o.pins++
-	return true
-}
-
-func (o *ownership) unpin() {
-	o.lease.mu.Lock()
-	o.pins--
-	freed := o.pins == 0 && o.asked != nil
-	o.lease.mu.Unlock()
-	if freed {
-		o.lease.client.wakeUp()
-	}
-}
-
-// pinned reports whether the ownership is worked on.
-func (o *ownership) pinned() bool {
-	o.lease.mu.Lock()
-	defer o.lease.mu.Unlock()
-	return o.pins > 0
 }

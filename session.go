@@ -9,6 +9,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -32,9 +33,9 @@ type session struct {
 	last      bool          // it is the last of all: none was given up since, nor can one come late
 	lateUntil time.Time     // until then one may come late
 
-	term      *term     // nil: there is no trust
-	untrusted *term     // a term that never began, for snapshots without trust
-	wallLimit time.Time // the trust deadline on the wall clock
+	validity  *owned.Validity // nil: there is no trust
+	invalid   *owned.Validity // for snapshots without trust
+	wallLimit time.Time       // the trust deadline on the wall clock
 
 	confirmed store.Run // of the server that confirmed all that is shown, without the mark
 	settled   bool      // that server is
@@ -165,7 +166,7 @@ func (e *engine) beginHeartbeat(now time.Time) *operation {
 
 // heard takes the answer to a heartbeat.
 func (e *engine) heard(sent, received time.Time, beat store.Beat) {
-	e.checkTrust(time.Now()) // a break is a break, also where the next term begins at once
+	e.checkTrust(time.Now()) // a break is a break, also where the next validity begins at once
 	e.connection.known, e.session.marked = true, false
 	e.check.watch.observe(sent, received, beat.Clock, beat.Run)
 	// A little early, each time anew: clients that began together drift apart.
@@ -235,13 +236,13 @@ func (e *engine) trust(sent time.Time) {
 		return
 	}
 	e.session.wallLimit = wallLimit
-	if e.session.term != nil {
-		if e.session.term.prolong(sent.Add(worth)) {
+	if e.session.validity != nil {
+		if e.session.validity.Prolong(sent.Add(worth)) {
 			return
 		}
 		e.loseTrust(time.Now(), ErrTrustLost) // a reader has seen its end
 	}
-	e.session.term = e.newTerm(sent, worth)
+	e.session.validity = e.newValidity(sent, worth)
 	e.watchConnection(time.Now())
 	for _, m := range e.leases.byName {
 		m.toRead = true
@@ -249,30 +250,30 @@ func (e *engine) trust(sent time.Time) {
 	}
 }
 
-// currentTerm is the term to show; one that never began where there is no trust.
-func (e *engine) currentTerm() *term {
-	if e.session.term == nil {
-		return e.session.untrusted
+// currentValidity is what snapshots show.
+func (e *engine) currentValidity() *owned.Validity {
+	if e.session.validity == nil {
+		return e.session.invalid
 	}
-	return e.session.term
+	return e.session.validity
 }
 
-// trustEnds is the trust deadline, at once where a reader has seen it pass.
+// trustEnds is the trust deadline, at once if a reader has seen it pass.
 func (e *engine) trustEnds() time.Time {
-	switch t := e.session.term; {
-	case t == nil:
+	switch v := e.session.validity; {
+	case v == nil:
 		return never
-	case t.over():
+	case v.Over():
 		return atOnce
 	default:
-		return t.opened.Add(t.ends())
+		return v.Deadline()
 	}
 }
 
-// checkTrust ends the term whose deadline has passed.
+// checkTrust ends the validity whose deadline has passed.
 func (e *engine) checkTrust(now time.Time) {
-	t := e.session.term
-	if t == nil || !t.over() && now.Round(0).Before(e.session.wallLimit) {
+	v := e.session.validity
+	if v == nil || !v.Over() && now.Round(0).Before(e.session.wallLimit) {
 		return
 	}
 	e.loseTrust(now, e.trustLost())
@@ -280,11 +281,11 @@ func (e *engine) checkTrust(now time.Time) {
 
 // loseTrust ends everything that is owned. What is still in work is not forgotten: it is given back when the work has ended.
 func (e *engine) loseTrust(now time.Time, cause error) {
-	if e.session.term == nil {
+	if e.session.validity == nil {
 		return
 	}
-	e.session.term.deadline.Store(0)
-	e.session.term = nil
+	e.session.validity.End()
+	e.session.validity = nil
 	e.check.watch.reset()
 	e.session.nextBeat = now
 	lost := e.endAll(cause) // before all else: nothing is shown any more

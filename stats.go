@@ -1,6 +1,10 @@
 package pgleases
 
-import "time"
+import (
+	"time"
+
+	"github.com/pgleases/pgleases/internal/owned"
+)
 
 // Stats tells how a client is doing, for metrics and health checks: reading it delays no handoff. Its counts may be a moment behind what Values shows.
 type Stats struct {
@@ -29,15 +33,15 @@ type Losses struct {
 // numbers are Stats as the client's goroutine last knew them, with instants in place of ages.
 type numbers struct {
 	Stats
-	term *term
-	sent time.Time // the last successful heartbeat
+	validity *owned.Validity
+	sent     time.Time // the last successful heartbeat
 }
 
 // Stats returns the client's numbers now: one atomic load, and the clock.
 func (c *Client) Stats() Stats {
 	n := c.numbers.Load()
 	s := n.Stats
-	if s.Trust = max(0, n.term.remaining()); s.Trust == 0 {
+	if s.Trust = max(0, n.validity.Remaining()); s.Trust == 0 {
 		s.Owned = 0
 	}
 	s.HeartbeatAge = time.Since(n.sent)

@@ -145,22 +145,22 @@ const guarded = ` AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR
 
 var mutants = append(asleep(), []mutant{
 	{"trust that outlives the connection", "ends", `trusted true`, []edit{
-		{"failover.go", `	if l.term != nil {
-		l.term.deadline.Store(0)
+		{"failover.go", `	if l.validity != nil {
+		l.validity.End()
 	}
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
-	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"failover.go", `awake(now.Add(stoppedFor))`, `awake(now.Add(time.Hour))`, 0}}},
+	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"failover.go", `Allow(now.Add(stoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
 	{"a terminated session taken for a dead one", "terminated", `evicted|presences`, []edit{{"sql/functions.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
-		{"lease.go", `time.Duration(t.deadline.Load()) > time.Since(t.opened)`, `t.deadline.Load() > 0`, 0},
-		{"lease.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
-		{"session.go", `!t.over() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
-		{"session.go", `		return t.opened.Add(t.ends())`, `		return never`, 0},
+		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
+		{"internal/owned/validity.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
+		{"session.go", `!v.Over() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
+		{"session.go", `		return v.Deadline()`, `		return never`, 0},
 	}},
 	{"trust anchored at the answer", "histories", `overlap|stale`, []edit{
 		{"session.go", `= sent.Round(0).Add(worth)`, `= time.Now().Round(0).Add(worth)`, 0},
-		{"session.go", `e.session.term.prolong(sent.Add(worth))`, `e.session.term.prolong(time.Now().Add(worth))`, 0},
+		{"session.go", `e.session.validity.Prolong(sent.Add(worth))`, `e.session.validity.Prolong(time.Now().Add(worth))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
 		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
@@ -266,10 +266,10 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", "alive := FOUND;", "alive := true;", 0},
 	}},
 	{"release without an announcement", "announced", `not within 5s: b owns it|not within 10s: a releases it`, []edit{
-		{"release.go", "			e.announce(t.lease.name, h.Owner)\n", "", 0},
+		{"release.go", "			e.announce(t.membership.lease.name, h.Owner)\n", "", 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
-		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.pinned()`, `!t.membership.joined`, 0},
+		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned()`, `!t.membership.joined`, 0},
 	}},
 	{"releases not retried", "histories", `has no owner`, []edit{
 		{"release.go", `		if err == nil {
@@ -280,7 +280,7 @@ var mutants = append(asleep(), []mutant{
 			e.releaseAnswered(`, 0},
 	}},
 	{"losses that are not told", "fleet", `without telling`, []edit{
-		{"lease.go", `		if o.cancel != nil {
+		{"internal/owned/board.go", `		if o.cancel != nil {
 			cancels = append(cancels, o.cancel)
 		}
 `, "", 0},
@@ -407,14 +407,14 @@ var mutants = append(asleep(), []mutant{
 }`, `}`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
-		{"locks.go", `	case s.term != now.term || !s.term.trusted():
+		{"locks.go", `	case s.validity != now.validity || !s.validity.Holds():
 		return ErrTrustLost
 	case unmarked(s.Run) != now.confirmed:`, `	case unmarked(s.Run) != now.confirmed:`, 0},
 	}},
 	{"a grant that goes by the standing of when it came", "locks", `trust`, []edit{
 		{"locks.go", `	s := ls.of[a.Nonce]
 	switch now := &ls.standing; {`, `	s := ls.of[a.Nonce]
-	if s != nil && ls.standing.term != nil {
+	if s != nil && ls.standing.validity != nil {
 		ls.renew(s)
 	}
 	switch now := &ls.standing; {`, 0},

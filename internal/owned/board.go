@@ -1,0 +1,183 @@
+package owned
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+)
+
+// A Board shows readers what a client owns of one lease. Show, Ask, End and Close are for the client's goroutine.
+type Board struct {
+	lease string
+	freed func() // is called if the last pin of an ownership goes, after its work was asked to end
+
+	snapshot atomic.Pointer[Snapshot]
+	closed   chan struct{}
+	cause    error // set before closed is closed
+
+	// mu guards holds, and what the board's ownerships say that it guards. A reader that pins loads the snapshot while it holds mu.
+	// The client's goroutine stores the new snapshot first, then looks for pins while it holds mu: an ownership that it withdrew is
+	// pinned by then, or never will be.
+	mu    sync.Mutex
+	holds map[*Hold]struct{}
+}
+
+// A Snapshot is what readers see of a lease. It never changes.
+type Snapshot struct {
+	Validity *Validity
+	Values   []int        // ascending, never nil
+	Owned    []*Ownership // by Values
+
+	changed chan struct{}
+	read    atomic.Bool // Values were returned to a reader, which may be working on them
+}
+
+var noValues = []int{}
+
+// NewBoard returns a board that shows nothing.
+func NewBoard(lease string, v *Validity, freed func()) *Board {
+	b := &Board{lease: lease, freed: freed, closed: make(chan struct{}), holds: make(map[*Hold]struct{})}
+	b.snapshot.Store(newSnapshot(v, nil))
+	return b
+}
+
+func newSnapshot(v *Validity, owned []*Ownership) *Snapshot {
+	s := &Snapshot{Validity: v, Values: noValues, Owned: owned, changed: make(chan struct{})}
+	if len(owned) > 0 {
+		s.Values = make([]int, len(owned))
+		for i, o := range owned {
+			s.Values[i] = o.Number
+		}
+	}
+	return s
+}
+
+// Lease returns the name of the lease.
+func (b *Board) Lease() string { return b.lease }
+
+// Look returns the current snapshot for a reader that does not work on it.
+func (b *Board) Look() *Snapshot { return b.snapshot.Load() }
+
+// Read returns the current snapshot, marked as read. A snapshot that is replaced between the load and the mark is not returned:
+// see Show, which stores the next one first and then looks at the mark.
+func (b *Board) Read() *Snapshot {
+	for {
+		s := b.snapshot.Load()
+		if s.read.Load() {
+			return s
+		}
+		s.read.Store(true)
+		if b.snapshot.Load() == s {
+			return s
+		}
+	}
+}
+
+// Changed returns a channel that is closed when another snapshot takes the place of this one.
+func (s *Snapshot) Changed() <-chan struct{} { return s.changed }
+
+// Find returns the ownership of a partition; nil if there is none now.
+func (s *Snapshot) Find(partition int) *Ownership {
+	i, found := slices.BinarySearch(s.Values, partition)
+	if !found || !s.Validity.Holds() {
+		return nil
+	}
+	return s.Owned[i]
+}
+
+// Shows reports whether that is what the board shows.
+func (b *Board) Shows(v *Validity, owned []*Ownership) bool {
+	s := b.snapshot.Load()
+	return s.Validity == v && slices.Equal(s.Owned, owned)
+}
+
+// Show shows ownerships, which are ascending. It returns those of before that a reader may be working on. It stores the new
+// snapshot first, and then looks whether the old one was read: a reader that marks the old one after that look does not return it.
+func (b *Board) Show(v *Validity, owned []*Ownership) (read []*Ownership) {
+	old := b.snapshot.Swap(newSnapshot(v, owned))
+	defer close(old.changed)
+	if old.read.Load() {
+		return old.Owned
+	}
+	return nil
+}
+
+// Close ends the lease for good. A reader that finds it ended finds nothing that was shown before.
+func (b *Board) Close(v *Validity, cause error) {
+	final := newSnapshot(v, nil)
+	close(final.changed)
+	old := b.snapshot.Swap(final)
+	b.cause = cause
+	close(b.closed)
+	close(old.changed)
+}
+
+// Closed returns a channel that is closed with the board.
+func (b *Board) Closed() <-chan struct{} { return b.closed }
+
+// Cause returns why the board was closed; nil: it is open.
+func (b *Board) Cause() error {
+	select {
+	case <-b.closed:
+		return b.cause
+	default:
+		return nil
+	}
+}
+
+// Ask asks for the end of the work on ownerships. It cancels when mu is free again: the work may need it at once.
+func (b *Board) Ask(owned []*Ownership, cause error) {
+	var cancels []context.CancelCauseFunc
+	b.mu.Lock()
+	for _, o := range owned {
+		cancels = o.ask(cause, cancels)
+	}
+	b.mu.Unlock()
+	for _, cancel := range cancels {
+		cancel(cause)
+	}
+}
+
+// EndHolds ends the contexts of all holds. If nothing is shown any more, there is no new one.
+func (b *Board) EndHolds(cause error) {
+	b.mu.Lock()
+	holds := slices.Collect(maps.Keys(b.holds))
+	b.mu.Unlock()
+	for _, h := range holds {
+		if h.ctx.Err() == nil {
+			h.cancel(cause)
+		}
+	}
+}
+
+// End ends ownerships. It cancels the holds that contain one of them first: they are few, and much work may go on under each.
+func (b *Board) End(owned []*Ownership, cause error) {
+	cancels := make([]context.CancelCauseFunc, 0, len(owned))
+	b.mu.Lock()
+	for _, o := range owned {
+		o.ended = cause
+	}
+	for h := range b.holds {
+		if h.ctx.Err() == nil && h.lost(owned) {
+			cancels = append(cancels, h.cancel)
+		}
+	}
+	for _, o := range owned {
+		if o.cancel != nil {
+			cancels = append(cancels, o.cancel)
+		}
+		cancels = o.ask(cause, cancels)
+	}
+	b.mu.Unlock()
+	var wg sync.WaitGroup
+	for part := range slices.Chunk(cancels, 8192) { // all processors share in 65,536
+		wg.Go(func() {
+			for _, cancel := range part {
+				cancel(cause)
+			}
+		})
+	}
+	wg.Wait()
+}

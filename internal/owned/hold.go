@@ -1,0 +1,73 @@
+package owned
+
+import (
+	"context"
+	"slices"
+	"sync"
+)
+
+// A Hold pins the ownerships that were shown when it was taken. All methods are safe for concurrent use.
+type Hold struct {
+	board   *Board
+	values  []int
+	owned   []*Ownership
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	release sync.Once
+}
+
+// Hold pins what is shown now. The hold's context is a child of ctx.
+func (b *Board) Hold(ctx context.Context) *Hold {
+	h := &Hold{board: b, values: noValues}
+	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s := b.snapshot.Load()
+	if !s.Validity.Holds() || len(s.Values) == 0 {
+		return h
+	}
+	h.values, h.owned = s.Values, s.Owned
+	for _, o := range h.owned {
+		o.pins++
+		if o.ended != nil { // a moment ago, before this hold could be found
+			h.cancel(o.ended)
+		}
+	}
+	b.holds[h] = struct{}{}
+	return h
+}
+
+// Values returns the numbers of the partitions that it pins, ascending. The slice is shared.
+func (h *Hold) Values() []int { return h.values }
+
+// Owned returns the ownerships that it pins, by number. The slice is shared.
+func (h *Hold) Owned() []*Ownership { return h.owned }
+
+// Find returns the ownership that it pins of a partition; nil if there is none.
+func (h *Hold) Find(partition int) *Ownership {
+	i, found := slices.BinarySearch(h.values, partition)
+	if !found {
+		return nil
+	}
+	return h.owned[i]
+}
+
+// Context returns the context for the work. It ends when one of the ownerships does, and with Release.
+func (h *Hold) Context() context.Context { return h.ctx }
+
+// Release ends the hold. Only the first call has an effect.
+func (h *Hold) Release() {
+	h.release.Do(func() {
+		h.cancel(context.Canceled)
+		h.board.unpin(h.owned, h)
+	})
+}
+
+// lost reports whether the hold pins one of the ownerships, which have just ended. The caller has mu. It goes through the shorter
+// list: if all are lost the hold's, of which the first has ended.
+func (h *Hold) lost(ended []*Ownership) bool {
+	if len(h.owned) <= len(ended) {
+		return slices.ContainsFunc(h.owned, func(o *Ownership) bool { return o.ended != nil })
+	}
+	return slices.ContainsFunc(ended, func(o *Ownership) bool { return h.Find(o.Number) == o })
+}

@@ -1,0 +1,109 @@
+package owned
+
+import "context"
+
+// An Ownership is one client's ownership of a partition under one epoch.
+type Ownership struct {
+	Number   int
+	Epoch    int64
+	Validity *Validity // in which it began
+
+	board *Board
+
+	// Guarded by board.mu. The client's goroutine alone writes asked and ended, and reads them without it.
+	pins  int   // open holds and running callbacks
+	asked error // why its work is to end, set when the ownership ends at the latest; nil: it may go on
+	ended error // why it ended; nil: it has not
+
+	// Guarded by board.mu. A context is made when it is asked for: to make and to cancel one for each of 65,536 partitions would keep
+	// other work waiting.
+	ctx    context.Context         // ends with the ownership; nil: it was not asked for
+	cancel context.CancelCauseFunc // ends ctx
+	stop   context.CancelCauseFunc // ends the context under which a callback works; nil: there was none
+}
+
+// Own returns a new ownership, which is not shown yet.
+func (b *Board) Own(v *Validity, number int, epoch int64) *Ownership {
+	return &Ownership{Number: number, Epoch: epoch, Validity: v, board: b}
+}
+
+// Board returns the board of its lease.
+func (o *Ownership) Board() *Board { return o.board }
+
+// Context returns the context that ends with the ownership.
+func (o *Ownership) Context() context.Context {
+	o.board.mu.Lock()
+	defer o.board.mu.Unlock()
+	if o.ctx == nil {
+		o.ctx, o.cancel = context.WithCancelCause(context.Background())
+		if o.ended != nil {
+			o.cancel(o.ended)
+		}
+	}
+	return o.ctx
+}
+
+// Cause returns why the ownership ended; nil: it has not.
+func (o *Ownership) Cause() error {
+	o.board.mu.Lock()
+	defer o.board.mu.Unlock()
+	return o.ended
+}
+
+// Ended is Cause != nil for the client's goroutine, which takes no lock.
+func (o *Ownership) Ended() bool { return o.ended != nil }
+
+// StopWith sets what ends the context under which a callback works. It comes before the first Pin, which reports whether it was too late.
+func (o *Ownership) StopWith(stop context.CancelCauseFunc) {
+	o.board.mu.Lock()
+	defer o.board.mu.Unlock()
+	o.stop = stop
+}
+
+// Pin keeps the ownership from being released. It reports false if the work on it is to end.
+func (o *Ownership) Pin() bool {
+	o.board.mu.Lock()
+	defer o.board.mu.Unlock()
+	if o.asked != nil || !o.Validity.Holds() {
+		return false
+	}
+	o.pins++
+	return true
+}
+
+// Unpin takes a pin back.
+func (o *Ownership) Unpin() { o.board.unpin([]*Ownership{o}, nil) }
+
+// Pinned reports whether the ownership is in work.
+func (o *Ownership) Pinned() bool {
+	o.board.mu.Lock()
+	defer o.board.mu.Unlock()
+	return o.pins > 0
+}
+
+// unpin takes the pins of a hold back; nil: those of no hold.
+func (b *Board) unpin(owned []*Ownership, of *Hold) {
+	b.mu.Lock()
+	freed := false
+	for _, o := range owned {
+		o.pins--
+		freed = freed || o.pins == 0 && o.asked != nil
+	}
+	delete(b.holds, of)
+	b.mu.Unlock()
+	if freed {
+		b.freed()
+	}
+}
+
+// ask notes that the work on the ownership is to end, and appends what stops a callback. The caller has mu.
+func (o *Ownership) ask(cause error, cancels []context.CancelCauseFunc) []context.CancelCauseFunc {
+	if o.asked != nil {
+		return cancels
+	}
+	o.asked = cause
+	if o.stop == nil {
+		return cancels
+	}
+	return append(cancels, o.stop)
+}
