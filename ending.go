@@ -131,7 +131,7 @@ func (e *engine) finish() {
 		m := e.leases.byName[name]
 		if pinned := e.inWork(m); len(pinned) > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(pinned)))
-		} else if n := m.tenures.n; n > 0 {
+		} else if n := m.assignments.n; n > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires",
 				n, name))
 		}

@@ -51,7 +51,7 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 		leases: leases{
 			byName:      make(map[string]*membership),
 			waiting:     make(map[string][]*joining),
-			draining:    make(map[*tenure]struct{}),
+			draining:    make(map[*assignment]struct{}),
 			relics:      make(map[string]bool),
 			claimed:     make(map[string]bool),
 			unannounced: make(map[string]*announcement),

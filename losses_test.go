@@ -23,7 +23,7 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	e.trust(time.Now())
 	m := e.newMembership("orders", n, leaseOptions{})
 	m.joined = true
-	gained := make([]*tenure, n)
+	gained := make([]*assignment, n)
 	for i := range gained {
 		gained[i] = e.own(m, i, 1)
 	}
@@ -310,9 +310,9 @@ func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 			for range holds {
 				m.lease.Hold(context.Background())
 			}
-			tenures := m.all()
+			assignments := m.all()
 			began := time.Now()
-			e.end(m, tenures, ErrTrustLost)
+			e.end(m, assignments, ErrTrustLost)
 			if took := time.Since(began); best[holds] == 0 || took < best[holds] {
 				best[holds] = took
 			}

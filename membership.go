@@ -18,26 +18,26 @@ import (
 // leases is what the client joined, and what is to be done with it.
 type leases struct {
 	byName    map[string]*membership
-	waiting   map[string][]*joining // calls for a name whose membership has to end first
-	draining  map[*tenure]struct{}  // of all leases; also those that are struck out, until the work on them ends
-	relics    map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown anew
-	joining   *membership           // its join is under way; nil: none is
-	joins     int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
-	planAt    map[string]time.Time  // when to plan a lease that asks for it, joined or not
-	claimed   map[string]bool       // of these: this client has claimed the plan
-	planApart bool                  // a plan met a lock: the next one is of those leases alone that ask for it
-	planning  *planning             // the plan under way, or the one that is to be made again; nil: none
-	drained   []string              // who drained the client, and why; nil: nobody has
-	planBatch int                   // the most partitions that one statement of a plan moves; see fitting
-	blocked   map[string]blocked    // by lease: those whose last plan changed nothing
+	waiting   map[string][]*joining    // calls for a name whose membership has to end first
+	draining  map[*assignment]struct{} // of all leases; also those that are struck out, until the work on them ends
+	relics    map[string]bool          // of these the session owns what it ended without a release: it is released before it is shown anew
+	joining   *membership              // its join is under way; nil: none is
+	joins     int64                    // counts the joins that were sent: a leave names the last, and ends no later membership
+	planAt    map[string]time.Time     // when to plan a lease that asks for it, joined or not
+	claimed   map[string]bool          // of these: this client has claimed the plan
+	planApart bool                     // a plan met a lock: the next one is of those leases alone that ask for it
+	planning  *planning                // the plan under way, or the one that is to be made again; nil: none
+	drained   []string                 // who drained the client, and why; nil: nobody has
+	planBatch int                      // the most partitions that one statement of a plan moves; see fitting
+	blocked   map[string]blocked       // by lease: those whose last plan changed nothing
 
 	unannounced map[string]*announcement // by lease, of what was released to sessions that are not told yet
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
 type membership struct {
-	lease   *Lease
-	tenures tenures
+	lease       *Lease
+	assignments assignments
 
 	joined     bool // the session is a member
 	generation int64
@@ -79,7 +79,7 @@ type joining struct {
 func (e *engine) newMembership(name string, partitions int, o leaseOptions) *membership {
 	l := &Lease{client: e.client, name: name, partitions: partitions, options: o, board: owned.NewBoard(name, e.currentValidity(), e.client.wakeUp)}
 	m := &membership{
-		lease: l, tenures: tenures{of: make([]*tenure, partitions)}, readUntil: make(map[int]time.Time),
+		lease: l, assignments: assignments{of: make([]*assignment, partitions)}, readUntil: make(map[int]time.Time),
 		weight: o.weight, weightCalls: make(weightCalls),
 	}
 	e.leases.byName[name] = m
@@ -321,10 +321,10 @@ func (e *engine) unjoined(m *membership) {
 	if cause == nil {
 		cause = fmt.Errorf("%w: the membership was removed", ErrTrustLost)
 	}
-	tenures, over := m.all(), m.leaving != nil || !e.session.registered
+	assignments, over := m.all(), m.leaving != nil || !e.session.registered
 	e.withdraw(m, m.serving(), cause, m.retryAt)
 	m.lease.board.EndHolds(cause)
-	e.end(m, tenures, cause)
+	e.end(m, assignments, cause)
 	if over {
 		e.strikeAll(m)
 	}
@@ -335,7 +335,7 @@ func (e *engine) unjoined(m *membership) {
 
 // strikeAll strikes out what a membership has left when it is over. Where the session lives, the database may say that it owns that.
 func (e *engine) strikeAll(m *membership) {
-	if e.session.registered && m.tenures.n > 0 {
+	if e.session.registered && m.assignments.n > 0 {
 		e.leases.relics[m.lease.name] = true
 	}
 	for _, t := range m.all() {

@@ -15,10 +15,10 @@ import (
 
 // The life of an ownership on its owner's side: read, shown, withdrawn, drained, ended. release.go has its end in the database.
 
-// A tenure is the engine's side of an ownership. It serves until the owner is asked to end it; then it drains; then it is
+// An assignment is the engine's side of an ownership. It serves until the owner is asked to end it; then it drains; then it is
 // released. Once its release was sent the partition does not come back under this epoch, whatever is read: the release may
 // arrive late.
-type tenure struct {
+type assignment struct {
 	*owned.Ownership
 	membership *membership
 
@@ -100,9 +100,9 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	}
 	owned := slices.DeleteFunc(r.Owned, func(p store.Owned) bool { return p.Partition >= m.lease.partitions }) // somebody has written it
 	released, lost := m.compare(owned)
-	var wanted, gained, outdated []*tenure
+	var wanted, gained, outdated []*assignment
 	for _, p := range owned {
-		t, ofEarlierEra := m.tenures.of[p.Partition], store.EraOf(p.Epoch) < r.Era
+		t, ofEarlierEra := m.assignments.of[p.Partition], store.EraOf(p.Epoch) < r.Era
 		switch {
 		case t == nil && !e.session.settled: // nothing is gained now
 		case t == nil && (p.Moving || ofEarlierEra || relics || m.leaving != nil):
@@ -126,7 +126,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		e.announce(m.lease.name, 0)
 	}
 	e.serve(m, gained)
-	if m.leaving != nil && m.tenures.n == 0 {
+	if m.leaving != nil && m.assignments.n == 0 {
 		m.awaitsRelease = false // nothing is left to wait for: leave again
 	}
 }
@@ -149,9 +149,9 @@ func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
 	m.paused, e.leases.drained = r.Paused, r.Drained
 }
 
-// compare takes out the tenures that the session does not own under their epoch: those released,
+// compare takes out the assignments that the session does not own under their epoch: those released,
 // and those lost.
-func (m *membership) compare(owned []store.Owned) (released, lost []*tenure) {
+func (m *membership) compare(owned []store.Owned) (released, lost []*assignment) {
 	epochs := make([]int64, m.lease.partitions) // 0: it does not own that partition
 	for _, p := range owned {
 		epochs[p.Partition] = p.Epoch
@@ -164,7 +164,7 @@ func (m *membership) compare(owned []store.Owned) (released, lost []*tenure) {
 		if epoch == t.releaseEpoch() {
 			continue
 		}
-		m.tenures.set(t.Number, nil)
+		m.assignments.set(t.Number, nil)
 		if t.draining {
 			released = append(released, t)
 		} else { // or gained anew unseen
@@ -176,9 +176,9 @@ func (m *membership) compare(owned []store.Owned) (released, lost []*tenure) {
 
 // renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has
 // ended and the release was answered. No hand-off delay is to be paid for what stays with this client; what moves then pays it.
-func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
+func (e *engine) renew(m *membership, outdated []*assignment, now time.Time) {
 	cause := fmt.Errorf("%w: a failover ended the epoch", ErrTrustLost)
-	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *tenure) bool { return t.draining }), cause, now)
+	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *assignment) bool { return t.draining }), cause, now)
 	for _, t := range outdated {
 		if t.readyAt.After(now) {
 			m.readUntil[t.Number] = t.readyAt
@@ -188,13 +188,13 @@ func (e *engine) renew(m *membership, outdated []*tenure, now time.Time) {
 	e.end(m, outdated, cause)
 }
 
-// tenures are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.
-type tenures struct {
-	of []*tenure // by partition; nil: none
+// assignments are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.
+type assignments struct {
+	of []*assignment // by partition; nil: none
 	n  int
 }
 
-func (ts *tenures) set(partition int, t *tenure) {
+func (ts *assignments) set(partition int, t *assignment) {
 	if ts.of[partition] != nil {
 		ts.n--
 	}
@@ -205,16 +205,16 @@ func (ts *tenures) set(partition int, t *tenure) {
 }
 
 // own begins an ownership.
-func (e *engine) own(m *membership, number int, epoch int64) *tenure {
+func (e *engine) own(m *membership, number int, epoch int64) *assignment {
 	o := m.lease.board.Own(e.session.validity, number, epoch)
-	t := &tenure{Ownership: o, membership: m, limitAt: never}
-	m.tenures.set(number, t)
+	t := &assignment{Ownership: o, membership: m, limitAt: never}
+	m.assignments.set(number, t)
 	e.stats.Gains++
 	return t
 }
 
-// serve shows tenures that began.
-func (e *engine) serve(m *membership, gained []*tenure) {
+// serve shows assignments that began.
+func (e *engine) serve(m *membership, gained []*assignment) {
 	e.tellEnded()
 	e.publish(m)
 	if len(gained) > 0 {
@@ -223,23 +223,23 @@ func (e *engine) serve(m *membership, gained []*tenure) {
 	}
 }
 
-func numbersOf(tenures []*tenure) []int {
-	numbers := make([]int, len(tenures))
-	for i, t := range tenures {
+func numbersOf(assignments []*assignment) []int {
+	numbers := make([]int, len(assignments))
+	for i, t := range assignments {
 		numbers[i] = t.Number
 	}
 	return numbers
 }
 
-// serving returns the tenures that do not drain, by number.
-func (m *membership) serving() []*tenure {
-	return slices.DeleteFunc(m.all(), func(t *tenure) bool { return t.draining })
+// serving returns the assignments that do not drain, by number.
+func (m *membership) serving() []*assignment {
+	return slices.DeleteFunc(m.all(), func(t *assignment) bool { return t.draining })
 }
 
-// all returns the tenures, serving and draining, by number.
-func (m *membership) all() []*tenure {
-	all := make([]*tenure, 0, m.tenures.n)
-	for _, t := range m.tenures.of {
+// all returns the assignments, serving and draining, by number.
+func (m *membership) all() []*assignment {
+	all := make([]*assignment, 0, m.assignments.n)
+	for _, t := range m.assignments.of {
 		if t != nil {
 			all = append(all, t)
 		}
@@ -268,16 +268,16 @@ func (e *engine) served(m *membership) (served []*owned.Ownership) {
 // show shows what is served, and notes what of that which was shown before a reader may be working on.
 func (e *engine) show(m *membership) {
 	for _, o := range m.lease.board.Show(e.currentValidity(), e.served(m)) {
-		if t := m.tenures.of[o.Number]; t != nil && t.Ownership == o {
+		if t := m.assignments.of[o.Number]; t != nil && t.Ownership == o {
 			t.valuesRead = true
 		}
 	}
 }
 
-// withdraw takes tenures out of what is shown, and asks for their work to end.
-func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now time.Time) {
+// withdraw takes assignments out of what is shown, and asks for their work to end.
+func (e *engine) withdraw(m *membership, assignments []*assignment, cause error, now time.Time) {
 	o := m.lease.options
-	for _, t := range tenures {
+	for _, t := range assignments {
 		t.draining, t.since, t.readyAt, t.warnAt = true, now, now, now.Add(warnAfter)
 		if o.drainTimeout > 0 {
 			t.limitAt = now.Add(o.drainTimeout)
@@ -285,8 +285,8 @@ func (e *engine) withdraw(m *membership, tenures []*tenure, cause error, now tim
 		e.leases.draining[t] = struct{}{}
 	}
 	e.publish(m)
-	asked := make([]*owned.Ownership, len(tenures))
-	for i, t := range tenures {
+	asked := make([]*owned.Ownership, len(assignments))
+	for i, t := range assignments {
 		if t.valuesRead {
 			t.readyAt = now.Add(o.handoffDelay)
 		} else if until := m.readUntil[t.Number]; until.After(now) {
@@ -306,17 +306,17 @@ type loss struct {
 }
 
 // handOver ends ownerships by a release.
-func (e *engine) handOver(m *membership, tenures []*tenure) {
-	if n := len(e.untold); e.end(m, tenures, m.releaseCause()) > 0 {
+func (e *engine) handOver(m *membership, assignments []*assignment) {
+	if n := len(e.untold); e.end(m, assignments, m.releaseCause()) > 0 {
 		e.untold[n].handedOver = true
 	}
 }
 
 // end ends those of a lease's ownerships that have not ended, counts them, and returns their
 // number. All that end at once end in one call. They are told of later, see tellEnded.
-func (e *engine) end(m *membership, tenures []*tenure, cause error) int {
-	ending := make([]*owned.Ownership, 0, len(tenures))
-	for _, t := range tenures {
+func (e *engine) end(m *membership, assignments []*assignment, cause error) int {
+	ending := make([]*owned.Ownership, 0, len(assignments))
+	for _, t := range assignments {
 		if !t.Ended() {
 			ending = append(ending, t.Ownership)
 		}
@@ -368,11 +368,11 @@ func (e *engine) tellEnded() {
 	e.untold = nil
 }
 
-// strike strikes out a tenure that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
+// strike strikes out an assignment that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
 // callback of Run has not returned, nobody works under the next ownership of that partition here.
-func (e *engine) strike(t *tenure) {
-	if m := t.membership; m.tenures.of[t.Number] == t {
-		m.tenures.set(t.Number, nil)
+func (e *engine) strike(t *assignment) {
+	if m := t.membership; m.assignments.of[t.Number] == t {
+		m.assignments.set(t.Number, nil)
 	}
 	if !t.Pinned() {
 		delete(e.leases.draining, t)
@@ -419,7 +419,7 @@ func (e *engine) drainsDue() time.Time {
 
 // superviseDrains ends ownerships that are waited for no more, and logs work that goes on for long.
 func (e *engine) superviseDrains(now time.Time) {
-	timedOut, hurried := make(map[*membership][]*tenure), make(map[*membership][]*tenure)
+	timedOut, hurried := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for t := range e.leases.draining {
 		if t.struck && !t.Pinned() {
 			delete(e.leases.draining, t)
@@ -435,11 +435,11 @@ func (e *engine) superviseDrains(now time.Time) {
 			hurried[t.membership] = append(hurried[t.membership], t)
 		}
 	}
-	for m, tenures := range timedOut {
-		e.end(m, tenures, ErrDrainTimeout)
+	for m, assignments := range timedOut {
+		e.end(m, assignments, ErrDrainTimeout)
 	}
-	for m, tenures := range hurried {
-		e.end(m, tenures, e.ending.reason)
+	for m, assignments := range hurried {
+		e.end(m, assignments, e.ending.reason)
 	}
 	e.tellEnded()
 	e.tellWork(now)
@@ -451,7 +451,7 @@ func (e *engine) endOverdue(l *Lease, working []*owned.Ownership, now time.Time)
 	if m == nil {
 		return
 	}
-	overdue := slices.DeleteFunc(m.serving(), func(t *tenure) bool { return !slices.Contains(working, t.Ownership) || !t.Pinned() })
+	overdue := slices.DeleteFunc(m.serving(), func(t *assignment) bool { return !slices.Contains(working, t.Ownership) || !t.Pinned() })
 	e.withdraw(m, overdue, ErrDrainTimeout, now)
 	e.end(m, overdue, ErrDrainTimeout)
 	e.tellEnded()
@@ -466,7 +466,7 @@ func (e *engine) tellWork(now time.Time) {
 		lease  *Lease
 		struck bool
 	}
-	due, tell := make(map[line]bool), make(map[line][]*tenure)
+	due, tell := make(map[line]bool), make(map[line][]*assignment)
 	for t := range e.leases.draining {
 		if now.Add(warnTogether).Before(t.warnAt) {
 			continue
@@ -475,13 +475,13 @@ func (e *engine) tellWork(now time.Time) {
 		tell[l] = append(tell[l], t)
 		due[l] = due[l] || !now.Before(t.warnAt)
 	}
-	for l, tenures := range tell {
+	for l, assignments := range tell {
 		if !due[l] {
 			continue
 		}
 		var numbers []int
 		var longest time.Duration
-		for _, t := range tenures {
+		for _, t := range assignments {
 			lasts := now.Sub(t.since)
 			t.warnAt = now.Add(lasts)
 			if t.Pinned() {
@@ -504,6 +504,6 @@ func (e *engine) tellWork(now time.Time) {
 
 // holdsAnything reports whether there is an ownership that has not ended, be it shown or draining.
 func (e *engine) holdsAnything() bool {
-	holds := func(t *tenure) bool { return t != nil && !t.Ended() }
-	return e.find(func(m *membership) bool { return slices.ContainsFunc(m.tenures.of, holds) }) != nil
+	holds := func(t *assignment) bool { return t != nil && !t.Ended() }
+	return e.find(func(m *membership) bool { return slices.ContainsFunc(m.assignments.of, holds) }) != nil
 }

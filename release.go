@@ -14,8 +14,8 @@ import (
 // Releases: what drains goes to its next owner when the work on it has ended, and the owner is told. Fences before them, and leaving
 // leases.
 
-// releasableAt is when a tenure that drains may be released; never: it waits for work, whose end wakes the engine.
-func (t *tenure) releasableAt(now time.Time) time.Time {
+// releasableAt is when an assignment that drains may be released; never: it waits for work, whose end wakes the engine.
+func (t *assignment) releasableAt(now time.Time) time.Time {
 	if t.struck || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned() {
 		return never
 	}
@@ -24,11 +24,11 @@ func (t *tenure) releasableAt(now time.Time) time.Time {
 
 // releasable returns what is to be released now in one statement, and the leases to leave. A statement waits for the rows of all its
 // leases. So leases whose release met a lock come after all others, one by one.
-func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string) {
+func (e *engine) releasable(now time.Time) (assignments []*assignment, leaving []string) {
 	due := make(map[*membership]bool)
 	for t := range e.leases.draining {
 		if !t.releasableAt(now).After(now) {
-			tenures = append(tenures, t)
+			assignments = append(assignments, t)
 			due[t.membership] = true
 		}
 	}
@@ -39,8 +39,8 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 	}
 	first, _ := soonest(maps.Keys(due), (*membership).triedApart)
 	maps.DeleteFunc(due, func(m *membership, _ bool) bool { return m.apart && m != first })
-	tenures = slices.DeleteFunc(tenures, func(t *tenure) bool { return !due[t.membership] })
-	if len(tenures) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
+	assignments = slices.DeleteFunc(assignments, func(t *assignment) bool { return !due[t.membership] })
+	if len(assignments) > e.agenda.batch { // so that the statement does not keep the client from its heartbeat
 		for name, m := range e.leases.byName {
 			if due[m] && m.leaves() {
 				leaving = append(leaving, name)
@@ -49,13 +49,13 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 		if len(leaving) > 0 { // first, so that none who leaves at the same time has it among his heirs
 			return nil, leaving
 		}
-		slices.SortFunc(tenures, func(a, b *tenure) int {
+		slices.SortFunc(assignments, func(a, b *assignment) int {
 			return cmp.Or(strings.Compare(a.membership.lease.name, b.membership.lease.name), a.Number-b.Number)
 		})
-		tenures = tenures[:e.agenda.batch]
+		assignments = assignments[:e.agenda.batch]
 	}
 	releases := make(map[*membership]bool)
-	for _, t := range tenures {
+	for _, t := range assignments {
 		releases[t.membership] = true
 	}
 	for name, m := range e.leases.byName {
@@ -63,7 +63,7 @@ func (e *engine) releasable(now time.Time) (tenures []*tenure, leaving []string)
 			leaving = append(leaving, name)
 		}
 	}
-	return tenures, leaving
+	return assignments, leaving
 }
 
 // triedApart is when a release has met a lock; zero: the last did not.
@@ -90,22 +90,22 @@ func (e *engine) releaseDue(now time.Time) time.Time {
 
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func (e *engine) beginRelease(now time.Time) *operation {
-	tenures, names := e.releasable(now)
+	assignments, names := e.releasable(now)
 	session, lastJoin := e.session.number, e.leases.joins
 	named := make(map[*membership]bool)
-	releases := make([]store.Release, len(tenures))
+	releases := make([]store.Release, len(assignments))
 	number := make(map[*membership]int) // of its partitions
-	for i, t := range tenures {
+	for i, t := range assignments {
 		releases[i] = store.Release{Lease: t.membership.lease.name, Partition: t.Number, Epoch: t.releaseEpoch()}
 		named[t.membership] = true
 		number[t.membership]++
 	}
 	leaving := make([]store.Leave, len(names))
-	bequeaths := len(tenures) > 0
+	bequeaths := len(assignments) > 0
 	for i, name := range names {
 		m := e.leases.byName[name]
 		named[m] = true
-		leaving[i] = store.Leave{Lease: name, Now: !m.awaitsRelease || number[m] == m.tenures.n}
+		leaving[i] = store.Leave{Lease: name, Now: !m.awaitsRelease || number[m] == m.assignments.n}
 		bequeaths = bequeaths && !m.intestate
 	}
 	id := e.options.clientID
@@ -124,7 +124,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 			}
 		}
 		if err == nil {
-			e.releaseAnswered(tenures, answer)
+			e.releaseAnswered(assignments, answer)
 			e.leaveAnswered(names, answer)
 		}
 	})
@@ -132,7 +132,7 @@ func (e *engine) beginRelease(now time.Time) *operation {
 
 // releaseAnswered takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier
 // one, whose answer was lost, had released it: a read tells which partitions the session has.
-func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
+func (e *engine) releaseAnswered(assignments []*assignment, answer store.Released) {
 	now := time.Now()
 	type key struct {
 		lease     string
@@ -150,8 +150,8 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 	for _, name := range answer.Left {
 		left[name] = true
 	}
-	released, kept := make(map[*membership][]*tenure), make(map[*membership][]*tenure)
-	for _, t := range tenures {
+	released, kept := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
+	for _, t := range assignments {
 		m, k := t.membership, key{t.membership.lease.name, t.Number}
 		h, done := handed[k]
 		switch {
@@ -178,9 +178,9 @@ func (e *engine) releaseAnswered(tenures []*tenure, answer store.Released) {
 		}
 		released[m] = append(released[m], t)
 	}
-	for m, tenures := range released {
-		e.handOver(m, tenures)
-		for _, t := range tenures {
+	for m, assignments := range released {
+		e.handOver(m, assignments)
+		for _, t := range assignments {
 			e.strike(t)
 		}
 	}
@@ -236,11 +236,11 @@ func (e *engine) beginAnnounce(now time.Time) *operation {
 }
 
 // releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
-func (t *tenure) releaseEpoch() int64 { return max(t.Epoch, t.fenced) }
+func (t *assignment) releaseEpoch() int64 { return max(t.Epoch, t.fenced) }
 
 // wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
 // an epoch that still passes a guard.
-func (t *tenure) wantsFence(era int64) bool {
+func (t *assignment) wantsFence(era int64) bool {
 	return t.busy > 1 && t.fenced == 0 && !t.struck && t.membership.joined && store.EraOf(t.Epoch) >= era
 }
 
@@ -256,17 +256,17 @@ func (e *engine) fenceDue(time.Time) time.Time {
 // beginFence sees to it that no further guarded transaction begins on partitions whose release waits for some.
 func (e *engine) beginFence(time.Time) *operation {
 	var busy []store.Release
-	var tenures []*tenure
+	var assignments []*assignment
 	for t := range e.leases.draining {
 		if t.wantsFence(e.session.era) && len(busy) < e.agenda.batch {
 			busy = append(busy, store.Release{Lease: t.membership.lease.name, Partition: t.Number, Epoch: t.Epoch})
-			tenures = append(tenures, t)
+			assignments = append(assignments, t)
 			t.fencing = true
 		}
 	}
 	session := e.session.number
 	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Fence(ctx, session, busy) }, func(error) {
-		for _, t := range tenures {
+		for _, t := range assignments {
 			t.busy = 0
 			t.membership.toRead = t.membership.joined // which tells the epoch
 		}
@@ -284,7 +284,7 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 			e.unjoined(m)
 		default:
 			m.awaitsRelease = true
-			if m.tenures.n == 0 {
+			if m.assignments.n == 0 {
 				m.toRead = true                 // something was given to it meanwhile
 				e.session.nextBeat = time.Now() // or the session is no member any more, which a heartbeat tells
 			}

@@ -273,7 +273,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"releases not retried", "histories", `has no owner`, []edit{
 		{"release.go", `		if err == nil {
-			e.releaseAnswered(`, `		for _, t := range tenures {
+			e.releaseAnswered(`, `		for _, t := range assignments {
 			delete(e.leases.draining, t)
 		}
 		if err == nil {
