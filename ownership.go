@@ -1,7 +1,6 @@
 package pgleases
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -39,98 +38,6 @@ type assignment struct {
 // warnAfter is how long work goes on that was asked to end until that is logged; then at doubling intervals.
 const warnAfter = 30 * time.Second
 
-// readAll has everything read again that is owned.
-func (e *engine) readAll() {
-	for _, m := range e.leases.byName {
-		m.toRead = m.joined
-	}
-}
-
-func (e *engine) readDue(time.Time) time.Time {
-	return atOnceIf(e.session.validity != nil && !e.session.behind && e.find((*membership).readDue) != nil)
-}
-
-func (m *membership) readDue() bool { return m.joined && m.toRead }
-
-// beginRead reads what is owned of the leases that changed.
-func (e *engine) beginRead(time.Time) *operation {
-	var names []string
-	for name, m := range e.leases.byName {
-		if m.readDue() {
-			names = append(names, name)
-		}
-	}
-	session, run := e.session.number, unmarked(e.check.watch.run)
-	read := func(ctx context.Context, c conn) ([]store.LeaseRead, error) { return c.Read(ctx, session, names) }
-	return ask(e.limit(), read, func(reads []store.LeaseRead, err error) {
-		if err != nil {
-			return
-		}
-		e.checkTrust(time.Now())
-		for _, r := range reads {
-			if r.Run != run || (run.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
-				e.session.nextBeat = time.Now()
-				return
-			}
-			if e.session.settled && r.Era < e.session.era {
-				e.session.behind, e.session.settled = true, false
-				return
-			}
-			e.session.era = max(e.session.era, r.Era)
-			if m := e.leases.byName[r.Name]; m != nil && m.joined && e.session.validity != nil {
-				e.readAnswered(m, r)
-			}
-		}
-		if e.session.confirmed != run && e.session.validity != nil && !e.locks.toConfirm { // all that is shown was confirmed
-			e.session.confirmed = run
-			e.locks.lookAt = atOnce // what it has granted counts now
-			e.trust(e.session.sent)
-		}
-	})
-}
-
-// readAnswered takes what the database says the session owns of a lease.
-func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
-	now := time.Now()
-	m.generation, m.toRead = r.Generation, false
-	e.heardWishes(m, r)
-	relics := e.leases.relics[r.Name]
-	if e.session.settled {
-		delete(e.leases.relics, r.Name)
-	}
-	owned := slices.DeleteFunc(r.Owned, func(p store.Owned) bool { return p.Partition >= m.lease.partitions }) // somebody has written it
-	released, lost := m.compare(owned)
-	var wanted, gained, outdated []*assignment
-	for _, p := range owned {
-		t, ofEarlierEra := m.assignments.of[p.Partition], store.EraOf(p.Epoch) < r.Era
-		switch {
-		case t == nil && !e.session.settled: // nothing is gained now
-		case t == nil && (p.Moving || ofEarlierEra || relics || m.leaving != nil):
-			wanted = append(wanted, e.own(m, p.Partition, p.Epoch)) // it goes before it was seen
-		case t == nil:
-			gained = append(gained, e.own(m, p.Partition, p.Epoch))
-		case ofEarlierEra && !t.Ended():
-			outdated = append(outdated, t)
-		case p.Moving && !t.draining:
-			wanted = append(wanted, t)
-		}
-	}
-	e.end(m, lost, fmt.Errorf("%w: the server does not confirm it", ErrTrustLost))
-	e.handOver(m, released)
-	e.withdraw(m, wanted, m.releaseCause(), now)
-	e.renew(m, outdated, now)
-	for _, t := range slices.Concat(lost, released) {
-		e.strike(t)
-	}
-	if len(released) > 0 { // by a release whose answer was lost: the new owners were not told
-		e.announce(m.lease.name, 0)
-	}
-	e.serve(m, gained)
-	if m.leaving != nil && m.assignments.n == 0 {
-		m.awaitsRelease = false // nothing is left to wait for: leave again
-	}
-}
-
 // heardWishes logs what an operator has done about this client, and a lease of it.
 func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
 	switch changed := !slices.Equal(m.paused, r.Paused); {
@@ -147,31 +54,6 @@ func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
 		e.client.log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
 	}
 	m.paused, e.leases.drained = r.Paused, r.Drained
-}
-
-// compare takes out the assignments that the session does not own under their epoch: those released,
-// and those lost.
-func (m *membership) compare(owned []store.Owned) (released, lost []*assignment) {
-	epochs := make([]int64, m.lease.partitions) // 0: it does not own that partition
-	for _, p := range owned {
-		epochs[p.Partition] = p.Epoch
-	}
-	for _, t := range m.all() {
-		epoch := epochs[t.Number]
-		if t.fencing && epoch != 0 && epoch != t.releaseEpoch() { // had it been released to this client, it would be once more
-			t.fenced, t.fencing = epoch, false
-		}
-		if epoch == t.releaseEpoch() {
-			continue
-		}
-		m.assignments.set(t.Number, nil)
-		if t.draining {
-			released = append(released, t)
-		} else { // or gained anew unseen
-			lost = append(lost, t)
-		}
-	}
-	return released, lost
 }
 
 // renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has

@@ -179,7 +179,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)`, `RETURN number`, 0},
 	}},
 	{"a server that is behind and not noticed", "return", `epoch (repeats|falls)`, []edit{
-		{"ownership.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
+		{"reads.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
 	}},
 	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
 		{"release.go", `			t.fencing = true`, `			t.fencing = false`, 0},
