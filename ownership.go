@@ -14,26 +14,34 @@ import (
 
 // The life of an ownership on its owner's side: read, shown, withdrawn, drained, ended. release.go has its end in the database.
 
-// An assignment is the engine's side of an ownership. It serves until the owner is asked to end it; then it drains; then it is
-// released. Once its release was sent the partition does not come back under this epoch, whatever is read: the release may
-// arrive late.
+// An assignment is the engine's side of an ownership. Once its release was sent the partition does not come back under this epoch,
+// whatever is read: the release may arrive late.
 type assignment struct {
 	*owned.Ownership
 	membership *membership
 
-	draining bool
-	since    time.Time // it drains
-	readyAt  time.Time // not released before
-	limitAt  time.Time // not waited for longer; never: as long as it takes
-	warnAt   time.Time // when to log that it still waits for work
-	overdue  bool      // limitAt has passed
-	busy     int       // how often its release was answered: a guarded transaction is open
-	fencing  bool      // a fence was sent: the epoch may be higher than is known
-	fenced   int64     // the epoch since a fence, under which it is released; 0: none is known
-	struck   bool      // it is over in the database: nothing is left but the work on it that has not ended
+	state   assignmentState
+	since   time.Time // it drains
+	readyAt time.Time // not released before
+	limitAt time.Time // not waited for longer; never: as long as it takes
+	warnAt  time.Time // when to log that it still waits for work
+	overdue bool      // limitAt has passed
+	busy    int       // how often its release was answered: a guarded transaction is open
+	raised  int64     // its epoch since a fence, under which it is released
 
 	valuesRead bool // it was in Values that a reader got
 }
+
+// An assignmentState only advances.
+type assignmentState int
+
+const (
+	serving  assignmentState = iota // readers see it
+	draining                        // readers do not, and its work is to end
+	fencing                         // and a fence was sent: its epoch may be higher than is known
+	fenced                          // and a fence has raised its epoch
+	over                            // it is gone in the database: nothing is left but the work on it that has not ended
+)
 
 // warnAfter is how long work goes on that was asked to end until that is logged; then at doubling intervals.
 const warnAfter = 30 * time.Second
@@ -60,7 +68,7 @@ func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
 // ended and the release was answered. No hand-off delay is to be paid for what stays with this client; what moves then pays it.
 func (e *engine) renew(m *membership, outdated []*assignment, now time.Time) {
 	cause := fmt.Errorf("%w: a failover ended the epoch", ErrTrustLost)
-	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *assignment) bool { return t.draining }), cause, now)
+	e.withdraw(m, slices.DeleteFunc(slices.Clone(outdated), func(t *assignment) bool { return t.state >= draining }), cause, now)
 	for _, t := range outdated {
 		if t.readyAt.After(now) {
 			m.readUntil[t.Number] = t.readyAt
@@ -115,7 +123,7 @@ func numbersOf(assignments []*assignment) []int {
 
 // serving returns the assignments that do not drain, by number.
 func (m *membership) serving() []*assignment {
-	return slices.DeleteFunc(m.all(), func(t *assignment) bool { return t.draining })
+	return slices.DeleteFunc(m.all(), func(t *assignment) bool { return t.state >= draining })
 }
 
 // all returns the assignments, serving and draining, by number.
@@ -160,7 +168,7 @@ func (e *engine) show(m *membership) {
 func (e *engine) withdraw(m *membership, assignments []*assignment, cause error, now time.Time) {
 	o := m.lease.options
 	for _, t := range assignments {
-		t.draining, t.since, t.readyAt, t.warnAt = true, now, now, now.Add(warnAfter)
+		t.state, t.since, t.readyAt, t.warnAt = draining, now, now, now.Add(warnAfter)
 		if o.drainTimeout > 0 {
 			t.limitAt = now.Add(o.drainTimeout)
 		}
@@ -260,10 +268,11 @@ func (e *engine) strike(t *assignment) {
 		delete(e.leases.draining, t)
 		return
 	}
-	if t.struck = true; !t.draining {
+	if t.state == serving {
 		now := time.Now()
-		t.draining, t.since, t.limitAt, t.warnAt = true, now, never, now.Add(warnAfter)
+		t.since, t.limitAt, t.warnAt = now, never, now.Add(warnAfter)
 	}
+	t.state = over
 	e.leases.draining[t] = struct{}{}
 }
 
@@ -303,7 +312,7 @@ func (e *engine) drainsDue() time.Time {
 func (e *engine) superviseDrains(now time.Time) {
 	timedOut, hurried := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for t := range e.leases.draining {
-		if t.struck && !t.Pinned() {
+		if t.state == over && !t.Pinned() {
 			delete(e.leases.draining, t)
 			continue
 		}
@@ -345,15 +354,15 @@ const warnTogether = time.Second
 // tellWork logs work that goes on for long, in one line for each lease: there may be thousands of partitions.
 func (e *engine) tellWork(now time.Time) {
 	type line struct {
-		lease  *Lease
-		struck bool
+		lease *Lease
+		over  bool
 	}
 	due, tell := make(map[line]bool), make(map[line][]*assignment)
 	for t := range e.leases.draining {
 		if now.Add(warnTogether).Before(t.warnAt) {
 			continue
 		}
-		l := line{t.membership.lease, t.struck}
+		l := line{t.membership.lease, t.state == over}
 		tell[l] = append(tell[l], t)
 		due[l] = due[l] || !now.Before(t.warnAt)
 	}
@@ -374,7 +383,7 @@ func (e *engine) tellWork(now time.Time) {
 		partitions := ranges.Short(slices.Compact(numbers)) // more than one ownership of a partition may be in work still
 		switch longest = longest.Round(time.Second); {
 		case len(numbers) == 0:
-		case l.struck:
+		case l.over:
 			e.client.log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.name),
 				slog.String("partitions", partitions), slog.Duration("for", longest))
 		default:

@@ -71,7 +71,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		delete(e.leases.relics, r.Name)
 	}
 	for _, f := range c.fenced {
-		f.fenced, f.fencing = f.epoch, false
+		f.state, f.raised = fenced, f.epoch
 	}
 	gone := slices.Concat(c.lost, c.released)
 	for _, t := range gone {
@@ -128,10 +128,10 @@ func compare(r store.LeaseRead, assigned []*assignment, settled, passesOn bool) 
 	}
 	for partition, p := range owned {
 		t, earlierEra := assigned[partition], store.EraOf(p.Epoch) < r.Era
-		if t != nil && t.fencing && p.Epoch != 0 && p.Epoch != t.releaseEpoch() { // had it been released to this client, it would be once more
+		if t != nil && t.state == fencing && p.Epoch != 0 && p.Epoch != t.releaseEpoch() { // had it been released to this client, it would be once more
 			c.fenced = append(c.fenced, fence{t, p.Epoch})
 		} else if t != nil && p.Epoch != t.releaseEpoch() {
-			if t.draining {
+			if t.state >= draining {
 				c.released = append(c.released, t)
 			} else {
 				c.lost = append(c.lost, t)
@@ -146,7 +146,7 @@ func compare(r store.LeaseRead, assigned []*assignment, settled, passesOn bool) 
 			c.gained = append(c.gained, p)
 		case earlierEra && !t.Ended():
 			c.outdated = append(c.outdated, t)
-		case p.Moving && !t.draining:
+		case p.Moving && t.state == serving:
 			c.wanted = append(c.wanted, t)
 		}
 	}

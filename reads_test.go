@@ -19,10 +19,10 @@ func TestCompare(t *testing.T) {
 		}
 		return a
 	}
-	draining := func(a *assignment) { a.draining = true }
-	fencing := func(a *assignment) { a.draining, a.fencing = true, true }
+	drains := func(a *assignment) { a.state = draining }
+	fences := func(a *assignment) { a.state = fencing }
 	fencedAt := func(epoch int64) func(*assignment) {
-		return func(a *assignment) { a.draining, a.fenced = true, epoch }
+		return func(a *assignment) { a.state, a.raised = fenced, epoch }
 	}
 	ended := func(a *assignment) { board.End([]*owned.Ownership{a.Ownership}, ErrDrainTimeout) }
 	const settled, passesOn = 1, 2
@@ -41,20 +41,20 @@ func TestCompare(t *testing.T) {
 		"new, of an earlier era":                       {nil, earlier, false, settled, "passing"},
 		"new, in a lease that is left":                 {nil, era, false, settled | passesOn, "passing"},
 		"wanted elsewhere":                             {has(era), era, true, settled, "wanted"},
-		"wanted elsewhere, and draining":               {has(era, draining), era, true, settled, ""},
+		"wanted elsewhere, and draining":               {has(era, drains), era, true, settled, ""},
 		"wanted elsewhere, on a server not settled":    {has(era), era, true, 0, "wanted"},
 		"of an earlier era":                            {has(earlier), earlier, false, settled, "outdated"},
 		"of an earlier era, and moving":                {has(earlier), earlier, true, settled, "outdated"},
-		"of an earlier era, and ended":                 {has(earlier, draining, ended), earlier, true, settled, ""},
+		"of an earlier era, and ended":                 {has(earlier, drains, ended), earlier, true, settled, ""},
 		"lost":                                         {has(era), 0, false, settled, "lost"},
 		"lost, on a server that is not settled":        {has(era), 0, false, 0, "lost"},
 		"lost, and gained anew":                        {has(era), era + 1, false, settled, "lost gained"},
 		"lost, and gained anew, not settled":           {has(era), era + 1, false, 0, "lost"},
-		"released":                                     {has(era, draining), 0, false, settled, "released"},
-		"released, and gained anew":                    {has(era, draining), era + 1, false, settled, "released gained"},
-		"raised by a fence":                            {has(era, fencing), era + 1, true, settled, "fenced"},
-		"not reached by the fence":                     {has(era, fencing), era, true, settled, ""},
-		"released under a fence whose answer was lost": {has(era, fencing), 0, false, settled, "released"},
+		"released":                                     {has(era, drains), 0, false, settled, "released"},
+		"released, and gained anew":                    {has(era, drains), era + 1, false, settled, "released gained"},
+		"raised by a fence":                            {has(era, fences), era + 1, true, settled, "fenced"},
+		"not reached by the fence":                     {has(era, fences), era, true, settled, ""},
+		"released under a fence whose answer was lost": {has(era, fences), 0, false, settled, "released"},
 		"fenced before":                                {has(era, fencedAt(era+1)), era + 1, true, settled, ""},
 		"fenced before, and released":                  {has(era, fencedAt(era+1)), era + 2, false, settled, "released gained"},
 	} {

@@ -16,7 +16,7 @@ import (
 
 // releasableAt is when an assignment that drains may be released; never: it waits for work, whose end wakes the engine.
 func (t *assignment) releasableAt(now time.Time) time.Time {
-	if t.struck || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned() {
+	if t.state == over || !t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned() {
 		return never
 	}
 	return t.readyAt
@@ -159,7 +159,7 @@ func (e *engine) releaseAnswered(assignments []*assignment, answer store.Release
 			t.readyAt = now.Add(busyRetry)
 			t.busy++
 			continue
-		case !done && t.fencing:
+		case !done && t.state == fencing:
 			m.toRead = m.joined
 			t.readyAt = now.Add(busyRetry)
 			continue
@@ -236,12 +236,12 @@ func (e *engine) beginAnnounce(now time.Time) *operation {
 }
 
 // releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
-func (t *assignment) releaseEpoch() int64 { return max(t.Epoch, t.fenced) }
+func (t *assignment) releaseEpoch() int64 { return max(t.Epoch, t.raised) }
 
 // wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
 // an epoch that still passes a guard.
 func (t *assignment) wantsFence(era int64) bool {
-	return t.busy > 1 && t.fenced == 0 && !t.struck && t.membership.joined && store.EraOf(t.Epoch) >= era
+	return t.busy > 1 && t.state < fenced && t.membership.joined && store.EraOf(t.Epoch) >= era
 }
 
 func (e *engine) fenceDue(time.Time) time.Time {
@@ -261,7 +261,7 @@ func (e *engine) beginFence(time.Time) *operation {
 		if t.wantsFence(e.session.era) && len(busy) < e.agenda.batch {
 			busy = append(busy, store.Release{Lease: t.membership.lease.name, Partition: t.Number, Epoch: t.Epoch})
 			assignments = append(assignments, t)
-			t.fencing = true
+			t.state = fencing
 		}
 	}
 	session := e.session.number

@@ -182,7 +182,7 @@ var mutants = append(asleep(), []mutant{
 		{"reads.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
 	}},
 	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
-		{"release.go", `			t.fencing = true`, `			t.fencing = false`, 0},
+		{"release.go", `			t.state = fencing`, `			t.state = draining`, 0},
 	}},
 	{"no fence before a release", "closed", `not within 5s: no further guard passes`, []edit{
 		{"release.go", `return t.busy > 1 &&`, `return false &&`, 0},
