@@ -61,9 +61,8 @@ type standing struct {
 // A lockState is an acquisition's, from its beginning until the database has nothing of it.
 type lockState struct {
 	*seam.Acquisition
-	validity *owned.Validity // in which it began, or was granted
-	stage    lockStage
-	token    int64 // of what is held
+	stage lockStage
+	token int64 // of what is held
 
 	end     func(cause error, lost bool) // of what is held
 	granted chan<- lockGrant             // answers who waits
@@ -250,8 +249,7 @@ func (ls *locks) any(stages ...lockStage) bool {
 // clock: what arrives later finds that this client does not count on it any more. The caller has mu, and there is a validity.
 func (ls *locks) renew(s *lockState) {
 	now := &ls.standing
-	s.validity = now.validity
-	s.Session, s.Run, s.Left, s.Over = now.session, now.run, now.validity.Remaining, now.validity.Over
+	s.Session, s.Run, s.Validity = now.session, now.run, now.validity
 	s.Latest = now.clock + (time.Since(now.sent) + now.validity.Remaining()).Microseconds()
 }
 
@@ -266,7 +264,7 @@ func (ls *locks) hold(a *seam.Acquisition, token int64, end func(error, bool)) e
 		return now.ending
 	case s == nil || s.Session != now.session:
 		return fmt.Errorf("%w: the session was evicted", ErrTrustLost)
-	case s.validity != now.validity || !s.validity.Holds():
+	case s.Validity != now.validity || !s.Validity.Holds():
 		return ErrTrustLost
 	case unmarked(s.Run) != now.confirmed:
 		return fmt.Errorf("%w: the server was restarted or promoted meanwhile", ErrTrustLost)

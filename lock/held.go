@@ -85,8 +85,8 @@ func (h *Held) trusted() error {
 	case h.lost != nil:
 	case h.begun:
 		return fmt.Errorf("%w: it was released", ErrLost)
-	case h.acquisition.Left() > 0:
-	case !h.acquisition.Over():
+	case h.acquisition.Validity.Remaining() > 0:
+	case !h.acquisition.Validity.Over():
 		return errStopped
 	default:
 		h.lost = fmt.Errorf("%w: %w", ErrLost, pgleases.ErrTrustLost)
@@ -115,7 +115,7 @@ func (h *Held) GuardSQL(ctx context.Context, tx *sql.Tx) error {
 func (h *Held) guard(ctx context.Context, query store.Query) error {
 	err := h.trusted()
 	if err == nil {
-		err = h.locks.table.Guard(ctx, query, h.Name(), h.token, max(1, h.acquisition.Left().Milliseconds()))
+		err = h.locks.table.Guard(ctx, query, h.Name(), h.token, max(1, h.acquisition.Validity.Remaining().Milliseconds()))
 	}
 	if store.Refused(err) {
 		err = ErrLost
@@ -185,7 +185,7 @@ func (h *Held) release(ctx context.Context) error {
 		return h.lost
 	case err != nil:
 		return err
-	case !found && !(h.untold && h.acquisition.Left() > 0):
+	case !found && !(h.untold && h.acquisition.Validity.Remaining() > 0):
 		h.lost = fmt.Errorf("%w: the database has it no more", ErrLost)
 		return h.lost
 	}

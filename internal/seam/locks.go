@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -42,14 +43,13 @@ type Locks interface {
 
 // An Acquisition is one attempt to take a lock, and what it has got.
 type Acquisition struct {
-	Name    string
-	Nonce   int64
-	Session int64
-	Run     store.Run            // of the server, at the last heartbeat
-	Latest  int64                // by the database's clock, microseconds since 1970: it may be carried out until then
-	Left    func() time.Duration // how long the client trusts itself, without a break since the acquisition began; 0 or less: not now
-	Over    func() bool          // where nothing is left: whether that is for good; with fast fail-over it may trust itself again
-	Twice   bool                 // it was sent twice: the first may arrive until then, whatever the second got, and became of that
+	Name     string
+	Nonce    int64
+	Session  int64
+	Run      store.Run       // of the server, at the last heartbeat
+	Latest   int64           // by the database's clock, microseconds since 1970: it may be carried out until then
+	Validity *owned.Validity // in which it began, or was granted
+	Twice    bool            // it was sent twice: the first may arrive until then, whatever the second got, and became of that
 }
 
 // A LockTable is where package lock takes and releases locks, outside of the client's own connection. Sent tells whether the database may have

@@ -286,7 +286,7 @@ var mutants = append(asleep(), []mutant{
 `, "", 0},
 	}},
 	{"a lock without a trust deadline", "fleet", `overlap|epoch falls`, []edit{
-		{"lock/held.go", `	case h.acquisition.Left() > 0:`, `	case true:`, 0},
+		{"lock/held.go", `	case h.acquisition.Validity.Remaining() > 0:`, `	case true:`, 0},
 		{"session.go", `	e.loseLocks(cause)`, ``, 0},
 	}},
 	{"a lock's guard without a row lock", "lock statements", `got released, want busy`, []edit{
@@ -407,7 +407,7 @@ var mutants = append(asleep(), []mutant{
 }`, `}`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
-		{"locks.go", `	case s.validity != now.validity || !s.validity.Holds():
+		{"locks.go", `	case s.Validity != now.validity || !s.Validity.Holds():
 		return ErrTrustLost
 	case unmarked(s.Run) != now.confirmed:`, `	case unmarked(s.Run) != now.confirmed:`, 0},
 	}},
