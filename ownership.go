@@ -103,22 +103,14 @@ func (e *engine) own(m *membership, number int, epoch int64) *assignment {
 	return t
 }
 
-// serve shows assignments that began.
-func (e *engine) serve(m *membership, gained []*assignment) {
+// serve shows assignments that began, and logs their numbers.
+func (e *engine) serve(m *membership, gained []int) {
 	e.tellEnded()
 	e.publish(m)
 	if len(gained) > 0 {
 		e.client.log.Info("pgleases: partitions gained", slog.String("lease", m.lease.name),
-			slog.String("partitions", ranges.Short(numbersOf(gained))))
+			slog.String("partitions", ranges.Short(gained)))
 	}
-}
-
-func numbersOf(assignments []*assignment) []int {
-	numbers := make([]int, len(assignments))
-	for i, t := range assignments {
-		numbers[i] = t.Number
-	}
-	return numbers
 }
 
 // serving returns the assignments that do not drain, by number.
@@ -223,11 +215,7 @@ func (e *engine) end(m *membership, assignments []*assignment, cause error) int 
 		losses.Closed += n
 	}
 	if len(ending) > 0 {
-		ended := make([]int, len(ending))
-		for i, o := range ending {
-			ended[i] = o.Number
-		}
-		e.untold = append(e.untold, loss{lease: m.lease, ended: ended, cause: cause})
+		e.untold = append(e.untold, loss{lease: m.lease, ended: owned.Numbers(ending), cause: cause})
 	}
 	return len(ending)
 }

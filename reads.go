@@ -80,9 +80,9 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	for _, p := range c.passing {
 		c.wanted = append(c.wanted, e.own(m, p.Partition, p.Epoch))
 	}
-	gained := make([]*assignment, len(c.gained))
+	gained := make([]int, len(c.gained))
 	for i, p := range c.gained {
-		gained[i] = e.own(m, p.Partition, p.Epoch)
+		gained[i] = e.own(m, p.Partition, p.Epoch).Number
 	}
 	e.end(m, c.lost, fmt.Errorf("%w: the server does not confirm it", ErrTrustLost))
 	e.handOver(m, c.released)

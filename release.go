@@ -150,7 +150,7 @@ func (e *engine) releaseAnswered(assignments []*assignment, answer store.Release
 	for _, name := range answer.Left {
 		left[name] = true
 	}
-	released, kept := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
+	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
 	for _, t := range assignments {
 		m, k := t.membership, key{t.membership.lease.name, t.Number}
 		h, done := handed[k]
@@ -173,7 +173,7 @@ func (e *engine) releaseAnswered(assignments []*assignment, answer store.Release
 		case e.session.validity == nil || m.leaving != nil: // it came back at a time when nothing is shown
 			m.toRead = m.joined
 		default:
-			kept[m] = append(kept[m], e.own(m, h.Partition, h.Epoch))
+			kept[m] = append(kept[m], e.own(m, h.Partition, h.Epoch).Number)
 			m.toRead = true // where it was renewed, it may be wanted elsewhere
 		}
 		released[m] = append(released[m], t)

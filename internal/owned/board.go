@@ -34,8 +34,6 @@ type Snapshot struct {
 	read    atomic.Bool // Values were returned to a reader, which may be working on them
 }
 
-var noValues = []int{}
-
 // NewBoard returns a board that shows nothing.
 func NewBoard(lease string, v *Validity, freed func()) *Board {
 	b := &Board{lease: lease, freed: freed, closed: make(chan struct{}), holds: make(map[*Hold]struct{})}
@@ -44,14 +42,7 @@ func NewBoard(lease string, v *Validity, freed func()) *Board {
 }
 
 func newSnapshot(v *Validity, owned []*Ownership) *Snapshot {
-	s := &Snapshot{Validity: v, Values: noValues, Owned: owned, changed: make(chan struct{})}
-	if len(owned) > 0 {
-		s.Values = make([]int, len(owned))
-		for i, o := range owned {
-			s.Values[i] = o.Number
-		}
-	}
-	return s
+	return &Snapshot{Validity: v, Values: Numbers(owned), Owned: owned, changed: make(chan struct{})}
 }
 
 // Lease returns the name of the lease.

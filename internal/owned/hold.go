@@ -18,7 +18,7 @@ type Hold struct {
 
 // Hold pins what is shown now. The hold's context is a child of ctx.
 func (b *Board) Hold(ctx context.Context) *Hold {
-	h := &Hold{board: b, values: noValues}
+	h := &Hold{board: b, values: []int{}}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -27,6 +27,15 @@ func (b *Board) Own(v *Validity, number int, epoch int64) *Ownership {
 	return &Ownership{Number: number, Epoch: epoch, Validity: v, board: b}
 }
 
+// Numbers returns the numbers of ownerships, never nil.
+func Numbers(owned []*Ownership) []int {
+	numbers := make([]int, len(owned))
+	for i, o := range owned {
+		numbers[i] = o.Number
+	}
+	return numbers
+}
+
 // Board returns the board of its lease.
 func (o *Ownership) Board() *Board { return o.board }
 
