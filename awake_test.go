@@ -119,7 +119,7 @@ func TestTrustEndsWithTheConnectionAndIsNotBegunOnOneThatHasEnded(t *testing.T) 
 func TestNoHeartbeatIsSentBeforeTheSessionsLockIsHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
-		e.session.nextBeat = time.Now()
+		e.session.beatNow()
 		for _, attends := range []bool{true, false} {
 			if !attends {
 				e.connected(new(thread))

@@ -283,7 +283,7 @@ func (e *engine) rebalanced(p *planning, applied store.Applied, err error) {
 		p.unclaimed, p.claimed = p.claimed, nil
 		e.requestPlan(later(now.Add(busyRetry), p.claimEnds), p.names...)
 		if applied.Unsettled {
-			e.session.nextBeat = now // which tells it
+			e.session.beatNow() // which tells it
 		}
 	default:
 		e.leases.planning = nil

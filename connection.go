@@ -35,7 +35,7 @@ func (e *engine) beginConnect(time.Time) *operation {
 		}
 		e.connected(c)
 		e.connection.known = false
-		e.session.nextBeat = time.Now()
+		e.session.beatNow()
 		clear(e.agenda.pauses)
 		e.stats.Reconnects++
 	})

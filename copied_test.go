@@ -25,7 +25,7 @@ func copyOf(t *testing.T, c *Client, connect func(context.Context) (conn, error)
 		invalid := it.session.invalid
 		it.session = e.session
 		it.session.validity, it.session.invalid, it.session.confirmed = nil, invalid, store.Run{}
-		it.session.nextBeat = time.Now()
+		it.session.beatNow()
 		done <- struct{}{}
 	}); err != nil {
 		t.Fatal(err)

@@ -92,7 +92,7 @@ func (e *engine) beginEnd(time.Time) *operation {
 	end := func(ctx context.Context, c conn) (bool, error) { return c.End(ctx, session) }
 	return ask(e.limit(), end, func(ended bool, _ error) {
 		e.ending.sessionEnded = ended
-		e.session.nextBeat = time.Now() // if it is a member still, that tells of what
+		e.session.beatNow() // if it is a member still, that tells of what
 	})
 }
 

@@ -132,7 +132,8 @@ func (e *engine) watchConnection(now time.Time) {
 	stopped := max(now.Sub(f.pulse), now.Round(0).Sub(f.pulse.Round(0))) // the wall clock too, which runs while a machine sleeps
 	f.pulse = now
 	if stopped > stoppedFor {
-		f.woke, e.session.nextBeat = now, now
+		f.woke = now
+		e.session.beatNow()
 		e.client.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
 	}
 	c := e.connection.conn
@@ -162,7 +163,7 @@ func (e *engine) answered(sent time.Time) {
 	switch {
 	case f.woke.IsZero():
 	case sent.Before(f.woke):
-		e.session.nextBeat = time.Now()
+		e.session.beatNow()
 	default:
 		f.woke = time.Time{}
 		e.watchConnection(time.Now())

@@ -169,7 +169,7 @@ func (s *lockSession) Beat(ctx context.Context, atOnce bool) error {
 		}
 		next <- e.locks.beat // one for all: where no heartbeat is answered for long, many come and give up
 		if atOnce {
-			e.session.nextBeat = time.Now()
+			e.session.beatNow()
 		}
 	}); err != nil {
 		return err
@@ -494,7 +494,7 @@ func (e *engine) beginLookAtLocks(time.Time) *operation {
 			e.locks.lookAt = atOnce // after a pause
 			return
 		case answered != run || run != unmarked(e.check.watch.run):
-			e.session.nextBeat = time.Now() // after which it looks again
+			e.session.beatNow() // after which it looks again
 			return
 		case session != e.session.number || e.session.validity == nil:
 			return
@@ -616,7 +616,7 @@ func (e *engine) beginReleaseLocks(now time.Time) *operation {
 		}
 		e.locks.batch = maxLockBatch
 		if !answer.SameRun {
-			e.session.nextBeat = now
+			e.session.beatNow()
 			return
 		}
 		for i, s := range due {

@@ -41,7 +41,7 @@ func (e *engine) beginRead(time.Time) *operation {
 		e.checkTrust(time.Now())
 		for _, r := range reads {
 			if r.Run != run || (run.Timeline == r.Settled) != e.session.settled { // promoted or settled since the last heartbeat
-				e.session.nextBeat = time.Now()
+				e.session.beatNow()
 				return
 			}
 			if e.session.settled && r.Era < e.session.era {

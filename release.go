@@ -164,7 +164,7 @@ func (e *engine) releaseAnswered(assignments []*assignment, answer store.Release
 			t.readyAt = now.Add(busyRetry)
 			continue
 		case !done: // nor were the new owners told. Or the session is gone, and would read what it has, and release that, until it hears of it
-			e.session.nextBeat = now
+			e.session.beatNow()
 			m.toRead = m.joined
 			e.announce(t.membership.lease.name, 0)
 		case left[t.membership.lease.name]: // the new owner was told
@@ -286,7 +286,7 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 			m.awaitsRelease = true
 			if m.assignments.n == 0 {
 				m.toRead = true                 // something was given to it meanwhile
-				e.session.nextBeat = time.Now() // or the session is no member any more, which a heartbeat tells
+				e.session.beatNow() // or the session is no member any more, which a heartbeat tells
 			}
 		}
 	}

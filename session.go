@@ -47,6 +47,9 @@ type session struct {
 // lateAtMost is more than a statement takes that a connection, a pooler or a server held back after its client had given it up.
 const lateAtMost = 10 * time.Minute
 
+// beatNow makes the next heartbeat due.
+func (s *session) beatNow() { s.nextBeat = atOnce }
+
 func (e *engine) registration() store.Registration {
 	return store.Registration{
 		Session: e.session.number, ID: e.options.clientID, Incarnation: e.session.incarnation, Process: e.session.process,
@@ -105,7 +108,7 @@ func (e *engine) beginRegister(time.Time) *operation {
 		default:
 			again := e.session.incarnation != 0
 			e.session.registered, e.session.incarnation = true, incarnation
-			e.session.nextBeat = time.Now() // which tells the rest
+			e.session.beatNow() // which tells the rest
 			e.answered(sent)
 			e.trust(sent)
 			if again {
@@ -287,7 +290,7 @@ func (e *engine) loseTrust(now time.Time, cause error) {
 	e.session.validity.End()
 	e.session.validity = nil
 	e.check.watch.reset()
-	e.session.nextBeat = now
+	e.session.beatNow()
 	lost := e.endAll(cause) // before all else: nothing is shown any more
 	e.loseLocks(cause)
 	for _, m := range e.leases.byName {
@@ -329,7 +332,7 @@ func (e *engine) beginMark(time.Time) *operation {
 	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Mark(ctx, randomID()) }, func(err error) {
 		if err == nil {
 			e.session.marked = true
-			e.session.nextBeat = time.Now() // which reads the mark
+			e.session.beatNow() // which reads the mark
 		}
 	})
 }
@@ -342,7 +345,7 @@ func (e *engine) beginUnsettle(time.Time) *operation {
 	return tell(e.limit(), func(ctx context.Context, c conn) error { return c.Unsettle(ctx, era) }, func(err error) {
 		if err == nil {
 			e.session.behind = false
-			e.session.nextBeat = time.Now() // which tells that the server is not settled
+			e.session.beatNow() // which tells that the server is not settled
 			e.client.log.Warn("pgleases: the server is behind one seen before, and is settled anew", slog.Int64("era", era))
 		}
 	})
@@ -363,7 +366,7 @@ func (e *engine) beginSettle(now time.Time) *operation {
 		e.session.settleAt = time.Now().Add(max(busyRetry, e.options.heartbeat/4))
 		if era > 0 {
 			e.client.log.Warn("pgleases: settled a promoted server: epochs begin a new era", slog.Int64("era", era))
-			e.session.nextBeat = time.Now()
+			e.session.beatNow()
 		}
 	})
 }
