@@ -89,7 +89,7 @@ func (e *engine) tidyDue(time.Time) time.Time { return atOnceIf(e.check.toTidy) 
 func (e *engine) beginTidy(time.Time) *operation {
 	return ask(e.limit(), func(ctx context.Context, c conn) ([]string, error) { return c.Tidy(ctx) }, func(asked []string, _ error) {
 		e.check.toTidy = false
-		e.requestPlan(time.Now(), asked...)
+		e.plans.request(time.Now(), asked...)
 	})
 }
 
@@ -98,49 +98,63 @@ func (e *engine) evictedOthers(evicted store.Evicted) {
 	if len(evicted.IDs) > 0 {
 		e.locks.sweepAt = time.Now()
 	}
-	e.requestPlan(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
+	e.plans.request(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
 }
 
-// requestPlan notes leases that ask for a plan, to be made at that time.
-func (e *engine) requestPlan(at time.Time, names ...string) {
+// plans are the leases that ask for a plan, joined or not, and what is known of their last.
+type plans struct {
+	at       map[string]time.Time // when to plan a lease
+	claimed  map[string]bool      // of these: this client has claimed the plan
+	apart    bool                 // a plan met a lock: the next one is of those leases alone that ask for it
+	underWay *planning            // or to be made again; nil: none is
+	batch    int                  // the most partitions that one statement moves; see fitting
+	blocked  map[string]blocked   // by lease: those whose last plan changed nothing
+}
+
+func newPlans() plans {
+	return plans{at: make(map[string]time.Time), claimed: make(map[string]bool), batch: maxBatch, blocked: make(map[string]blocked)}
+}
+
+// request notes leases that ask for a plan, to be made at that time.
+func (p *plans) request(at time.Time, names ...string) {
 	for _, name := range names {
-		if planned, known := e.leases.planAt[name]; !known || at.Before(planned) {
-			e.leases.planAt[name] = at
+		if planned, known := p.at[name]; !known || at.Before(planned) {
+			p.at[name] = at
 		}
 	}
 }
 
 func (e *engine) rebalanceDue(time.Time) time.Time {
-	_, at := soonest(maps.Values(e.leases.planAt), func(at time.Time) time.Time { return at })
+	_, at := soonest(maps.Values(e.plans.at), func(at time.Time) time.Time { return at })
 	return at
 }
 
 // beginRebalance plans the leases that ask for it, or goes on with a plan.
 func (e *engine) beginRebalance(now time.Time) *operation {
 	var names []string
-	for name, at := range e.leases.planAt {
+	for name, at := range e.plans.at {
 		if !at.After(now) {
 			names = append(names, name)
 		}
 	}
 	slices.Sort(names)
-	p := e.leases.planning
+	p := e.plans.underWay
 	if p == nil || !slices.Contains(names, p.names[0]) {
-		p = &planning{names: names, claimedAt: now, blocked: maps.Clone(e.leases.blocked), longest: min(e.options.heartbeat, time.Second)}
+		p = &planning{names: names, claimedAt: now, blocked: maps.Clone(e.plans.blocked), longest: min(e.options.heartbeat, time.Second)}
 		if e.ending.reason != nil { // see leavesToOthers
 			p.longest = busyRetry
 		}
 		for _, name := range names {
-			if e.leases.claimed[name] {
+			if e.plans.claimed[name] {
 				p.claimed = append(p.claimed, name)
 			} else {
 				p.unclaimed = append(p.unclaimed, name)
 			}
-			delete(e.leases.claimed, name)
+			delete(e.plans.claimed, name)
 		}
-		e.leases.planning = p
+		e.plans.underWay = p
 	}
-	batch, alone, again, limit := e.leases.planBatch, e.leases.planApart, time.Duration(store.NotAgain), e.limit()
+	batch, alone, again, limit := e.plans.batch, e.plans.apart, time.Duration(store.NotAgain), e.limit()
 	if alone {
 		again = p.longest
 	}
@@ -148,9 +162,9 @@ func (e *engine) beginRebalance(now time.Time) *operation {
 		applied, took, err := p.proceed(ctx, c, batch, alone, again)
 		return func(ended error) error {
 			if took > 0 {
-				e.leases.planBatch = fitting(e.leases.planBatch, maxPartitions, took, limit, ended)
+				e.plans.batch = fitting(e.plans.batch, maxPartitions, took, limit, ended)
 			}
-			e.leases.planApart = store.LockTimeout(err) || alone && !applied.Applied
+			e.plans.apart = store.LockTimeout(err) || alone && !applied.Applied
 			e.rebalanced(p, applied, err)
 			return err
 		}
@@ -272,32 +286,32 @@ func claimLasts(read []store.LeasePlan) time.Duration {
 func (e *engine) rebalanced(p *planning, applied store.Applied, err error) {
 	now := time.Now()
 	for _, name := range p.names {
-		delete(e.leases.planAt, name)
+		delete(e.plans.at, name)
 	}
 	switch {
 	case err != nil && e.ending.reason != nil: // the other clients do it
-		e.leases.planning = nil
+		e.plans.underWay = nil
 	case err != nil || len(p.moves) > 0:
-		e.requestPlan(now, p.names...)
+		e.plans.request(now, p.names...)
 	case len(p.claimed) > 0 && !applied.Applied: // whoever overtook it may have it planned by now, or later: so it is claimed again
 		p.unclaimed, p.claimed = p.claimed, nil
-		e.requestPlan(later(now.Add(busyRetry), p.claimEnds), p.names...)
+		e.plans.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 		if applied.Unsettled {
 			e.session.beatNow() // which tells it
 		}
 	default:
-		e.leases.planning = nil
+		e.plans.underWay = nil
 		for _, r := range p.read {
-			delete(e.leases.blocked, r.Name)
+			delete(e.plans.blocked, r.Name)
 			if p.leftOver && !p.changed {
-				e.leases.blocked[r.Name] = blocked{r.Generation, p.retryIn}
+				e.plans.blocked[r.Name] = blocked{r.Generation, p.retryIn}
 			}
 		}
 		if p.leftOver && !e.leavesToOthers(now) {
-			e.requestPlan(now.Add(p.retryIn), p.names...)
+			e.plans.request(now.Add(p.retryIn), p.names...)
 		}
 	}
-	if e.leases.planning != nil {
+	if e.plans.underWay != nil {
 		return
 	}
 	for _, r := range p.read {

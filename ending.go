@@ -63,7 +63,7 @@ func (e *engine) beginLookUp(time.Time) *operation {
 
 // onlySessionRemains reports whether nothing remains to be done in the database but to end the session.
 func (e *engine) onlySessionRemains() bool {
-	return !e.joinedAny() && !e.locks.remain() && len(e.leases.planAt)+len(e.leases.unannounced) == 0
+	return !e.joinedAny() && !e.locks.remain() && len(e.plans.at)+len(e.leases.unannounced) == 0
 }
 
 // joinedAny reports whether the session is a member of a lease.
@@ -111,7 +111,7 @@ func (e *engine) finished(now time.Time) bool {
 	case !now.Before(e.ending.giveUpAt) || e.connection.connectFailed:
 		return true
 	}
-	return e.idle() && e.releaseDue(now).After(now) && len(e.leases.planAt)+len(e.leases.unannounced) == 0 &&
+	return e.idle() && e.releaseDue(now).After(now) && len(e.plans.at)+len(e.leases.unannounced) == 0 &&
 		!e.locks.any(lockReleases) && !e.onlySessionRemains()
 }
 

@@ -28,7 +28,8 @@ type engine struct {
 	session    session    // what heartbeats keep alive, and the trust that they earn
 	agenda     agenda     // what is under way, and what waits after a failure
 	check      check      // when to look for the dead
-	leases     leases     // what was joined, drains, asks for a plan
+	leases     leases     // what was joined, and drains
+	plans      plans      // which leases ask for one
 	locks      *locks     // what package lock holds and awaits
 	failover   failover   // with WithFastFailover: what it knows of its own connection's end, and of the others'
 	ending     ending     // the client's end
@@ -53,12 +54,9 @@ func newEngine(c *Client, first conn, connect func(context.Context) (conn, error
 			waiting:     make(map[string][]*joining),
 			draining:    make(map[*assignment]struct{}),
 			relics:      make(map[string]bool),
-			claimed:     make(map[string]bool),
 			unannounced: make(map[string]*announcement),
-			planAt:      make(map[string]time.Time),
-			blocked:     make(map[string]blocked),
-			planBatch:   maxBatch,
 		},
+		plans:    newPlans(),
 		locks:    newLocks(now, c.options.heartbeat),
 		failover: newFailover(now),
 		ending:   ending{giveUpAt: never},

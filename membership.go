@@ -17,19 +17,13 @@ import (
 
 // leases is what the client joined, and what is to be done with it.
 type leases struct {
-	byName    map[string]*membership
-	waiting   map[string][]*joining    // calls for a name whose membership has to end first
-	draining  map[*assignment]struct{} // of all leases; also those that are struck out, until the work on them ends
-	relics    map[string]bool          // of these the session owns what it ended without a release: it is released before it is shown anew
-	joining   *membership              // its join is under way; nil: none is
-	joins     int64                    // counts the joins that were sent: a leave names the last, and ends no later membership
-	planAt    map[string]time.Time     // when to plan a lease that asks for it, joined or not
-	claimed   map[string]bool          // of these: this client has claimed the plan
-	planApart bool                     // a plan met a lock: the next one is of those leases alone that ask for it
-	planning  *planning                // the plan under way, or the one that is to be made again; nil: none
-	drained   []string                 // who drained the client, and why; nil: nobody has
-	planBatch int                      // the most partitions that one statement of a plan moves; see fitting
-	blocked   map[string]blocked       // by lease: those whose last plan changed nothing
+	byName   map[string]*membership
+	waiting  map[string][]*joining    // calls for a name whose membership has to end first
+	draining map[*assignment]struct{} // of all leases; also those that are struck out, until the work on them ends
+	relics   map[string]bool          // of these the session owns what it ended without a release: it is released before it is shown anew
+	joining  *membership              // its join is under way; nil: none is
+	joins    int64                    // counts the joins that were sent: a leave names the last, and ends no later membership
+	drained  []string                 // who drained the client, and why; nil: nobody has
 
 	unannounced map[string]*announcement // by lease, of what was released to sessions that are not told yet
 }
@@ -234,10 +228,10 @@ func (e *engine) joinAnswered(m *membership, join store.Join, err error, calls w
 	m.toRead = !join.Claimed && (m.retry > 0 || e.leases.relics[m.lease.name])
 	m.joined, m.generation, m.retry = true, 0, 0
 	if join.Claimed {
-		e.leases.claimed[m.lease.name] = true
-		e.requestPlan(now, m.lease.name)
+		e.plans.claimed[m.lease.name] = true
+		e.plans.request(now, m.lease.name)
 	} else {
-		e.requestPlan(now.Add(join.DueIn+time.Millisecond), m.lease.name)
+		e.plans.request(now.Add(join.DueIn+time.Millisecond), m.lease.name)
 	}
 	for _, j := range m.callers {
 		m.answer(j)
@@ -263,8 +257,8 @@ func (e *engine) heardLeases(beats []store.LeaseBeat) {
 		m.joined = true // where it was not, the answer to its join was lost
 		m.toRead = m.toRead || m.generation != b.Generation
 		m.weightLost = m.leaving == nil && b.Weight != m.weight
-		if _, planned := e.leases.planAt[b.Name]; b.DueIn == 0 && !planned {
-			e.requestPlan(now, b.Name)
+		if _, planned := e.plans.at[b.Name]; b.DueIn == 0 && !planned {
+			e.plans.request(now, b.Name)
 		}
 	}
 	for name, m := range e.leases.byName {
@@ -297,7 +291,7 @@ func (e *engine) leave(m *membership, reason error) {
 	if !m.joined { // nothing can be released
 		e.strikeAll(m)
 	}
-	delete(e.leases.planAt, m.lease.name)
+	delete(e.plans.at, m.lease.name)
 	if !m.joined && m != e.leases.joining && e.ending.reason == nil {
 		e.endMembership(m, reason)
 	}
@@ -418,7 +412,7 @@ func (e *engine) beginWeight(time.Time) *operation {
 			}
 			m.weightLost = m.weight != weight
 			m.answerWeight(calls, nil)
-			e.requestPlan(time.Now(), name)
+			e.plans.request(time.Now(), name)
 			return nil
 		}
 	}}

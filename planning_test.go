@@ -20,7 +20,7 @@ func (w *world) inBatches(id string) *proc {
 }
 
 func (p *proc) batches(n int) {
-	_ = p.c.request(context.Background(), func(e *engine) { e.leases.planBatch, e.agenda.batch = n, n })
+	_ = p.c.request(context.Background(), func(e *engine) { e.plans.batch, e.agenda.batch = n, n })
 }
 
 func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {

@@ -187,7 +187,7 @@ func (e *engine) releaseAnswered(assignments []*assignment, answer store.Release
 	for m, gained := range kept {
 		e.serve(m, gained)
 	}
-	e.requestPlan(now, answer.Asking...)
+	e.plans.request(now, answer.Asking...)
 }
 
 // An announcement of a lease is to be made.
@@ -285,7 +285,7 @@ func (e *engine) leaveAnswered(leaving []string, answer store.Released) {
 		default:
 			m.awaitsRelease = true
 			if m.assignments.n == 0 {
-				m.toRead = true                 // something was given to it meanwhile
+				m.toRead = true     // something was given to it meanwhile
 				e.session.beatNow() // or the session is no member any more, which a heartbeat tells
 			}
 		}
