@@ -166,7 +166,7 @@ func (c *Client) ID() string { return c.options.clientID }
 //
 // ctx covers the joining only; if it ends first its cause is returned and no membership stays behind. Joining a lease
 // again with the same number and options returns the same Lease, with others an error that names both. The other
-// errors: ErrPartitionCount where it exists with another number, ErrClosed and ErrSuperseded after the client's end,
+// errors: ErrPartitionCount where it exists with another number, ErrClosed, ErrSuperseded and ErrEvicted after the client's end,
 // a bad option, the database's.
 func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ...LeaseOption) (*Lease, error) {
 	o, err := newLeaseOptions(name, partitions, c.options.ttl, opts)
@@ -188,7 +188,7 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 // Done returns a channel that is closed when the client has ended: closed, or superseded by a newer process of the same ID.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
-// Err returns why the client ended, ErrClosed or ErrSuperseded; nil while it has not.
+// Err returns why the client ended, ErrClosed, ErrSuperseded or ErrEvicted; nil while it has not.
 func (c *Client) Err() error {
 	select {
 	case <-c.done:

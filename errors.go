@@ -8,9 +8,13 @@ var (
 	// from then on, and the cause of contexts that Close or Leave cancelled.
 	ErrClosed = errors.New("pgleases: closed")
 
-	// ErrSuperseded is why a client ended whose ID a newer process took over, or that an operator has evicted. The text names that process's host, pid
-	// and start, or the eviction. Give every live process an ID of its own.
+	// ErrSuperseded is why a client ended whose ID a newer process took over. The text names that process's host, pid and start. Give
+	// every live process an ID of its own.
 	ErrSuperseded = errors.New("pgleases: superseded by a newer process with the same client ID")
+
+	// ErrEvicted is why a client ended that an operator has evicted. The events say who has, and why. A process that starts later with
+	// the same ID is let in.
+	ErrEvicted = errors.New("pgleases: evicted by an operator")
 
 	// ErrNotOwner is returned by Guard and GuardSQL: the partition is not, or no longer, owned under this epoch. Roll
 	// back, and leave the work to the new owner.

@@ -39,7 +39,7 @@ func (h *Hold) Partition(partition int) (Partition, bool) {
 }
 
 // Context returns the context for the work: it ends, with the cause, as soon as one of the hold's ownerships does
-// (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrClosed) or the context given to Lease.Hold, and with Release. A
+// (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted, ErrClosed) or the context given to Lease.Hold, and with Release. A
 // hand-over alone does not end it.
 func (h *Hold) Context() context.Context { return h.hold.Context() }
 

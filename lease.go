@@ -76,7 +76,7 @@ func (l *Lease) Changed() <-chan struct{} { return l.board.Look().Changed() }
 // outage or an eviction ends no lease: the client joins again.
 func (l *Lease) Done() <-chan struct{} { return l.board.Closed() }
 
-// Err returns why the lease ended, ErrClosed or ErrSuperseded; nil while it has not. It costs nanoseconds.
+// Err returns why the lease ended, ErrClosed, ErrSuperseded or ErrEvicted; nil while it has not. It costs nanoseconds.
 func (l *Lease) Err() error { return l.board.Cause() }
 
 // Wait waits until the client owns at least one partition of the lease. It returns the cause of ctx if that ends first, and

@@ -119,12 +119,11 @@ func (e *engine) beginRegister(time.Time) *operation {
 }
 
 func (e *engine) superseded(newer *store.Process) error {
-	own := e.registration()
 	switch {
 	case newer == nil:
 		return ErrSuperseded
-	case newer.Host == own.Host && newer.PID == own.PID && newer.StartedAt.Sub(own.StartedAt).Abs() <= time.Microsecond: // the server has no more digits
-		return fmt.Errorf("%w: there is none, as an operator has evicted this one: see the events", ErrSuperseded)
+	case newer.Evicted:
+		return ErrEvicted
 	}
 	return fmt.Errorf("%w: host %s, pid %d, started %s; processes that live at once need an ID each", ErrSuperseded, newer.Host, newer.PID,
 		newer.StartedAt.Format(time.RFC3339Nano))

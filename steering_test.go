@@ -117,7 +117,7 @@ func TestClientsAtWorkAreSteeredWithPsql(t *testing.T) {
 
 	says("evict_client('d', 'it hangs')")
 	tests.Receive(t, "d ends", clients["d"].Done())
-	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrSuperseded)
+	wraps(t, "d ended with", clients["d"].Err(), pgleases.ErrEvicted)
 	_ = tests.Receive(t, "d works on nothing any more", jobs["d"].done) // it has a minute for that, which the next line takes from it
 	expire(t, pool, "d")                                                // what it had not handed over by then waits for that
 	shares("what d had is taken over", "bc", 6, 6)

@@ -62,7 +62,7 @@ func (h *Held) Shared() bool { return h.shared }
 func (h *Held) Token() int64 { return h.token }
 
 // Context returns a context that ends when the lock is not to be worked under any more: when it is lost (the cause wraps ErrLost, and
-// pgleases.ErrTrustLost), released, or when the client begins to close (pgleases.ErrClosed, ErrSuperseded): then the lock stays until it is released, and
+// pgleases.ErrTrustLost), released, or when the client begins to close (pgleases.ErrClosed, ErrSuperseded, ErrEvicted): then the lock stays until it is released, and
 // Close waits for that. It has the values of the context of the acquisition, and does not end with that. It reads the clock:
 // past the trust deadline it has ended, whatever the process slept through. With pgleases.WithFastFailover, a call in a process that was stopped
 // returns one that has ended, until the server has answered.

@@ -45,7 +45,7 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 //
 // The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, waiting for a connection of the pool included; the
 // lock is held until Held.Release, which the caller has to call. An answer that was lost is asked for once more. The other errors:
-// pgleases.ErrClosed and ErrSuperseded once the client ends, pgleases.ErrTrustLost where it has no trust in its session, the cause of
+// pgleases.ErrClosed, ErrSuperseded and ErrEvicted once the client ends, pgleases.ErrTrustLost where it has no trust in its session, the cause of
 // ctx, the pool's, the database's. Where a call fails, the client sees to it that nothing is left that nobody knows of.
 func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{}, name)

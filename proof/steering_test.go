@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/punctual"
@@ -260,7 +261,7 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 		s.says("undrain('a', 'r')")
 		s.share("a is back", map[string]int{"a": 4, "b": 4, "d": 4})
 
-		// Who is evicted ends, superseded. Of one whose network hangs, and that goes on with its work, the others take over what it had when its session is over:
+		// A client that is evicted ends. Of one whose network hangs, and that goes on with its work, the others take over what it had when its session is over:
 		// the oracle compares that with what it shows. b has watched the clock for long enough to do so before.
 		if err := s.proxy["d"].Freeze(); err != nil {
 			t.Fatal(err)
@@ -282,7 +283,7 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range []string{"b", "d"} {
-			if ended, err := s.procs[id].Ended(ctx); err != nil || !ended.Superseded {
+			if ended, err := s.procs[id].Ended(ctx); err != nil || ended.Error != pgleases.ErrEvicted.Error() {
 				t.Errorf("%s ended with %+v, %v", id, ended, err)
 			}
 		}

@@ -10,7 +10,8 @@
 -- $8 timestamptz  when the client was opened
 -- $9 int          lock timeout, milliseconds
 --
--- One row: the incarnation; null where a newer process has the client ID, then with that process's host, process ID and start.
+-- One row: the incarnation; null if a newer process has the client ID, then with that process's host, process ID and start, or if an
+-- operator has evicted this one.
 WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     SELECT pgleases.settings(true, $9::int) AS ok
 ), identity AS (
@@ -58,7 +59,8 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
     RETURNING c.incarnation
 )
 SELECT (SELECT incarnation FROM client) AS incarnation,
-       newer.host, newer.pid, newer.started_at
+       newer.host, newer.pid, newer.started_at,
+       coalesce((SELECT i.process = 0 FROM pgleases.identities AS i WHERE i.id = $2::text), false) AS evicted
 FROM (VALUES (1)) AS one -- a row also where no other process has the ID
 LEFT JOIN LATERAL (
     SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c

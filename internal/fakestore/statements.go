@@ -47,6 +47,8 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 			i.Incarnation++
 		case i.Incarnation < r.Incarnation:
 			i.Incarnation = r.Incarnation
+		case i.Process == 0:
+			return answer{0, &store.Process{Evicted: true}}, true
 		default:
 			return answer{0, t.newest(r.ID, r.Session)}, true
 		}

@@ -35,6 +35,7 @@ type Process struct {
 	Host      string
 	PID       int
 	StartedAt time.Time
+	Evicted   bool `db:"-"` // it is none: an operator has evicted the client
 }
 
 // A Run is one run of the server. Where two heartbeats saw different runs, the server may have lost what it had not flushed
@@ -81,6 +82,7 @@ func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, e
 		Host        *string
 		PID         *int
 		StartedAt   *time.Time
+		Evicted     bool
 	}
 	c.notices.concerns(r.Session)
 	got, err := one[row](ctx, c, c.statements.Register, r.Session, r.ID, r.Incarnation, r.Process,
@@ -91,10 +93,13 @@ func (c *Conn) Register(ctx context.Context, r Registration) (int64, *Process, e
 	if got.Incarnation != nil {
 		return *got.Incarnation, nil, nil
 	}
-	if got.Host == nil {
+	switch {
+	case got.Evicted:
+		return 0, &Process{Evicted: true}, nil
+	case got.Host == nil:
 		return 0, nil, nil
 	}
-	return 0, &Process{*got.Host, *got.PID, *got.StartedAt}, nil
+	return 0, &Process{Host: *got.Host, PID: *got.PID, StartedAt: *got.StartedAt}, nil
 }
 
 // Superseder returns the newest process that has a session under a client ID; nil where none has. See superseder.sql.
