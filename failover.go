@@ -111,7 +111,8 @@ func (e *engine) connected(c conn) {
 	c.(seam.FailoverConn).OnEnd(f.lifeline.end)
 }
 
-// newValidity begins at that moment, and ends after so long. With fast failover readers read until the next pulse is missed.
+// newValidity begins at that moment, and ends after so long. With fast failover readers read from
+// the next pulse on, until one is missed.
 func (e *engine) newValidity(opened time.Time, lasts time.Duration) *owned.Validity {
 	if !e.options.fastFailover {
 		return owned.Valid(opened, lasts)
@@ -142,7 +143,7 @@ func (e *engine) watchConnection(now time.Time) {
 		v.Allow(now.Add(stoppedFor))
 		if refused && v.Holds() { // readers read again, and who waits for that is told
 			for _, m := range e.leases.byName {
-				e.show(m)
+				e.show(m, e.served(m))
 			}
 		}
 	}

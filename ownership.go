@@ -12,7 +12,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The life of an ownership on its owner's side: read, shown, withdrawn, drained, ended. release.go has its end in the database.
+// The life of an ownership on its owner's side: shown, withdrawn, drained, ended. reads.go has its beginning, release.go its end in the
+// database.
 
 // An assignment is the engine's side of an ownership. Once its release was sent the partition does not come back under this epoch,
 // whatever is read: the release may arrive late.
@@ -131,8 +132,8 @@ func (m *membership) all() []*assignment {
 
 // publish shows what is served, if that changed.
 func (e *engine) publish(m *membership) {
-	if !m.lease.board.Shows(e.currentValidity(), e.served(m)) {
-		e.show(m)
+	if served := e.served(m); !m.lease.board.Shows(e.currentValidity(), served) {
+		e.show(m, served)
 	}
 }
 
@@ -141,22 +142,24 @@ func (e *engine) served(m *membership) (served []*owned.Ownership) {
 	if e.session.validity == nil {
 		return nil
 	}
-	for _, t := range m.serving() {
-		served = append(served, t.Ownership)
+	serving := m.serving()
+	served = make([]*owned.Ownership, len(serving))
+	for i, t := range serving {
+		served[i] = t.Ownership
 	}
 	return served
 }
 
-// show shows what is served, and notes what of that which was shown before a reader may be working on.
-func (e *engine) show(m *membership) {
-	for _, o := range m.lease.board.Show(e.currentValidity(), e.served(m)) {
+// show shows that, and notes what of that which was shown before a reader may be working on.
+func (e *engine) show(m *membership, served []*owned.Ownership) {
+	for _, o := range m.lease.board.Show(e.currentValidity(), served) {
 		if t := m.assignments.of[o.Number]; t != nil && t.Ownership == o {
 			t.valuesRead = true
 		}
 	}
 }
 
-// withdraw takes assignments out of what is shown, and asks for their work to end.
+// withdraw takes assignments that serve out of what is shown, and asks for their work to end.
 func (e *engine) withdraw(m *membership, assignments []*assignment, cause error, now time.Time) {
 	o := m.lease.options
 	for _, t := range assignments {

@@ -71,7 +71,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 		delete(e.leases.relics, r.Name)
 	}
 	for _, f := range c.fenced {
-		f.state, f.raised = fenced, f.epoch
+		f.assignment.state, f.assignment.raised = fenced, f.raised
 	}
 	gone := slices.Concat(c.lost, c.released)
 	for _, t := range gone {
@@ -103,7 +103,7 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 // changes are how a read of a lease differs from the assignments.
 type changes struct {
 	fenced   []fence       // a fence has raised their epochs
-	released []*assignment // not owned under this epoch any more, after they drained
+	released []*assignment // not owned under this epoch any more, after they were withdrawn
 	lost     []*assignment // not owned under this epoch any more, though they were served, or gained anew unseen
 	wanted   []*assignment // to be handed over
 	outdated []*assignment // of an earlier era: to begin again under a new epoch
@@ -114,7 +114,7 @@ type changes struct {
 // A fence is an assignment's epoch in the database since a fence.
 type fence struct {
 	*assignment
-	epoch int64
+	raised int64
 }
 
 // compare compares a read with the assignments, which are by partition. A server that is not settled gives nothing. If the lease
@@ -128,7 +128,7 @@ func compare(r store.LeaseRead, assigned []*assignment, settled, passesOn bool) 
 	}
 	for partition, p := range owned {
 		t, earlierEra := assigned[partition], store.EraOf(p.Epoch) < r.Era
-		if t != nil && t.state == fencing && p.Epoch != 0 && p.Epoch != t.releaseEpoch() { // had it been released to this client, it would be once more
+		if t != nil && t.state == fencing && p.Epoch > t.releaseEpoch() { // had it been released to this client, it would be once more
 			c.fenced = append(c.fenced, fence{t, p.Epoch})
 		} else if t != nil && p.Epoch != t.releaseEpoch() {
 			if t.state >= draining {

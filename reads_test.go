@@ -55,6 +55,7 @@ func TestCompare(t *testing.T) {
 		"raised by a fence":                            {has(era, fences), era + 1, true, settled, "fenced"},
 		"not reached by the fence":                     {has(era, fences), era, true, settled, ""},
 		"released under a fence whose answer was lost": {has(era, fences), 0, false, settled, "released"},
+		"set back by a server that lost the fence":     {has(era+1, fences), era, false, settled, "released gained"},
 		"fenced before":                                {has(era, fencedAt(era+1)), era + 1, true, settled, ""},
 		"fenced before, and released":                  {has(era, fencedAt(era+1)), era + 2, false, settled, "released gained"},
 	} {

@@ -8,7 +8,7 @@ import (
 	"sync/atomic"
 )
 
-// A Board shows readers what a client owns of one lease. Show, Ask, End and Close are for the client's goroutine.
+// A Board shows readers what a client owns of one lease. Show, Ask, End, EndHolds and Close are for the client's goroutine.
 type Board struct {
 	lease string
 	freed func() // is called if the last pin of an ownership goes, after its work was asked to end
@@ -88,11 +88,11 @@ func (b *Board) Shows(v *Validity, owned []*Ownership) bool {
 // snapshot first, and then looks whether the old one was read: a reader that marks the old one after that look does not return it.
 func (b *Board) Show(v *Validity, owned []*Ownership) (read []*Ownership) {
 	old := b.snapshot.Swap(newSnapshot(v, owned))
-	defer close(old.changed)
 	if old.read.Load() {
-		return old.Owned
+		read = old.Owned
 	}
-	return nil
+	close(old.changed)
+	return read
 }
 
 // Close ends the lease for good. A reader that finds it ended finds nothing that was shown before.

@@ -87,7 +87,7 @@ func (o *Ownership) Unpin() { o.board.unpin([]*Ownership{o}, nil) }
 func (o *Ownership) Pinned() bool {
 	o.board.mu.Lock()
 	defer o.board.mu.Unlock()
-	return o.pins > 0
+	return o.pins != 0 // less would be an Unpin too many
 }
 
 // unpin takes the pins of a hold back; nil: those of no hold.

@@ -22,7 +22,7 @@ func Valid(opened time.Time, lasts time.Duration) *Validity {
 
 // ValidWhileAllowed returns a validity within which readers read for as long as Allow lets them.
 func ValidWhileAllowed(opened time.Time, lasts time.Duration) *Validity {
-	v := Valid(opened, 1)
+	v := Valid(opened, 1) // 0 would be over; nobody reads before Allow
 	v.trust.Store(int64(lasts))
 	return v
 }
