@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/tests"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
@@ -34,6 +35,13 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 	p, _ := l.Partition(0)
 	jobs, err := schedule.NewEnqueuer(pool, "g")
 	tests.OK(t, err)
+	manager := tests.Must(schedule.Manage(t.Context(), pool, "g"))(t)
+	found := func(err error) error {
+		if errors.Is(err, schedule.ErrNotFound) {
+			return nil
+		}
+		return err
+	}
 	for what, use := range map[string]func() error{
 		"guard": func() error { return guard(t, pool, l, p) },
 		"lock": func() error {
@@ -43,6 +51,8 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 			_, err := schedule.JobsOf[int](jobs, "x").Enqueue(t.Context(), 1)
 			return err
 		},
+		"get":       func() error { _, err := manager.Get(t.Context(), "x"); return found(err) },
+		"get a job": func() error { _, err := manager.Job(t.Context(), 0); return found(err) },
 	} {
 		tests.OK(t, use())
 		for _, conn := range pool.AcquireAllIdle(t.Context()) {
@@ -53,6 +63,15 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 		if err := use(); err == nil || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+	tests.OK(t, pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error { // another client of the pooler's has prepared it
+		for range 2 {
+			_, err = conn.Conn().PgConn().Prepare(t.Context(), "twice", "SELECT 1", nil)
+		}
+		return nil
+	}))
+	if err := store.Advised(err); store.Code(err) != "42P05" || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+		t.Errorf("a statement that is prepared twice: %v", err)
 	}
 }
 

@@ -205,7 +205,7 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.group, err)
+		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.group, store.Advised(err))
 	}
 	return r.schedule(), nil
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // This file puts jobs: what is to run once.
@@ -284,7 +286,7 @@ func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.group, err)
+		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.group, store.Advised(err))
 	}
 	return *r, nil
 }
