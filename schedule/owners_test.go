@@ -59,7 +59,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 		w, next = next, start()
 		pass(2)
 		for _, l := range ledgers {
-			l.settled(w.Scheduler)
+			l.settled(next.Scheduler) // w may be dead
 		}
 		next.close()
 		w.close()
