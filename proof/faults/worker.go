@@ -70,7 +70,7 @@ func LockName(number int) string { return fmt.Sprintf("lock-%d", number) }
 type Event struct {
 	Kind       string // "joined": all have; "ended": the first one has; "probe": how late the machine was
 	Error      string // why it ended
-	Superseded bool   // that is pgleases.ErrSuperseded
+	Superseded bool   // that is pgleases.ErrSuperseded or ErrEvicted
 	Left       string // what Close returned
 
 	Until  oracle.Instant   // what a probe tells of
@@ -206,7 +206,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		return err
 	}
 	ended := Event{
-		Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded),
+		Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded) || errors.Is(first.Err(), pgleases.ErrEvicted),
 	}
 	if err := errors.Join(left...); err != nil {
 		ended.Left = err.Error()
