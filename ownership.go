@@ -9,7 +9,6 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
-	"github.com/pgleases/pgleases/internal/store"
 )
 
 // The life of an ownership on its owner's side: shown, withdrawn, drained, ended. reads.go has its beginning, release.go its end in the
@@ -46,24 +45,6 @@ const (
 
 // warnAfter is how long work goes on that was asked to end until that is logged; then at doubling intervals.
 const warnAfter = 30 * time.Second
-
-// heardWishes logs what an operator has done about this client, and a lease of it.
-func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
-	switch changed := !slices.Equal(m.paused, r.Paused); {
-	case changed && r.Paused == nil:
-		e.client.log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
-	case changed:
-		e.client.log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
-			slog.String("reason", r.Paused[1]))
-	}
-	switch changed := !slices.Equal(e.leases.drained, r.Drained); {
-	case changed && r.Drained == nil:
-		e.client.log.Info("pgleases: drain of the client ended")
-	case changed:
-		e.client.log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
-	}
-	m.paused, e.leases.drained = r.Paused, r.Drained
-}
 
 // renew ends ownerships of an era before the present one. Each begins anew, under an epoch that passes a guard, once its work has
 // ended and the release was answered. No hand-off delay is to be paid for what stays with this client; what moves then pays it.

@@ -3,6 +3,7 @@ package pgleases
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -70,8 +71,8 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	if e.session.settled {
 		delete(e.leases.relics, r.Name)
 	}
-	for _, f := range c.fenced {
-		f.assignment.state, f.assignment.raised = fenced, f.raised
+	for t, epoch := range c.fenced {
+		t.state, t.raised = fenced, epoch
 	}
 	gone := slices.Concat(c.lost, c.released)
 	for _, t := range gone {
@@ -100,26 +101,39 @@ func (e *engine) readAnswered(m *membership, r store.LeaseRead) {
 	}
 }
 
-// changes are how a read of a lease differs from the assignments.
-type changes struct {
-	fenced   []fence       // a fence has raised their epochs
-	released []*assignment // not owned under this epoch any more, after they were withdrawn
-	lost     []*assignment // not owned under this epoch any more, though they were served, or gained anew unseen
-	wanted   []*assignment // to be handed over
-	outdated []*assignment // of an earlier era: to begin again under a new epoch
-	gained   []store.Owned // to be served
-	passing  []store.Owned // gained, and to be handed over before they are served
+// heardWishes logs what an operator has done about this client, and a lease of it.
+func (e *engine) heardWishes(m *membership, r store.LeaseRead) {
+	switch changed := !slices.Equal(m.paused, r.Paused); {
+	case changed && r.Paused == nil:
+		e.client.log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
+	case changed:
+		e.client.log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
+			slog.String("reason", r.Paused[1]))
+	}
+	switch changed := !slices.Equal(e.leases.drained, r.Drained); {
+	case changed && r.Drained == nil:
+		e.client.log.Info("pgleases: drain of the client ended")
+	case changed:
+		e.client.log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
+	}
+	m.paused, e.leases.drained = r.Paused, r.Drained
 }
 
-// A fence is an assignment's epoch in the database since a fence.
-type fence struct {
-	*assignment
-	raised int64
+// changes are how a read of a lease differs from the assignments.
+type changes struct {
+	fenced   map[*assignment]int64 // a fence has raised their epochs to these
+	released []*assignment         // not owned under this epoch any more, after they were withdrawn
+	lost     []*assignment         // not owned under this epoch any more, though they were served, or gained anew unseen
+	wanted   []*assignment         // to be handed over
+	outdated []*assignment         // of an earlier era: to begin again under a new epoch
+	gained   []store.Owned         // to be served
+	passing  []store.Owned         // gained, and to be handed over before they are served
 }
 
 // compare compares a read with the assignments, which are by partition. A server that is not settled gives nothing. If the lease
 // passes on what it gains, nothing of that is served.
 func compare(r store.LeaseRead, assigned []*assignment, settled, passesOn bool) (c changes) {
+	c.fenced = make(map[*assignment]int64)
 	owned := make([]store.Owned, len(assigned)) // by partition; epoch 0: not owned
 	for _, p := range r.Owned {
 		if p.Partition < len(assigned) { // else somebody has written it
@@ -129,7 +143,7 @@ func compare(r store.LeaseRead, assigned []*assignment, settled, passesOn bool) 
 	for partition, p := range owned {
 		t, earlierEra := assigned[partition], store.EraOf(p.Epoch) < r.Era
 		if t != nil && t.state == fencing && p.Epoch > t.releaseEpoch() { // had it been released to this client, it would be once more
-			c.fenced = append(c.fenced, fence{t, p.Epoch})
+			c.fenced[t] = p.Epoch
 		} else if t != nil && p.Epoch != t.releaseEpoch() {
 			if t.state >= draining {
 				c.released = append(c.released, t)
