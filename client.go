@@ -185,7 +185,8 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	return j.lease, nil
 }
 
-// Done returns a channel that is closed when the client has ended: closed, or superseded by a newer process of the same ID.
+// Done returns a channel that is closed when the client has ended: closed, superseded by a newer process of the same ID,
+// or evicted by an operator.
 func (c *Client) Done() <-chan struct{} { return c.done }
 
 // Err returns why the client ended, ErrClosed, ErrSuperseded or ErrEvicted; nil while it has not.

@@ -31,11 +31,7 @@ func (h *Hold) Values() []int { return h.hold.Values() }
 
 // Partition returns the ownership that the hold pins of a partition, and whether there is one.
 func (h *Hold) Partition(partition int) (Partition, bool) {
-	o := h.hold.Find(partition)
-	if o == nil {
-		return Partition{}, false
-	}
-	return partitionOf(o), true
+	return maybePartition(h.hold.Find(partition))
 }
 
 // Context returns the context for the work: it ends, with the cause, as soon as one of the hold's ownerships does

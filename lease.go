@@ -40,27 +40,21 @@ func (l *Lease) Partitions() int { return l.partitions }
 func (l *Lease) Values() []int {
 	s := l.board.Read()
 	if !s.Validity.Holds() {
-		return noValues
+		return []int{}
 	}
 	return s.Values
 }
 
-var noValues = []int{}
-
 // Owns reports whether this client owns the partition now, as Values does, for a loop that asks before it works. For a probe, use
 // Partition.
 func (l *Lease) Owns(partition int) bool {
-	_, owned := slices.BinarySearch(l.Values(), partition)
-	return owned
+	_, found := slices.BinarySearch(l.Values(), partition)
+	return found
 }
 
 // Partition returns this client's ownership of the partition, with its epoch, and whether it owns it now. It delays no handoff.
 func (l *Lease) Partition(partition int) (Partition, bool) {
-	o := l.board.Look().Find(partition)
-	if o == nil {
-		return Partition{}, false
-	}
-	return partitionOf(o), true
+	return maybePartition(l.board.Look().Find(partition))
 }
 
 // PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign

@@ -22,6 +22,14 @@ func partitionOf(o *owned.Ownership) Partition {
 	return Partition{Number: o.Number, Epoch: o.Epoch, ownership: o}
 }
 
+// maybePartition is partitionOf for an ownership that may be nil.
+func maybePartition(o *owned.Ownership) (Partition, bool) {
+	if o == nil {
+		return Partition{}, false
+	}
+	return partitionOf(o), true
+}
+
 // Context returns the context of this ownership. It ends when the ownership does, with the cause: ErrHandover after a
 // hand-over, ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or ErrClosed. While the partition drains, after its owner was asked
 // to hand it over, it goes on. A Partition that was not got from a lease returns a context that has ended.

@@ -166,10 +166,10 @@ func (e *engine) releaseAnswered(assignments []*assignment, answer store.Release
 		case !done: // nor were the new owners told. Or the session is gone, and would read what it has, and release that, until it hears of it
 			e.session.beatNow()
 			m.toRead = m.joined
-			e.announce(t.membership.lease.name, 0)
-		case left[t.membership.lease.name]: // the new owner was told
+			e.announce(m.lease.name, 0)
+		case left[m.lease.name]: // the new owner was told
 		case h.Owner != e.session.number:
-			e.announce(t.membership.lease.name, h.Owner)
+			e.announce(m.lease.name, h.Owner)
 		case e.session.validity == nil || m.leaving != nil: // it came back at a time when nothing is shown
 			m.toRead = m.joined
 		default:

@@ -266,7 +266,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", "alive := FOUND;", "alive := true;", 0},
 	}},
 	{"release without an announcement", "announced", `not within 5s: b owns it|not within 10s: a releases it`, []edit{
-		{"release.go", "			e.announce(t.membership.lease.name, h.Owner)\n", "", 0},
+		{"release.go", "			e.announce(m.lease.name, h.Owner)\n", "", 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
 		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned()`, `!t.membership.joined`, 0},
