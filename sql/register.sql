@@ -60,7 +60,7 @@ WITH settings AS MATERIALIZED ( -- read below, else PostgreSQL would not run it
 )
 SELECT (SELECT incarnation FROM client) AS incarnation,
        newer.host, newer.pid, newer.started_at,
-       coalesce((SELECT i.process = 0 FROM pgleases.identities AS i WHERE i.id = $2::text), false) AS evicted
+       EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $2::text AND i.process = 0) AS evicted
 FROM (VALUES (1)) AS one -- a row also where no other process has the ID
 LEFT JOIN LATERAL (
     SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
