@@ -103,14 +103,11 @@ func TestASessionIsKeptForTheNextTestAndAsNew(t *testing.T) {
 		}
 	})
 	in(t, "", func(t *testing.T, databaseURL string, conn *pgx.Conn) {
-		was := pid
-		if other := connect(t, databaseURL); conn.PgConn().PID() != pid && other.PgConn().PID() != pid {
-			t.Error("the session was not kept")
-		} else if other.PgConn().PID() == pid {
-			conn = other
+		for tries := 0; conn.PgConn().PID() != pid && tries < 2; tries++ { // three were kept, and any of them comes first
+			conn = connect(t, databaseURL)
 		}
 		if got := value[string](t, conn, `SELECT concat_ws(' ', pg_backend_pid(), current_setting('work_mem'), (SELECT count(*) FROM pg_prepared_statements WHERE from_sql),
-			(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), (SELECT count(*) FROM pg_listening_channels()), current_setting('application_name'))`); got != fmt.Sprint(was, " 4MB 0 0 0 ") {
+			(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), (SELECT count(*) FROM pg_listening_channels()), current_setting('application_name'))`); got != fmt.Sprint(pid, " 4MB 0 0 0 ") {
 			t.Error("the session is not as new:", got)
 		}
 		do(t, conn, "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET work_mem = ''2MB''', current_database()); END $$")
