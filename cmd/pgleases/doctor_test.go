@@ -22,6 +22,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
 )
 
 // execute runs statements in a database, on a connection of their own.
@@ -40,10 +41,10 @@ func execute(t *testing.T, databaseURL string, statements ...string) {
 // examined runs doctor, and returns what it found and its exit code.
 func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.Finding, code int) {
 	t.Helper()
-	c := run(t, databaseEnv(databaseURL), append([]string{"doctor", "-o", "json"}, flags...)...)
-	code = c.wait()
-	if err := json.Unmarshal([]byte(c.output.String()), &found); err != nil {
-		t.Fatalf("doctor %v: %v: %s", flags, err, c.output.String())
+	c := command.Run(t, command.Database(databaseURL), append([]string{"doctor", "-o", "json"}, flags...)...)
+	code = c.ExitCode()
+	if err := json.Unmarshal([]byte(c.Printed()), &found); err != nil {
+		t.Fatalf("doctor %v: %v: %s", flags, err, c.Printed())
 	}
 	return found, code
 }
@@ -253,9 +254,9 @@ func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
 				t.Errorf("found %+v, want that %s, and how its transaction is ended", f, test.means)
 			}
 			if test.mode == "ACCESS EXCLUSIVE" { // who meets the lock is led to the doctor
-				c := run(t, append(databaseEnv(database), "PGOPTIONS=-c lock_timeout=100ms"), "list")
-				if code := c.wait(); code == 0 || !strings.Contains(c.output.String(), "pgleases doctor tells which") {
-					t.Errorf("list ended with %d: %s, want that doctor tells who has locked the table", code, c.output.String())
+				c := command.Run(t, append(command.Database(database), "PGOPTIONS=-c lock_timeout=100ms"), "list")
+				if code := c.ExitCode(); code == 0 || !strings.Contains(c.Printed(), "pgleases doctor tells which") {
+					t.Errorf("list ended with %d: %s, want that doctor tells who has locked the table", code, c.Printed())
 				}
 			}
 			execute(t, database, fmt.Sprintf("SELECT pg_terminate_backend(%d, 10000)", conn.PgConn().PID()))
@@ -378,9 +379,9 @@ func TestWhereNoConnectionIsLeftNobodyIsSentToAnotherDatabase(t *testing.T) {
 	role := newRole(t, database)
 	execute(t, database, "ALTER ROLE "+role+" CONNECTION LIMIT 0")
 	for _, verb := range []string{"list", "doctor"} {
-		c := run(t, databaseEnv(as(t, database, role)), verb)
-		if code := c.wait(); code == 0 || !strings.Contains(strings.ToLower(c.output.String()), "no connection is left: see in pg_stat_activity") || strings.Contains(c.output.String(), "--database") {
-			t.Errorf("%s: exit code %d, output %q", verb, code, c.output.String())
+		c := command.Run(t, command.Database(as(t, database, role)), verb)
+		if code := c.ExitCode(); code == 0 || !strings.Contains(strings.ToLower(c.Printed()), "no connection is left: see in pg_stat_activity") || strings.Contains(c.Printed(), "--database") {
+			t.Errorf("%s: exit code %d, output %q", verb, code, c.Printed())
 		}
 	}
 }

@@ -22,8 +22,10 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
@@ -32,11 +34,11 @@ import (
 // output1 is what a verb prints that has to succeed.
 func output1(t *testing.T, databaseURL string, args ...string) string {
 	t.Helper()
-	c := run(t, databaseEnv(databaseURL), args...)
-	if code := c.wait(); code != 0 {
-		t.Fatalf("pgleases %s: exit code %d: %s", strings.Join(args, " "), code, c.output.String())
+	c := command.Run(t, command.Database(databaseURL), args...)
+	if code := c.ExitCode(); code != 0 {
+		t.Fatalf("pgleases %s: exit code %d: %s", strings.Join(args, " "), code, c.Printed())
 	}
-	return c.output.String()
+	return c.Printed()
 }
 
 // decoded is the JSON that a verb prints.
@@ -59,8 +61,8 @@ func newConn(t *testing.T, databaseURL string) *pgx.Conn {
 // fails runs a verb that has to fail, and to say something.
 func fails(t *testing.T, databaseURL, args, says string) {
 	t.Helper()
-	if c := run(t, databaseEnv(databaseURL), strings.Fields(args)...); c.wait() != exitFailed || !strings.Contains(c.output.String(), says) {
-		t.Errorf("%s: exit code %d, told %q, want %q", args, c.ProcessState.ExitCode(), c.output.String(), says)
+	if c := command.Run(t, command.Database(databaseURL), strings.Fields(args)...); c.ExitCode() != supervise.Failed || !strings.Contains(c.Printed(), says) {
+		t.Errorf("%s: exit code %d, told %q, want %q", args, c.ProcessState.ExitCode(), c.Printed(), says)
 	}
 }
 
@@ -104,11 +106,11 @@ const odd = "odd\n\x1b[2J\u202e\u009b" // ends the line, empties the screen, tur
 // Fleets of real processes: pgleases run.
 func TestTheVerbsShowAFleetAtWork(t *testing.T) {
 	t.Parallel()
-	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
-	env := databaseEnv(database)
+	database := pgtest.MigratedDatabase(t)
+	env := command.Database(database)
 	ids := []string{"one", "two", odd}
 	for _, id := range ids {
-		runProgram(t, dir, "", env, "fleet", "-n", "6", "--ttl", "1m", "--id", id)
+		command.Run(t, env, "run", "fleet", "-n", "6", "--ttl", "1m", "--id", id, "--", "sleep", "600")
 	}
 	conn := newConn(t, database)
 	tests.Until(t, "two partitions each", func() (even bool) {
@@ -197,22 +199,22 @@ func TestLocksAreListedWithWhoHoldsThem(t *testing.T) {
 func TestAWatchGoesOnThroughAnOutage(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	way := newProxy(t, database)
+	way := command.NewProxy(t, database)
 	execute(t, database, sound)
-	all := run(t, databaseEnv(way.url), "watch")
+	all := command.Run(t, command.Database(way.URL), "watch")
 	fails(t, database, "watch none", `there is no lease "none"`)
-	tests.Until(t, "a look", func() bool { return strings.Contains(all.output.String(), "LEASE ") })
-	way.set(true, false)
+	tests.Until(t, "a look", func() bool { return strings.Contains(all.Printed(), "LEASE ") })
+	way.Set(true, false)
 	tests.Until(t, "it tells of the outage, above what was seen", func() bool {
-		_, after, found := strings.Cut(all.output.String(), "Set --database, DATABASE_URL")
+		_, after, found := strings.Cut(all.Printed(), "Set --database, DATABASE_URL")
 		return found && strings.Contains(after, "LEASE ")
 	})
 	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'", "UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
-	way.set(false, false)
-	tests.Until(t, "it looks again", func() bool { return strings.Contains(all.output.String(), "renamed ") })
-	unprintable(t, "watch", all.output.String())
-	all.signal(syscall.SIGINT)
-	if code := all.wait(); code != 0 {
+	way.Set(false, false)
+	tests.Until(t, "it looks again", func() bool { return strings.Contains(all.Printed(), "renamed ") })
+	unprintable(t, "watch", all.Printed())
+	all.Signal(syscall.SIGINT)
+	if code := all.ExitCode(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)
 	}
 }
@@ -221,9 +223,9 @@ func TestWhatCannotBeWrittenIsAFailure(t *testing.T) {
 	t.Parallel()
 	full := tests.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
-	env := append(os.Environ(), databaseEnv(pgtest.MigratedDatabase(t))...)
+	env := append(os.Environ(), command.Database(pgtest.MigratedDatabase(t))...)
 	for _, args := range []string{"version", "list", "clients -o json", "events", "schema", "help"} {
-		c := exec.Command(built, strings.Fields(args)...)
+		c := exec.Command(command.Built, strings.Fields(args)...)
 		var told strings.Builder
 		c.Env, c.Stdout, c.Stderr = env, full, &told
 		if _ = c.Run(); c.ProcessState.ExitCode() != 125 || !strings.Contains(told.String(), "no space left") {
@@ -298,8 +300,8 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		execute(t, database, output1(t, database, "grants", roles[string(purpose)], "--for", string(purpose), "--schema", "it's"))
 	}
 	in := func(purpose string, args ...string) (int, string) {
-		c := run(t, databaseEnv(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
-		return c.wait(), c.output.String()
+		c := command.Run(t, command.Database(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
+		return c.ExitCode(), c.Printed()
 	}
 	file := tests.Must(schedulesql.Files.ReadFile("grants/operator.sql"))(t)
 	roles["the file alone"] = newRole(t, database)
@@ -318,16 +320,16 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 			}
 		}
 	}
-	c := run(t, databaseEnv(as(t, database, roles["application"])), "run", "reports", "--once", "--ttl", "5m", "--schema", "it's", "--", "true")
-	if code := c.wait(); code != 0 {
-		t.Errorf("run with the rights of an application: %d, %s", code, c.output.String())
+	c := command.Run(t, command.Database(as(t, database, roles["application"])), "run", "reports", "--once", "--ttl", "5m", "--schema", "it's", "--", "true")
+	if code := c.ExitCode(); code != 0 {
+		t.Errorf("run with the rights of an application: %d, %s", code, c.Printed())
 	}
-	for purpose, want := range map[string]int{"operator": 0, "reader": exitFailed, "application": exitFailed} {
+	for purpose, want := range map[string]int{"operator": 0, "reader": supervise.Failed, "application": supervise.Failed} {
 		if code, text := in(purpose, "freeze", "reports", "--preview"); code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
 			t.Errorf("preview as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
-	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != exitFailed || !strings.Contains(text, `, joined of "`) {
+	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != supervise.Failed || !strings.Contains(text, `, joined of "`) {
 		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
 	}
 }

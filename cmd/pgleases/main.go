@@ -3,9 +3,7 @@
 // look.go has the verbs that look, steer.go those that steer and tell what happened, schedules.go and jobs.go those on schedules and jobs,
 // setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the dashboard.
 //
-// In the order of a run: run.go opens a client and has Lease.Run call for each partition; child.go starts a keeper for the
-// partition, and tells it for how long the ownership can be trusted; keep.go is the keeper, a process that starts the program, and
-// kills all that came of it in time. tree_linux.go and tree_bsd.go are what differs between systems.
+// run.go reads the flags of run, which package supervise does.
 package main
 
 import (
@@ -17,25 +15,9 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 )
-
-// The exit codes that are not the program's own. Those of env(1) and timeout(1), and EX_TEMPFAIL of sysexits(3).
-const (
-	exitNotOwned  = 75  // nothing was owned in time, or it was lost before the program ended
-	exitFailed    = 125 // pgleases itself failed
-	exitCannotRun = 126 // the program cannot be executed
-	exitNotFound  = 127 // there is no such program
-	exitSignal    = 128 // plus the number of the signal
-)
-
-// An exit is an error with an exit code of its own. Without err there is nothing to tell.
-type exit struct {
-	code int
-	err  error
-}
-
-func (e exit) Error() string { return fmt.Sprint(e.err) }
-func (e exit) Unwrap() error { return e.err }
 
 func main() {
 	out, root := &written{to: os.Stdout}, newRoot()
@@ -44,12 +26,12 @@ func main() {
 	if err == nil {
 		return
 	}
-	e := exit{code: exitFailed, err: err}
+	e := supervise.Exit{Code: supervise.Failed, Err: err}
 	errors.As(err, &e)
-	if e.err != nil {
-		fmt.Fprintln(os.Stderr, "pgleases:", lines(told(e.err)))
+	if e.Err != nil {
+		fmt.Fprintln(os.Stderr, "pgleases:", lines(told(e.Err)))
 	}
-	os.Exit(e.code)
+	os.Exit(e.Code)
 }
 
 // written is stdout, and the first error of writing to it, as of a disk that is full: what was not written is no success, whatever printed it.
@@ -96,11 +78,8 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
 	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(),
-		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion())
+		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion(), newKeeper())
 	root.AddCommand(newSteering()...)
-	if keeper := newKeeper(); keeper != nil {
-		root.AddCommand(keeper)
-	}
 	return root
 }
 

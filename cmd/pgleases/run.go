@@ -1,23 +1,17 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
-	"os/signal"
-	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
-	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 )
 
 const runHelp = `Run a program under a lease: one process of it for each partition that this command owns, on all machines together.
@@ -60,21 +54,7 @@ Exit codes:
     128  and the number of a signal: this command got it, or with --once the program died of it
     else with --once, the program's
 
-What is not covered. In these cases the program may run for a while beside its successor, or, where it hangs, has none:
-
-  - All is frozen together: a container, a virtual machine, a cgroup, a suspended machine. What is frozen cannot be killed; it is killed
-    when it thaws.
-  - Neither this command nor the keeper can act, each being stopped or killed: pkill -9 -f with the program's name finds both. Where
-    the keeper is killed, the kernel kills the program, but not what it started. (systemd's KillMode=control-group, and the end of a
-    container, kill all.)
-  - The machine is so busy that what is killed does not run for as long as there is from SIGKILL to the end of the trust: a twentieth of the
-    TTL. Give a longer --ttl.
-  - A program that hangs: this command watches processes, not their work. It stays the owner. Have the program end itself.
-  - What is not a descendant of the program: a container that it starts through a daemon, a job of at or of systemd-run, a session on
-    another machine.
-  - A process that may not be killed, being of another user (sudo), or cannot be, waiting in the kernel (a hung NFS). A hand-over waits
-    for it, but trust in an ownership ends all the same.
-  - Elsewhere than on Linux: processes that leave the program's process group, and the death of the keeper.
+` + supervise.Limits + `
 
 Where it matters, write in a transaction that checks the epoch first; a partition that was lost is refused with SQLSTATE PL001:
 
@@ -86,33 +66,10 @@ const runExample = `  pgleases run reports -- ./make-reports --daily
   pgleases run shards -n 16 --id "$HOSTNAME" -- sh -c 'exec ./consume --shard "$PGLEASES_PARTITION"'
   pgleases run nightly --try --once -- ./backup   # from cron on every machine: no two at once`
 
-const (
-	backoffMin   = 100 * time.Millisecond
-	backoffMax   = 30 * time.Second
-	backoffReset = time.Minute // of a program that ran that long, the next start waits backoffMin
-
-	graceMax = 365 * 24 * time.Hour
-)
-
-// A runner is one call of `pgleases run`.
-type runner struct {
-	database, schema, id string
-	verbose              bool
-	lease                string
-	partitions           int
-	ttl, grace           time.Duration
-	once, try, cgroup    bool
-	wait                 time.Duration // 0: for ever
-	program              []string
-
-	log      *slog.Logger
-	children *supervisor
-	ran      atomic.Bool
-	result   chan int // with once: the program's exit code
-}
+const graceMax = 365 * 24 * time.Hour
 
 func newRun() *cobra.Command {
-	r := &runner{result: make(chan int, 1)}
+	var r supervise.Config
 	cmd := &cobra.Command{
 		Use:     "run LEASE [flags] -- PROGRAM [ARGUMENT ...]",
 		Short:   "Run a program under a lease",
@@ -131,244 +88,67 @@ func newRun() *cobra.Command {
 			}
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r.lease, r.program = args[0], args[1:]
-			r.database, _ = cmd.Flags().GetString("database")
-			r.schema, _ = cmd.Flags().GetString("schema")
-			r.verbose, _ = cmd.Flags().GetBool("verbose")
-			if err := r.validate(cmd.Flags().Changed); err != nil {
+			r.Lease, r.Program = args[0], args[1:]
+			if err := validate(&r, cmd.Flags().Changed); err != nil {
 				return err
 			}
-			return r.run()
+			database, _ := cmd.Flags().GetString("database")
+			r.URL = databaseURL(database)
+			r.Schema, _ = cmd.Flags().GetString("schema")
+			r.Unreachable = func(err error) error { return unreachable(err, r.URL) }
+			r.Stdin = r.Partitions == 1 && !isTerminal(os.Stdin) // a process of another group may not read a terminal
+			level := slog.LevelWarn
+			if verbose, _ := cmd.Flags().GetBool("verbose"); verbose {
+				level = slog.LevelInfo
+			}
+			r.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+			return supervise.Run(r)
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVarP(&r.partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; the same for all, and fixed when the lease is made")
-	flags.DurationVar(&r.ttl, "ttl", 6*time.Second, "how long a process that died keeps its partitions: 1s to 10m")
-	flags.DurationVar(&r.grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 to 8760h")
-	flags.BoolVar(&r.cgroup, "cgroup", true, "run the program in a control group of its own, if possible")
-	flags.BoolVar(&r.once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
-	flags.BoolVar(&r.try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
-	flags.DurationVar(&r.wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that died")
-	flags.StringVar(&r.id, "id", "", "client ID, unique among the live ones; one that outlives the process, as a host's name, keeps partitions\nwhere they are (default: random)")
+	flags.IntVarP(&r.Partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; the same for all, and fixed when the lease is made")
+	flags.DurationVar(&r.TTL, "ttl", 6*time.Second, "how long a process that died keeps its partitions: 1s to 10m")
+	flags.DurationVar(&r.Grace, "grace", 5*time.Second, "from SIGTERM to SIGKILL, 0 to 8760h")
+	flags.BoolVar(&r.Cgroup, "cgroup", true, "run the program in a control group of its own, if possible")
+	flags.BoolVar(&r.Once, "once", false, "do not start the program again: exit with its exit code (one partition only)")
+	flags.BoolVar(&r.Try, "try", false, "exit with 75 as soon as it is clear that others have it; one that died has it for its TTL, and is then waited for")
+	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 when nothing was owned after this time (default: wait for ever); give more than the TTL\nwhere all give up: else nobody is there to take over from one that died")
+	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live ones; one that outlives the process, as a host's name, keeps partitions\nwhere they are (default: random)")
 	return cmd
 }
 
-func (r *runner) validate(given func(flag string) bool) error {
+func validate(r *supervise.Config, given func(flag string) bool) error {
 	switch waits := given("wait"); {
-	case r.grace < 0:
-		return fmt.Errorf("--grace %v is negative: give 0 or more", r.grace)
-	case r.grace > graceMax: // sums with it would not fit
-		return fmt.Errorf("--grace %v is too long: give %v at most", r.grace, graceMax)
-	case r.id == "" && given("id"): // of a variable that is not set
+	case r.Grace < 0:
+		return fmt.Errorf("--grace %v is negative: give 0 or more", r.Grace)
+	case r.Grace > graceMax: // sums with it would not fit
+		return fmt.Errorf("--grace %v is too long: give %v at most", r.Grace, graceMax)
+	case r.ID == "" && given("id"): // of a variable that is not set
 		return errors.New("--id is empty: give 1 to 255 bytes, or no --id for a random one")
-	case waits && r.wait <= 0:
-		return fmt.Errorf("--wait %v: give a time above 0, or --try", r.wait)
-	case waits && r.try:
+	case waits && r.Wait <= 0:
+		return fmt.Errorf("--wait %v: give a time above 0, or --try", r.Wait)
+	case waits && r.Try:
 		return errors.New("--try and --wait: give one of them")
-	case r.once && r.partitions != 1:
-		return fmt.Errorf("--once with -n %d: there would be %d exit codes; use -n 1", r.partitions, r.partitions)
+	case r.Once && r.Partitions != 1:
+		return fmt.Errorf("--once with -n %d: there would be %d exit codes; use -n 1", r.Partitions, r.Partitions)
 	}
-	path, err := exec.LookPath(r.program[0])
+	path, err := exec.LookPath(r.Program[0])
 	switch {
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EISDIR):
-		return exit{exitCannotRun, fmt.Errorf("program %q: %w: is it executable?", r.program[0], err)}
+		return supervise.Exit{Code: supervise.CannotRun, Err: fmt.Errorf("program %q: %w: is it executable?", r.Program[0], err)}
 	case err != nil:
-		return exit{exitNotFound, fmt.Errorf("program %q: %w: give a program in PATH, or a path with a slash", r.program[0], err)}
+		return supervise.Exit{Code: supervise.NotFound, Err: fmt.Errorf("program %q: %w: give a program in PATH, or a path with a slash", r.Program[0], err)}
 	}
-	r.program[0] = path
+	r.Program[0] = path
 	return nil
 }
 
-func (r *runner) options() []pgleases.Option {
-	opts := []pgleases.Option{pgleases.WithTTL(r.ttl), pgleases.WithSchema(r.schema), pgleases.WithLogger(r.log)}
-	if r.id != "" {
-		opts = append(opts, pgleases.WithClientID(r.id))
-	}
-	return opts
-}
-
-func (r *runner) run() error {
-	level := slog.LevelWarn
-	if r.verbose {
-		level = slog.LevelInfo
-	}
-	r.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-
-	asked := make(chan os.Signal, 2)
-	notifyUnlessIgnored(asked)
-	var err error
-	if r.children, err = newSupervisor(r); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	defer cancel(nil)
-	go func() {
-		sig := (<-asked).(syscall.Signal)
-		r.log.Info("asked to end", slog.String("signal", sig.String()))
-		cancel(exit{code: exitSignal + int(sig)})
-		sig = (<-asked).(syscall.Signal)
-		r.log.Warn("asked again: what runs is killed", slog.String("signal", sig.String()))
-		close(r.children.hurry)
-	}()
-	err = r.work(ctx)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
-}
-
-// notifyUnlessIgnored has the signals that ask to end sent to c, but for those that are to be ignored: nohup has SIGHUP ignored.
-func notifyUnlessIgnored(c chan<- os.Signal) {
-	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
-		if !signal.Ignored(sig) {
-			signal.Notify(c, sig)
-		}
-	}
-}
-
-// work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
-func (r *runner) work(ctx context.Context) error {
-	url := databaseURL(r.database)
-	if _, err := store.ParseConfig(url); err != nil {
-		return exit{exitFailed, err}
-	}
-	client, err := pgleases.Open(ctx, url, r.options()...)
-	if err != nil {
-		return unreachable(err, url)
-	}
-	// Bounded all the same: by the end of the work, which the grace bounds, and by that of the trust where there is no database.
-	defer func() {
-		if err := client.Close(context.Background()); err != nil {
-			r.log.Warn("not all was handed over: it is free after the TTL", slog.Any("error", err))
-		}
-	}()
-	lease, err := client.Lease(ctx, r.lease, r.partitions)
-	if errors.Is(err, pgleases.ErrPartitionCount) {
-		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: SELECT %s.drop_lease('%s', 'another number', partitions => %d)", err,
-			pgx.Identifier{r.schema}.Sanitize(), strings.ReplaceAll(r.lease, "'", "''"), r.partitions)
-	}
-	if err != nil {
-		return err
-	}
-	if r.try || r.wait > 0 {
-		if err := r.awaitOwnership(ctx, client, lease); err != nil {
-			return err
-		}
-	}
-	ended := make(chan error, 1)
-	go func() {
-		ended <- lease.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
-			r.keepRunning(ctx, lease, p)
-			return nil
-		})
-	}()
-	select {
-	case err := <-ended: // another process has the ID, as a rule
-		return err
-	case code := <-r.result:
-		if code != 0 {
-			return exit{code: code}
-		}
-		return nil
-	case <-ctx.Done():
-		_ = client.Close(context.Background()) // which has Run return
-		<-ended
-		return context.Cause(ctx)
-	}
-}
-
-// awaitOwnership returns when something is owned, and exitNotOwned after the time for that.
-func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	none := exit{exitNotOwned, fmt.Errorf("lease %q: others have it", r.lease)}
-	if r.try {
-		go func() {
-			if err := r.othersHaveIt(ctx, client.ID()); err != nil {
-				cancel(err)
-				return
-			}
-			cancel(none)
-		}()
-	}
-	if r.wait > 0 {
-		defer time.AfterFunc(r.wait, func() { cancel(none) }).Stop()
-	}
-	if err := lease.Wait(ctx); err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	} else if err != nil {
-		return err
-	}
-	return nil
-}
-
-// othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its way here, and they are as many as the
-// partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
-// returns the error where it cannot.
-func (r *runner) othersHaveIt(ctx context.Context, id string) error {
-	config, err := store.ParseConfig(databaseURL(r.database)) // as the client does: it may have settings of a pool
-	if err != nil {
-		return err
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	schema := pgx.Identifier{r.schema}.Sanitize()
-	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp())
-		SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) >= count(*)
-		       AND bool_and(owner IN (SELECT id FROM others) AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
-		FROM %[1]s.status WHERE lease = $1`, schema)
-	for {
-		var others bool
-		err := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.lease, id).Scan(&others)
-		if err != nil || others {
-			return err
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
-
-// keepRunning runs the program, again and again, while the partition is owned and not wanted elsewhere: until ctx ends.
-func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) {
-	if r.ran.Swap(true) && r.once {
-		return // owned again, after its only run
-	}
-	log := r.log.With(slog.String("lease", r.lease), slog.Int("partition", p.Number), slog.Int64("epoch", p.Epoch))
-	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
-		log.Info("program starts")
-		began := time.Now()
-		code, err := r.children.run(ctx, lease, p)
-		if err != nil {
-			log.Error("program cannot be started", slog.Any("error", err))
-			code = exitFailed
-		}
-		if ctx.Err() != nil {
-			level := slog.LevelWarn
-			if errors.Is(context.Cause(ctx), pgleases.ErrClosed) || errors.Is(context.Cause(ctx), pgleases.ErrHandover) && !r.once {
-				level = slog.LevelInfo
-			}
-			log.Log(ctx, level, "program was ended", slog.Any("cause", context.Cause(ctx)))
-		}
-		if r.once {
-			r.result <- code
-		}
-		if r.once || ctx.Err() != nil {
-			return
-		}
-		if time.Since(began) >= backoffReset {
-			backoff = backoffMin
-		}
-		log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
-			return
-		}
+// newKeeper returns the verb that run starts itself with, once for each program.
+func newKeeper() *cobra.Command {
+	return &cobra.Command{
+		Use:                supervise.KeepVerb,
+		Hidden:             true,
+		DisableFlagParsing: true,
+		RunE:               func(_ *cobra.Command, args []string) error { return supervise.Keep(args) },
 	}
 }

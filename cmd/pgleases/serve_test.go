@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
 )
 
 // request asks a server, by a name that it may have.
@@ -29,10 +30,10 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
-	c := run(t, databaseEnv(database), "serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
+	c := command.Run(t, command.Database(database), "serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
 	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
-	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
-	found := address.FindStringSubmatch(c.output.String())
+	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
+	found := address.FindStringSubmatch(c.Printed())
 	ask := func(method, path, host string) (int, string) {
 		t.Helper()
 		return request(t, method, found[1]+path, host, "")
@@ -53,16 +54,16 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 
 	fails(t, database, "serve --listen "+found[2], "Give --listen an address of this machine and a port that is free") // it is in use
 	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
-		open := run(t, databaseEnv(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
+		open := command.Run(t, command.Database(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
 		port := regexp.MustCompile(`Open http://\S+:(\d+)/\n`)
-		tests.Until(t, "it says where it listens", func() bool { return port.MatchString(open.output.String()) })
-		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.output.String())[1] + "/"
+		tests.Until(t, "it says where it listens", func() bool { return port.MatchString(open.Printed()) })
+		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.Printed())[1] + "/"
 		if code, _ := ask("GET", "", "evil.example"); code != want {
 			t.Errorf("listening on %s: %d, want %d", listen, code, want)
 		}
 	}
-	c.signal(syscall.SIGINT)
-	if code := c.wait(); code != 0 {
+	c.Signal(syscall.SIGINT)
+	if code := c.ExitCode(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)
 	}
 }
@@ -71,10 +72,10 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, "INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now())")
-	c := run(t, databaseEnv(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--steer", "--actor", "maria")
+	c := command.Run(t, command.Database(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--steer", "--actor", "maria")
 	address := regexp.MustCompile(`Open (http://127\.0\.0\.1:\d+/)\nTo steer, open (http://127\.0\.0\.1:\d+/[A-Z2-7]{26}/) and`)
-	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.output.String()) })
-	found := address.FindStringSubmatch(c.output.String())
+	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
+	found := address.FindStringSubmatch(c.Printed())
 	post := func(url, path, body, host string) (int, string) {
 		t.Helper()
 		return request(t, http.MethodPost, url+path, host, body)

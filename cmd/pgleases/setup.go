@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
@@ -177,9 +178,9 @@ Exit codes:
 			case err != nil:
 				return err
 			case is(admin.Fault):
-				return exit{code: exitFaults}
+				return supervise.Exit{Code: exitFaults}
 			case is(admin.Warning):
-				return exit{code: exitWarnings}
+				return supervise.Exit{Code: exitWarnings}
 			}
 			return nil
 		})

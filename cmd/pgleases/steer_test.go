@@ -14,8 +14,10 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
 )
 
 // newMember joins the lease "orders" of four partitions. The TTL is one that no machine's stall reaches.
@@ -35,12 +37,12 @@ func asPreviewed(t *testing.T, database, verb, subject string) {
 	t.Helper()
 	tests.Until(t, "nothing changes between a preview and what is done", func() bool {
 		binding := decoded[admin.Preview](t, database, verb, subject, "--preview").Binding
-		c := run(t, databaseEnv(database), verb, subject, "--reason", "why", "--binding", binding)
-		if c.wait() == 0 {
+		c := command.Run(t, command.Database(database), verb, subject, "--reason", "why", "--binding", binding)
+		if c.ExitCode() == 0 {
 			return true
 		}
-		if out := c.output.String(); !strings.Contains(out, "Preview it again") && !strings.Contains(out, "25P03") { // its transaction idled, on a machine that is late
-			t.Fatalf("%s: %s", verb, c.output.String())
+		if out := c.Printed(); !strings.Contains(out, "Preview it again") && !strings.Contains(out, "25P03") { // its transaction idled, on a machine that is late
+			t.Fatalf("%s: %s", verb, c.Printed())
 		}
 		return false
 	})
@@ -65,7 +67,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	if !found || owned() != [2]int{2, 2} {
 		t.Fatalf("owned are %v; preview: %s", owned(), preview)
 	}
-	follower := run(t, databaseEnv(database), "events", "orders", "-f", "-o", "json")
+	follower := command.Run(t, command.Database(database), "events", "orders", "-f", "-o", "json")
 
 	output1(t, database, "drain", odd, "--reason", "its host\ngoes", "--actor", "maria", "--for", "2h", "--wait")
 	if got := owned(); got[1] != 0 {
@@ -96,10 +98,10 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 			t.Errorf("events lack %s: %s", pattern, events)
 		}
 	}
-	tests.Until(t, "the follower is told of the resumption", func() bool { return strings.Contains(follower.output.String(), `"cause":"resume"`) })
-	follower.signal(syscall.SIGTERM)
-	if code := follower.wait(); code != 0 || strings.Count(follower.output.String(), `"cause":"pause"`) != 1 {
-		t.Errorf("exit code %d of events -f: %s", code, follower.output.String())
+	tests.Until(t, "the follower is told of the resumption", func() bool { return strings.Contains(follower.Printed(), `"cause":"resume"`) })
+	follower.Signal(syscall.SIGTERM)
+	if code := follower.ExitCode(); code != 0 || strings.Count(follower.Printed(), `"cause":"pause"`) != 1 {
+		t.Errorf("exit code %d of events -f: %s", code, follower.Printed())
 	}
 	role := newRole(t, database)
 	for _, test := range []struct{ database, args, want string }{
@@ -162,9 +164,9 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 	if events := output1(t, database, "events", "orders", "-n", "1"); !regexp.MustCompile(` dropped +orders +- +- +- +maria \(` + role + `\) +one will do\n$`).MatchString(events) {
 		t.Errorf("events: %s", events)
 	}
-	other := run(t, databaseEnv(database), "run", "orders", "--once", "--", "true")
-	if code := other.wait(); code != exitFailed || !strings.Contains(other.output.String(), "made again with 4 only for 24 h, not with 1") {
-		t.Errorf("another number of partitions: exit code %d: %s", code, other.output.String())
+	other := command.Run(t, command.Database(database), "run", "orders", "--once", "--", "true")
+	if code := other.ExitCode(); code != supervise.Failed || !strings.Contains(other.Printed(), "made again with 4 only for 24 h, not with 1") {
+		t.Errorf("another number of partitions: exit code %d: %s", code, other.Printed())
 	}
 	output1(t, operator, "drop", "orders", "--partitions", "1", "--reason", "one will do")
 	output1(t, database, "run", "orders", "--once", "--", "true")
@@ -177,23 +179,23 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 func TestALeaseOfAFleetThatWasKilledIsDropped(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
-	fleet := run(t, databaseEnv(database), "run", "orders", "--ttl", "2s", "--", "sleep", "600")
+	fleet := command.Run(t, command.Database(database), "run", "orders", "--ttl", "2s", "--", "sleep", "600")
 	conn := newConn(t, database)
 	tests.Until(t, "it works", func() (works bool) {
 		_ = conn.QueryRow(t.Context(), "SELECT count(owner) = 1 FROM pgleases.partitions").Scan(&works) // an error is that there are no tables yet
 		return works
 	})
-	fleet.signal(syscall.SIGKILL)
-	fleet.wait()
+	fleet.Signal(syscall.SIGKILL)
+	fleet.ExitCode()
 	drop := func() (int, string) {
-		c := run(t, databaseEnv(pgtest.OwnerURL(database)), "drop", "orders", "--reason", "nobody comes again")
-		return c.wait(), c.output.String()
+		c := command.Run(t, command.Database(pgtest.OwnerURL(database)), "drop", "orders", "--reason", "nobody comes again")
+		return c.ExitCode(), c.Printed()
 	}
 	advice := "pgleases run tidy --once -- sleep 60"
-	if code, text := drop(); code != exitFailed || !strings.Contains(text, advice) {
+	if code, text := drop(); code != supervise.Failed || !strings.Contains(text, advice) {
 		t.Fatalf("exit code %d: %s", code, text)
 	}
-	run(t, databaseEnv(database), strings.Fields(strings.TrimPrefix(advice, "pgleases "))...)
+	command.Run(t, command.Database(database), strings.Fields(strings.TrimPrefix(advice, "pgleases "))...)
 	tests.Until(t, "it is dropped", func() bool { code, _ := drop(); return code == 0 })
 }
 
@@ -208,11 +210,11 @@ func TestAWaitEndsWithTheWish(t *testing.T) {
 	}
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
-	waiting := run(t, databaseEnv(database), "pause", "orders", "--reason", "maintenance", "--wait")
+	waiting := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
 	tests.Until(t, "the wish", func() bool { return len(decoded[[]admin.Wish](t, database, "wishes")) == 1 })
 	output1(t, database, "resume", "orders", "--reason", "never mind")
-	if code := waiting.wait(); code != exitFailed || !strings.Contains(waiting.output.String(), "taken back") {
-		t.Errorf("exit code %d: %s", code, waiting.output.String())
+	if code := waiting.ExitCode(); code != supervise.Failed || !strings.Contains(waiting.Printed(), "taken back") {
+		t.Errorf("exit code %d: %s", code, waiting.Printed())
 	}
 }
 
@@ -221,9 +223,9 @@ func TestNoErrorTellsThePassword(t *testing.T) {
 	t.Parallel()
 	for _, database := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se@cret@127.0.0.1:1/d", "postgres://u:cret@127.0.0.1:no/d", "host=127.0.0.1 port=1 password='se cret'"} {
 		for _, verb := range []string{"list", "doctor", "migrate"} {
-			c := run(t, databaseEnv(database), verb)
-			if code := c.wait(); code == 0 || strings.Contains(c.output.String(), "cret") {
-				t.Errorf("%s of %s: exit code %d: %s", verb, database, code, c.output.String())
+			c := command.Run(t, command.Database(database), verb)
+			if code := c.ExitCode(); code == 0 || strings.Contains(c.Printed(), "cret") {
+				t.Errorf("%s of %s: exit code %d: %s", verb, database, code, c.Printed())
 			}
 		}
 	}
@@ -259,23 +261,23 @@ func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 			happens := func(what string) {
 				execute(t, database, "INSERT INTO pgleases.events (cause) VALUES ('"+what+"')")
 			}
-			way := newProxy(t, as(t, database, role))
+			way := command.NewProxy(t, as(t, database, role))
 			late, err := tests.Pool(t, database).Begin(t.Context())
 			if err == nil {
 				_, err = late.Exec(t.Context(), "INSERT INTO pgleases.events (cause) VALUES ('late')")
 			}
 			tests.OK(t, err)
 			happens("first")
-			follower := run(t, databaseEnv(way.url), "events", "-f", "-o", "json")
+			follower := command.Run(t, command.Database(way.URL), "events", "-f", "-o", "json")
 			const lost, again = "It is tried again each second", "the events start again"
 			told := func(what string, n int) func() bool {
-				return func() bool { return strings.Count(follower.output.String(), what) == n }
+				return func() bool { return strings.Count(follower.Printed(), what) == n }
 			}
 			tests.Until(t, "it is told of what was there", told(`"first"`, 1))
-			way.set(!end.frozen, end.frozen)
+			way.Set(!end.frozen, end.frozen)
 			happens("meanwhile")
 			tests.Until(t, "it says that the connection was lost", told(lost, 1))
-			way.set(false, false)
+			way.Set(false, false)
 			tests.Until(t, "it goes on", told(`"meanwhile"`, 1))
 			tests.Until(t, "it says so", told(again, 1))
 			happens("after")
@@ -285,10 +287,10 @@ func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 			execute(t, database, "DELETE FROM pgleases.events WHERE cause = 'after'; INSERT INTO pgleases.events (cause) VALUES ('promoted')") // as a standby that was behind
 			tests.Until(t, "it says so", told(again, 2))
 			tests.Until(t, "it goes on", told(`"promoted"`, 1))
-			way.set(true, false)
+			way.Set(true, false)
 			end.do(t, database, role, drop)
-			way.set(false, false)
-			if code := follower.wait(); code != exitFailed || !strings.Contains(follower.output.String(), end.want) {
+			way.Set(false, false)
+			if code := follower.ExitCode(); code != supervise.Failed || !strings.Contains(follower.Printed(), end.want) {
 				t.Errorf("exit code %d", code)
 			}
 			for _, what := range []string{"first", "meanwhile", "after", "promoted"} {
@@ -296,11 +298,11 @@ func TestWhoFollowsTheEventsGoesOnAfterAnOutage(t *testing.T) {
 					t.Errorf("%s is not told once", what)
 				}
 			}
-			if n := strings.Count(follower.output.String(), lost); n != 1 && n != 2 { // the last outage may be too short to be seen
+			if n := strings.Count(follower.Printed(), lost); n != 1 && n != 2 { // the last outage may be too short to be seen
 				t.Errorf("it says %d times that the connection was lost", n)
 			}
 			if t.Failed() {
-				t.Log(follower.output.String())
+				t.Log(follower.Printed())
 			}
 		})
 	}

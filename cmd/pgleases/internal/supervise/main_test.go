@@ -1,65 +1,33 @@
 //go:build linux
 
-package main
+package supervise
 
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
-	"net"
-	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 
-	"github.com/pgleases/pgleases/internal/pgtest"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
 )
-
-// built is the command as users have it.
-var built string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(envDir) != "" {
 		program()
 		return
 	}
-	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
-		_ = flag.Set(f.Name, "16")
-	}
-	dir, err := os.MkdirTemp("", "pgleases-run-")
-	code := 1
-	if err == nil {
-		built = filepath.Join(dir, "pgleases")
-		var out []byte
-		if out, err = exec.Command("go", "build", "-o", built, ".").CombinedOutput(); err == nil {
-			end := pgtest.Keep()
-			code = m.Run()
-			err = end()
-		}
-		err = errors.Join(err, os.RemoveAll(dir))
-		if len(out) > 0 {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	command.Main(m)
 }
 
 // The program that the tests run under leases is this test's own binary. It writes to a folder what it sees.
@@ -192,79 +160,11 @@ func isFree(t *testing.T, dir string, partition int) bool {
 	return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
-// A command is a pgleases that runs.
-type command struct {
-	*exec.Cmd
-	t      *testing.T
-	output *buffer
-	ended  chan struct{}
-}
-
-type buffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer // not embedded: its ReadFrom, which io.Copy would find, knows no mutex
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
-}
-
-// run starts pgleases. It is killed, with what it runs, when the test ends.
-func run(t *testing.T, env []string, args ...string) *command {
-	t.Helper()
-	c := &command{Cmd: exec.Command(built, args...), t: t, output: new(buffer), ended: make(chan struct{})}
-	c.Env = append(os.Environ(), env...)
-	r, w, err := os.Pipe() // of our own: Wait waits not for others who have it
-	tests.OK(t, err)
-	c.Stdout, c.Stderr = w, w
-	tests.OK(t, c.Start())
-	w.Close()
-	go func() {
-		_, _ = io.Copy(c.output, r)
-		r.Close()
-		_ = c.Wait()
-		close(c.ended)
-	}()
-	t.Cleanup(func() {
-		_ = c.Process.Signal(syscall.SIGKILL)
-		c.wait()
-		if t.Failed() {
-			t.Logf("pgleases %s:\n%s", strings.Join(args, " "), c.output.String())
-		}
-	})
-	return c
-}
-
 // runProgram starts pgleases with this test's program.
-func runProgram(t *testing.T, dir, mode string, env []string, args ...string) *command {
+func runProgram(t *testing.T, dir, mode string, env []string, args ...string) *command.Command {
 	t.Helper()
 	env = append([]string{envDir + "=" + dir, envMode + "=" + mode}, env...)
-	return run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
-}
-
-// wait waits for its end, and of all that has its output, and returns its exit code, -1 after a signal.
-func (c *command) wait() int {
-	c.t.Helper()
-	select {
-	case <-c.ended:
-	case <-time.After(tests.Patience):
-		c.t.Errorf("pgleases does not end: %s", c.output.String())
-		return -2
-	}
-	return c.ProcessState.ExitCode()
-}
-
-func (c *command) signal(sig syscall.Signal) {
-	c.t.Helper()
-	tests.OK(c.t, c.Process.Signal(sig))
+	return command.Run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
 }
 
 // childrenOf returns the living children of a process: of those that the kernel lists, or of all if it has no list.
@@ -298,95 +198,6 @@ func parentOf(pid int) (parent int) {
 		parent, _ = strconv.Atoi(fields[1])
 	}
 	return parent
-}
-
-// A proxy is a way to the database that can be cut.
-type proxy struct {
-	url, upstream string
-	listener      net.Listener
-
-	mu     sync.Mutex // guards the rest
-	conns  map[net.Conn]bool
-	away   bool // nobody gets through
-	frozen bool // bytes are lost, and nobody is told
-}
-
-func newProxy(t *testing.T, databaseURL string) *proxy {
-	t.Helper()
-	u := tests.Must(url.Parse(databaseURL))(t)
-	p := &proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}
-	u.Host = p.listener.Addr().String()
-	p.url = u.String()
-	go p.serve()
-	t.Cleanup(func() {
-		p.listener.Close()
-		p.set(true, false)
-	})
-	return p
-}
-
-func (p *proxy) serve() {
-	for {
-		conn, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		go func() {
-			defer conn.Close()
-			server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", p.upstream)
-			if err != nil || !p.keep(conn, server) {
-				return
-			}
-			go p.copy(conn, server)
-			p.copy(server, conn)
-		}()
-	}
-}
-
-func (p *proxy) keep(conns ...net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, conn := range conns {
-		if p.away {
-			conn.Close()
-			continue
-		}
-		p.conns[conn] = true
-	}
-	return !p.away
-}
-
-func (p *proxy) copy(to, from net.Conn) {
-	defer to.Close()
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(buf)
-		if err != nil {
-			return
-		}
-		p.mu.Lock()
-		frozen := p.frozen
-		p.mu.Unlock()
-		if frozen {
-			continue
-		}
-		if _, err := to.Write(buf[:n]); err != nil {
-			return
-		}
-	}
-}
-
-// set makes the database be away, or the connections frozen. All connections break, unless they are to be frozen.
-func (p *proxy) set(away, frozen bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.away, p.frozen = away, frozen
-	if !frozen {
-		for conn := range p.conns {
-			conn.Close()
-		}
-		clear(p.conns)
-	}
 }
 
 // lateness measures how late this process is woken, in sum, until the function that it returns is called. Wakes that are late by less

@@ -1,6 +1,6 @@
 //go:build unix
 
-package main
+package supervise
 
 import (
 	"context"
@@ -30,7 +30,7 @@ type supervisor struct {
 }
 
 func newSupervisor(r *runner) (*supervisor, error) {
-	s := &supervisor{runner: r, lead: max(r.ttl/20, 100*time.Millisecond), hurry: make(chan struct{}), keepers: make(map[int]bool),
+	s := &supervisor{runner: r, lead: max(r.TTL/20, 100*time.Millisecond), hurry: make(chan struct{}), keepers: make(map[int]bool),
 		strange: make(map[int]bool)}
 	if err := searchChildren(func(pid int) { s.strange[pid] = true }); err != nil {
 		return nil, err
@@ -38,7 +38,7 @@ func newSupervisor(r *runner) (*supervisor, error) {
 	return s, adoptOrphans() // those of a keeper that was killed
 }
 
-// run runs the program for a partition until it ends or is to end, and returns its exit code, or exitNotOwned where it was made to end.
+// run runs the program for a partition until it ends or is to end, and returns its exit code, or NotOwned where it was made to end.
 // Nothing that came of the program is left then.
 func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) (int, error) {
 	r, w, err := os.Pipe()
@@ -47,7 +47,7 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	}
 	defer w.Close()
 	var group string
-	if s.runner.cgroup {
+	if s.runner.Cgroup {
 		group = newGroup()
 		defer removeGroup(group) // of a keeper that was killed
 	}
@@ -81,7 +81,7 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 		case <-toEnd:
 			toEnd = nil
 			s.tell(keeper, w, orderEnd)
-			overdue = time.After(s.runner.grace + s.lead)
+			overdue = time.After(s.runner.Grace + s.lead)
 		case <-lost:
 			lost = nil
 			w.Close() // the order to kill
@@ -102,7 +102,7 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 	s.mu.Unlock()
 	s.killOrphans(p.Context(), group)
 	if status := keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
-		return exitNotOwned, nil
+		return NotOwned, nil
 	}
 	return keeper.ProcessState.ExitCode(), nil
 }
@@ -110,7 +110,7 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 // kill kills a keeper that did not kill in time. What it leaves is killed then.
 func (s *supervisor) kill(keeper *exec.Cmd, p pgleases.Partition) {
 	_ = keeper.Process.Kill()
-	s.runner.log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.lease), slog.Int("partition", p.Number))
+	s.runner.Log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
 }
 
 // start starts the keeper, which starts the program.
@@ -120,13 +120,13 @@ func (s *supervisor) start(orders *os.File, p pgleases.Partition, group string) 
 	if err != nil {
 		return nil, err
 	}
-	args := []string{keepVerb, "--grace", r.grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.ttl/10, r.grace)).String(), "--group", group, "--"}
-	cmd := exec.Command(self, append(args, r.program...)...)
+	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.lead.String(), "--end-lead", (s.lead + min(r.TTL/10, r.Grace)).String(), "--group", group, "--"}
+	cmd := exec.Command(self, append(args, r.Program...)...)
 	cmd.Args[0] = "pgleases"
-	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
-		"PGLEASES_PARTITIONS="+strconv.Itoa(r.partitions), "PGLEASES_EPOCH="+strconv.FormatInt(p.Epoch, 10))
+	cmd.Env = append(os.Environ(), "PGLEASES_LEASE="+r.Lease, "PGLEASES_PARTITION="+strconv.Itoa(p.Number),
+		"PGLEASES_PARTITIONS="+strconv.Itoa(r.Partitions), "PGLEASES_EPOCH="+strconv.FormatInt(p.Epoch, 10))
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if r.partitions == 1 && !isTerminal(os.Stdin) { // a process of another group may not read a terminal
+	if r.Stdin {
 		cmd.Stdin = os.Stdin
 	}
 	cmd.ExtraFiles = []*os.File{orders}
@@ -153,7 +153,7 @@ func (s *supervisor) killOrphans(owned context.Context, group string) {
 		switch {
 		case err != nil && !told:
 			told = true
-			s.runner.log.Error("cannot see what is left of the program, so the partition waits", slog.Any("error", err))
+			s.runner.Log.Error("cannot see what is left of the program, so the partition waits", slog.Any("error", err))
 		case err == nil && !left:
 			return
 		}

@@ -1,10 +1,11 @@
 //go:build unix
 
-package main
+package supervise
 
 import (
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -12,12 +13,12 @@ import (
 	"runtime"
 	"syscall"
 	"time"
-
-	"github.com/spf13/cobra"
 )
 
+// KeepVerb is the command's verb for [Keep].
+const KeepVerb = "keep-program"
+
 const (
-	keepVerb   = "keep-program"
 	ordersFile = 3
 
 	// A machine that slept moves no timer, but the clock: the longest time between two looks at it.
@@ -48,21 +49,19 @@ type keeper struct {
 	children chan os.Signal
 }
 
-func newKeeper() *cobra.Command {
+// Keep is the keeper's process: the command calls it for KeepVerb with the arguments after that.
+func Keep(args []string) error {
 	k := &keeper{orders: make(chan time.Duration), children: make(chan os.Signal, 1)}
-	cmd := &cobra.Command{
-		Use:    keepVerb,
-		Hidden: true, // started by run
-		RunE: func(_ *cobra.Command, args []string) error {
-			code, err := k.keep(args)
-			return exit{code, err}
-		},
+	flags := flag.NewFlagSet(KeepVerb, flag.ContinueOnError)
+	flags.DurationVar(&k.grace, "grace", 0, "from SIGTERM to SIGKILL")
+	flags.DurationVar(&k.killLead, "kill-lead", 0, "from SIGKILL to the deadline")
+	flags.DurationVar(&k.endLead, "end-lead", 0, "from SIGTERM to the deadline")
+	flags.StringVar(&k.group, "group", "", "control group of the program")
+	if err := flags.Parse(args); err != nil {
+		return err
 	}
-	cmd.Flags().DurationVar(&k.grace, "grace", 0, "from SIGTERM to SIGKILL")
-	cmd.Flags().DurationVar(&k.killLead, "kill-lead", 0, "from SIGKILL to the deadline")
-	cmd.Flags().DurationVar(&k.endLead, "end-lead", 0, "from SIGTERM to the deadline")
-	cmd.Flags().StringVar(&k.group, "group", "", "control group of the program")
-	return cmd
+	code, err := k.keep(flags.Args())
+	return Exit{code, err}
 }
 
 func (k *keeper) keep(program []string) (int, error) {
@@ -71,7 +70,7 @@ func (k *keeper) keep(program []string) (int, error) {
 	// The kernel kills the program when the thread ends that started it.
 	runtime.LockOSThread()
 	if err := adoptOrphans(); err != nil {
-		return exitFailed, err
+		return Failed, err
 	}
 	// A supervisor of services may send these to all processes. They are not ignored here, as the program would inherit that; what is
 	// ignored already it is to inherit.
@@ -83,7 +82,7 @@ func (k *keeper) keep(program []string) (int, error) {
 		if k.pid == 0 {
 			switch {
 			case k.toEnd || k.toKill:
-				return exitNotOwned, nil
+				return NotOwned, nil
 			case now >= k.deadline-k.endLead: // not known yet, or not long enough
 				k.await(lookAtLeast)
 				continue
@@ -97,7 +96,7 @@ func (k *keeper) keep(program []string) (int, error) {
 		}
 		left, err := k.reap()
 		if err != nil {
-			return exitFailed, err
+			return Failed, err
 		}
 		if !left && treeGone(k.pid) {
 			break
@@ -105,7 +104,7 @@ func (k *keeper) keep(program []string) (int, error) {
 		k.await(min(k.act(now), lookAtLeast))
 	}
 	if k.unowned {
-		return exitNotOwned, nil
+		return NotOwned, nil
 	}
 	return k.code, nil
 }
@@ -164,7 +163,7 @@ func (k *keeper) reap() (left bool, err error) {
 			k.ended = true
 			k.code = status.ExitStatus()
 			if status.Signaled() {
-				k.code = exitSignal + int(status.Signal())
+				k.code = Signaled + int(status.Signal())
 			}
 		}
 	}
@@ -217,8 +216,8 @@ func start(program []string, group string) (pid int, err error) {
 func startError(err error) (int, error) {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return exitNotFound, fmt.Errorf("start the program: %w", err)
+		return NotFound, fmt.Errorf("start the program: %w", err)
 	default:
-		return exitCannotRun, fmt.Errorf("start the program: %w", err)
+		return CannotRun, fmt.Errorf("start the program: %w", err)
 	}
 }

@@ -1,12 +1,10 @@
 //go:build !unix
 
-package main
+package supervise
 
 import (
 	"context"
 	"errors"
-
-	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases"
 )
@@ -22,4 +20,8 @@ func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition) (in
 	panic("not reached: there is no supervisor")
 }
 
-func newKeeper() *cobra.Command { return nil }
+// KeepVerb is the command's verb for [Keep].
+const KeepVerb = "keep-program"
+
+// Keep does not work here, as Run does not.
+func Keep([]string) error { return errors.ErrUnsupported }

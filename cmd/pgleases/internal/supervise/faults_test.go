@@ -1,6 +1,6 @@
 //go:build linux
 
-package main
+package supervise
 
 import (
 	"fmt"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
 )
 
 // envFaults is how many faults the attack makes, by default one of each kind. Two hundred take some ten minutes.
@@ -34,8 +35,8 @@ const (
 
 // A member is a pgleases under attack, with its own way to the database.
 type member struct {
-	*command
-	way *proxy
+	*command.Command
+	way *command.Proxy
 }
 
 // A fault breaks a member. What it returns mends it.
@@ -46,12 +47,12 @@ type fault struct {
 
 var faults = []fault{
 	{"kill -9 of the supervisor", func(t *testing.T, m *member, restart func()) func() {
-		m.signal(syscall.SIGKILL)
+		m.Signal(syscall.SIGKILL)
 		return restart
 	}},
 	{"the supervisor stops, and goes on", func(t *testing.T, m *member, _ func()) func() {
-		m.signal(syscall.SIGSTOP)
-		return func() { m.signal(syscall.SIGCONT) }
+		m.Signal(syscall.SIGSTOP)
+		return func() { m.Signal(syscall.SIGCONT) }
 	}},
 	{"a keeper is killed", func(t *testing.T, m *member, _ func()) func() {
 		if keepers := childrenOf(m.Process.Pid); len(keepers) > 0 {
@@ -64,23 +65,23 @@ var faults = []fault{
 		for _, keeper := range keepers {
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
 		}
-		m.way.set(false, true)
-		return func() { m.way.set(false, false) }
+		m.way.Set(false, true)
+		return func() { m.way.Set(false, false) }
 	}},
 	{"the database does not answer", func(t *testing.T, m *member, _ func()) func() {
-		m.way.set(false, true)
-		return func() { m.way.set(false, false) }
+		m.way.Set(false, true)
+		return func() { m.way.Set(false, false) }
 	}},
 	{"connections are cut", func(t *testing.T, m *member, _ func()) func() {
-		m.way.set(false, false)
+		m.way.Set(false, false)
 		return func() {}
 	}},
 	{"the database is away", func(t *testing.T, m *member, _ func()) func() {
-		m.way.set(true, false)
-		return func() { m.way.set(false, false) }
+		m.way.Set(true, false)
+		return func() { m.way.Set(false, false) }
 	}},
 	{"asked to end, and started again", func(t *testing.T, m *member, restart func()) func() {
-		m.signal(syscall.SIGTERM)
+		m.Signal(syscall.SIGTERM)
 		return restart
 	}},
 }
@@ -98,8 +99,8 @@ func TestNoTwoProgramsOfAPartitionRunAtOnceUnderFaults(t *testing.T) {
 	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
 	members := make([]*member, attackMembers)
 	start := func(i int) {
-		way := newProxy(t, url)
-		members[i] = &member{runProgram(t, dir, modeFamily, databaseEnv(way.url), "attacked", "-n", strconv.Itoa(attackPartitions),
+		way := command.NewProxy(t, url)
+		members[i] = &member{runProgram(t, dir, modeFamily, command.Database(way.URL), "attacked", "-n", strconv.Itoa(attackPartitions),
 			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i), fmt.Sprintf("--cgroup=%v", i > 0)), way}
 	}
 	// settled waits until each partition has a program that lives after that time, and each member has a keeper.
@@ -139,7 +140,7 @@ func TestNoTwoProgramsOfAPartitionRunAtOnceUnderFaults(t *testing.T) {
 			f := faults[n%len(faults)]
 			n++
 			made[f.name]++
-			mends = append(mends, f.do(t, members[i], func() { members[i].wait(); start(i) }))
+			mends = append(mends, f.do(t, members[i], func() { members[i].ExitCode(); start(i) }))
 		}
 		time.Sleep(attackTTL + attackTTL/4) // a fault's length, not a wait for something
 		for _, mend := range mends {
@@ -203,7 +204,7 @@ func slowed(t *testing.T) func(from, to time.Duration) float64 {
 		defer close(ended)
 		for t.Context().Err() == nil {
 			begun := boottime()
-			_ = exec.CommandContext(t.Context(), built, "version").Run() // an error is that the test has ended
+			_ = exec.CommandContext(t.Context(), command.Built, "version").Run() // an error is that the test has ended
 			mu.Lock()
 			starts = append(starts, start{begun, boottime()})
 			mu.Unlock()

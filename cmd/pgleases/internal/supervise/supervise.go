@@ -1,0 +1,250 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// The exit codes that are not the program's own. Those of env(1) and timeout(1), and EX_TEMPFAIL of
+// sysexits(3).
+const (
+	NotOwned  = 75  // nothing was owned in time, or it was lost before the program ended
+	Failed    = 125 // pgleases itself failed
+	CannotRun = 126 // the program cannot be executed
+	NotFound  = 127 // there is no such program
+	Signaled  = 128 // plus the number of the signal
+)
+
+const (
+	backoffMin   = 100 * time.Millisecond
+	backoffMax   = 30 * time.Second
+	backoffReset = time.Minute // of a program that ran that long, the next start waits backoffMin
+)
+
+// Config is one call of `pgleases run`.
+type Config struct {
+	URL, Schema, ID   string // ID: "" for a random one
+	Lease             string
+	Partitions        int
+	TTL, Grace        time.Duration
+	Once, Try, Cgroup bool
+	Wait              time.Duration // 0: for ever
+	Program           []string      // its path and its arguments
+	Stdin             bool          // the program inherits stdin
+	Log               *slog.Logger
+	Unreachable       func(error) error // adds what to do if no database answers
+}
+
+// Exit is an error with an exit code of its own. Without Err there is nothing to tell.
+type Exit struct {
+	Code int
+	Err  error
+}
+
+func (e Exit) Error() string { return fmt.Sprint(e.Err) }
+func (e Exit) Unwrap() error { return e.Err }
+
+type runner struct {
+	Config
+	children *supervisor
+	ran      atomic.Bool
+	result   chan int // with Once: the program's exit code
+}
+
+// Run runs the program until a signal asks to end, and with Once until the program has ended. It
+// returns an Exit with the exit code, or another error for Failed.
+func Run(c Config) (err error) {
+	r := &runner{Config: c, result: make(chan int, 1)}
+	asked := make(chan os.Signal, 2)
+	notifyUnlessIgnored(asked)
+	if r.children, err = newSupervisor(r); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() {
+		sig := (<-asked).(syscall.Signal)
+		r.Log.Info("asked to end", slog.String("signal", sig.String()))
+		cancel(Exit{Code: Signaled + int(sig)})
+		sig = (<-asked).(syscall.Signal)
+		r.Log.Warn("asked again: what runs is killed", slog.String("signal", sig.String()))
+		close(r.children.hurry)
+	}()
+	err = r.work(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// notifyUnlessIgnored has the signals that ask to end sent to c, but for those that are to be ignored: nohup has SIGHUP ignored.
+func notifyUnlessIgnored(c chan<- os.Signal) {
+	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP} {
+		if !signal.Ignored(sig) {
+			signal.Notify(c, sig)
+		}
+	}
+}
+
+// work runs the program until ctx ends, or the client, or with once the program. The client is closed when it returns.
+func (r *runner) work(ctx context.Context) error {
+	if _, err := store.ParseConfig(r.URL); err != nil {
+		return err
+	}
+	opts := []pgleases.Option{pgleases.WithTTL(r.TTL), pgleases.WithSchema(r.Schema), pgleases.WithLogger(r.Log)}
+	if r.ID != "" {
+		opts = append(opts, pgleases.WithClientID(r.ID))
+	}
+	client, err := pgleases.Open(ctx, r.URL, opts...)
+	if err != nil {
+		return r.Unreachable(err)
+	}
+	// Bounded all the same: by the end of the work, which the grace bounds, and by that of the trust where there is no database.
+	defer func() {
+		if err := client.Close(context.Background()); err != nil {
+			r.Log.Warn("not all was handed over: it is free after the TTL", slog.Any("error", err))
+		}
+	}()
+	lease, err := client.Lease(ctx, r.Lease, r.Partitions)
+	if errors.Is(err, pgleases.ErrPartitionCount) {
+		err = fmt.Errorf("%w\nGive that number with -n, or stop all and forget the lease: SELECT %s.drop_lease('%s', 'another number', partitions => %d)", err,
+			pgx.Identifier{r.Schema}.Sanitize(), strings.ReplaceAll(r.Lease, "'", "''"), r.Partitions)
+	}
+	if err != nil {
+		return err
+	}
+	if r.Try || r.Wait > 0 {
+		if err := r.awaitOwnership(ctx, client, lease); err != nil {
+			return err
+		}
+	}
+	ended := make(chan error, 1)
+	go func() {
+		ended <- lease.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
+			r.keepRunning(ctx, lease, p)
+			return nil
+		})
+	}()
+	select {
+	case err := <-ended: // another process has the ID, as a rule
+		return err
+	case code := <-r.result:
+		if code != 0 {
+			return Exit{Code: code}
+		}
+		return nil
+	case <-ctx.Done():
+		_ = client.Close(context.Background()) // which has Run return
+		<-ended
+		return context.Cause(ctx)
+	}
+}
+
+// awaitOwnership returns when something is owned, and NotOwned after the time for that.
+func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	none := Exit{NotOwned, fmt.Errorf("lease %q: others have it", r.Lease)}
+	if r.Try {
+		go func() {
+			if err := r.othersHaveIt(ctx, client.ID()); err != nil {
+				cancel(err)
+				return
+			}
+			cancel(none)
+		}()
+	}
+	if r.Wait > 0 {
+		defer time.AfterFunc(r.Wait, func() { cancel(none) }).Stop()
+	}
+	if err := lease.Wait(ctx); err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+// othersHaveIt returns when nothing is to be had: living others own all partitions, none is on its way here, and they are as many as the
+// partitions at least. Who died is waited for: where all gave up at once, nobody would be there to take over. It looks every 50 ms, and
+// returns the error where it cannot.
+func (r *runner) othersHaveIt(ctx context.Context, id string) error {
+	config, err := store.ParseConfig(r.URL) // as the client does: it may have settings of a pool
+	if err != nil {
+		return err
+	}
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	schema := pgx.Identifier{r.Schema}.Sanitize()
+	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp())
+		SELECT (SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) >= count(*)
+		       AND bool_and(owner IN (SELECT id FROM others) AND moving_to IS DISTINCT FROM $2) IS TRUE AND count(owner) = count(*)
+		FROM %[1]s.status WHERE lease = $1`, schema)
+	for {
+		var others bool
+		err := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.Lease, id).Scan(&others)
+		if err != nil || others {
+			return err
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// keepRunning runs the program, again and again, while the partition is owned and not wanted elsewhere: until ctx ends.
+func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition) {
+	if r.ran.Swap(true) && r.Once {
+		return // owned again, after its only run
+	}
+	log := r.Log.With(slog.String("lease", r.Lease), slog.Int("partition", p.Number), slog.Int64("epoch", p.Epoch))
+	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
+		log.Info("program starts")
+		began := time.Now()
+		code, err := r.children.run(ctx, lease, p)
+		if err != nil {
+			log.Error("program cannot be started", slog.Any("error", err))
+			code = Failed
+		}
+		if ctx.Err() != nil {
+			level := slog.LevelWarn
+			if errors.Is(context.Cause(ctx), pgleases.ErrClosed) || errors.Is(context.Cause(ctx), pgleases.ErrHandover) && !r.Once {
+				level = slog.LevelInfo
+			}
+			log.Log(ctx, level, "program was ended", slog.Any("cause", context.Cause(ctx)))
+		}
+		if r.Once {
+			r.result <- code
+		}
+		if r.Once || ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) >= backoffReset {
+			backoff = backoffMin
+		}
+		log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
+		select {
+		case <-time.After(backoff):
+		case <-ctx.Done():
+			return
+		}
+	}
+}

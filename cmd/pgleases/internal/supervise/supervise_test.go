@@ -1,0 +1,434 @@
+//go:build linux
+
+package supervise
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
+	"github.com/pgleases/pgleases/internal/tests/command"
+)
+
+func TestOnceTheExitCodeIsTheProgramsAndItsEnvironmentNamesTheOwnership(t *testing.T) {
+	t.Parallel()
+	env := command.Database(pgtest.MigratedDatabase(t))
+	c := command.Run(t, env, "run", "codes", "--once", "--", "sh", "-c", `echo "$PGLEASES_LEASE/$PGLEASES_PARTITION/$PGLEASES_PARTITIONS/$PGLEASES_EPOCH"; exit 7`)
+	if code := c.ExitCode(); code != 7 || !regexp.MustCompile(`(?m)^codes/0/1/[1-9][0-9]*$`).MatchString(c.Printed()) {
+		t.Errorf("exit code %d, want 7; output %q", code, c.Printed())
+	}
+	for script, want := range map[string]int{"exit 0": 0, "kill -9 $$": 128 + 9, "exit 75": 75} {
+		if code := command.Run(t, env, "run", "codes", "--once", "--", "sh", "-c", script).ExitCode(); code != want {
+			t.Errorf("%s: exit code %d, want %d", script, code, want)
+		}
+	}
+}
+
+func TestTryAndWaitEndWhereAnotherHasIt(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	holder := runProgram(t, dir, "", env, "tried", "--ttl", "5m")
+	awaitRecord(t, dir, 0, "begins", nil)
+	for _, flags := range []string{"--try", "--wait=300ms"} { // with that TTL they would wait for minutes
+		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
+		if code := c.ExitCode(); code != 75 || !strings.Contains(c.Printed(), `lease "tried": others have it`) {
+			t.Errorf("%s: exit code %d, want 75; output %q", flags, code, c.Printed())
+		}
+	}
+	holder.Signal(syscall.SIGTERM)
+	if code := holder.ExitCode(); code != 128+15 {
+		t.Errorf("exit code %d after SIGTERM, want 143", code)
+	}
+	for _, flags := range []string{"--try", "--wait=1m"} {
+		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
+		if code := c.ExitCode(); code != 0 || !strings.Contains(c.Printed(), "ran") {
+			t.Errorf("%s on a free lease: exit code %d, want 0; output %q", flags, code, c.Printed())
+		}
+	}
+}
+
+// Who died owns it still where nobody was there to take over, as between two nights when cron starts all of them.
+func TestTryTakesOverWhatADeadOneHas(t *testing.T) {
+	t.Parallel()
+	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
+	dead := runProgram(t, dir, "", command.Database(database), "nightly", "--ttl", "1s")
+	awaitRecord(t, dir, 0, "begins", nil)
+	dead.Signal(syscall.SIGKILL)
+	tests.Becomes(t, tests.Pool(t, database), "the dead one has expired", true, "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients")
+	pooled, err := url.Parse(database)
+	tests.OK(t, err)
+	settings := pooled.Query()
+	settings.Set("pool_max_conns", "2") // as applications have in theirs
+	pooled.RawQuery = settings.Encode()
+	env := command.Database(pooled.String())
+	var both [2]*command.Command
+	for i := range both {
+		both[i] = command.Run(t, env, "run", "nightly", "--ttl", "1s", "--try", "--once", "--", "echo", "ran")
+	}
+	ran := 0
+	for _, c := range both {
+		switch code := c.ExitCode(); code {
+		case 0:
+			ran++
+		case 75:
+		default:
+			t.Errorf("exit code %d, want 0 or 75", code)
+		}
+	}
+	if ran == 0 {
+		t.Error("both left it to a dead one")
+	}
+}
+
+func TestAProgramIsStartedAgainLaterEachTime(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	log := filepath.Join(dir, "starts")
+	command.Run(t, env, "run", "again", "--", "sh", "-c", `cut -d' ' -f1 /proc/uptime >>`+log)
+	var starts []string
+	tests.Until(t, "five starts", func() bool {
+		text, _ := os.ReadFile(log)
+		starts = strings.Fields(string(text))
+		return len(starts) >= 5
+	})
+	var at [5]float64
+	for i := range at {
+		_, err := fmt.Sscan(starts[i], &at[i])
+		tests.OK(t, err)
+	}
+	for i, least := range []float64{0.1, 0.2, 0.4, 0.8} {
+		if pause := at[i+1] - at[i]; pause < least-0.01 { // uptime has hundredths
+			t.Errorf("start %d came %.2f s after the one before, want %.1f s at least", i+1, pause, least)
+		}
+	}
+}
+
+// The TTL is far longer than the test: the next one owns it only by a hand-over.
+func TestAHandOverWaitsForTheProgramsEnd(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		mode, ttl, grace string
+		last             string // what the program writes last
+	}{
+		{"", "5m", "1m", "ends"},
+		{modeSlow, "5s", "1m", "ends"}, // for longer than its TTL: it stays the owner
+		{modeStubborn, "5m", "200ms", "lives"},
+		{modeFamily, "5m", "200ms", "lives"},
+	} {
+		t.Run("program "+test.mode, func(t *testing.T) {
+			t.Parallel()
+			dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+			first := runProgram(t, dir, test.mode, env, "handed", "--ttl", test.ttl, "--grace", test.grace)
+			began := awaitRecord(t, dir, 0, "begins", nil)
+			runProgram(t, dir, "", env, "handed", "--ttl", test.ttl)
+			first.Signal(syscall.SIGTERM)
+			awaitRecord(t, dir, began.at, "begins", nil)
+			if code := first.ExitCode(); code != 128+15 {
+				t.Errorf("exit code %d, want 143", code)
+			}
+			all := records(t, dir)
+			told := false
+			for i, r := range all {
+				told = told || r.what == "terminated"
+				switch {
+				case r.what == "overlaps":
+					t.Errorf("the next program began while the first was there")
+				case r.pid != began.pid && all[i-1].pid == began.pid && (all[i-1].what != test.last || !told):
+					t.Errorf("the first program's last word was %q (SIGTERM before: %v), want %q", all[i-1].what, told, test.last)
+				}
+			}
+		})
+	}
+}
+
+func TestASecondSignalDoesNotWaitForTheGrace(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	c := runProgram(t, dir, modeStubborn, env, "twice", "--grace", "1h", "--ttl", "5m")
+	awaitRecord(t, dir, 0, "begins", nil)
+	c.Signal(syscall.SIGTERM) // SIGINT is ignored, as it is to be, if a script runs the tests in the background
+	awaitRecord(t, dir, 0, "terminated", nil)
+	c.Signal(syscall.SIGTERM)
+	if code := c.ExitCode(); code != 128+15 {
+		t.Errorf("exit code %d, want 143", code)
+	}
+}
+
+// The TTL is far longer than the test: no deadline kills the program, the death of its guardians does.
+func TestNothingOfTheProgramOutlivesItsGuardians(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, mode string
+		kill       func(supervisor *command.Command, keeper, program int)
+	}{
+		{"the supervisor is killed", modeFamily, func(supervisor *command.Command, _, _ int) {
+			supervisor.Signal(syscall.SIGKILL)
+		}},
+		{"the keeper is killed", modeFamily, func(_ *command.Command, keeper, _ int) {
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}},
+		{"the supervisor is stopped and the keeper killed", modeStubborn, func(supervisor *command.Command, keeper, _ int) {
+			supervisor.Signal(syscall.SIGSTOP)
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}},
+		{"both are killed", modeStubborn, func(supervisor *command.Command, keeper, _ int) {
+			_ = syscall.Kill(keeper, syscall.SIGSTOP)
+			supervisor.Signal(syscall.SIGKILL)
+			_ = syscall.Kill(keeper, syscall.SIGKILL)
+		}},
+		{"the program ends", modeFamily, func(_ *command.Command, _, program int) {
+			_ = syscall.Kill(program, syscall.SIGKILL)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+			c := runProgram(t, dir, test.mode, env, "guarded", "--ttl", "5m", "--grace", "1h", fmt.Sprintf("--cgroup=%v", test.mode != modeFamily))
+			began := awaitRecord(t, dir, 0, "begins", nil)
+			keepers := childrenOf(c.Process.Pid)
+			if len(keepers) != 1 || len(childrenOf(keepers[0])) == 0 || isFree(t, dir, 0) {
+				t.Fatalf("keepers %v: want one that has the program", keepers)
+			}
+			killed := boottime()
+			test.kill(c, keepers[0], began.pid)
+			tests.Until(t, "all is gone, or another one has begun", func() bool {
+				for _, r := range records(t, dir) {
+					if r.pid != began.pid {
+						return true
+					}
+				}
+				return isFree(t, dir, 0)
+			})
+			t.Logf("all is gone after %v", boottime()-killed)
+			for _, r := range records(t, dir) {
+				if r.what == "overlaps" {
+					t.Error("another one began while something of the first was there")
+				}
+			}
+		})
+	}
+}
+
+// When the trust ends, the program has ended before, whoever of the two that watch it still can.
+func TestTheProgramIsGoneWhenTheTrustEnds(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name string
+		stop func(t *testing.T, supervisor *command.Command, keeper int, way *command.Proxy)
+	}{
+		{"the supervisor is stopped", stopSupervisor},
+		{"the database does not answer", func(t *testing.T, _ *command.Command, _ int, way *command.Proxy) {
+			way.Set(false, true)
+		}},
+		{"the database is away", func(t *testing.T, _ *command.Command, _ int, way *command.Proxy) {
+			way.Set(true, false)
+		}},
+		{"the database does not answer and the keeper is stopped", func(t *testing.T, _ *command.Command, keeper int, way *command.Proxy) {
+			way.Set(false, true)
+			_ = syscall.Kill(keeper, syscall.SIGSTOP)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			expectGoneInTime(t, 1, modeFamily, "true", test.stop)
+		})
+	}
+}
+
+// Among so many processes a search of all takes longer than one lives. It is not parallel: it measures time.
+func TestWhatForksOnIsGoneWhenTheTrustEnds(t *testing.T) {
+	t.Parallel()
+	crowd := exec.Command("sh", "-c", "for i in $(seq 1000); do (read line) <&3 & done; wait") // until the pipe ends
+	r, w, err := os.Pipe()
+	tests.OK(t, err)
+	crowd.ExtraFiles = []*os.File{r}
+	tests.OK(t, crowd.Start())
+	t.Cleanup(func() { w.Close(); r.Close(); _ = crowd.Wait() })
+	expectGoneInTime(t, 4, modeChain, "false", stopSupervisor)
+}
+
+func stopSupervisor(_ *testing.T, supervisor *command.Command, _ int, _ *command.Proxy) {
+	supervisor.Signal(syscall.SIGSTOP)
+}
+
+func expectGoneInTime(t *testing.T, n int, mode, group string, stop func(t *testing.T, supervisor *command.Command, keeper int, way *command.Proxy)) {
+	t.Helper()
+	const ttl = 4 * time.Second
+	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
+	way := command.NewProxy(t, url)
+	c := runProgram(t, dir, mode, command.Database(way.URL), "trusted", "-n", strconv.Itoa(n), "--ttl", ttl.String(), "--grace", "1h", "--cgroup="+group)
+	var began record
+	for i := range n {
+		began = awaitRecord(t, dir, 0, "begins", func(r record) bool { return r.partition == i })
+	}
+	late := lateness()
+	stopped := boottime()
+	stop(t, c, childrenOf(c.Process.Pid)[0], way)
+	for i := range n {
+		tests.Until(t, "all is gone", func() bool { return isFree(t, dir, i) })
+	}
+	gone := boottime()
+	left, machine := ttl-ttl/20-(gone-stopped), late()
+	t.Logf("gone %v before the latest end of the trust; the machine was %v late", left, machine)
+	if left+machine < 0 && machine < ttl/4 {
+		t.Errorf("it was gone %v after the latest end of the trust", -left)
+	}
+	runProgram(t, dir, "", command.Database(url), "trusted", "-n", strconv.Itoa(n), "--ttl", ttl.String())
+	awaitRecord(t, dir, gone, "begins", func(r record) bool { return r.pid != began.pid })
+}
+
+func TestAShortOutageCostsNothing(t *testing.T) {
+	t.Parallel()
+	const ttl = 5 * time.Second
+	dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
+	way := command.NewProxy(t, url)
+	runProgram(t, dir, "", command.Database(way.URL), "short", "--ttl", ttl.String())
+	began := awaitRecord(t, dir, 0, "begins", nil)
+	late, away := lateness(), boottime()
+	way.Set(true, false)
+	time.Sleep(ttl / 5) // the outage's length, not a wait for something
+	way.Set(false, false)
+	awaitRecord(t, dir, away+ttl+ttl/4, "lives", nil)
+	machine := late()
+	for _, r := range records(t, dir) {
+		if (r.pid != began.pid || r.what == "terminated") && machine < ttl/10 {
+			t.Fatalf("program %d %s: want nothing but the life of program %d", r.pid, r.what, began.pid)
+		}
+	}
+}
+
+func TestManyPartitionsHaveAProgramEach(t *testing.T) {
+	t.Parallel()
+	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
+	for range 2 {
+		runProgram(t, dir, "", env, "many", "-n", "6", "--ttl", "5m")
+	}
+	tests.Until(t, "three programs under each of two supervisors", func() bool {
+		living := make(map[int]int)
+		ended := make(map[int]bool)
+		for _, r := range records(t, dir) {
+			living[r.partition] = r.pid
+			ended[r.pid] = r.what == "ends"
+		}
+		parents := make(map[int]int)
+		for _, pid := range living {
+			if !ended[pid] {
+				parents[parentOf(parentOf(pid))]++
+			}
+		}
+		return slices.Equal(slices.Collect(maps.Values(parents)), []int{3, 3})
+	})
+	for _, r := range records(t, dir) {
+		if r.what == "overlaps" {
+			t.Error("two programs of a partition ran at once")
+		}
+	}
+}
+
+func TestOnceALostLeaseIsToldByTheExitCode(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	way := command.NewProxy(t, pgtest.MigratedDatabase(t))
+	c := runProgram(t, dir, "", command.Database(way.URL), "lost", "--once", "--ttl", "4s")
+	awaitRecord(t, dir, 0, "begins", nil)
+	way.Set(true, false)
+	if code := c.ExitCode(); code != 75 {
+		t.Errorf("exit code %d, want 75", code)
+	}
+	awaitRecord(t, dir, 0, "ends", nil) // it was asked to, in time
+}
+
+// What a keeper leaves may die while it is looked at, of the kernel's signal, and leave children in turn.
+func TestWhatDiesWhileItIsLookedAtLeavesNothing(t *testing.T) {
+	s, err := newSupervisor(&runner{Config: Config{TTL: time.Second}})
+	tests.OK(t, err)
+	defer func() { check(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)) }()
+	for n := range 20 {
+		began := time.Now()
+		tests.OK(t, searchChildren(func(int) {}))
+		look := time.Since(began)
+		parent := exec.Command("sh", "-c", "sleep 1000 & echo begun; exec sleep 1000")
+		out, err := parent.StdoutPipe()
+		tests.OK(t, err)
+		tests.OK(t, parent.Start())
+		_, err = out.Read(make([]byte, 1))
+		tests.OK(t, err)
+		time.AfterFunc(rand.N(2*look), func() { _ = parent.Process.Kill() })
+		s.killOrphans(t.Context(), "")
+		out.Close()
+		for _, pid := range childrenOf(os.Getpid()) {
+			if !s.strange[pid] {
+				t.Fatalf("process %d is left, of the %dth parent that died", pid, n+1)
+			}
+		}
+	}
+}
+
+func TestProcessesThatCannotBeReadAreNotTakenForGone(t *testing.T) {
+	child := exec.Command("sleep", "1000")
+	tests.OK(t, child.Start())
+	defer func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	}()
+	file, err := os.Open(os.DevNull)
+	tests.OK(t, err)
+	free := uint64(file.Fd()) // the lowest one
+	file.Close()
+	var limit syscall.Rlimit
+	check(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: free + 1, Max: limit.Max})) // the folder of processes opens, what is in it does not
+	var children []int
+	err = searchChildren(func(pid int) { children = append(children, pid) })
+	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
+	if err == nil && !slices.Contains(children, child.Process.Pid) {
+		t.Errorf("children %v, and no error: want %d among them, or an error", children, child.Process.Pid)
+	}
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("error %v: the limit did not take hold", err)
+	}
+}
+
+func TestUnderNohupTheProgramIgnoresSIGHUPToo(t *testing.T) {
+	signal.Ignore(syscall.SIGHUP)
+	c := command.Run(t, command.Database(pgtest.MigratedDatabase(t)), "run", "nohup", "--once", "--", "sh", "-c", "kill -HUP $$; echo survived")
+	signal.Reset(syscall.SIGHUP)
+	c.Signal(syscall.SIGHUP)
+	if code := c.ExitCode(); code != 0 || !strings.Contains(c.Printed(), "survived") {
+		t.Errorf("exit code %d, want 0; output %q", code, c.Printed())
+	}
+}
+
+// A keeper that kills is not killed: elsewhere than on Linux nobody would kill the program then.
+func TestAKeeperThatWasOrderedToKillIsLeftToIt(t *testing.T) {
+	r, w, err := os.Pipe()
+	tests.OK(t, err)
+	defer r.Close()
+	keeper := exec.Command("cat")
+	in, err := keeper.StdinPipe()
+	tests.OK(t, err)
+	tests.OK(t, keeper.Start())
+	w.Close()
+	(&supervisor{lead: time.Second}).tell(keeper, w, orderEnd)
+	in.Close()
+	if err := keeper.Wait(); err != nil {
+		t.Errorf("it did not end in order: %v", err)
+	}
+}

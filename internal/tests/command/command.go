@@ -1,0 +1,220 @@
+// Package command runs the command pgleases, as users have it, for tests.
+package command
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/tests"
+)
+
+// Built is the command's file, once Main has built it.
+var Built string
+
+// Main builds the command, and runs the tests of a package for its TestMain.
+func Main(m *testing.M) {
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
+		_ = flag.Set(f.Name, "16")
+	}
+	dir, err := os.MkdirTemp("", "pgleases-run-")
+	code := 1
+	if err == nil {
+		Built = filepath.Join(dir, "pgleases")
+		var out []byte
+		if out, err = exec.Command("go", "build", "-o", Built, "github.com/pgleases/pgleases/cmd/pgleases").CombinedOutput(); err == nil {
+			end := pgtest.Keep()
+			code = m.Run()
+			err = end()
+		}
+		err = errors.Join(err, os.RemoveAll(dir))
+		if len(out) > 0 {
+			err = fmt.Errorf("%w: %s", err, out)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// Database is the environment in which the command uses a database.
+func Database(url string) []string { return []string{"DATABASE_URL=" + url} }
+
+// A Command is a pgleases that runs.
+type Command struct {
+	*exec.Cmd
+	t       *testing.T
+	printed buffer
+	ended   chan struct{}
+}
+
+type buffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer // not embedded: its ReadFrom, which io.Copy would find, knows no mutex
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+// Run starts pgleases. It is killed, with what it runs, when the test ends.
+func Run(t *testing.T, env []string, args ...string) *Command {
+	t.Helper()
+	c := &Command{Cmd: exec.Command(Built, args...), t: t, ended: make(chan struct{})}
+	c.Env = append(os.Environ(), env...)
+	r, w, err := os.Pipe() // of our own: Wait waits not for others who have it
+	tests.OK(t, err)
+	c.Stdout, c.Stderr = w, w
+	tests.OK(t, c.Start())
+	w.Close()
+	go func() {
+		_, _ = io.Copy(&c.printed, r)
+		r.Close()
+		_ = c.Wait()
+		close(c.ended)
+	}()
+	t.Cleanup(func() {
+		_ = c.Process.Signal(syscall.SIGKILL)
+		c.ExitCode()
+		if t.Failed() {
+			t.Logf("pgleases %s:\n%s", strings.Join(args, " "), c.Printed())
+		}
+	})
+	return c
+}
+
+// Printed returns what it has printed.
+func (c *Command) Printed() string {
+	c.printed.mu.Lock()
+	defer c.printed.mu.Unlock()
+	return c.printed.text.String()
+}
+
+// ExitCode waits for the end of the command, and of all that has its output, and returns its exit
+// code, -1 after a signal.
+func (c *Command) ExitCode() int {
+	c.t.Helper()
+	select {
+	case <-c.ended:
+	case <-time.After(tests.Patience):
+		c.t.Errorf("pgleases does not end: %s", c.Printed())
+		return -2
+	}
+	return c.ProcessState.ExitCode()
+}
+
+// Signal sends a signal to it.
+func (c *Command) Signal(sig syscall.Signal) {
+	c.t.Helper()
+	tests.OK(c.t, c.Process.Signal(sig))
+}
+
+// A Proxy is a way to the database that can be cut.
+type Proxy struct {
+	URL      string
+	upstream string
+	listener net.Listener
+
+	mu     sync.Mutex // guards the rest
+	conns  map[net.Conn]bool
+	away   bool // nobody gets through
+	frozen bool // bytes are lost, and nobody is told
+}
+
+// NewProxy returns a proxy before a database, which ends with the test.
+func NewProxy(t *testing.T, databaseURL string) *Proxy {
+	t.Helper()
+	u := tests.Must(url.Parse(databaseURL))(t)
+	p := &Proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: tests.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}
+	u.Host = p.listener.Addr().String()
+	p.URL = u.String()
+	go p.serve()
+	t.Cleanup(func() {
+		p.listener.Close()
+		p.Set(true, false)
+	})
+	return p
+}
+
+func (p *Proxy) serve() {
+	for {
+		conn, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer conn.Close()
+			server, err := (&net.Dialer{}).DialContext(context.Background(), "tcp", p.upstream)
+			if err != nil || !p.keep(conn, server) {
+				return
+			}
+			go p.copy(conn, server)
+			p.copy(server, conn)
+		}()
+	}
+}
+
+func (p *Proxy) keep(conns ...net.Conn) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, conn := range conns {
+		if p.away {
+			conn.Close()
+			continue
+		}
+		p.conns[conn] = true
+	}
+	return !p.away
+}
+
+func (p *Proxy) copy(to, from net.Conn) {
+	defer to.Close()
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		frozen := p.frozen
+		p.mu.Unlock()
+		if frozen {
+			continue
+		}
+		if _, err := to.Write(buf[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// Set makes the database be away, or the connections frozen. All connections break, unless they are to be frozen.
+func (p *Proxy) Set(away, frozen bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.away, p.frozen = away, frozen
+	if !frozen {
+		for conn := range p.conns {
+			conn.Close()
+		}
+		clear(p.conns)
+	}
+}
