@@ -143,12 +143,12 @@ func TestPlanObeysWishes(t *testing.T) {
 // wish gives an operator's verb of a client or a lease, for ever and by force.
 func (w *world) wish(verb, lease, client string) {
 	w.t.Helper()
-	tests.OK(w.t, w.db.Wish(fakestore.Wish{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
+	tests.OK(w.t, w.db.Override(fakestore.Override{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
 }
 
 func (w *world) takeBack(verb, lease, client string) {
 	w.t.Helper()
-	tests.OK(w.t, w.db.TakeBack(fakestore.Wish{Verb: verb, Lease: lease, Client: client}))
+	tests.OK(w.t, w.db.TakeBack(fakestore.Override{Verb: verb, Lease: lease, Client: client}))
 }
 
 // heard is how long it takes until a wish is obeyed: a heartbeat tells of it, and work ends.
@@ -264,10 +264,10 @@ func TestAWishEndsAtItsTimeOrAHeartbeatAfterItWasWritten(t *testing.T) {
 			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
 			var until int64
 			w.db.Look(func(_ *fakestore.Tables, clock int64) { until = clock + ahead.Microseconds() })
-			tests.OK(t, w.db.Wish(fakestore.Wish{Verb: "cordon", Client: "a"}, "", until, false))
+			tests.OK(t, w.db.Override(fakestore.Override{Verb: "cordon", Client: "a"}, "", until, false))
 			most := max(ahead, 2*time.Second) + 300*time.Millisecond
 			if took := w.within(most, "it has ended", func() (ended bool) {
-				w.db.Look(func(t *fakestore.Tables, _ int64) { ended = len(t.Wishes) == 0 })
+				w.db.Look(func(t *fakestore.Tables, _ int64) { ended = len(t.Overrides) == 0 })
 				return ended
 			}); took < ahead {
 				t.Errorf("one of %v ended after %v", ahead, took)
@@ -280,8 +280,8 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 	inWorld(t, func(w *world) {
 		procs, leases := w.trio()
 		its := shown(leases[2])[0].Number
-		pin := fakestore.Wish{Verb: "pin", Lease: "x", Partition: its}
-		tests.OK(t, w.db.Wish(pin, "a", fakestore.Ever, false))
+		pin := fakestore.Override{Verb: "pin", Lease: "x", Partition: its}
+		tests.OK(t, w.db.Override(pin, "a", fakestore.Ever, false))
 		owns := func(l *Lease) bool {
 			return slices.ContainsFunc(shown(l), func(o Partition) bool { return o.Number == its })
 		}
@@ -298,7 +298,7 @@ func TestAPinnedPartitionIsWithItsClientWhereverThatWorks(t *testing.T) {
 		leases[0] = w.start("a").mustJoin("x", 12)
 		w.within(heard, "it is back", func() bool { return owns(leases[0]) })
 		w.wish("cordon", "", "a") // which keeps what is not pinned from it
-		tests.OK(t, w.db.Wish(pin, "b", fakestore.Ever, false))
+		tests.OK(t, w.db.Override(pin, "b", fakestore.Ever, false))
 		w.within(heard, "it is with whom it is pinned to now", func() bool { return owns(leases[1]) })
 		tests.OK(t, w.db.TakeBack(pin))
 		w.takeBack("cordon", "", "a")
@@ -346,7 +346,7 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 			case n <= 5 && len(alive) < 6:
 				add(fmt.Sprint("id", 3+step))
 			case n <= 9:
-				wish, to := fakestore.Wish{Verb: []string{"drain", "cordon", "pause", "freeze", "pin"}[w.n(5)]}, ""
+				wish, to := fakestore.Override{Verb: []string{"drain", "cordon", "pause", "freeze", "pin"}[w.n(5)]}, ""
 				if wish.Verb == "drain" || wish.Verb == "cordon" {
 					wish.Client = p.id
 				} else {
@@ -361,7 +361,7 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 						until = clock + w.span(time.Second, 30*time.Second).Microseconds()
 					})
 				}
-				w.event("%+v %s: %v", wish, to, w.db.Wish(wish, to, until, w.chance(0.5)))
+				w.event("%+v %s: %v", wish, to, w.db.Override(wish, to, until, w.chance(0.5)))
 			default:
 				w.takeAllBack(1)
 			}
@@ -377,9 +377,9 @@ func TestNoTwoClientsEverShowAPartitionWhateverOperatorsWant(t *testing.T) {
 
 // takeAllBack takes so many wishes back.
 func (w *world) takeAllBack(n int) {
-	var wishes []fakestore.Wish
-	w.db.Look(func(t *fakestore.Tables, _ int64) { wishes = slices.Collect(maps.Keys(t.Wishes)) })
-	slices.SortFunc(wishes, func(a, b fakestore.Wish) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	var wishes []fakestore.Override
+	w.db.Look(func(t *fakestore.Tables, _ int64) { wishes = slices.Collect(maps.Keys(t.Overrides)) })
+	slices.SortFunc(wishes, func(a, b fakestore.Override) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
 	for _, wish := range wishes[:min(n, len(wishes))] {
 		w.event("taken back: %+v: %v", wish, w.db.TakeBack(wish))
 	}

@@ -246,10 +246,10 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 
 	hold.Release()
 	untilOwns(t, c, 4)
-	tells("Wishes")
+	tells("Overrides")
 	tests.Execute(t, pool, "SELECT pgleases.cordon('worker-2', 'too hot', 'maria')")
 	role := tests.Value[string](t, pool, "SELECT session_user::text")
-	tells("Wishes", "cordon   worker-2 too hot maria ("+role+") infinity 4")
+	tells("Overrides", "cordon   worker-2 too hot maria ("+role+") infinity 4")
 	tests.Execute(t, pool, "SELECT pgleases.uncordon('worker-2', 'cool')")
 	tells("Forcing a client out", "1")
 	tests.Receive(t, "the third ends", three.Done())
@@ -272,7 +272,7 @@ func TestTheQueriesForOperatorsTell(t *testing.T) {
 	tells("Who owns what", "reports dead 1", "reports  1")
 
 	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Forcing a client out",
-		"Dropping a lease", "A restored copy of the database", "Wishes", "What happened, and why", "Follow the events")
+		"Dropping a lease", "A restored copy of the database", "Overrides", "What happened, and why", "Follow the events")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)

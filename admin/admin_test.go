@@ -142,12 +142,12 @@ func TestTimesFarAwayAreJSON(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.clients VALUES (11, 'a', 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, '4000-01-01 BC');
 		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, '20000-01-01', '20000-01-01');
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, '20000-01-01', 1);
-		INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
+		INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', '20000-01-01', '20000-01-01', 'maria', 'why')`)
 	s := tests.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
 	if text, err := json.Marshal(s); err != nil {
 		t.Errorf("%s, %v", text, err)
 	}
-	if w := s.Wishes[0]; w.Until.Before(time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)) {
+	if w := s.Overrides[0]; w.Until.Before(time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)) {
 		t.Errorf("it ends at %v", w.Until)
 	}
 }
@@ -187,7 +187,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.partitions VALUES ('l', 0, 1, 1, 1, 'a', NULL, AT, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.locks VALUES ('x', 1, 1, 1, false, 1, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'odd')`, "AT", "'"+at+"'"))
-		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.wishes (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', AT, now(), 'maria', 'why')`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', AT, now(), 'maria', 'why')`, "AT", "'"+at+"'"))
 		s, err := a.Snapshot(t.Context())
 		if err != nil || len(s.Clients) != 1 || s.Lease("l") == nil || len(s.Lease("l").Members) != 1 {
 			t.Fatalf("%s: %+v, %v", at, s, err)

@@ -42,7 +42,7 @@ type Finding struct {
 
 // Checks are the names of what Doctor looks at, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "mark", "ttl", "dead",
-	"orphans", "wishes", "plans", "hand-overs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
+	"orphans", "overrides", "plans", "hand-overs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
@@ -632,7 +632,7 @@ func (d *doctor) tryEviction(ctx context.Context) error {
 	return err
 }
 
-// old is from when on a wish without an end may be forgotten.
+// old is from when on an override without an end may be forgotten.
 const old = 24 * time.Hour
 
 // stays is how long orphans are waited for, that they go: a plan that is under way gives them to others in far less.
@@ -688,15 +688,15 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	}
 	d.fine("orphans", "each partition has an owner")
 	var forgotten []string
-	for _, w := range s.Wishes {
+	for _, w := range s.Overrides {
 		if w.Until.IsZero() && s.At.Sub(w.Since) > old {
 			forgotten = append(forgotten, fmt.Sprintf("%s of %q by %s since %s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), w.Reason))
 		}
 	}
 	if len(forgotten) > 0 {
-		d.found("wishes", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(forgotten))
+		d.found("overrides", Note, "take back what is not meant any more", "older than a day, without an end: %s", listed(forgotten))
 	}
-	d.fine("wishes", "%d, none of them old and without an end", len(s.Wishes))
+	d.fine("overrides", "%d, none of them old and without an end", len(s.Overrides))
 	if len(overdue) > 0 {
 		d.found("plans", Warning, "look at the logs of the members for rebalance failed", "overdue: %s", listed(overdue))
 	}
@@ -714,7 +714,7 @@ func works(s *Snapshot, l *Lease) bool {
 
 // paused reports whether nobody is to own the lease's partitions.
 func (s *Snapshot) paused(l *Lease) bool {
-	return slices.ContainsFunc(s.Wishes, func(w Wish) bool { return w.Verb == Pause && w.Lease == l.Name })
+	return slices.ContainsFunc(s.Overrides, func(w Override) bool { return w.Verb == Pause && w.Lease == l.Name })
 }
 
 // orphansOf returns the orphans of leases that somebody could own, by name.

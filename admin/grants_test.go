@@ -54,15 +54,15 @@ const (
 		schedule_history() schedule_job() schedule_job_fates() schedule_jobs() schedule_join() schedule_json() schedule_list() schedule_look()
 		schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_share() schedule_take() schedule_tell() schedule_trim()`
 	// They run with the rights of their owner, and lock what clients need.
-	forApplications = `end_wishes() trim_events()`
+	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_era() pause() pin() resume() uncordon() undrain() unfreeze() unpin()`
 	forReaders      = `leases_of() lock_list() schedule_clock() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_list()
 		snapshot() timeline()`
 
 	everything = `clients events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
-		server server_mark status wishes`
-	clientsRead   = `clients events identities leases locks locks_status members members_status partitions presences schema_version server server_mark status wishes `
+		server server_mark status overrides`
+	clientsRead   = `clients events identities leases locks locks_status members members_status partitions presences schema_version server server_mark status overrides `
 	clientsWrite  = `clients identities leases locks members partitions presences `
 	clientsInsert = clientsWrite + `server_mark events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
 	clientsDelete = `clients identities locks members presences `
@@ -154,7 +154,7 @@ func TestAReaderLocksNothing(t *testing.T) {
 		return err
 	}
 	// What a function that ends something would find to do.
-	tests.OK(t, do(`INSERT INTO pgleases.wishes (verb, client, until, since, actor, reason) VALUES ('drain', 'l', '2020-01-01', '2020-01-01', 'somebody', 'why');
+	tests.OK(t, do(`INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'l', '2020-01-01', '2020-01-01', 'somebody', 'why');
 		INSERT INTO pgleases.events (at, cause) VALUES ('2020-01-01', 'joined'); INSERT INTO pgleases.locks SELECT 'l', 1, session, session, false, NULL, now() FROM pgleases.clients`))
 	tests.OK(t, do("SET LOCAL ROLE "+role(admin.ForReader)))
 	locks := func() (held string) {
@@ -195,7 +195,7 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 	refused := func() {
 		t.Helper()
 		for _, statement := range []string{"INSERT INTO pgleases.events (cause, actor, reason) VALUES ('evict', 'somebody', 'forged')", "UPDATE pgleases.events SET actor = 'somebody'",
-			"INSERT INTO pgleases.wishes (verb, client, until, since, actor, reason) VALUES ('drain', 'c', 'infinity', now(), 'somebody', 'forged')"} {
+			"INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'c', 'infinity', now(), 'somebody', 'forged')"} {
 			if _, err := app.Exec(t.Context(), statement); store.Code(err) != "42501" {
 				t.Errorf("%s: %v", statement, err)
 			}
@@ -210,7 +210,7 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 
 	// As earlier DDL and grants had it.
 	tests.Execute(t, owner, "GRANT INSERT ON pgleases.events TO "+role(admin.ForApplication)+`;
-		GRANT EXECUTE ON FUNCTION pgleases.end_wishes, pgleases.trim_events, pgleases.new_era, pgleases.schedule_change TO PUBLIC`)
+		GRANT EXECUTE ON FUNCTION pgleases.end_overrides, pgleases.trim_events, pgleases.new_era, pgleases.schedule_change TO PUBLIC`)
 	for range 2 {
 		tests.OK(t, pgleases.Migrate(t.Context(), owner))
 		refused()
@@ -219,7 +219,7 @@ func TestAnApplicationForgesNoActor(t *testing.T) {
 			t.Errorf("PUBLIC may execute %s", open)
 		}
 	}
-	tests.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_wishes(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
+	tests.Execute(t, app, "SELECT pgleases.trim_events(), pgleases.end_overrides(); INSERT INTO pgleases.events (cause) VALUES ('joined')")
 }
 
 // The verbs run with the rights of the owner of the tables: a function of a stranger's that they
@@ -242,7 +242,7 @@ func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 		}
 	}
 	tests.Receive(t, "the client ends", lease.Done())
-	tests.Execute(t, owner, "UPDATE pgleases.wishes SET until = now(); SELECT pgleases.end_wishes(), pgleases.new_era(); DELETE FROM pgleases.members")
+	tests.Execute(t, owner, "UPDATE pgleases.overrides SET until = now(); SELECT pgleases.end_overrides(), pgleases.new_era(); DELETE FROM pgleases.members")
 	tests.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "l", Reason: "why"}))
 	if tests.Value[bool](t, owner, pgtest.OverloadCalled) {
 		t.Error("a function of a stranger's was called")

@@ -91,7 +91,7 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 		return owners
 	}
 	const of = "SELECT json_agg(row_to_json(l)::jsonb - '{changed,next_check_at,planned_at,generation}'::text[])::text || (SELECT count(*) FROM pgleases.events) || " +
-		"(SELECT count(*) FROM pgleases.wishes) FROM (SELECT * FROM pgleases.leases ORDER BY name) AS l"
+		"(SELECT count(*) FROM pgleases.overrides) FROM (SELECT * FROM pgleases.leases ORDER BY name) AS l"
 	owner := newPool(t, pgtest.OwnerURL(url))
 	state := func() (text string) {
 		t.Helper()
@@ -177,7 +177,7 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		s := tests.Must(a.Snapshot(ctx))(t)
-		for _, w := range s.Wishes {
+		for _, w := range s.Overrides {
 			if w.Reason == "why" {
 				t.Errorf("it was done all the same: %+v", w)
 			}
@@ -187,10 +187,10 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 		what, want string
 		change     func() error
 	}{
-		{"a wish of the lease", `"orders"], and the events since then are freeze of "orders"`, func() error {
+		{"an override of the lease", `"orders"], and the events since then are freeze of "orders"`, func() error {
 			return operator.Apply(ctx, admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "other"})
 		}},
-		{"a wish of a lease that shares a member", `and the events since then are cordon of "y\n"`, func() error {
+		{"an override of a lease that shares a member", `and the events since then are cordon of "y\n"`, func() error {
 			return operator.Apply(ctx, admin.Change{Verb: admin.Cordon, Subject: "y\n", Reason: "other"})
 		}},
 		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
@@ -321,8 +321,8 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
 		t.Errorf("it is told %v", err)
 	}
-	if s, err := operator.Snapshot(ctx); err != nil || len(s.Wishes) != 0 {
-		t.Errorf("wishes %+v, %v", s, err)
+	if s, err := operator.Snapshot(ctx); err != nil || len(s.Overrides) != 0 {
+		t.Errorf("overrides %+v, %v", s, err)
 	}
 }
 
@@ -350,7 +350,7 @@ func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing
 		}
 	}
 	tests.OK(t, tx.Rollback(t.Context()))
-	if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != 0 {
+	if s, err := a.Snapshot(t.Context()); err != nil || len(s.Overrides) != 0 {
 		t.Errorf("%+v, %v", s, err)
 	}
 }

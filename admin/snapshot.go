@@ -16,17 +16,17 @@ import (
 
 // A Snapshot is what the tables say at one moment. It may be shared with others who watch: do not change it.
 type Snapshot struct {
-	At      time.Time `json:"at"`             // by the database's clock
-	Version int       `json:"schema_version"` // of the schema
-	MinCode int       `json:"min_code"`       // the version of the oldest code that can run on it
-	Server  Server    `json:"server"`
-	Clients []Client  `json:"clients"` // by ID, then incarnation
-	Leases  []Lease   `json:"leases"`  // by name, byte by byte; without those that were dropped
-	Wishes  []Wish    `json:"wishes"`  // the oldest first
+	At        time.Time  `json:"at"`             // by the database's clock
+	Version   int        `json:"schema_version"` // of the schema
+	MinCode   int        `json:"min_code"`       // the version of the oldest code that can run on it
+	Server    Server     `json:"server"`
+	Clients   []Client   `json:"clients"`   // by ID, then incarnation
+	Leases    []Lease    `json:"leases"`    // by name, byte by byte; without those that were dropped
+	Overrides []Override `json:"overrides"` // the oldest first
 }
 
-// Wish is what an operator wants, until it is taken back.
-type Wish struct {
+// Override is what an operator wants, until it is taken back.
+type Override struct {
 	Verb      Verb      `json:"verb"`                // Drain, Cordon, Pause, Freeze or Pin
 	Lease     string    `json:"lease"`               // the lease that it is about; empty: all
 	Partition *int      `json:"partition,omitempty"` // of Pin: the partition that it is about; nil: all
@@ -37,8 +37,8 @@ type Wish struct {
 	Until     time.Time `json:"until,omitzero"`      // when it ends by itself; zero: never
 }
 
-// Of is what a wish is about: a client, a lease, or a partition of one, as LEASE/PARTITION.
-func (w Wish) Of() string {
+// Of is what an override is about: a client, a lease, or a partition of one, as LEASE/PARTITION.
+func (w Override) Of() string {
 	if w.Partition != nil {
 		return fmt.Sprintf("%s/%d", w.Lease, *w.Partition)
 	}
@@ -197,19 +197,19 @@ func (s *Snapshot) Client(session int64) *Client {
 	return nil
 }
 
-// WishesOf returns the wishes that concern a client, or a lease, as a whole: all but pins and moves. The other name may be empty.
-func (s *Snapshot) WishesOf(lease, client string) (wishes []Wish) {
-	for _, w := range s.Wishes {
+// OverridesOf returns the overrides that concern a client, or a lease, as a whole: all but pins and moves. The other name may be empty.
+func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
+	for _, w := range s.Overrides {
 		if w.Partition == nil && (w.Lease == "" || w.Lease == lease) && (w.Client == "" || w.Client == client) {
-			wishes = append(wishes, w)
+			overrides = append(overrides, w)
 		}
 	}
-	return wishes
+	return overrides
 }
 
 // works reports whether a member may own something of a lease, its weight apart.
 func (s *Snapshot) works(lease string, c *Client) bool {
-	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.WishesOf(lease, c.ID), func(w Wish) bool { return w.Verb == Drain || w.Verb == Pause })
+	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), func(w Override) bool { return w.Verb == Drain || w.Verb == Pause })
 }
 
 // Orphans returns the partitions of a lease that nobody who lives owns.
@@ -315,10 +315,10 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 			say("An operator has evicted %q. Another one gets the partition when its TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
 		}
 	}
-	for _, w := range s.WishesOf(l.Name, e.Owner) {
+	for _, w := range s.OverridesOf(l.Name, e.Owner) {
 		say("An operator wants a %s of %q since %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 	}
-	for _, w := range s.Wishes {
+	for _, w := range s.Overrides {
 		if w.Partition == nil || w.Lease != l.Name || *w.Partition != e.Partition {
 			continue
 		}
@@ -339,7 +339,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	case owner == nil && len(l.Members) == 0:
 		say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0:
-		say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the wish back, or start another.")
+		say("No member may own it: their weights are 0, or they are drained, or the lease is paused. Give one a weight, take the override back, or start another.")
 	}
 	if s.Server.Settled != s.Server.Timeline {
 		say("The server was promoted, or is a copy, and is not settled: nothing moves until a client has watched it for the longest TTL.")

@@ -19,7 +19,7 @@ import (
 // A Verb is what an operator may want. docs/operations.md tells what each does.
 type Verb string
 
-// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take a wish back.
+// The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take an override back.
 const (
 	Drain    Verb = "drain" // a client shall own nothing
 	Undrain  Verb = "undrain"
@@ -35,7 +35,7 @@ const (
 	Drop     Verb = "drop"  // a lease on which nobody works is forgotten
 )
 
-var wishes, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
+var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
 
 // ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
@@ -52,7 +52,7 @@ func (r refused) Is(target error) bool { return target == ErrRefused }
 
 func refusef(format string, args ...any) error { return refused{fmt.Errorf(format, args...)} }
 
-// ErrUnknown is returned by Apply where the database did not answer any more: it has made the change, or has not. The wishes and the events tell.
+// ErrUnknown is returned by Apply where the database did not answer any more: it has made the change, or has not. The overrides and the events tell.
 var ErrUnknown = errors.New("admin: it is not known whether that was done")
 
 // A Change is what an operator wants of a client, or of a lease.
@@ -71,7 +71,7 @@ type Change struct {
 	Binding string
 }
 
-// Apply has a change made. It writes a wish, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
+// Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
 // as they always do: the work on them ends first. Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that
 // Grants gives for steering. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
 // ErrUnknown where the database does not answer.
@@ -120,24 +120,24 @@ func doubted(sent bool, err error) error {
 
 // statement returns the call of the verb's SQL function, whose parameters all have the type of their value. The error: a change that is none.
 func (a *Admin) statement(c Change) (call string, args []any, err error) {
-	function, wish := string(c.Verb), slices.Contains(wishes, c.Verb)
+	function, override := string(c.Verb), slices.Contains(overrides, c.Verb)
 	ofPartition := c.Verb == Pin || c.Verb == Unpin
 	switch {
 	case c.Verb == Evict:
 		function = "evict_client"
 	case c.Verb == Drop:
 		function = "drop_lease"
-	case !wish && !slices.Contains(takenBack, c.Verb):
-		return "", nil, refusef("admin: verb %q is none of %v, %v, %v, %v", c.Verb, wishes, takenBack, Evict, Drop)
+	case !override && !slices.Contains(takenBack, c.Verb):
+		return "", nil, refusef("admin: verb %q is none of %v, %v, %v, %v", c.Verb, overrides, takenBack, Evict, Drop)
 	}
 	switch {
 	case c.Subject == "" || c.Reason == "":
 		return "", nil, refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case (c.Verb == Pin) != (c.Client != ""):
 		return "", nil, refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case c.Force && c.Verb != Drain || c.Lasts != 0 && !wish || c.Partition != 0 && !ofPartition || c.Next != 0 && c.Verb != Drop:
+	case c.Force && c.Verb != Drain || c.Lasts != 0 && !override || c.Partition != 0 && !ofPartition || c.Next != 0 && c.Verb != Drop:
 		return "", nil, refusef(
-			"admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v, Next of %v", c.Verb, wishes, Drain,
+			"admin: %s takes no such option: Lasts is of %v, Force of %v, Partition of %v and %v, Next of %v", c.Verb, overrides, Drain,
 			Pin, Unpin, Drop,
 		)
 	case c.Lasts < 0:
@@ -162,7 +162,7 @@ func (a *Admin) statement(c Change) (call string, args []any, err error) {
 	switch {
 	case c.Lasts > 0:
 		add("pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8)", c.Lasts.Seconds())
-	case wish:
+	case override:
 		words = append(words, "'infinity'::pg_catalog.timestamptz")
 	}
 	if c.Verb == Drain {

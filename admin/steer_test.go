@@ -15,7 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
+func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
@@ -41,16 +41,16 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 	if m := s.Lease("orders").Members; m[0].Share != 4 || m[1].Share != 0 {
 		t.Errorf("shares of %+v", m)
 	}
-	if w := s.WishesOf("orders", "y"); len(w) != 1 || len(s.WishesOf("orders", "x")) != 0 || w[0].Verb != admin.Drain || w[0].Client != "y" || w[0].Lease != "" ||
+	if w := s.OverridesOf("orders", "y"); len(w) != 1 || len(s.OverridesOf("orders", "x")) != 0 || w[0].Verb != admin.Drain || w[0].Client != "y" || w[0].Lease != "" ||
 		!strings.HasPrefix(w[0].Actor, "maria (") || w[0].Reason != "its host goes" || !w[0].Until.IsZero() || w[0].Since.IsZero() {
-		t.Errorf("wishes %+v", s.Wishes)
+		t.Errorf("overrides %+v", s.Overrides)
 	}
 	apply(admin.Change{Verb: admin.Undrain, Subject: "y", Reason: "it stays"})
 	awaitSnapshot(t, a, "y has its own back", owns(2, 2))
 	apply(admin.Change{Verb: admin.Pause, Subject: "orders", Reason: "maintenance", Lasts: time.Hour})
 	s = awaitSnapshot(t, a, "nobody owns it", owns(0, 0))
-	if w := s.WishesOf("orders", "x"); len(w) != 1 || w[0].Until.Before(s.At) {
-		t.Errorf("wishes %+v", s.Wishes)
+	if w := s.OverridesOf("orders", "x"); len(w) != 1 || w[0].Until.Before(s.At) {
+		t.Errorf("overrides %+v", s.Overrides)
 	}
 	e, err := a.Explain(t.Context(), "orders", 0)
 	if text := strings.Join(e.Reasons, " "); err != nil || !strings.Contains(text, `An operator wants a pause of "orders"`) || !strings.Contains(text, "No member may own it") {
@@ -75,8 +75,8 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 		m := s.Lease("orders").Members
 		return m[0].Owned+m[1].Owned == 4 && m[0].Owned >= 1 && m[1].Owned >= 2 && s.Lease("orders").Due.IsZero()
 	})
-	if len(s.Wishes) != 1 || s.Wishes[0].Of() != "orders/2" || s.Wishes[0].Client != "y" || len(s.WishesOf("orders", "y")) != 0 {
-		t.Errorf("wishes %+v", s.Wishes)
+	if len(s.Overrides) != 1 || s.Overrides[0].Of() != "orders/2" || s.Overrides[0].Client != "y" || len(s.OverridesOf("orders", "y")) != 0 {
+		t.Errorf("overrides %+v", s.Overrides)
 	}
 	for partition, want := range []string{"", "", `An operator has pinned it to "y"`, ""} {
 		e, err := a.Explain(ctx, "orders", partition)
@@ -123,7 +123,7 @@ func TestWishesAreObeyedShownAndTakenBack(t *testing.T) {
 }
 
 // The clock of whoever steers may be wrong.
-func TestHowLongAWishStandsIsToldByTheDatabasesClock(t *testing.T) {
+func TestHowLongAnOverrideStandsIsToldByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, "INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now())")
@@ -136,7 +136,7 @@ func TestHowLongAWishStandsIsToldByTheDatabasesClock(t *testing.T) {
 	tests.OK(t, newAdmin(t, pool).Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "l", Reason: "why", Lasts: time.Hour}))
 	began := last
 	var until time.Time
-	tests.OK(t, pool.QueryRow(t.Context(), "SELECT until FROM pgleases.wishes").Scan(&until))
+	tests.OK(t, pool.QueryRow(t.Context(), "SELECT until FROM pgleases.overrides").Scan(&until))
 	if stands := until.Sub(began); stands < time.Hour || stands > time.Hour+patience {
 		t.Errorf("it stands for %v", stands)
 	}

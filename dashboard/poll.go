@@ -32,13 +32,13 @@ const (
 	ages
 	locks
 	events
-	wishes
+	overrides
 	schedules
 	health
 	parts
 )
 
-var partNames = [parts]string{"clients", "leases", "ages", "locks", "events", "wishes", "schedules", "health"}
+var partNames = [parts]string{"clients", "leases", "ages", "locks", "events", "overrides", "schedules", "health"}
 
 const (
 	maxLocks  = 200 // that are shown
@@ -247,7 +247,7 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	h.publish(ctx, clients, shown)
 	h.publishLeases(ctx, s.Leases)
 	h.publish(ctx, ages, silent)
-	h.publish(ctx, wishes, s.Wishes)
+	h.publish(ctx, overrides, s.Overrides)
 }
 
 // assignSlots gives each ID among clients a number that no other of them has, the lowest that is free. An ID that comes back has its own

@@ -93,7 +93,7 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	}
 	poll("before a look", newHub(nil, defaultTimes), "", "", "")
 	h := look(newHub(nil, defaultTimes), lease("a", 1), lease("b", 1), lease("c", 1))
-	poll("the first", h, "a b c", "a b c", "ages clients wishes")
+	poll("the first", h, "a b c", "a b c", "ages clients overrides")
 	poll("the same", look(h, lease("a", 1), lease("b", 1), lease("c", 1)), "", "", "")
 	poll("one has changed", look(h, lease("a", 1), lease("b", 2), lease("c", 1)), "a b c", "b", "")
 	look(h, lease("a", 1), lease("b", 3), lease("c", 1), lease("d", 1))
@@ -112,7 +112,7 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	h.publish(ended, wishes, "by loops that have ended")
+	h.publish(ended, overrides, "by loops that have ended")
 	poll("the end of the loops", h, "", "", "")
 }
 

@@ -172,8 +172,8 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 		t.Errorf("of who is denied: %+v", got)
 	}
 	may.Store(int32(dashboard.Steering))
-	if s := calm(4, 4); len(s.Wishes) != 0 {
-		t.Fatalf("wishes of who may not: %+v", s.Wishes)
+	if s := calm(4, 4); len(s.Overrides) != 0 {
+		t.Fatalf("overrides of who may not: %+v", s.Overrides)
 	}
 	got := post(t, h, "/apply", apply)
 	for strings.Contains(got.Text, "25P03") { // this machine was busy for longer than the server waits: nothing was done
@@ -183,8 +183,8 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 		t.Fatalf("apply: %+v", got)
 	}
 	s := calm(0, 8)
-	if len(s.Wishes) != 1 || !strings.HasPrefix(s.Wishes[0].Actor, "ann (") || s.Wishes[0].Reason != "its <b>disk" || s.Wishes[0].Until.Sub(s.At) < time.Hour {
-		t.Errorf("wishes %+v", s.Wishes)
+	if len(s.Overrides) != 1 || !strings.HasPrefix(s.Overrides[0].Actor, "ann (") || s.Overrides[0].Reason != "its <b>disk" || s.Overrides[0].Until.Sub(s.At) < time.Hour {
+		t.Errorf("overrides %+v", s.Overrides)
 	}
 	if got := post(t, h, "/apply", apply); got.status != 409 || got.Kind != "changed" || !strings.Contains(got.Text, "drain of") {
 		t.Errorf("what was previewed before it was done: %+v", got)

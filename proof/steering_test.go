@@ -24,7 +24,7 @@ var (
 	steerSeed   = flag.Uint64("steer-seed", 0, "the seed that decides which; 0: any")
 )
 
-// Whatever operators want at once, and whatever befalls processes, networks and the database: no partition has two owners, and once nothing is wished any
+// Whatever operators want at once, and whatever befalls processes, networks and the database: no partition has two owners, and once no override is left any
 // more, all work again, with even shares.
 func TestNoPartitionHasTwoOwnersHoweverAFleetIsSteered(t *testing.T) {
 	t.Parallel()
@@ -193,7 +193,7 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 		}
 		s.share("all have a third", map[string]int{"a": 4, "b": 4, "c": 4})
 
-		// A wish outlives the server's restart, and the process: nobody owns a paused lease, and no guard passes.
+		// An override outlives the server's restart, and the process: nobody owns a paused lease, and no guard passes.
 		epochs := value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
 		s.says("pause('l', 'r')")
 		if err := server.Restart(ctx, pgserver.Immediate); err != nil {

@@ -312,9 +312,9 @@ BEGIN
             next_check_at = greatest(now + interval '50 milliseconds',
                 CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM pgleases.leases AS l WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g)))
                      THEN least(rest.expires_at, now + interval '100 milliseconds') -- for those that are locked
-                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- a wish that cannot be ended now is left to the next check
+                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- an override that cannot be ended now is left to the next check
                                 (SELECT CASE WHEN min(w.until) <= now THEN now + interval '100 milliseconds' ELSE min(w.until) END
-                                 FROM pgleases.wishes AS w WHERE w.until < 'infinity')) END)
+                                 FROM pgleases.overrides AS w WHERE w.until < 'infinity')) END)
         FROM rest
         RETURNING s.next_check_at, rest.unwatched
     )
@@ -395,8 +395,8 @@ BEGIN
           AND o.id NOT IN (SELECT c.id FROM pgleases.clients AS c)
         FOR UPDATE OF o SKIP LOCKED)); -- a locked ID is in use
     PERFORM pgleases.trim_events();
-    IF EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.until < 'infinity') THEN
-        asked := ARRAY(SELECT DISTINCT n FROM unnest(asked || pgleases.end_wishes()) AS n ORDER BY n);
+    IF EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.until < 'infinity') THEN
+        asked := ARRAY(SELECT DISTINCT n FROM unnest(asked || pgleases.end_overrides()) AS n ORDER BY n);
     END IF;
     RETURN asked;
 END
@@ -565,8 +565,8 @@ BEGIN
     RETURN QUERY
     SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
            s.timeline, s.era, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
-           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w WHERE w.verb = 'pause' AND w.lease = l.name),
-           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.wishes AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
     FROM pgleases.server AS s, pgleases.leases AS l
     LEFT JOIN (
         SELECT p.lease, array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs,
@@ -598,7 +598,7 @@ DECLARE
     present bigint; -- the era
     drained text[] := '{}';
     alive boolean;
-    drains boolean; -- the client, by a wish
+    drains boolean; -- the client, by an override
     concerned bigint[];
     due text[]; -- leases for which a plan is due
 BEGIN
@@ -614,7 +614,7 @@ BEGIN
         SELECT s.era, pgleases.first_epoch(s.era) INTO present, first
         FROM pgleases.server AS s WHERE s.timeline = pgleases.timeline(); -- the server is settled
     END IF;
-    drains := EXISTS (SELECT FROM pgleases.wishes AS w
+    drains := EXISTS (SELECT FROM pgleases.overrides AS w
                       WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1));
     as_planned := ARRAY(SELECT l.name FROM unnest($6, $7) AS g (lease, generation)
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
@@ -719,7 +719,7 @@ BEGIN
             UPDATE pgleases.leases AS l
             SET generation = l.generation + 1,
                 next_check_at = CASE WHEN l.name = ANY (due) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
-                                      AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.lease = l.name AND w.verb = 'pause')
+                                      AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.lease = l.name AND w.verb = 'pause')
                                      THEN least(l.next_check_at, clock_timestamp())
                                      ELSE l.next_check_at END
             WHERE l.name = ANY (due) OR l.name = ANY (left_leases) OR l.name = ANY (drained)
@@ -775,7 +775,7 @@ BEGIN
                coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
                coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
         FROM (SELECT m.session, c.id, c.incarnation, m.weight,
-                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.wishes AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
+                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.overrides AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
               WHERE m.lease = l.name
@@ -794,7 +794,7 @@ BEGIN
         SELECT coalesce(string_agg(w.verb, ' ') FILTER (WHERE w.partition IS NULL), '') AS verbs,
                coalesce(array_agg(w.partition) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned,
                coalesce(array_agg(w.client) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned_to
-        FROM pgleases.wishes AS w WHERE w.lease = l.name AND (w.partition < l.partitions) IS NOT FALSE
+        FROM pgleases.overrides AS w WHERE w.lease = l.name AND (w.partition < l.partitions) IS NOT FALSE
     ) AS v
     WHERE l.name = ANY (related) AND l.partitions > 0
     ORDER BY l.name;
@@ -907,7 +907,7 @@ BEGIN
                                      SELECT m.lease, c.id FROM pgleases.members AS m
                                      CROSS JOIN LATERAL (SELECT c.id FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
                                      WHERE m.lease = ANY ($1) AND m.weight > 0
-                                       AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id)))
+                                       AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id)))
                                THEN p.owner_id
                                ELSE p.home_id END,
                 owned_since = CASE WHEN f.target IS NOT NULL THEN clock_timestamp() END,
@@ -989,7 +989,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps owner and epoch until the transaction ends.';
 
--- From here to new_era: for operators. Each verb is a wish, or takes one back, and a plan of the leases concerned is due at once: ownership
+-- From here to new_era: for operators. Each verb is an override, or takes one back, and a plan of the leases concerned is due at once: ownership
 -- changes by what changes it always. So a verb is safe, outlives whoever gave it, and is undone by its opposite. PUBLIC may execute none of
 -- them. They run with the rights of their owner, so an operator needs no others; session_user stays who it is.
 
@@ -1014,9 +1014,9 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns who gave it.';
 
--- A plan that has read its leases before a wish finds other generations. Nor is a wish missed by the plan of a lease that the client joins
+-- A plan that has read its leases before an override finds other generations. Nor is an override missed by the plan of a lease that the client joins
 -- meanwhile: a join locks the client's row, so either this waits for it and sees it, or it waits for this.
-CREATE OR REPLACE FUNCTION pgleases.wish(
+CREATE OR REPLACE FUNCTION pgleases.override(
     verb pg_catalog.text, back boolean, lease pg_catalog.text, partition int, client pg_catalog.text,
     actor pg_catalog.text, reason pg_catalog.text, until pg_catalog.timestamptz, force boolean)
 RETURNS void
@@ -1049,10 +1049,10 @@ BEGIN
             USING ERRCODE = 'undefined_object', HINT = format('It has those from 0 to %s.', (SELECT l.partitions - 1
                 FROM pgleases.leases AS l WHERE l.name = $3));
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)); -- one verb at a time
+    PERFORM pg_advisory_xact_lock(hashtextextended('override', 'pgleases.overrides'::regclass::bigint)); -- one verb at a time
     IF NOT $2 AND $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
         RAISE EXCEPTION 'client "%" is not known', $5
-            USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To wish something of one that is to come, say until when.';
+            USING ERRCODE = 'undefined_object', HINT = 'Known is who was here in the last day. To override one that is to come, say until when.';
     END IF;
     -- Leases before the server before clients.
     names := pgleases.leases_of($3, $5);
@@ -1066,19 +1066,19 @@ BEGIN
         WHERE (SELECT bool_and(c.id = $5) -- null: nobody works on it anyhow
                FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
                WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0
-                 AND NOT EXISTS (SELECT FROM pgleases.wishes AS w WHERE w.verb = 'drain' AND w.client = c.id));
+                 AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id));
         IF lacking IS NOT NULL THEN
             RAISE EXCEPTION 'client "%" is the last that works on: %', $5, lacking
                 USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';
         END IF;
     END IF;
-    DELETE FROM pgleases.wishes AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.partition IS NOT DISTINCT FROM $4
+    DELETE FROM pgleases.overrides AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.partition IS NOT DISTINCT FROM $4
       AND (w.client IS NOT DISTINCT FROM $5 OR $4 IS NOT NULL);
     IF $2 AND NOT FOUND THEN
         RAISE EXCEPTION 'there is no % of "%" to take back', $1, coalesce($3 || '/' || $4, $3, $5) USING ERRCODE = 'undefined_object';
     END IF;
     IF NOT $2 THEN
-        INSERT INTO pgleases.wishes (verb, lease, partition, client, until, since, actor, reason)
+        INSERT INTO pgleases.overrides (verb, lease, partition, client, until, since, actor, reason)
         VALUES ($1, $3, $4, $5, $8, clock_timestamp(), who, $7);
     END IF;
     UPDATE pgleases.leases AS l
@@ -1089,7 +1089,7 @@ BEGIN
             CASE WHEN $4 IS NOT NULL THEN int4multirange(int4range($4, $4, '[]')) END, (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $3));
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.wish(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes a wish, or takes it back.';
+COMMENT ON FUNCTION pgleases.override(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes an override, or takes it back.';
 
 CREATE OR REPLACE FUNCTION pgleases.leases_of(lease pg_catalog.text, client pg_catalog.text) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -1099,11 +1099,11 @@ BEGIN
                            WHERE c.id = $2 ORDER BY m.lease) END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that a wish concerns.';
+COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the lease, or else the leases of the client, that an override concerns.';
 
 -- Waits for nobody, as a check for expired sessions calls it: what is locked ends at the next one. So do those beyond 200, as nobody
 -- dead is taken out meanwhile; and a lease is changed once, as an UPDATE passes over the versions that those before it left.
-CREATE OR REPLACE FUNCTION pgleases.end_wishes() RETURNS pg_catalog.text[]
+CREATE OR REPLACE FUNCTION pgleases.end_overrides() RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     names text[];
@@ -1111,7 +1111,7 @@ DECLARE
     locked int;
     w record;
 BEGIN
-    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client FROM pgleases.wishes AS o WHERE o.until <= clock_timestamp()
+    FOR w IN SELECT o.ctid AS place, o.verb, o.lease, o.partition, o.client FROM pgleases.overrides AS o WHERE o.until <= clock_timestamp()
              ORDER BY o.until, o.verb, o.lease, o.partition, o.client LIMIT 200 FOR UPDATE SKIP LOCKED LOOP
         names := ARRAY(SELECT l.name FROM pgleases.leases AS l WHERE l.name = ANY (pgleases.leases_of(w.lease, w.client)) ORDER BY l.name);
         SELECT count(*) INTO locked
@@ -1121,9 +1121,9 @@ BEGIN
         FROM (SELECT FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL ORDER BY c.session FOR UPDATE SKIP LOCKED) AS c;
         CONTINUE WHEN locked < (SELECT count(*) FROM pgleases.clients AS c WHERE c.id = w.client AND w.lease IS NULL)
                    OR w.lease IS NULL AND names <> pgleases.leases_of(NULL::text, w.client);
-        DELETE FROM pgleases.wishes AS o WHERE o.ctid = w.place;
+        DELETE FROM pgleases.overrides AS o WHERE o.ctid = w.place;
         INSERT INTO pgleases.events (lease, cause, reason, from_id, to_id, partitions)
-        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'it was wished until now',
+        VALUES (w.lease, CASE w.verb WHEN 'pause' THEN 'resume' ELSE 'un' || w.verb END, 'its time is over',
                 CASE WHEN w.partition IS NULL THEN w.client END, CASE WHEN w.partition IS NOT NULL THEN w.client END,
                 CASE WHEN w.partition IS NOT NULL THEN int4multirange(int4range(w.partition, w.partition, '[]')) END);
         asked := asked || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (asked)));
@@ -1134,15 +1134,15 @@ BEGIN
     RETURN asked;
 END
 $pgleases_body$;
-REVOKE EXECUTE ON FUNCTION pgleases.end_wishes() FROM PUBLIC; -- in an open transaction, it keeps clients from their rows
-COMMENT ON FUNCTION pgleases.end_wishes() IS 'Ends the wishes whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
+REVOKE EXECUTE ON FUNCTION pgleases.end_overrides() FROM PUBLIC; -- in an open transaction, it keeps clients from their rows
+COMMENT ON FUNCTION pgleases.end_overrides() IS 'Ends the overrides whose time is over. Checks for expired sessions call it. It returns the leases for which a plan is due.';
 
 CREATE OR REPLACE FUNCTION pgleases.drain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity',
     force boolean DEFAULT false)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('drain'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, $5);
+    SELECT pgleases.override('drain'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, $5);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'The client shall own nothing: its work ends, then others get its partitions. Refused for the last that works on a lease, unless forced.';
 
@@ -1150,7 +1150,7 @@ CREATE OR REPLACE FUNCTION pgleases.undrain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('drain'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.override('drain'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
 
@@ -1158,7 +1158,7 @@ CREATE OR REPLACE FUNCTION pgleases.cordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('cordon'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, false);
+    SELECT pgleases.override('cordon'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The client gets no further partitions, and keeps what it has. Where all members are cordoned, they get what has no owner.';
 
@@ -1166,7 +1166,7 @@ CREATE OR REPLACE FUNCTION pgleases.uncordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('cordon'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.override('cordon'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
 
@@ -1174,7 +1174,7 @@ CREATE OR REPLACE FUNCTION pgleases.pause(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
+    SELECT pgleases.override('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Nobody shall own partitions of the lease: the work on them ends, then they have no owner. The lease need not exist yet.';
 
@@ -1182,7 +1182,7 @@ CREATE OR REPLACE FUNCTION pgleases.resume(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pause'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.override('pause'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
 
@@ -1190,7 +1190,7 @@ CREATE OR REPLACE FUNCTION pgleases.freeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
+    SELECT pgleases.override('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Partitions of the lease move only where their owner has died, leaves, or is drained.';
 
@@ -1198,7 +1198,7 @@ CREATE OR REPLACE FUNCTION pgleases.unfreeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('freeze'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.override('freeze'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
 
@@ -1207,7 +1207,7 @@ CREATE OR REPLACE FUNCTION pgleases.pin(
     until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pin'::text, false, $1, $2, $3, $5, $4, $6, false);
+    SELECT pgleases.override('pin'::text, false, $1, $2, $3, $5, $4, $6, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'The partition shall be with this client, whenever that works on the lease; else it is with another. The other partitions are shared as if there were no pinned ones.';
 
@@ -1215,7 +1215,7 @@ CREATE OR REPLACE FUNCTION pgleases.unpin(
     lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.wish('pin'::text, true, $1, $2, NULL::text, $4, $3, NULL::timestamptz, false);
+    SELECT pgleases.override('pin'::text, true, $1, $2, NULL::text, $4, $3, NULL::timestamptz, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
 
@@ -1248,7 +1248,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client, whatever it does: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. Its process ends; one that starts later is let in. It returns the number of sessions.';
 
--- No wish: who was a member is gone, so nobody is left to obey one.
+-- No override: who was a member is gone, so nobody is left to obey one.
 CREATE OR REPLACE FUNCTION pgleases.drop_lease(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, partitions int DEFAULT NULL)
 RETURNS void
@@ -1286,7 +1286,7 @@ COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_cat
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.operator,
-    pgleases.wish FROM PUBLIC;
+    pgleases.override FROM PUBLIC;
 
 -- A client settles the new era as after a promotion: once the server was watched for a TTL, so that whoever works on what these
 -- tables do not know of has lost its trust.

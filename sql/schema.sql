@@ -98,7 +98,7 @@ CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
 COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; a living member while it has a row in clients.';
-COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where a wish drains the client or pauses the lease, it counts as 0.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it shall own nothing. Where an override drains the client or pauses the lease, it counts as 0.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave names it: one that comes late ends no later membership.';
 
@@ -210,9 +210,9 @@ COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of who owns the partitions
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
 COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before it.';
 
--- What operators want. A plan of a lease obeys the wishes that concern it. Not columns of other tables: what clients write would
+-- What operators want. A plan of a lease obeys the overrides that concern it. Not columns of other tables: what clients write would
 -- take them away. Clients may read it; the functions for operators write it.
-CREATE TABLE IF NOT EXISTS pgleases.wishes (
+CREATE TABLE IF NOT EXISTS pgleases.overrides (
     verb      pg_catalog.text NOT NULL,
     lease     pg_catalog.text COLLATE pg_catalog."C",
     partition int,
@@ -222,19 +222,19 @@ CREATE TABLE IF NOT EXISTS pgleases.wishes (
     actor     pg_catalog.text NOT NULL,
     reason    pg_catalog.text NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS wishes_once ON pgleases.wishes (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END));
-CREATE INDEX IF NOT EXISTS wishes_client ON pgleases.wishes (client);
-CREATE INDEX IF NOT EXISTS wishes_lease ON pgleases.wishes (lease);
-ALTER TABLE pgleases.wishes REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.wishes IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
-COMMENT ON COLUMN pgleases.wishes.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
-COMMENT ON COLUMN pgleases.wishes.lease IS 'The lease that it is about; null: all.';
-COMMENT ON COLUMN pgleases.wishes.partition IS 'The partition that it is about; null: all.';
-COMMENT ON COLUMN pgleases.wishes.client IS 'The ID of the client that it is about, whichever process has it; null: all.';
-COMMENT ON COLUMN pgleases.wishes.until IS 'When it ends by itself: the next check for expired sessions deletes it. infinity: never.';
-COMMENT ON COLUMN pgleases.wishes.since IS 'When it was last written.';
-COMMENT ON COLUMN pgleases.wishes.actor IS 'Who wants it.';
-COMMENT ON COLUMN pgleases.wishes.reason IS 'Why.';
+CREATE UNIQUE INDEX IF NOT EXISTS overrides_once ON pgleases.overrides (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END));
+CREATE INDEX IF NOT EXISTS overrides_client ON pgleases.overrides (client);
+CREATE INDEX IF NOT EXISTS overrides_lease ON pgleases.overrides (lease);
+ALTER TABLE pgleases.overrides REPLICA IDENTITY FULL;
+COMMENT ON TABLE pgleases.overrides IS 'What operators want, until they take it back. Written by the functions drain, cordon, pause, freeze, pin and their opposites alone.';
+COMMENT ON COLUMN pgleases.overrides.verb IS 'drain or cordon, of a client; pause or freeze, of a lease; pin, of a partition to a client.';
+COMMENT ON COLUMN pgleases.overrides.lease IS 'The lease that it is about; null: all.';
+COMMENT ON COLUMN pgleases.overrides.partition IS 'The partition that it is about; null: all.';
+COMMENT ON COLUMN pgleases.overrides.client IS 'The ID of the client that it is about, whichever process has it; null: all.';
+COMMENT ON COLUMN pgleases.overrides.until IS 'When it ends by itself: the next check for expired sessions deletes it. infinity: never.';
+COMMENT ON COLUMN pgleases.overrides.since IS 'When it was last written.';
+COMMENT ON COLUMN pgleases.overrides.actor IS 'Who wants it.';
+COMMENT ON COLUMN pgleases.overrides.reason IS 'Why.';
 
 CREATE TABLE IF NOT EXISTS pgleases.events_kept (
     age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
@@ -290,14 +290,14 @@ SELECT m.lease,
        c.host,
        c.pid,
        c.session,
-       w.verbs AS wishes
+       w.verbs AS overrides
 FROM pgleases.members AS m
 JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
 JOIN pgleases.leases AS l ON l.name OPERATOR(pg_catalog.=) m.lease
 CROSS JOIN LATERAL (
     SELECT pg_catalog.array_agg(w.verb ORDER BY w.verb) AS verbs,
            coalesce(pg_catalog.bool_or(w.verb OPERATOR(pg_catalog.=) ANY ('{drain,pause}'::pg_catalog.text[])), false) AS idle
-    FROM pgleases.wishes AS w
+    FROM pgleases.overrides AS w
     WHERE w.partition IS NULL AND (w.client OPERATOR(pg_catalog.=) c.id OR w.lease OPERATOR(pg_catalog.=) l.name)
 ) AS w
 CROSS JOIN LATERAL (
@@ -313,7 +313,7 @@ COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host on which its process runs.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID there.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
-COMMENT ON COLUMN pgleases.members_status.wishes IS 'The wishes about this client and about this lease, other than pins; null: none.';
+COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides about this client and about this lease, other than pins; null: none.';
 
 CREATE OR REPLACE VIEW pgleases.locks_status AS
 SELECT l.name,

@@ -17,11 +17,11 @@ SELECT json_build_object(
     'min_code', v.min_code,
     'server', json_build_object('timeline', pgleases.timeline()::text, 'settled', s.timeline::text, 'era', s.era,
                                 'marked', EXISTS (SELECT FROM pgleases.server_mark)),
-    'wishes', (
+    'overrides', (
         SELECT coalesce(json_agg(json_build_object('verb', w.verb, 'lease', w.lease, 'partition', w.partition, 'client', w.client, 'actor', w.actor, 'reason', w.reason,
                    'since', least(greatest(w.since, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'until', CASE WHEN isfinite(w.until) THEN least(greatest(w.until, '0001-01-02 UTC'), '9999-12-30 UTC') END) ORDER BY w.since), '[]')
-        FROM pgleases.wishes AS w),
+        FROM pgleases.overrides AS w),
     'clients', (
         SELECT coalesce(json_agg(json_build_object(
                    'session', c.session::text, 'id', c.id, 'incarnation', c.incarnation, 'evicted', c.incarnation < 0,

@@ -8,7 +8,7 @@
 WITH keys AS (
     SELECT 'Migrate' AS use, 7358216409153 AS key, 0 AS pid
     UNION ALL
-    SELECT 'verbs of operators', hashtextextended('wish', 'pgleases.wishes'::regclass::bigint), 0
+    SELECT 'verbs of operators', hashtextextended('override', 'pgleases.overrides'::regclass::bigint), 0
     UNION ALL
     SELECT 'fast fail-over', p.presence, p.pid FROM pgleases.presences AS p
     UNION ALL

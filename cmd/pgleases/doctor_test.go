@@ -218,7 +218,7 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	execute(t, database, fmt.Sprintf("INSERT INTO pgleases.presences VALUES (11, -7, %d); INSERT INTO pgleases.locks VALUES ('it''s', 1, 11, 1, false, 7, now())", owner.PgConn().PID()))
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ key, use string }{
-		{"7358216409153", "Migrate"}, {"hashtextextended('wish', 'pgleases.wishes'::regclass::bigint)", "verbs of operators"},
+		{"7358216409153", "Migrate"}, {"hashtextextended('override', 'pgleases.overrides'::regclass::bigint)", "verbs of operators"},
 		{"pgleases.lock_mutex('it''s')", `the named lock "it's"`}, {"-7", "fast fail-over"},
 	} {
 		stranger := newConn(t, database)

@@ -364,7 +364,7 @@ func complete(cmd *cobra.Command, args []string, begun string) (names []cobra.Co
 			for _, c := range s.Clients {
 				names = append(names, c.ID)
 			}
-			for _, w := range s.Wishes { // to be taken back, also where the client is away
+			for _, w := range s.Overrides { // to be taken back, also where the client is away
 				names = append(names, w.Client)
 			}
 		case "LEASE/PARTITION":

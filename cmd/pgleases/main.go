@@ -77,7 +77,7 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	)
 	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
-	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newWishes(), newSchedules(), newJobs(),
+	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newSchedules(), newJobs(),
 		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion(), newKeeper())
 	root.AddCommand(newSteering()...)
 	return root

@@ -97,8 +97,8 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	if code, text := post(found[2], "apply", strings.Replace(freeze, "BINDING", binding[1], 1), ""); code != 200 {
 		t.Errorf("apply: %d %s", code, text)
 	}
-	if wishes := output1(t, database, "wishes"); !strings.Contains(wishes, "maria (") {
-		t.Errorf("wishes: %s", wishes)
+	if overrides := output1(t, database, "overrides"); !strings.Contains(overrides, "maria (") {
+		t.Errorf("overrides: %s", overrides)
 	}
 	fails(t, database, "serve --listen :0 --steer", "Listen on this machine alone")
 }

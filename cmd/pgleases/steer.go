@@ -16,14 +16,14 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// The verbs that steer, and those that tell what was wished and what happened.
+// The verbs that steer, and those that tell what is overridden and what happened.
 
 const planHelp = `
 
 The clients plan anew within a heartbeat, and partitions move as they always do: the work on them ends first.`
 
-const wishHelp = ` This writes a wish, which names
-a client ID or a lease. It outlives restarts and failovers, until it is taken back or the time of --for is over. pgleases wishes shows it.`
+const overrideHelp = ` This writes an override, which names
+a client ID or a lease. It outlives restarts and failovers, until it is taken back or the time of --for is over. pgleases overrides shows it.`
 
 const steerHelp = `
 
@@ -67,12 +67,12 @@ func newSteering() []*cobra.Command {
 }
 
 func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
-	wish := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
+	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
 	if verb != admin.Evict && verb != admin.Drop {
 		long += planHelp
 	}
-	if wish {
-		long += wishHelp
+	if override {
+		long += overrideHelp
 	}
 	long += steerHelp
 	if verb == admin.Drop {
@@ -88,7 +88,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
 	flags.StringVar(&change.Binding, "binding", "", "what a preview printed: do what was previewed, or nothing")
 	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
-	if wish {
+	if override {
 		flags.DurationVar(&change.Lasts, "for", 0, "how long it stands, by the database's clock, as 2h (default: until it is taken back)")
 	}
 	if verb == admin.Drop {
@@ -115,7 +115,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 		if change.Reason == "" && !preview {
 			return errNoReason
 		}
-		if wish && flags.Changed("for") && change.Lasts <= 0 {
+		if override && flags.Changed("for") && change.Lasts <= 0 {
 			return fmt.Errorf("--for %v: give a time above 0, as 2h", change.Lasts)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
@@ -177,7 +177,7 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("%w\nThe wish stands", err)
+			return fmt.Errorf("%w\nThe override stands", err)
 		}
 		left := 0
 		for _, l := range s.Leases {
@@ -188,47 +188,47 @@ func awaitDone(ctx context.Context, a *admin.Admin, c admin.Change) error {
 			}
 		}
 		switch {
-		case !slices.ContainsFunc(s.Wishes, func(w admin.Wish) bool { return w.Verb == c.Verb && w.Of() == c.Subject }):
-			return errors.New("the wish has ended, or was taken back, before it was done")
+		case !slices.ContainsFunc(s.Overrides, func(w admin.Override) bool { return w.Verb == c.Verb && w.Of() == c.Subject }):
+			return errors.New("the override has ended, or was taken back, before it was done")
 		case left == 0:
 			return nil
 		}
 	}
-	return errors.New("interrupted: the wish stands")
+	return errors.New("interrupted: the override stands")
 }
 
-func newWishes() *cobra.Command {
+func newOverrides() *cobra.Command {
 	return looking(&cobra.Command{
-		Use:   "wishes",
+		Use:   "overrides",
 		Short: "List what operators want: drains, cordons, pauses, freezes, pins",
 		Long: `List what operators want, until they take it back, the oldest first. OWNED is how many partitions the client, or
 all of the lease, have now; of a pin 1 where the partition is with its client, else 0.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
-		return s.Wishes, func(w io.Writer) { writeWishes(w, s) }, nil
+		return s.Overrides, func(w io.Writer) { writeOverrides(w, s) }, nil
 	})
 }
 
-func writeWishes(w io.Writer, s *admin.Snapshot) {
-	t := table{{"WISH", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
-	for _, wish := range s.Wishes {
-		owned, of := 0, shown(wish.Of())
+func writeOverrides(w io.Writer, s *admin.Snapshot) {
+	t := table{{"OVERRIDE", "OF", "OWNED", "SINCE", "UNTIL", "BY", "REASON"}}
+	for _, override := range s.Overrides {
+		owned, of := 0, shown(override.Of())
 		for _, l := range s.Leases {
 			for _, h := range l.Holdings {
 				switch {
-				case h.OwnerSession == 0 || wish.Lease != "" && wish.Lease != l.Name || wish.Client != "" && wish.Client != h.LastOwner:
-				case wish.Partition == nil:
+				case h.OwnerSession == 0 || override.Lease != "" && override.Lease != l.Name || override.Client != "" && override.Client != h.LastOwner:
+				case override.Partition == nil:
 					owned += h.Partitions.Count()
-				case h.Partitions.Contains(*wish.Partition):
+				case h.Partitions.Contains(*override.Partition):
 					owned++
 				}
 			}
 		}
-		if wish.Partition != nil {
-			of += " to " + shown(wish.Client)
+		if override.Partition != nil {
+			of += " to " + shown(override.Client)
 		}
 		t.add(
-			string(wish.Verb), of, strconv.Itoa(owned), ago(s.At, wish.Since)+" ago", instant(wish.Until),
-			shown(wish.Actor), shown(wish.Reason),
+			string(override.Verb), of, strconv.Itoa(owned), ago(s.At, override.Since)+" ago", instant(override.Until),
+			shown(override.Actor), shown(override.Reason),
 		)
 	}
 	t.write(w)
@@ -238,7 +238,7 @@ func newEvents() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events [LEASE]",
 		Short: "Show what happened to members and partitions, and why",
-		Long: `Show what happened to members and partitions, and why, the newest last: who joined, left and was evicted, who handed over what to whom, and what operators wished.
+		Long: `Show what happened to members and partitions, and why, the newest last: who joined, left and was evicted, who handed over what to whom, and what operators did.
 docs/operations.md explains each cause. An event without an actor is the clients' own doing.
 
 With --follow it polls each second for those that come, among the latest 1,000. If the database goes away, for example in a restart, stderr says so once, and says when it starts

@@ -73,10 +73,10 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	if got := owned(); got[1] != 0 {
 		t.Errorf("drained, and owned are %v", got)
 	}
-	wishes := output1(t, database, "wishes")
-	unprintable(t, "wishes", wishes)
-	if !regexp.MustCompile(`(?m)^drain +` + regexp.QuoteMeta(shown(odd)) + ` +0 +\S+ ago +\S+ \S+ \S+ +maria \(\S+\) +"its host\\ngoes"$`).MatchString(wishes) {
-		t.Errorf("wishes: %s", wishes)
+	overrides := output1(t, database, "overrides")
+	unprintable(t, "overrides", overrides)
+	if !regexp.MustCompile(`(?m)^drain +` + regexp.QuoteMeta(shown(odd)) + ` +0 +\S+ ago +\S+ \S+ \S+ +maria \(\S+\) +"its host\\ngoes"$`).MatchString(overrides) {
+		t.Errorf("overrides: %s", overrides)
 	}
 	output1(t, database, "undrain", odd, "--reason", "it stays")
 	tests.Until(t, "shares again", func() bool { return owned() == [2]int{2, 2} })
@@ -86,8 +86,8 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 	output1(t, database, "resume", "orders", "--reason", "why")
 	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--for", "2h")
-	if wishes := decoded[[]admin.Wish](t, database, "wishes"); len(wishes) != 1 || wishes[0].Verb != admin.Pin || wishes[0].Of() != "orders/3" || wishes[0].Client != odd || wishes[0].Until.IsZero() {
-		t.Errorf("wishes %+v", wishes)
+	if overrides := decoded[[]admin.Override](t, database, "overrides"); len(overrides) != 1 || overrides[0].Verb != admin.Pin || overrides[0].Of() != "orders/3" || overrides[0].Client != odd || overrides[0].Until.IsZero() {
+		t.Errorf("overrides %+v", overrides)
 	}
 	output1(t, database, "unpin", "orders/3", "--reason", "why")
 	output1(t, database, "evict", odd, "--reason", "it hangs")
@@ -131,9 +131,9 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	asPreviewed(t, as(t, database, role), "cordon", "one")
 	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on")
 	fails(t, as(t, database, role), "uncordon one --reason x", "give the address of the primary") // where nothing is written
-	execute(t, database, "UPDATE pgleases.wishes SET since = now() - interval '2 days'")
+	execute(t, database, "UPDATE pgleases.overrides SET since = now() - interval '2 days'")
 	findings, _ := examined(t, database, "--skip", "autovacuum")
-	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note wishes") {
+	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note overrides") {
 		t.Errorf("doctor finds %s", got)
 	}
 }
@@ -200,7 +200,7 @@ func TestALeaseOfAFleetThatWasKilledIsDropped(t *testing.T) {
 }
 
 // A wait ends where what is waited for can no longer come.
-func TestAWaitEndsWithTheWish(t *testing.T) {
+func TestAWaitEndsWithTheOverride(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
@@ -211,7 +211,7 @@ func TestAWaitEndsWithTheWish(t *testing.T) {
 	hold := lease.Hold(t.Context())
 	defer hold.Release()
 	waiting := command.Run(t, command.Database(database), "pause", "orders", "--reason", "maintenance", "--wait")
-	tests.Until(t, "the wish", func() bool { return len(decoded[[]admin.Wish](t, database, "wishes")) == 1 })
+	tests.Until(t, "the override", func() bool { return len(decoded[[]admin.Override](t, database, "overrides")) == 1 })
 	output1(t, database, "resume", "orders", "--reason", "never mind")
 	if code := waiting.ExitCode(); code != supervise.Failed || !strings.Contains(waiting.Printed(), "taken back") {
 		t.Errorf("exit code %d: %s", code, waiting.Printed())

@@ -146,7 +146,7 @@ const sizeOf = ranges => ranges.reduce((n, [first, last]) => n + last - first + 
 // ---- What is known.
 
 const state = {
-  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, wishes: [], schedules: null, health: null,
+  clients: [], bySession: new Map(), byID: new Map(), leases: [], ages: [], locks: null, events: null, overrides: [], schedules: null, health: null,
   older: [], olderOf: "", olderFailure: "", // events that a filter is about, of which lease, and why there are none
   status: null,
   seenAt: 0, // when what is shown was so, by this browser's clock; 0: never
@@ -172,7 +172,7 @@ const parts = {
     state.byID = new Map();
     for (const c of list) if (!state.byID.has(c.id) || !c.superseded) state.byID.set(c.id, c);
     if (state.chosen !== null && !state.byID.has(state.chosen)) state.chosen = null;
-    later("leases", "clients", "locks", "events", "wishes", "summary");
+    later("leases", "clients", "locks", "events", "overrides", "summary");
   },
   leases({ names, changed }) { // the others are as before
     const known = new Map(state.leases.concat(changed).map(l => [l.name, l]));
@@ -182,7 +182,7 @@ const parts = {
   ages(list) { state.ages = list; later("ages", "summary"); },
   locks(told) { state.locks = told; later("locks", "summary"); },
   events(told) { state.events = told; later("events"); },
-  wishes(list) { state.wishes = list; later("wishes", "leases", "clients", "summary"); },
+  overrides(list) { state.overrides = list; later("overrides", "leases", "clients", "summary"); },
   schedules(told) { state.schedules = told; later("groups"); },
   health(told) { state.health = told; later("health", "summary"); },
 };
@@ -271,7 +271,7 @@ function factsOf(lease) {
 }
 
 // A pause is meant so: what has no owner then is no fault.
-const isPaused = lease => state.wishes.some(w => w.verb === "pause" && w.lease === lease.name);
+const isPaused = lease => state.overrides.some(w => w.verb === "pause" && w.lease === lease.name);
 
 const draws = {
   leases() {
@@ -320,7 +320,7 @@ const draws = {
       if (c.dead) marks.push(["bad", "silent for longer than its TTL"]);
       if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
       if (c.evicted) marks.push(["warn", "evicted by an operator"]);
-      for (const w of state.wishes) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "wanted: " + plain(w.verb)]);
+      for (const w of state.overrides) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "wanted: " + plain(w.verb)]);
       if (c.fast_failover) marks.push(["", "fast fail-over"]);
       fill(head.children[1], JSON.stringify(marks), ...marks.map(([kind, text]) => make("span", "mark " + kind, text)));
       const p = part.get(c.session) || { owned: 0, leases: 0 };
@@ -403,9 +403,9 @@ const draws = {
   },
 
   // What operators want stands where it acts, too: what nobody sees looks like a fault.
-  wishes() {
-    $("wishes").hidden = state.wishes.length === 0;
-    keyed($("wish-list"), state.wishes, w => JSON.stringify([w, slotOf(w.client)]), w => {
+  overrides() {
+    $("overrides").hidden = state.overrides.length === 0;
+    keyed($("override-list"), state.overrides, w => JSON.stringify([w, slotOf(w.client)]), w => {
       const time = make("time", "", clock(w.since)), text = make("span", "", make("span", "mark warn", plain(w.verb)), " ");
       time.dateTime = w.since;
       if (w.partition !== undefined) text.append("partition " + count(w.partition) + " of ");
@@ -595,7 +595,7 @@ function updateLease(e, lease) {
   const facts = [make("span", "", many(lease.partitions, "partition") + ", " + many(lease.members.length, "member"))];
   if (moving) facts.push(", ", make("span", "warn", count(moving) + " asked to hand over"));
   if (orphans) facts.push(", ", make("span", isPaused(lease) ? "warn" : "bad", count(orphans) + " without a living owner"));
-  for (const w of state.wishes) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + plain(w.verb) + (w.partition === undefined ? "" : " of " + count(w.partition))));
+  for (const w of state.overrides) if (w.lease === lease.name) facts.push(", ", make("span", "warn", "wanted: " + plain(w.verb) + (w.partition === undefined ? "" : " of " + count(w.partition))));
   if (lease.due) facts.push(", a plan is due");
   fill(e.querySelector(".facts"), facts.map(f => f.textContent ?? f).join(""), ...facts);
   keyed(e.querySelector("tbody"), lease.members.slice(0, mostRows), m => m.session, () => {

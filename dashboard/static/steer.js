@@ -4,7 +4,7 @@
 // The verbs: what each is about, what it means, and which one takes it back. Those without lasts do not stand, so they cannot end by themselves. Those with asks move
 // nothing, so there is nothing to preview; shows is what one of them is about.
 const verbs = {
-  drain: { of: "client", label: "Drain", back: "undrain", lasts: true, means: "It shall own nothing: its work ends, and others get its partitions. It stays a member. The wish names the client's ID, and outlives restarts." },
+  drain: { of: "client", label: "Drain", back: "undrain", lasts: true, means: "It shall own nothing: its work ends, and others get its partitions. It stays a member. The override names the client's ID, and outlives restarts." },
   undrain: { of: "client", label: "Undrain", means: "It gets its share again." },
   cordon: { of: "client", label: "Cordon", back: "uncordon", lasts: true, means: "It gets nothing new, and keeps what it has as long as it does not restart." },
   uncordon: { of: "client", label: "Uncordon", means: "It gets new partitions again." },
@@ -84,13 +84,13 @@ async function post(path, content, signal) {
   }
 }
 
-const standing = (verb, of) => state.wishes.some(w => w.verb === verb && (of.kind === "client" ? w.client === of.subject && w.partition === undefined : w.lease === of.subject));
+const standing = (verb, of) => state.overrides.some(w => w.verb === verb && (of.kind === "client" ? w.client === of.subject && w.partition === undefined : w.lease === of.subject));
 
 // openSteer opens the dialog. With a verb it begins with that one.
 function openSteer(of, opener, verb) {
   Object.assign(steer, { turn: steer.turn + 1, of, opener, doing: false });
   $("steer-title").replaceChildren(titles[of.kind], name(of.subject));
-  const taken = new Set(Object.values(verbs).map(v => v.back)); // and so they need a wish that stands
+  const taken = new Set(Object.values(verbs).map(v => v.back)); // and so they need an override that stands
   const offered = Object.keys(verbs).filter(v => verbs[v].of === of.kind && verbs[v].when?.(of) !== false && (!taken.has(v) || v === verb || Object.keys(verbs).some(w => verbs[w].back === v && standing(w, of))));
   $("steer-verbs").replaceChildren(...offered.map(v => {
     const e = make("input");

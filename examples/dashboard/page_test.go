@@ -82,7 +82,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 		err = a.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
 	}
 	tests.OK(t, err)
-	x.until(rows("#wish-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#wishes").hidden`)
+	x.until(rows("#override-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#overrides").hidden`)
 	x.until(rows("#client-rows tr") + `.filter(text => text.includes("wanted: drain")).length === 1`)
 	x.until(owned("two", 0))
 }
@@ -126,7 +126,7 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 	eval[bool](x, `document.querySelector("#steer-verbs input[value=drain]").click() || true`)
 	x.until(previewed + ` && document.querySelectorAll("#steer-preview .name").length > 2`)
 	x.confirm("for \u202e<img src=x onerror='window.hacked=1'>")
-	x.until(rows("#wish-list li") + `.some(text => text.includes("for \\u{202e}<img src=x"))`)
+	x.until(rows("#override-list li") + `.some(text => text.includes("for \\u{202e}<img src=x"))`)
 	x.open(`Steer `+hostile[1], "pin")
 	x.until(previewed + ` && document.querySelectorAll("#steer-fields option").length === 5`)
 	x.run(chromedp.Evaluate(`new Promise(told => {

@@ -113,7 +113,7 @@ func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
 	x.shows(`/^\d+ partitions? would move\. 1 owner is asked to hand over/.test(document.querySelector("#steer-preview").textContent)`)
 	x.confirm("her host goes")
 	attack()
-	x.until(owns("ann", "=== 0") + ` && ` + rows("#wish-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
+	x.until(owns("ann", "=== 0") + ` && ` + rows("#override-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
 	x.open("Undrain ann", "")
 	x.confirm("it stays")
 	x.until(owns("ann", "> 0"))
@@ -168,10 +168,10 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 		server.Close()
 	})
 	a := tests.Must(admin.New(pool))(t)
-	wishes := func(want int) {
+	overrides := func(want int) {
 		t.Helper()
-		if s, err := a.Snapshot(t.Context()); err != nil || len(s.Wishes) != want {
-			t.Errorf("wishes %+v, %v; want %d", s.Wishes, err, want)
+		if s, err := a.Snapshot(t.Context()); err != nil || len(s.Overrides) != want {
+			t.Errorf("overrides %+v, %v; want %d", s.Overrides, err, want)
 		}
 	}
 	x, other := newTab(t, 1280, 900), newTab(t, 1280, 900)
@@ -185,7 +185,7 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 	other.confirm("not now")
 	x.run(chromedp.SendKeys("#steer-reason", "a disk\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("freeze of")`)
-	wishes(1)
+	overrides(1)
 	x.until(`document.activeElement.textContent === "Preview again" && document.querySelector("#steer-go").disabled`)
 	x.press(kb.Enter)
 	x.confirm("a disk")
@@ -209,7 +209,7 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 	x.run(chromedp.SendKeys("#steer-reason", "a fire\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done.")`)
 	c.Mend()
-	wishes(2)
+	overrides(2)
 	x.until(`(document.querySelector("#steer-preview button")?.click(), ` + previewed + `)`) // the pool may still have broken connections
 	// Between the preview and this the operator has become somebody who only looks, and then nobody.
 	login.mu.Lock()
@@ -225,7 +225,7 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 	login.mu.Unlock()
 	eval[bool](x, `document.querySelector("#steer-verbs input[value=cordon]").click() || true`)
 	x.until(failure + `.includes("You may not do this any more.")`)
-	wishes(2)
+	overrides(2)
 }
 
 // A viewer has no buttons, a request of its page's own is refused, and without JavaScript the page says what to do.
@@ -356,7 +356,7 @@ func TestTheDialogIsForAll(t *testing.T) {
 	x.press(kb.Enter)
 	x.until(previewed)
 	x.run(chromedp.SendKeys("#steer-reason", "it stays\r", chromedp.ByQuery))
-	x.until(isClosed + ` && document.querySelectorAll("#wish-list li").length === 0`) // and the button with it
+	x.until(isClosed + ` && document.querySelectorAll("#override-list li").length === 0`) // and the button with it
 	x.until(`document.activeElement !== document.body`)
 }
 

@@ -52,7 +52,7 @@ type Tables struct {
 	Members    map[Member]Membership
 	Partitions map[string][]Partition
 	Locks      map[string][]Lock // nil: there was none yet
-	Wishes     map[Wish]Wished
+	Overrides  map[Override]OverrideValue
 	Server     Server
 }
 
@@ -117,7 +117,7 @@ func New() *Database {
 		Clock: time.Now,
 		tables: Tables{
 			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
-			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Wishes: make(map[Wish]Wished),
+			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Overrides: make(map[Override]OverrideValue),
 			Server: Server{Timeline: 1, NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Run{Timeline: 1, Started: time.Now().UnixMicro()},
@@ -133,7 +133,7 @@ func (t Tables) Clone() Tables {
 	for name, rows := range t.Partitions {
 		t.Partitions[name] = slices.Clone(rows)
 	}
-	t.Wishes = maps.Clone(t.Wishes)
+	t.Overrides = maps.Clone(t.Overrides)
 	t.Locks = maps.Clone(t.Locks)
 	for name, rows := range t.Locks {
 		t.Locks[name] = slices.Clone(rows)

@@ -307,10 +307,10 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			}
 			read := store.LeaseRead{Name: name, Generation: l.Generation, Settled: t.Server.Timeline, Era: t.Server.Era,
 				Run: store.Run{Timeline: db.run.Timeline, Started: db.run.Started}}
-			if t.wished("pause", name, "") {
+			if t.overridden("pause", name, "") {
 				read.Paused = make([]string, 2)
 			}
-			if t.wished("drain", "", t.Clients[session].ID) {
+			if t.overridden("drain", "", t.Clients[session].ID) {
 				read.Drained = make([]string, 2)
 			}
 			for p, row := range t.Partitions[name] {
@@ -367,7 +367,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 				switch {
 				case heir.ID == row.HomeID:
 					row.HomeID = ""
-				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || t.wished("drain", "", t.Clients[session].ID) || is && member.Weight == 0):
+				case row.OwnerID != "" && heir.ID != row.OwnerID && (leaves || t.overridden("drain", "", t.Clients[session].ID) || is && member.Weight == 0):
 					row.HomeID = row.OwnerID
 				}
 				row.OwnerID = heir.ID
@@ -432,7 +432,7 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 
 // wanted reports whether a member of the lease may own partitions.
 func (t *Tables) wanted(lease string) bool {
-	if t.wished("pause", lease, "") {
+	if t.overridden("pause", lease, "") {
 		return false
 	}
 	for m, member := range t.Members {
@@ -540,7 +540,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 				t.Clients[session] = row
 			}
 		}
-		for _, w := range t.Wishes {
+		for _, w := range t.Overrides {
 			if w.Until <= clock {
 				w.Until = clock + 100*millisecond
 			}
@@ -581,7 +581,7 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 				asked = append(asked, name)
 			}
 		}
-		return distinct(append(asked, t.endWishes(clock)...)), true
+		return distinct(append(asked, t.endOverrides(clock)...)), true
 	})
 }
 
@@ -631,7 +631,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 			members, ok := related[m.Lease]
 			if row, alive := t.Clients[m.Session]; ok && alive {
 				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight,
-					Drained: t.wished("drain", "", row.ID), Cordoned: t.wished("cordon", "", row.ID)})
+					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID)})
 			}
 		}
 		var plans []store.LeasePlan
@@ -644,7 +644,7 @@ func (c *Conn) Plan(ctx context.Context, leases []string, alone bool) ([]store.L
 				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
 			})
 			p := store.LeasePlan{Name: name, Generation: t.Leases[name].Generation, Members: members,
-				Paused: t.wished("pause", name, ""), Frozen: t.wished("freeze", name, ""),
+				Paused: t.overridden("pause", name, ""), Frozen: t.overridden("freeze", name, ""),
 				Pins: t.pins(name)}
 			for _, row := range rows {
 				if t.living(name, row.Owner) {
@@ -736,7 +736,7 @@ func (c *Conn) Apply(ctx context.Context, plan []store.LeasePlan, moves []store.
 // works reports whether a living member of a lease, with a weight, has the client ID.
 func (t *Tables) works(lease, id string) bool {
 	for m, member := range t.Members {
-		if m.Lease == lease && member.Weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id && !t.wished("drain", "", id) {
+		if m.Lease == lease && member.Weight > 0 && t.living(lease, m.Session) && t.Clients[m.Session].ID == id && !t.overridden("drain", "", id) {
 			return true
 		}
 	}

@@ -73,7 +73,7 @@ func hostileTo(role, database string) (statements []string) {
 	}
 	// Not beside what people call, and tests do, without types of arguments; nor what functions.sql
 	// names without them.
-	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|wish|schedule_.*"))
+	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override|schedule_.*"))
 }
 
 // Overload makes functions of a stranger's in the schema pgleases: beside each function that is

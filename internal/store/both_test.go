@@ -150,7 +150,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	t := fakestore.Tables{
 		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
 		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
-		Wishes: make(map[fakestore.Wish]fakestore.Wished),
+		Overrides: make(map[fakestore.Override]fakestore.OverrideValue),
 	}
 	var a, b, c pgtype.Timestamptz
 	var name string
@@ -188,12 +188,12 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.HomeID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
 		})
 	r.read(`SELECT verb, coalesce(lease, ''), coalesce(partition, 0), CASE WHEN partition IS NULL AND client IS NOT NULL THEN client ELSE '' END,
-		CASE WHEN partition IS NOT NULL THEN client ELSE '' END, until FROM wishes`, func() ([]any, func()) {
-		var w fakestore.Wish
-		var wished fakestore.Wished
-		return []any{&w.Verb, &w.Lease, &w.Partition, &w.Client, &wished.PinnedTo, &a}, func() {
-			wished.Until = instant(a)
-			t.Wishes[w] = wished
+		CASE WHEN partition IS NOT NULL THEN client ELSE '' END, until FROM overrides`, func() ([]any, func()) {
+		var w fakestore.Override
+		var override fakestore.OverrideValue
+		return []any{&w.Verb, &w.Lease, &w.Partition, &w.Client, &override.PinnedTo, &a}, func() {
+			override.Until = instant(a)
+			t.Overrides[w] = override
 		}
 	})
 	r.read("SELECT timeline, era, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
@@ -389,20 +389,20 @@ func (f *fixture) drop(lease string, next ...int64) error {
 	return err
 }
 
-// wish gives an operator's verb; until 0: for ever.
-func (f *fixture) wish(w fakestore.Wish, until int64, force bool) error {
+// override gives an operator's verb; until 0: for ever.
+func (f *fixture) override(w fakestore.Override, until int64, force bool) error {
 	f.Helper()
 	return f.pin(w, "", until, force)
 }
 
-// pin is wish, for a pin to a client.
-func (f *fixture) pin(w fakestore.Wish, to string, until int64, force bool) error {
+// pin is override, for a pin to a client.
+func (f *fixture) pin(w fakestore.Override, to string, until int64, force bool) error {
 	f.Helper()
 	if until == 0 {
 		until = fakestore.Ever
 	}
 	if f.double != nil {
-		return f.double.Wish(w, to, until, force)
+		return f.double.Override(w, to, until, force)
 	}
 	if w.Verb == "pin" {
 		return f.operate("SELECT pin($1, $2, $3, 'a reason', until => $4::timestamptz)", w.Lease, w.Partition, to, timestamp(until))
@@ -415,8 +415,8 @@ func (f *fixture) pin(w fakestore.Wish, to string, until int64, force bool) erro
 	return f.operate("SELECT "+w.Verb+"($1, 'a reason', 'somebody', until => $2::timestamptz"+extra+")", args...)
 }
 
-// back takes a wish back.
-func (f *fixture) back(w fakestore.Wish) error {
+// back takes an override back.
+func (f *fixture) back(w fakestore.Override) error {
 	f.Helper()
 	if f.double != nil {
 		return f.double.TakeBack(w)

@@ -84,7 +84,7 @@ BEGIN
           AND a.grantee = 0 AND pg_has_role(p.proowner, 'USAGE')
         UNION ALL
         SELECT format('REVOKE INSERT ON %1$s.events FROM %2$s; GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation)
-                ON %1$s.events TO %2$s; GRANT EXECUTE ON FUNCTION %1$s.trim_events, %1$s.end_wishes TO %2$s',
+                ON %1$s.events TO %2$s; GRANT EXECUTE ON FUNCTION %1$s.trim_events, %1$s.end_overrides TO %2$s',
             c.relnamespace::regnamespace, a.grantee::regrole)
         FROM pg_class AS c, aclexplode(c.relacl) AS a
         WHERE c.relnamespace = (SELECT n.oid FROM pg_namespace AS n WHERE n.nspname = $1) AND c.relname = 'events'

@@ -30,7 +30,7 @@ type Member struct {
 	Incarnation int64 // negative: the session is revoked
 	Weight      int
 
-	Drained, Cordoned bool // by an operator's wish
+	Drained, Cordoned bool // by an operator's override
 }
 
 // A LeasePlan is what a plan needs to know of one lease.
@@ -38,7 +38,7 @@ type LeasePlan struct {
 	Name           string
 	Generation     int64
 	Members        []Member       // ordered by ID, incarnation, session
-	Paused, Frozen bool           // by an operator's wish
+	Paused, Frozen bool           // by an operator's override
 	Pins           map[int]string // likewise: partitions that shall be with a client, by its ID
 	// By partition number. Owners, Targets: the session that owns the partition, and the one that shall (0: none).
 	// OwnerIDs: the last owner's client ID, where the owner is no living member (else empty). HomeIDs: the client ID to

@@ -30,7 +30,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
-		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark, wishes;
+		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, server_mark, overrides;
 			UPDATE server SET timeline = pgleases.timeline(), era = 0, next_check_at = 'infinity', sessions = 1, unwatched = '0'`).ReadAll()
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
@@ -152,14 +152,14 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
 				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(plan), moves, again) })
 			},
-			"wish": func(*rapid.T) {
-				w, to := p.wish()
+			"override": func(*rapid.T) {
+				w, to := p.override()
 				until, force := draw(p, "until", []int64{0, 0, p.at.Add(time.Second).UnixMicro(), p.at.Add(time.Minute).UnixMicro(), p.at.UnixMicro()}),
 					draw(p, "force", []bool{true, false})
 				p.sameVerb(w, func(f *fixture) error { return f.pin(w, to, until, force) })
 			},
 			"take back": func(*rapid.T) {
-				w, _ := p.wish()
+				w, _ := p.override()
 				p.sameVerb(w, func(f *fixture) error { return f.back(w) })
 			},
 			"evict client": func(*rapid.T) {
@@ -367,8 +367,8 @@ func (p *pair) plan() (plan []LeasePlan) {
 	return plan
 }
 
-// wish draws one, and to whom it pins.
-func (p *pair) wish() (w fakestore.Wish, to string) {
+// override draws one, and to whom it pins.
+func (p *pair) override() (w fakestore.Override, to string) {
 	w.Verb = draw(p, "verb", []string{"drain", "cordon", "pause", "freeze", "pin"})
 	switch w.Verb {
 	case "drain", "cordon":

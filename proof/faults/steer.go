@@ -25,7 +25,7 @@ type Operators struct {
 	Given map[string]int // verbs that were carried out, by name
 }
 
-// opposites are the verbs that write a wish, and what takes it back.
+// opposites are the verbs that write an override, and what takes it back.
 var opposites = map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze", "pin": "unpin"}
 
 // NewOperators returns those that steer a lease, by a pool whose role may.
@@ -109,28 +109,28 @@ func unlessRefused(err error) error {
 	return err
 }
 
-// takeBack takes so many wishes back.
+// takeBack takes so many overrides back.
 func (o *Operators) takeBack(ctx context.Context, most int) error {
-	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.wishes ORDER BY random() LIMIT $1", most)
+	rows, err := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.overrides ORDER BY random() LIMIT $1", most)
 	if err != nil {
 		return unlessRefused(err)
 	}
-	type wish struct {
+	type override struct {
 		verb, of  string
 		partition *int
 	}
-	var wishes []wish
+	var overrides []override
 	for rows.Next() {
-		var w wish
+		var w override
 		if err := rows.Scan(&w.verb, &w.of, &w.partition); err != nil {
 			return err
 		}
-		wishes = append(wishes, w)
+		overrides = append(overrides, w)
 	}
 	if err := rows.Err(); err != nil {
 		return unlessRefused(err)
 	}
-	for _, w := range wishes {
+	for _, w := range overrides {
 		call, args := "pgleases."+opposites[w.verb]+"($1, 'enough')", []any{w.of}
 		if w.partition != nil {
 			call, args = "pgleases.unpin($1, $2, 'enough')", append(args, *w.partition)
@@ -142,11 +142,11 @@ func (o *Operators) takeBack(ctx context.Context, most int) error {
 	return nil
 }
 
-// TakeAllBack takes all wishes back.
+// TakeAllBack takes all overrides back.
 func (o *Operators) TakeAllBack(ctx context.Context) error {
 	for {
 		var left int
-		err := o.pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.wishes").Scan(&left)
+		err := o.pool.QueryRow(ctx, "SELECT count(*) FROM pgleases.overrides").Scan(&left)
 		if err == nil && left == 0 || ctx.Err() != nil {
 			return ctx.Err()
 		}

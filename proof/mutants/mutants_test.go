@@ -84,14 +84,14 @@ var detectors = map[string]detector{
 	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
-	// What operators wish, on a real server, and in simulated time.
-	"wishes": {"internal/store", func(int) []string {
-		return []string{"-test.run=^TestAPlanIsToldOfEachWish|^TestARevokedSession|^TestAWishAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
+	// What operators override, on a real server, and in simulated time.
+	"overrides": {"internal/store", func(int) []string {
+		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestARevokedSession|^TestAnOverrideAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
 	}},
 	// Worker processes that operators steer, on a real server.
 	"steered": {"proof", func(int) []string { return []string{"-test.run=^TestEachVerbKeepsItsPromise"} }},
-	"wished": {".", func(int) []string {
-		return []string{"-test.run=^TestPlanObeysWishes|^TestACordoned|^TestAPinned", "-rapid.nofailfile"}
+	"overridden": {".", func(int) []string {
+		return []string{"-test.run=^TestPlanObeysOverrides|^TestACordoned|^TestAPinned", "-rapid.nofailfile"}
 	}},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
@@ -214,30 +214,30 @@ var mutants = append(asleep(), []mutant{
 		{"engine.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
 		{"session.go", unnoticed, `false`, 0}, // which would find it
 	}},
-	{"a revoked session that is renewed", "wishes", `alive, copied: got`, []edit{
+	{"a revoked session that is renewed", "overrides", `alive, copied: got`, []edit{
 		{"sql/functions.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked\n", "", 0},
 	}},
-	{"a guard that passes for a revoked session", "wishes", `a guard passes: got`, []edit{
+	{"a guard that passes for a revoked session", "overrides", `a guard passes: got`, []edit{
 		{"sql/functions.sql", `WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)`, `WHERE c.session OPERATOR(pg_catalog.=) p.owner)`, 0},
 	}},
-	{"a wish that overtakes no plan", "wishes", `a plan that was read before is applied|a plan that saw the join and not the wish`, []edit{
+	{"an override that overtakes no plan", "overrides", `a plan that was read before is applied|a plan that saw the join and not the override`, []edit{
 		{"sql/functions.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (names);
     INSERT INTO pgleases.events (lease, cause, actor`, `    SET next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (names);
     INSERT INTO pgleases.events (lease, cause, actor`, 0},
 	}},
-	{"a wish that misses a join", "wishes", `a plan that saw the join and not the wish`, []edit{
+	{"an override that misses a join", "overrides", `a plan that saw the join and not the override`, []edit{
 		{"sql/functions.sql", `    names := pgleases.leases_of($3, $5);
     IF $1 = 'drain'`, `    IF $1 = 'drain'`, 0},
 	}},
-	{"an event of a join that is repeated", "wishes", `events: got`, []edit{
+	{"an event of a join that is repeated", "overrides", `events: got`, []edit{
 		{"sql/join.sql", `WHERE member.new`, `WHERE true`, 0},
 	}},
-	{"a cordoned member that gets more", "wished", `which is cordoned|they own`, []edit{
+	{"a cordoned member that gets more", "overridden", `which is cordoned|they own`, []edit{
 		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && frozen {`, 0},
 	}},
-	{"a pin that yields to the shares", "wished", `not within|is pinned to`, []edit{
+	{"a pin that yields to the shares", "overridden", `not within|is pinned to`, []edit{
 		{"rebalance.go", `ok && !(works && frozen) {`, `ok && !works {`, 0},
 	}},
 	{"an operator's eviction that others do not wait for", "steered", `^overlap|^epoch falls`, []edit{

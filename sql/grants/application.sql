@@ -2,7 +2,7 @@
 -- role's name for pgleases_app and your schema's for pgleases, and run the file as the tables' owner, again after each migration.
 -- Open clients of such a role WithoutMigration.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_app;
-GRANT SELECT ON pgleases.schema_version, pgleases.wishes, pgleases.events, pgleases.status, pgleases.members_status, pgleases.locks_status TO pgleases_app;
+GRANT SELECT ON pgleases.schema_version, pgleases.overrides, pgleases.events, pgleases.status, pgleases.members_status, pgleases.locks_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.clients, pgleases.identities, pgleases.members, pgleases.locks, pgleases.presences TO pgleases_app;
 GRANT USAGE ON SEQUENCE pgleases.lock_tokens TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.leases, pgleases.partitions TO pgleases_app;
@@ -11,9 +11,9 @@ GRANT SELECT, INSERT ON pgleases.server_mark TO pgleases_app;
 -- The actor of an event is an operator. The functions for operators write it, and no client.
 REVOKE INSERT ON pgleases.events FROM pgleases_app;
 GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON pgleases.events TO pgleases_app;
--- PUBLIC may not execute trim_events and end_wishes, and in some databases none of the functions.
+-- PUBLIC may not execute trim_events and end_overrides, and in some databases none of the functions.
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.tell,
-    pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_wishes, pgleases.attend, pgleases.look_out, pgleases.session_ends,
+    pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_overrides, pgleases.attend, pgleases.look_out, pgleases.session_ends,
     pgleases.evict_ended, pgleases.read, pgleases.release, pgleases.announce, pgleases.snapshot, pgleases.apply,
     pgleases.partition_for, pgleases.guard, pgleases.lock_mutex, pgleases.lock_settings, pgleases.lock_same_run,
     pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release, pgleases.lock_releases,

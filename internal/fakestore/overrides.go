@@ -8,39 +8,39 @@ import (
 // The verbs of operators. What each does, and why, is written at the SQL function of its name.
 
 type (
-	// A Wish is the key of table wishes; empty stands for null. Partition is that of a pin.
-	Wish struct {
+	// An Override is the key of table overrides; empty stands for null. Partition is that of a pin.
+	Override struct {
 		Verb, Lease, Client string
 		Partition           int
 	}
-	// Wished is the rest of a row.
-	Wished struct {
+	// OverrideValue is the rest of a row.
+	OverrideValue struct {
 		Until    int64
 		PinnedTo string // client ID
 	}
 )
 
-// ErrUnknown is the error of verbs that name a client or a wish that is not there, or a time that has passed.
+// ErrUnknown is the error of verbs that name a client or an override that is not there, or a time that has passed.
 var ErrUnknown = errors.New("unknown")
 
-func (t *Tables) wished(verb, lease, client string) bool {
-	_, is := t.Wishes[Wish{Verb: verb, Lease: lease, Client: client}]
+func (t *Tables) overridden(verb, lease, client string) bool {
+	_, is := t.Overrides[Override{Verb: verb, Lease: lease, Client: client}]
 	return is
 }
 
 // pins are the partitions of a lease that are pinned, and the clients.
 func (t *Tables) pins(lease string) map[int]string {
 	pins := make(map[int]string)
-	for w, wished := range t.Wishes {
+	for w, override := range t.Overrides {
 		if w.Verb == "pin" && w.Lease == lease && w.Partition < int(t.Leases[lease].Partitions) {
-			pins[w.Partition] = wished.PinnedTo
+			pins[w.Partition] = override.PinnedTo
 		}
 	}
 	return pins
 }
 
-// concerned are the leases that a wish is about.
-func (t *Tables) concerned(w Wish) (names []string) {
+// concerned are the leases that an override is about.
+func (t *Tables) concerned(w Override) (names []string) {
 	for m := range t.Members {
 		if w.Lease == "" && t.living(m.Lease, m.Session) && t.Clients[m.Session].ID == w.Client {
 			names = append(names, m.Lease)
@@ -63,8 +63,8 @@ func (t *Tables) ask(names []string, clock int64) {
 	}
 }
 
-// Wish is the SQL functions drain, cordon, pause and freeze, and pin, to a client.
-func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error {
+// Override is the SQL functions drain, cordon, pause and freeze, and pin, to a client.
+func (db *Database) Override(w Override, pinnedTo string, until int64, force bool) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	t, clock := &db.tables, db.clock()
@@ -80,7 +80,7 @@ func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error
 			return fmt.Errorf("%w: %q", ErrInUse, name)
 		}
 	}
-	t.Wishes[w] = Wished{until, pinnedTo}
+	t.Overrides[w] = OverrideValue{until, pinnedTo}
 	t.Server.NextCheckAt = min(t.Server.NextCheckAt, until)
 	t.ask(t.concerned(w), clock)
 	db.wrote(true)
@@ -91,7 +91,7 @@ func (db *Database) Wish(w Wish, pinnedTo string, until int64, force bool) error
 func (t *Tables) last(lease, client string) (last bool) {
 	for m, member := range t.Members {
 		c := t.Clients[m.Session]
-		if m.Lease == lease && t.living(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 && !t.wished("drain", "", c.ID) {
+		if m.Lease == lease && t.living(lease, m.Session) && member.Weight > 0 && c.Incarnation >= 0 && !t.overridden("drain", "", c.ID) {
 			if c.ID != client {
 				return false
 			}
@@ -102,23 +102,23 @@ func (t *Tables) last(lease, client string) (last bool) {
 }
 
 // TakeBack is the SQL functions undrain, uncordon, resume, unfreeze and unpin.
-func (db *Database) TakeBack(w Wish) error {
+func (db *Database) TakeBack(w Override) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	if _, is := db.tables.Wishes[w]; !is {
+	if _, is := db.tables.Overrides[w]; !is {
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
 	}
-	delete(db.tables.Wishes, w)
+	delete(db.tables.Overrides, w)
 	db.tables.ask(db.tables.concerned(w), db.clock())
 	db.wrote(true)
 	return nil
 }
 
-// endWishes ends those whose time is over, and returns the leases that they are about.
-func (t *Tables) endWishes(clock int64) (asked []string) {
-	for w, wished := range t.Wishes {
-		if wished.Until <= clock {
-			delete(t.Wishes, w)
+// endOverrides ends those whose time is over, and returns the leases that they are about.
+func (t *Tables) endOverrides(clock int64) (asked []string) {
+	for w, override := range t.Overrides {
+		if override.Until <= clock {
+			delete(t.Overrides, w)
 			t.ask(t.concerned(w), clock)
 			asked = append(asked, t.concerned(w)...)
 		}
@@ -144,7 +144,7 @@ func (db *Database) EvictClient(id string) (revoked int, err error) {
 			revoked++
 		}
 	}
-	t.ask(t.concerned(Wish{Client: id}), db.clock())
+	t.ask(t.concerned(Override{Client: id}), db.clock())
 	db.wrote(true)
 	return revoked, nil
 }

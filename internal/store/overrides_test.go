@@ -14,8 +14,8 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// wishes are what a plan of a lease is told of: of the lease, then of each member.
-func (c *client) wishes(lease string) string {
+// overrides are what a plan of a lease is told of: of the lease, then of each member.
+func (c *client) overrides(lease string) string {
 	c.f.Helper()
 	p := c.plan(lease)[0]
 	said := map[bool]string{true: "yes", false: "no"}
@@ -29,28 +29,28 @@ func (c *client) wishes(lease string) string {
 	return text
 }
 
-func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
+func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.join("other", 1)
 		a.give("l", a.session, b.session)
 		for _, w := range []struct {
-			wish fakestore.Wish
-			told string
+			override fakestore.Override
+			told     string
 		}{
-			{fakestore.Wish{Verb: "drain", Client: "a"}, "paused no, frozen no; a drained yes, cordoned no; b drained no, cordoned no"},
-			{fakestore.Wish{Verb: "cordon", Client: "b"}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned yes"},
-			{fakestore.Wish{Verb: "pause", Lease: "l"}, "paused yes, frozen no; a drained no, cordoned no; b drained no, cordoned no"},
-			{fakestore.Wish{Verb: "pin", Lease: "l", Partition: 1}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; 1 to a"},
-			{fakestore.Wish{Verb: "freeze", Lease: "l"}, "paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no"},
+			{fakestore.Override{Verb: "drain", Client: "a"}, "paused no, frozen no; a drained yes, cordoned no; b drained no, cordoned no"},
+			{fakestore.Override{Verb: "cordon", Client: "b"}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned yes"},
+			{fakestore.Override{Verb: "pause", Lease: "l"}, "paused yes, frozen no; a drained no, cordoned no; b drained no, cordoned no"},
+			{fakestore.Override{Verb: "pin", Lease: "l", Partition: 1}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; 1 to a"},
+			{fakestore.Override{Verb: "freeze", Lease: "l"}, "paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no"},
 		} {
 			none := "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"
 			to := ""
-			if w.wish.Verb == "pin" {
+			if w.override.Verb == "pin" {
 				to = "a"
 			}
-			wish := func() error { return f.pin(w.wish, to, 0, true) }
-			for _, verb := range []func() error{wish, func() error { return f.back(w.wish) }} {
+			override := func() error { return f.pin(w.override, to, 0, true) }
+			for _, verb := range []func() error{override, func() error { return f.back(w.override) }} {
 				a.apply(a.plan("l"))
 				before := a.plan("l")
 				expect(t, len(a.claims("l")), 0, "leases whose plan is due")
@@ -58,18 +58,18 @@ func TestAPlanIsToldOfEachWishUntilItIsTakenBack(t *testing.T) {
 				expect(t, a.apply(before).Applied, false, "a plan that was read before is applied")
 				expect(t, len(a.claims("l")), 1, "leases whose plan is due")
 			}
-			expect(t, a.wishes("l"), none, "taken back")
-			f.ok(wish())
-			f.ok(wish())   // once more changes nothing
-			a.join("l", 2) // nor does a join,
+			expect(t, a.overrides("l"), none, "taken back")
+			f.ok(override())
+			f.ok(override()) // once more changes nothing
+			a.join("l", 2)   // nor does a join,
 			_, err := a.SetWeight(f.ctx, a.session, "l", 1)
 			f.ok(err) // or a weight
-			expect(t, a.wishes("l"), w.told, "wishes")
-			f.ok(f.back(w.wish))
-			if err := f.back(w.wish); said(err) != "unknown" {
+			expect(t, a.overrides("l"), w.told, "overrides")
+			f.ok(f.back(w.override))
+			if err := f.back(w.override); said(err) != "unknown" {
 				t.Errorf("taken back twice: %v", err)
 			}
-			expect(t, a.wishes("l"), none, "taken back")
+			expect(t, a.overrides("l"), none, "taken back")
 			expect(t, a.owned("l")+b.owned("l"), "0:11:1", "owned all the while")
 		}
 	})
@@ -83,7 +83,9 @@ func (c *client) claims(leases ...string) []string {
 func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.client("a"), f.client("b"), f.client("c")
-		drain := func(id string, force bool) error { return f.wish(fakestore.Wish{Verb: "drain", Client: id}, 0, force) }
+		drain := func(id string, force bool) error {
+			return f.override(fakestore.Override{Verb: "drain", Client: id}, 0, force)
+		}
 		a.join("l", 2)
 		b.join("l", 2)
 		c.joinWeight("l", 2, 0)
@@ -95,12 +97,12 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 			}
 		}
 		f.ok(drain("c", false)) // which works on nothing
-		f.ok(f.back(fakestore.Wish{Verb: "drain", Client: "c"}))
+		f.ok(f.back(fakestore.Override{Verb: "drain", Client: "c"}))
 		refuses(drain("a", false)) // alone in the other lease
-		expect(t, a.wishes("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; c drained no, cordoned no", "wishes")
+		expect(t, a.overrides("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; c drained no, cordoned no", "overrides")
 		f.ok(drain("b", false))
 		refuses(drain("a", false))
-		f.ok(f.back(fakestore.Wish{Verb: "drain", Client: "b"}))
+		f.ok(f.back(fakestore.Override{Verb: "drain", Client: "b"}))
 		f.ok(f.evictClient("b"))
 		refuses(drain("a", false))
 		f.ok(drain("a", true))
@@ -108,22 +110,22 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 		if err := drain("nobody", true); said(err) != "unknown" {
 			t.Errorf("drain of nobody: %v", err)
 		}
-		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "yet to come"}, tomorrow(), false))
-		f.ok(f.wish(fakestore.Wish{Verb: "pause", Lease: "yet to come"}, tomorrow(), false))
-		if err := f.wish(fakestore.Wish{Verb: "freeze", Lease: "nothing"}, 0, false); said(err) != "unknown" {
+		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "yet to come"}, tomorrow(), false))
+		f.ok(f.override(fakestore.Override{Verb: "pause", Lease: "yet to come"}, tomorrow(), false))
+		if err := f.override(fakestore.Override{Verb: "freeze", Lease: "nothing"}, 0, false); said(err) != "unknown" {
 			t.Errorf("freeze of no lease: %v", err)
 		}
 	})
 }
 
-func TestAWishEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
+func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		var now int64
 		f.edit(func(_ *fakestore.Tables, clock int64) { now = clock })
-		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "b"}, now+time.Second.Microseconds(), false))
-		f.ok(f.wish(fakestore.Wish{Verb: "freeze", Lease: "l"}, now+2*time.Second.Microseconds(), false))
-		if err := f.wish(fakestore.Wish{Verb: "pause", Lease: "l"}, now, false); said(err) != "unknown" {
+		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "b"}, now+time.Second.Microseconds(), false))
+		f.ok(f.override(fakestore.Override{Verb: "freeze", Lease: "l"}, now+2*time.Second.Microseconds(), false))
+		if err := f.override(fakestore.Override{Verb: "pause", Lease: "l"}, now, false); said(err) != "unknown" {
 			t.Errorf("a pause that is over: %v", err)
 		}
 		expect(t, b.beat().CheckDueIn, time.Second, "time until the check")
@@ -135,7 +137,7 @@ func TestAWishEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 			a.beat() // nobody expires
 			evicted := a.evictAs(run, 0)
 			expect(t, fmt.Sprint(evicted.Asked, evicted.PlanDueIn), "[l] 0s", "leases whose plan is due")
-			expect(t, a.wishes("l"), told, "wishes")
+			expect(t, a.overrides("l"), told, "overrides")
 		}
 	})
 }
@@ -187,7 +189,7 @@ func TestADrainedClientIsTheHomeOfWhatItReleases(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.give("l", a.session, a.session)
-		f.ok(f.wish(fakestore.Wish{Verb: "drain", Client: "a"}, 0, false))
+		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "a"}, 0, false))
 		a.give("l", b.session)
 		a.release([]Release{{"l", 0, 1}})
 		expect(t, a.plan("l")[0].HomeIDs[0], "a", "home of what went to another")
@@ -203,7 +205,7 @@ func TestNoPlanOfAPausedLeaseIsDueForWhatIsReleased(t *testing.T) {
 		a := f.client("a")
 		a.join("l", 1)
 		a.give("l", a.session)
-		f.ok(f.wish(fakestore.Wish{Verb: "pause", Lease: "l"}, 0, false))
+		f.ok(f.override(fakestore.Override{Verb: "pause", Lease: "l"}, 0, false))
 		a.give("l", 0)
 		expect(t, len(a.release([]Release{{"l", 0, 1}}).Asking), 0, "leases whose plan is due")
 		expect(t, f.passes("l", 0, 2), false, "a guard passes")
@@ -218,10 +220,10 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 	f.exec("SELECT pin('l', 5, 'a', 'near its data')")
 	f.exec("SELECT pin('l', 5, 'b', 'nearer', until => now() + interval '1 hour')")
 	f.exec("SELECT pin('l', 7, 'b', 'near')")
-	expect(t, f.text("SELECT partition, client, reason FROM wishes ORDER BY partition"), "5|b|nearer\n7|b|near", "wishes")
-	expect(t, f.text("SELECT wishes FROM members_status"), "<nil>\n<nil>", "wishes about all that a client has")
+	expect(t, f.text("SELECT partition, client, reason FROM overrides ORDER BY partition"), "5|b|nearer\n7|b|near", "overrides")
+	expect(t, f.text("SELECT overrides FROM members_status"), "<nil>\n<nil>", "overrides about all that a client has")
 	expect(t, fmt.Sprint(a.plan("l")[0].Pins), "map[5:b 7:b]", "pins")
-	f.exec("UPDATE wishes SET until = now() - interval '1 second' WHERE partition = 5")
+	f.exec("UPDATE overrides SET until = now() - interval '1 second' WHERE partition = 5")
 	f.checkNow()
 	a.evict()
 	expect(t, fmt.Sprint(a.plan("l")[0].Pins), "map[7:b]", "pins")
@@ -273,8 +275,8 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 		told = append(told, verb.event)
 	}
 	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
-	for _, forbidden := range []string{"INSERT INTO pgleases.wishes SELECT * FROM pgleases.wishes", "DELETE FROM pgleases.wishes", "UPDATE pgleases.wishes SET verb = ''",
-		"SELECT pgleases.wish('drain', false, NULL, NULL, 'a', '', 'r', 'infinity', true)"} {
+	for _, forbidden := range []string{"INSERT INTO pgleases.overrides SELECT * FROM pgleases.overrides", "DELETE FROM pgleases.overrides", "UPDATE pgleases.overrides SET verb = ''",
+		"SELECT pgleases.override('drain', false, NULL, NULL, 'a', '', 'r', 'infinity', true)"} {
 		for _, role := range []string{app, steers} {
 			if _, err := as[role].Exec(f.ctx, forbidden); Code(err) != "42501" {
 				t.Errorf("%s: %v", forbidden, err)
@@ -290,7 +292,7 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 	a.join("l", 1)
 	f.events()
 	state := func() string {
-		return f.text("SELECT generation, next_check_at, (SELECT count(*) FROM wishes) FROM leases")
+		return f.text("SELECT generation, next_check_at, (SELECT count(*) FROM overrides) FROM leases")
 	}
 	before := state()
 	for call, says := range map[string]string{
@@ -328,7 +330,7 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	expect(t, state(), before, "generation, plan due, wishes")
+	expect(t, state(), before, "generation, plan due, overrides")
 	expect(t, f.events(), "", "events")
 }
 
@@ -366,20 +368,20 @@ func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 			}
 			f.exec("SELECT cordon('b', 'r')")
 			state := func() string {
-				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM wishes AS w), (SELECT timeline FROM server) FROM leases")
+				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM overrides AS w), (SELECT timeline FROM server) FROM leases")
 			}
 			before := state()
 			tx := tests.Must(f.raw().Begin(f.ctx))(f)
 			tests.Must(tx.Exec(f.ctx, "SELECT pgleases."+verb))(f)
 			expect(t, valueOn[string](f, tx, "SHOW statement_timeout"), "10s", "what a statement after it may take")
 			f.exec("SET lock_timeout = 0; UPDATE leases SET planned_at = planned_at; UPDATE clients SET expires_at = expires_at; UPDATE server SET sessions = sessions") // as a plan, a heartbeat and a check do
-			expect(t, state(), before, "generation, incarnation, wishes, timeline")
+			expect(t, state(), before, "generation, incarnation, overrides, timeline")
 		})
 	}
 }
 
-// The join is not yet seen by the verb, and its plan would not see the wish.
-func TestAWishAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
+// The join is not yet seen by the verb, and its plan would not see the override.
+func TestAnOverrideAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.client("a"), f.client("b")
@@ -397,44 +399,44 @@ func TestAWishAboutAClientCoversTheLeaseThatItJoinsMeanwhile(t *testing.T) {
 	joined := valueOn[int64](f, tx, "SELECT generation FROM leases WHERE name = 'm'")
 	f.ok(tx.Commit(f.ctx))
 	f.ok(drained())
-	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > joined, true, "a plan that saw the join and not the wish is overtaken")
-	expect(t, strings.Contains(b.wishes("m"), "a drained yes"), true, b.wishes("m"))
+	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > joined, true, "a plan that saw the join and not the override is overtaken")
+	expect(t, strings.Contains(b.overrides("m"), "a drained yes"), true, b.overrides("m"))
 	expect(t, value[bool](f, "SELECT next_check_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
 }
 
-// It ends wishes, and waits for none of the locks that a plan or a stranger has.
-func TestACheckEndsNoWishAboutALeaseThatIsLocked(t *testing.T) {
+// It ends overrides, and waits for none of the locks that a plan or a stranger has.
+func TestACheckEndsNoOverrideAboutALeaseThatIsLocked(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	_, b := f.pair(1)
 	f.exec("SELECT freeze('l', 'r'), drain('a', 'r')")
-	f.exec("UPDATE wishes SET until = now() - interval '1 second'")
+	f.exec("UPDATE overrides SET until = now() - interval '1 second'")
 	for _, locks := range []string{"SELECT FROM leases WHERE name = 'l' FOR KEY SHARE", "SELECT FROM clients WHERE id = 'a' FOR KEY SHARE"} {
 		unlock := f.lock(locks)
 		f.checkNow()
 		b.evict()
 		unlock()
 	}
-	expect(t, f.text("SELECT verb, (SELECT count(*) FROM events WHERE cause LIKE 'un%') FROM wishes"), "drain|1", "wishes that are left")
+	expect(t, f.text("SELECT verb, (SELECT count(*) FROM events WHERE cause LIKE 'un%') FROM overrides"), "drain|1", "overrides that are left")
 	f.checkNow()
 	b.evict()
-	expect(t, f.text("SELECT verb FROM wishes"), "", "wishes that are left")
+	expect(t, f.text("SELECT verb FROM overrides"), "", "overrides that are left")
 	expect(t, f.text("SELECT cause, lease, from_id, actor FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|<nil>\nundrain|<nil>|a|<nil>", "events")
 }
 
 // However many end at once, a check for the dead takes its time for few of them, and changes the lease once.
-func TestManyWishesThatEndAtOnceDelayNoEviction(t *testing.T) {
+func TestManyOverridesThatEndAtOnceDelayNoEviction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, dead := f.client("a"), f.client("dead")
 	a.join("l", 500)
-	f.exec("INSERT INTO wishes (verb, lease, partition, client, until, since, actor, reason) SELECT 'pin', 'l', n, 'a', now() - interval '1 second', now(), '', '' FROM generate_series(0, 499) AS n")
+	f.exec("INSERT INTO overrides (verb, lease, partition, client, until, since, actor, reason) SELECT 'pin', 'l', n, 'a', now() - interval '1 second', now(), '', '' FROM generate_series(0, 499) AS n")
 	f.expire(dead)
 	for _, left := range []int{300, 100, 0, 0} {
 		before := value[int64](f, "SELECT generation FROM leases")
 		f.checkNow()
 		a.evict()
-		expect(t, value[int](f, "SELECT count(*) FROM wishes"), left, "wishes that are left")
+		expect(t, value[int](f, "SELECT count(*) FROM overrides"), left, "overrides that are left")
 		expect(t, f.text("SELECT id FROM clients"), "a", "clients")
 		if rose := value[int64](f, "SELECT generation FROM leases") - before; rose > 1 {
 			t.Errorf("the generation rose by %d", rose)
