@@ -1,5 +1,5 @@
 // Package dashboard shows in a browser who owns what, who is alive, what waits and what is wrong, as it changes. It is an http.Handler for an
-// application's own server, made of package admin and the standard library. Who may have it changed steers from there too; for all others it writes
+// application's own server, made of package admin and the standard library. Operators make changes from there too; for all others it writes
 // nothing to the database.
 //
 //	a, err := admin.New(pool)
@@ -38,7 +38,7 @@ type Access int
 const (
 	Denied   Access = iota // nothing: 403
 	ReadOnly               // see all
-	Steering               // see all, and have it changed: all verbs of package admin
+	Operator               // see all, and have it changed: all verbs of package admin
 )
 
 // Options are those of Handler. The zero value lets everybody look who reaches the handler.
@@ -64,7 +64,7 @@ const (
 var static embed.FS
 
 // files are what the browser loads besides the page.
-var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "steer.js": "text/javascript; charset=utf-8", "schedules.js": "text/javascript; charset=utf-8",
+var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "operate.js": "text/javascript; charset=utf-8", "schedules.js": "text/javascript; charset=utf-8",
 	"dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
@@ -96,7 +96,7 @@ type handler struct {
 	hub     *hub
 	times   times
 
-	looking, steering chan struct{} // have room for the one question that is being answered
+	looking, operating chan struct{} // have room for the one question that is being answered
 
 	mu    sync.Mutex      // guards what follows
 	pages map[string]page // by query: what was answered a moment ago
@@ -106,7 +106,7 @@ type handler struct {
 
 func newHandler(a *admin.Admin, o Options, t times) *handler {
 	return &handler{
-		options: o, hub: newHub(a, t), times: t, looking: make(chan struct{}, 1), steering: make(chan struct{}, 1),
+		options: o, hub: newHub(a, t), times: t, looking: make(chan struct{}, 1), operating: make(chan struct{}, 1),
 		pages: make(map[string]page),
 	}
 }
@@ -126,8 +126,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := strings.TrimPrefix(r.URL.Path, "/")
-	if ask, is := steers[name]; is {
-		h.steer(w, r, access, actor, ask)
+	if ask, is := changes[name]; is {
+		h.operate(w, r, access, actor, ask)
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -165,7 +165,7 @@ func withSlash(r *http.Request) string {
 
 func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 	var text bytes.Buffer
-	if err := markup.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Steers": access == Steering}); err != nil {
+	if err := markup.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Operator": access == Operator}); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

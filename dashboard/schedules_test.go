@@ -29,7 +29,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
 		`ANALYZE pgleases.schedules`)
 	c := new(tests.Wire)
-	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	get := func(query string) (page struct {
 		Rows []struct{ Name, State string }
 		More bool
@@ -117,7 +117,7 @@ func TestAskRunsEachVerb(t *testing.T) {
 	config.ConnConfig.User, config.ConnConfig.Password = role, role
 	operators := tests.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
 	t.Cleanup(operators.Close)
-	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	exec(t, owner, tests.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
 	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
@@ -160,7 +160,7 @@ func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now())`)
 	var actor string
-	h := newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Steering, actor }})
+	h := newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Operator, actor }})
 	for i, press := range []struct {
 		actor, token string
 		jobs         int

@@ -164,7 +164,7 @@ behind a proxy, sharing 16 partitions with a TTL of one second, and taking 6 nam
 about three per second, several at a time, in the third one after the other. Every process reads Values all the time and writes down, on the machine's monotonic clock, when it first
 and last saw each partition; others write under Guard, or as zombies, with epochs that are over. In the end all is compared: the
 intervals of different processes, the epochs and tokens, the order of the writes (for linearizability), and how long each partition had no
-owner. Processes that run schedules, and fleets that are steered, are attacked by tests of their own: see [proof.md](proof.md).
+owner. Processes that run schedules, and fleets that are operated, are attacked by tests of their own: see [proof.md](proof.md).
 
 | | |
 |---|---|

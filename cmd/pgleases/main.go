@@ -1,6 +1,6 @@
 // Command pgleases runs programs under leases, and looks at leases, from a shell: see docs/cli.md, which is made from its help.
 //
-// look.go has the verbs that look, steer.go those that steer and tell what happened, schedules.go and jobs.go those on schedules and jobs,
+// look.go has the verbs that look, operate.go those of operators and those that show what happened, schedules.go and jobs.go those on schedules and jobs,
 // setup.go those that make the tables and doctor; what they know comes from package admin. table.go prints. serve.go is the dashboard.
 //
 // run.go reads the flags of run, which package supervise does.
@@ -79,7 +79,7 @@ Exit codes, but for run and doctor, which have their own: 0, or 125 where the co
 	root.PersistentFlags().BoolP("verbose", "v", false, "log also what goes well")
 	root.AddCommand(newRun(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newSchedules(), newJobs(),
 		newMigrate(), newSchema(), newGrants(), newDoctor(), newServe(), newVersion(), newKeeper())
-	root.AddCommand(newSteering()...)
+	root.AddCommand(newOperations()...)
 	return root
 }
 

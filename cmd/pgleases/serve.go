@@ -23,7 +23,7 @@ func newServe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Show the leases in a browser",
-		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. Without --steer it changes nothing.
+		Long: `Show the leases in a browser: who owns what, who is alive, what waits and what is wrong, as it changes. Without --operate it changes nothing.
 
 It has no login, so it listens on this machine alone. To see it from another one, forward its port: ssh -L 8080:127.0.0.1:8080 MACHINE. With --listen=:8080
 everybody sees it who reaches this machine: put a proxy in front that asks who they are, or mount package dashboard in an application
@@ -32,8 +32,8 @@ that knows its users.
 While it listens on this machine alone, or has names by --host, it answers who asks for these, for localhost, 127.0.0.1 or [::1], and refuses other names:
 else a page of any site could have the browser take this server for that site's own. Give --host the name by which a proxy in front asks.
 
-With --steer it prints a second address, which has a secret in it, another one each time: who opens that may steer, all others only look. It is refused where it
-listens to other machines: mount package dashboard in an application that knows its users instead. What is changed is written with the name of --actor, and
+With --operate it prints a second address with a secret in it, which is new at each start. Whoever opens that address is an operator; all others only
+look. If it listens to other machines, --operate is refused: mount package dashboard in an application that knows its users instead. What is changed is written with the name of --actor, and
 needs the rights that pgleases grants ROLE --for=operator prints.
 
 It ends where the database does not answer at the start. Later the page says since when what it shows is stale.`,
@@ -42,8 +42,8 @@ It ends where the database does not answer at the start. Later the page says sin
 	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; port 0: any that is free, which is printed")
 	title := cmd.Flags().String("title", "Leases", "what stands at the top, such as the environment's name")
 	hosts := cmd.Flags().StringSlice("host", nil, "a name by which it is asked, besides those of this machine; several with commas")
-	steers := cmd.Flags().Bool("steer", false, "print a second address, for who may steer too")
-	actor := cmd.Flags().String("actor", "", "who steers, besides the role that connects (default: who runs this)")
+	operate := cmd.Flags().Bool("operate", false, "print a second address, for operators")
+	actor := cmd.Flags().String("actor", "", "the operator, besides the role that connects (default: the user that runs this)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		listener, err := net.Listen("tcp", *listen)
 		if err != nil {
@@ -51,9 +51,9 @@ It ends where the database does not answer at the start. Later the page says sin
 		}
 		defer listener.Close()
 		isLocal := listener.Addr().(*net.TCPAddr).IP.IsLoopback()
-		if *steers && !isLocal {
+		if *operate && !isLocal {
 			return fmt.Errorf(
-				"--steer with --listen=%q: other machines reach that, and the secret would go over the network as it is\nListen on this machine alone, as 127.0.0.1:8080",
+				"--operate with --listen=%q: other machines reach that, and the secret would go over the network as it is\nListen on this machine alone, as 127.0.0.1:8080",
 				*listen,
 			)
 		}
@@ -62,7 +62,7 @@ It ends where the database does not answer at the start. Later the page says sin
 				return err
 			}
 			options := dashboard.Options{Title: *title}
-			if *steers {
+			if *operate {
 				options.Authorize = authorize(*actor)
 			}
 			handler, err := dashboard.Handler(a, options)
@@ -70,10 +70,10 @@ It ends where the database does not answer at the start. Later the page says sin
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "Open http://%s/\n", listener.Addr())
-			if *steers {
+			if *operate {
 				secret := rand.Text()
 				handler = behind(secret, handler)
-				fmt.Fprintf(cmd.OutOrStdout(), "To steer, open http://%s/%s/ and show that address to nobody\n", listener.Addr(), secret)
+				fmt.Fprintf(cmd.OutOrStdout(), "To operate, open http://%s/%s/ and show that address to nobody\n", listener.Addr(), secret)
 			}
 			if isLocal || len(*hosts) > 0 {
 				handler = onlyFor(*hosts, handler)
@@ -84,30 +84,30 @@ It ends where the database does not answer at the start. Later the page says sin
 	return cmd
 }
 
-// steersKey is in the context of a request whose path has the secret. No cookie: the browser would send it to what else listens on this machine.
-type steersKey struct{}
+// operatorKey is in the context of a request whose path has the secret. No cookie: the browser would send it to what else listens on this machine.
+type operatorKey struct{}
 
-// behind has who asks for paths that begin with the secret steer.
+// behind marks requests for paths that begin with the secret as those of an operator.
 func behind(secret string, next http.Handler) http.Handler {
-	steering := http.StripPrefix("/"+secret, next)
+	secretly := http.StripPrefix("/"+secret, next)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		first, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		if subtle.ConstantTimeCompare([]byte(first), []byte(secret)) == 1 {
-			steering.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), steersKey{}, true)))
+			secretly.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), operatorKey{}, true)))
 			return
 		}
 		next.ServeHTTP(w, r)
 	})
 }
 
-// authorize lets everybody look, and who knows the secret steer, in the name of actor; empty: of who runs this.
+// authorize lets everybody look. Whoever knows the secret is the operator actor; empty: the user that runs this.
 func authorize(actor string) func(*http.Request) (dashboard.Access, string) {
 	if who, err := user.Current(); err == nil && actor == "" {
 		actor = who.Username
 	}
 	return func(r *http.Request) (dashboard.Access, string) {
-		if r.Context().Value(steersKey{}) == true {
-			return dashboard.Steering, actor
+		if r.Context().Value(operatorKey{}) == true {
+			return dashboard.Operator, actor
 		}
 		return dashboard.ReadOnly, ""
 	}

@@ -68,12 +68,12 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	}
 }
 
-func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
+func TestOnlyTheSecretMakesAnOperator(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, "INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now())")
-	c := command.Run(t, command.Database(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--steer", "--actor", "maria")
-	address := regexp.MustCompile(`Open (http://127\.0\.0\.1:\d+/)\nTo steer, open (http://127\.0\.0\.1:\d+/[A-Z2-7]{26}/) and`)
+	c := command.Run(t, command.Database(pgtest.OwnerURL(database)), "serve", "--listen", "127.0.0.1:0", "--operate", "--actor", "maria")
+	address := regexp.MustCompile(`Open (http://127\.0\.0\.1:\d+/)\nTo operate, open (http://127\.0\.0\.1:\d+/[A-Z2-7]{26}/) and`)
 	tests.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
 	found := address.FindStringSubmatch(c.Printed())
 	post := func(url, path, body, host string) (int, string) {
@@ -100,5 +100,5 @@ func TestOnlyWhoHasTheSecretSteers(t *testing.T) {
 	if overrides := output1(t, database, "overrides"); !strings.Contains(overrides, "maria (") {
 		t.Errorf("overrides: %s", overrides)
 	}
-	fails(t, database, "serve --listen :0 --steer", "Listen on this machine alone")
+	fails(t, database, "serve --listen :0 --operate", "Listen on this machine alone")
 }

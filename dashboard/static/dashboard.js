@@ -250,8 +250,8 @@ function whoIn(cell, id, asButton) {
   if (asButton) cell.querySelector("button")?.setAttribute("aria-pressed", String(state.chosen === id));
 }
 
-// With steer.js, which only who may steer is sent, the page has buttons.
-const steering = $("steer") !== null;
+// With operate.js, which only operators are sent, the page has buttons.
+const operating = $("operate") !== null;
 
 const matches = (...names) => state.filter === "" || names.some(n => plain(n).toLowerCase().includes(state.filter));
 
@@ -282,7 +282,7 @@ const draws = {
     keyed($("single-rows"), single.slice(0, mostRows), l => l.name, l => {
       const head = make("th", "", name(l.name));
       head.scope = "row";
-      return make("tr", "", head, make("td"), make("td", "nowrap"), make("td", "n"), ...(steering ? [make("td", "n", steerButton({ kind: "lease", subject: l.name, partition: 0 }))] : []));
+      return make("tr", "", head, make("td"), make("td", "nowrap"), make("td", "n"), ...(operating ? [make("td", "n", operateButton({ kind: "lease", subject: l.name, partition: 0 }))] : []));
     }, (row, l) => {
       const [, owner, since, members] = row.children, h = l.holdings[0];
       whoIn(owner, h ? h.owner : "", true);
@@ -311,7 +311,7 @@ const draws = {
       const beat = make("td", "", make("div", "beat", make("span", "nowrap"), make("div", "track", make("span", "fill"))));
       beat.querySelector(".track").setAttribute("aria-hidden", "true");
       return make("tr", "", head, beat, make("td", "n"), make("td", "n"), make("td", "sub process"), make("td", "sub nowrap started"),
-        ...(steering ? [make("td", "n", steerButton({ kind: "client", subject: c.id }))] : []));
+        ...(operating ? [make("td", "n", operateButton({ kind: "client", subject: c.id }))] : []));
     }, (row, c) => {
       const [head, , owned, leases, process, started] = row.children;
       row.session = c.session;
@@ -415,7 +415,7 @@ const draws = {
       if (w.actor) text.append(" by ", name(w.actor));
       if (w.reason) text.append(": ", name(w.reason));
       text.append(make("span", "sub", w.until ? ", until " + clock(w.until) : ", until it is taken back"));
-      if (steering && verbs[w.verb]?.back) text.append(" ", steerButton({ kind: verbs[w.verb].of, subject: w.lease || w.client, partition: w.partition }, verbs[w.verb].back));
+      if (operating && verbs[w.verb]?.back) text.append(" ", operateButton({ kind: verbs[w.verb].of, subject: w.lease || w.client, partition: w.partition }, verbs[w.verb].back));
       return make("li", "", time, text);
     }, () => {});
   },
@@ -558,7 +558,7 @@ function createLease(lease) {
   e.setAttribute("aria-labelledby", id);
   Object.assign(e, { map, cell, why, reasons, cursor: -1, explained: -1, flashes: new Map(), owners: null });
   why.addEventListener("click", () => explain(e));
-  if (steering) e.querySelector("header").append(steerButton({ kind: "lease", subject: lease.name, card: e }));
+  if (operating) e.querySelector("header").append(operateButton({ kind: "lease", subject: lease.name, card: e }));
   const at = event => {
     const box = map.getBoundingClientRect(), g = e.grid;
     if (!g) return -1;

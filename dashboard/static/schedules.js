@@ -97,7 +97,7 @@ const scheduleList = newList($("schedule-list"), () => ({
 }), s => s.id, s => s.name, (row, s) => {
   const group = $("schedule-list").querySelector(".of").value;
   const acts = [button("History", event => showHistory(group, s.name, event.target), "History of " + plain(s.name))];
-  if (steering) acts.push(" ", steerButton({ kind: "schedule", subject: s.name, group, is: s, paused: s.state === "paused" || !!s.paused_at }));
+  if (operating) acts.push(" ", operateButton({ kind: "schedule", subject: s.name, group, is: s, paused: s.state === "paused" || !!s.paused_at }));
   cells(row, JSON.stringify(s), cell("", name(s.name), make("div", "sub", name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "")),
     cell("", mark(s.state), s.failures ? make("span", "mark bad", count(s.failures) + " dead") : "", note(s.why), note(s.error)),
     cell("nowrap", s.due ? clock(s.due) : ""), cell("nowrap", s.done ? clock(s.done) : "", s.last_fate && s.last_fate !== "done" ? make("div", "", mark(s.last_fate)) : ""),
@@ -106,16 +106,16 @@ const scheduleList = newList($("schedule-list"), () => ({
 
 const jobList = newList($("job-list"), () => ({ group: $("job-list").querySelector(".of").value, which: $("job-list").querySelector(".which").value }), j => j.id, j => j.id, (row, j) => {
   const ended = j.fate !== undefined, id = ended ? j.job : j.id, of = j.name || j.kind, group = $("job-list").querySelector(".of").value;
-  const acts = !steering ? [] : !ended ? [steerButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
-    j.retried !== "0" ? ["retried as " + j.retried] : [steerButton({ kind: "dead", subject: id, group, label: "job " + id }, "retry_job")];
+  const acts = !operating ? [] : !ended ? [operateButton({ kind: "job", subject: id, group, label: "job " + id }, "cancel_job")] :
+    j.retried !== "0" ? ["retried as " + j.retried] : [operateButton({ kind: "dead", subject: id, group, label: "job " + id }, "retry_job")];
   cells(row, JSON.stringify(j), cell("", id, make("div", "sub", name(j.kind))), cell("", mark(ended ? j.fate : j.state), note(j.why), note(j.error)),
     cell("nowrap", clock(ended ? j.until : j.at || j.due)), cell("", name(of), j.owner ? make("div", "sub", "by ", name(j.owner)) : ""), cell("n", lateText(j.late_ns)), cell("n", ...acts));
 });
 
 let historyOf = { group: "", name: "" };
 const historyList = newList($("history"), () => historyOf, h => h.id, h => h.id, (row, h) => {
-  const acts = !steering || h.job !== "0" || !isBad(h.fate) ? [] : h.retried !== "0" ? ["retried as " + h.retried] :
-    [steerButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
+  const acts = !operating || h.job !== "0" || !isBad(h.fate) ? [] : h.retried !== "0" ? ["retried as " + h.retried] :
+    [operateButton({ kind: "tick", subject: historyOf.name, group: historyOf.group, tick: h.until, label: plain(historyOf.name) + " at " + clock(h.until) }, "retry_tick")];
   cells(row, JSON.stringify(h), cell("nowrap", clock(h.until), h.job !== "0" ? make("div", "sub", "job " + h.job) : ""),
     cell("", mark(h.fate), h.ticks > 1 ? " " + many(h.ticks, "tick") : ""), cell("n", count(h.attempts)),
     cell("nowrap", h.started ? clock(h.started) : ""), cell("", note(h.error)), cell("n", ...acts));

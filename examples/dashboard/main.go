@@ -2,7 +2,7 @@
 //
 //	DATABASE_URL=postgres://... OPERATORS_PASSWORD=... VIEWERS_PASSWORD=... go run .
 //
-// Operators steer, viewers look. Open http://127.0.0.1:8080/. What is of interest is in pages: how the dashboard is mounted, and what Authorize asks.
+// Operators make changes, viewers look. Open http://127.0.0.1:8080/. What is of interest is in pages: how the dashboard is mounted, and what Authorize asks.
 package main
 
 import (
@@ -76,7 +76,7 @@ func pages(pool *pgxpool.Pool, login *login) (http.Handler, error) {
 		Authorize: func(r *http.Request) (dashboard.Access, string) {
 			switch name := login.user(r); name {
 			case "operator":
-				return dashboard.Steering, name
+				return dashboard.Operator, name
 			case "viewer":
 				return dashboard.ReadOnly, name
 			}

@@ -122,16 +122,16 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 	eval[bool](x, ownerOf(hostile[0], 3)+` && [...document.querySelectorAll(".lease .act")].find(e => e.textContent === "Why?" && !e.hidden).click() || true`)
 	x.until(rows(".reasons li") + `.some(text => text.startsWith("It is owned by"))`)
 	eval[bool](x, `[...document.querySelectorAll("#client-rows [aria-haspopup]")][0].click() || true`)
-	x.until(`document.querySelector("#steer-title .name").textContent === ` + shown)
-	eval[bool](x, `document.querySelector("#steer-verbs input[value=drain]").click() || true`)
-	x.until(previewed + ` && document.querySelectorAll("#steer-preview .name").length > 2`)
+	x.until(`document.querySelector("#operate-title .name").textContent === ` + shown)
+	eval[bool](x, `document.querySelector("#operate-verbs input[value=drain]").click() || true`)
+	x.until(previewed + ` && document.querySelectorAll("#operate-preview .name").length > 2`)
 	x.confirm("for \u202e<img src=x onerror='window.hacked=1'>")
 	x.until(rows("#override-list li") + `.some(text => text.includes("for \\u{202e}<img src=x"))`)
-	x.open(`Steer `+hostile[1], "pin")
-	x.until(previewed + ` && document.querySelectorAll("#steer-fields option").length === 5`)
+	x.open(`Operate `+hostile[1], "pin")
+	x.until(previewed + ` && document.querySelectorAll("#operate-fields option").length === 5`)
 	x.run(chromedp.Evaluate(`new Promise(told => {
-		$("steer").addEventListener("close", told, {once: true}); // the page hears of it later
-		$("steer").close();
+		$("operate").addEventListener("close", told, {once: true}); // the page hears of it later
+		$("operate").close();
 		$("event-client").focus();
 	})`, nil, awaited))
 	x.press("drowssap")
@@ -183,7 +183,7 @@ func TestTheKeyboardReachesAll(t *testing.T) {
 	x.press(kb.Enter)
 	x.until(`document.activeElement.id === "leases"`)
 	x.press(kb.Tab)
-	x.until(`document.activeElement.getAttribute("aria-label") === "Steer orders"`)
+	x.until(`document.activeElement.getAttribute("aria-label") === "Operate orders"`)
 	x.press(kb.Tab)
 	x.until(`document.activeElement.getAttribute("role") === "slider"`)
 	if !eval[bool](x, `getComputedStyle(document.activeElement).outlineStyle === "solid"`) {
@@ -222,7 +222,7 @@ func TestThePageSaysSinceWhenItIsStale(t *testing.T) {
 	c := new(tests.Wire)
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, tests.Pool(t, databaseURL, c.Carry)))
-	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
+	x.until(ownerOf("orders", 7) + ` === "Partition 7: one"`)
 	c.Cut()
 	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent)`)
 	x.until(`/^The database does not answer .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
@@ -367,22 +367,22 @@ func TestALoginInFrontThatExpiresLosesNothingThatWasTyped(t *testing.T) {
 	x.signIn(server.URL)
 	x.until(owns("one", "=== 4"))
 	for i, expired := range []*http.HandlerFunc{answering(http.StatusFound, "/login"), answering(http.StatusUnauthorized, "")} {
-		x.open([]string{"Steer one", "Undrain one"}[i], []string{"drain", ""}[i])
+		x.open([]string{"Operate one", "Undrain one"}[i], []string{"drain", ""}[i])
 		x.until(previewed)
-		x.run(chromedp.SendKeys("#steer-reason", "typed before", chromedp.ByQuery))
+		x.run(chromedp.SendKeys("#operate-reason", "typed before", chromedp.ByQuery))
 		front.Store(expired)
 		server.CloseClientConnections()
 		x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("You may not look any more. Sign in again, in another tab")`)
-		eval[bool](x, `document.querySelector("#steer-go").click() || true`)
+		eval[bool](x, `document.querySelector("#operate-go").click() || true`)
 		x.until(failure + `.includes("You may not do this any more. Sign in again, in another tab")`)
-		eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
-		x.until(failure + `.startsWith("This cannot be previewed. You may not do this any more.") && document.querySelector("#steer-preview button") !== null`)
-		if got := eval[string](x, `document.querySelector("#steer-reason").value`); got != "typed before" {
+		eval[bool](x, `document.querySelector("#operate-preview button").click() || true`)
+		x.until(failure + `.startsWith("This cannot be previewed. You may not do this any more.") && document.querySelector("#operate-preview button") !== null`)
+		if got := eval[string](x, `document.querySelector("#operate-reason").value`); got != "typed before" {
 			t.Errorf("what was typed is %q", got)
 		}
 		front.Store(nil)
 		x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
-		eval[bool](x, `document.querySelector("#steer-preview button").click() || true`)
+		eval[bool](x, `document.querySelector("#operate-preview button").click() || true`)
 		x.confirm("typed before")
 	}
 }

@@ -23,8 +23,8 @@ func row(list, head string) string {
 	return fmt.Sprintf(`[...document.querySelectorAll("%s tbody tr")].find(e => e.querySelector("th").textContent.startsWith(%q))`, list, head)
 }
 
-// Schedules and jobs are seen and steered as they run.
-func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
+// Schedules and jobs are seen and operated as they run.
+func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	owner := newPool(t, pgtest.OwnerURL(databaseURL))
@@ -58,13 +58,13 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	x.run(chromedp.SendKeys("#schedule-list .prefix", "close-07", chromedp.ByQuery))
 	x.until(`document.querySelectorAll("#schedule-list tbody tr").length === 1 && ` + row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
 
-	x.open("Steer close-07", "pause_schedule")
+	x.open("Operate close-07", "pause_schedule")
 	x.confirm("its <b>books are open")
 	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("pausedoperator (")`)
-	x.open("Steer close-07", "resume_schedule")
+	x.open("Operate close-07", "resume_schedule")
 	x.confirm("they are closed")
 	x.until(row("#schedule-list", "close-07") + `.children[1].textContent.startsWith("planned")`)
-	x.open("Steer close-07", "trigger_schedule")
+	x.open("Operate close-07", "trigger_schedule")
 	x.confirm("now")
 	x.until(toldText + `.includes("It is job ")`)
 	eval[bool](x, `document.querySelector("[aria-label='History of close-07']").click() || true`)
@@ -78,15 +78,15 @@ func TestSchedulesAndJobsAreSeenAndSteered(t *testing.T) {
 	spare()
 	x.until(row("#schedule-list", "spare") + ` !== undefined`)
 	eval[bool](x, `(window.spare = `+row("#schedule-list", "spare")+`) !== undefined`)
-	x.open("Steer spare", "delete_schedule")
-	x.until(`/^Deleted is spare of group billing, of kind books, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#steer-preview").textContent)`)
+	x.open("Operate spare", "delete_schedule")
+	x.until(`/^Deleted is spare of group billing, of kind books, by the rule .*1h.*, due next at .*\.$/.test(document.querySelector("#operate-preview").textContent)`)
 	tests.OK(t, s.Delete(t.Context(), "spare"))
 	spare()
-	x.run(chromedp.SendKeys("#steer-reason", "not needed\r", chromedp.ByQuery))
+	x.run(chromedp.SendKeys("#operate-reason", "not needed\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("is not the one that was seen")`)
-	eval[bool](x, `document.querySelector("#steer").close() || true`)
+	eval[bool](x, `document.querySelector("#operate").close() || true`)
 	x.until(`!window.spare.isConnected`)
-	x.open("Steer spare", "delete_schedule")
+	x.open("Operate spare", "delete_schedule")
 	x.confirm("not needed")
 	x.until(row("#schedule-list", "spare") + ` === undefined`)
 
@@ -190,8 +190,8 @@ func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL)
 	for _, verb := range []struct{ label, verb, want string }{
-		{"Steer close", "trigger_schedule", "It is not known whether this was done: see the jobs and the history"},
-		{"Steer orders", "freeze", "It is not known whether this was done: see what operators want"},
+		{"Operate close", "trigger_schedule", "It is not known whether this was done: see the jobs and the history"},
+		{"Operate orders", "freeze", "It is not known whether this was done: see the overrides"},
 	} {
 		if verb.verb == "trigger_schedule" {
 			x.until(`!document.querySelector("#schedules").hidden`)
@@ -199,10 +199,10 @@ func TestALostAnswerOfAVerbDoesNothingTwice(t *testing.T) {
 		}
 		x.open(verb.label, verb.verb)
 		x.until(previewed)
-		x.run(chromedp.SendKeys("#steer-reason", "why\r", chromedp.ByQuery))
-		x.until(failure + fmt.Sprintf(`.startsWith(%q) && document.querySelector("#steer-go").disabled`, verb.want))
-		x.run(chromedp.SendKeys("#steer-reason", "\r", chromedp.ByQuery)) // again
-		eval[bool](x, `document.querySelector("#steer").close() || true`)
+		x.run(chromedp.SendKeys("#operate-reason", "why\r", chromedp.ByQuery))
+		x.until(failure + fmt.Sprintf(`.startsWith(%q) && document.querySelector("#operate-go").disabled`, verb.want))
+		x.run(chromedp.SendKeys("#operate-reason", "\r", chromedp.ByQuery)) // again
+		eval[bool](x, `document.querySelector("#operate").close() || true`)
 	}
 	var jobs int
 	if err := owner.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.jobs_status WHERE name = 'close'").Scan(&jobs); err != nil || jobs != 1 {

@@ -232,7 +232,7 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 		"pin|l|a|{[5,6)}\npin|l|b|{[5,6)}\npin|l|b|{[7,8)}\nunpin|l|b|{[5,6)}\nunpin|l|<nil>|{[7,8)}", "events")
 }
 
-func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
+func TestOperatorsNeedNoOtherRightAndAreTheOnlyOnes(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	a, b := f.clientTTL("a", time.Hour), f.clientTTL("b", time.Hour)
@@ -241,14 +241,14 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 	a.join("empty", 1)
 	a.release(nil, "empty")
 	f.events()
-	steers, app := f.role(), f.role()
-	for file, names := range map[string][]string{"application": {"pgleases_app", app}, "operator": {"pgleases_operator", steers}} {
+	operator, app := f.role(), f.role()
+	for file, names := range map[string][]string{"application": {"pgleases_app", app}, "operator": {"pgleases_operator", operator}} {
 		grants := tests.Must(os.ReadFile("../../sql/grants/" + file + ".sql"))(f)
 		f.exec(strings.ReplaceAll(string(grants), names[0], names[1]))
 	}
 	user := f.text("SELECT session_user")
 	as := make(map[string]*pgx.Conn)
-	for _, role := range []string{app, "pg_monitor", steers} {
+	for _, role := range []string{app, "pg_monitor", operator} {
 		as[role] = f.as(role)
 	}
 	var told []string
@@ -271,13 +271,13 @@ func TestWhoeverSteersNeedsNoOtherRightAndNobodyElseSteers(t *testing.T) {
 				t.Errorf("%s may call %s: %v", role, verb.call, err)
 			}
 		}
-		tests.Must(as[steers].Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
+		tests.Must(as[operator].Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
 		told = append(told, verb.event)
 	}
 	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
 	for _, forbidden := range []string{"INSERT INTO pgleases.overrides SELECT * FROM pgleases.overrides", "DELETE FROM pgleases.overrides", "UPDATE pgleases.overrides SET verb = ''",
 		"SELECT pgleases.override('drain', false, NULL, NULL, 'a', '', 'r', 'infinity', true)"} {
-		for _, role := range []string{app, steers} {
+		for _, role := range []string{app, operator} {
 			if _, err := as[role].Exec(f.ctx, forbidden); Code(err) != "42501" {
 				t.Errorf("%s: %v", forbidden, err)
 			}

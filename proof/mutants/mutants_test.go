@@ -88,8 +88,8 @@ var detectors = map[string]detector{
 	"overrides": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestARevokedSession|^TestAnOverrideAboutAClient|^TestEveryChangeOf|^TestVerbsAreRefused"}
 	}},
-	// Worker processes that operators steer, on a real server.
-	"steered": {"proof", func(int) []string { return []string{"-test.run=^TestEachVerbKeepsItsPromise"} }},
+	// Worker processes that operators change, on a real server.
+	"operated": {"proof", func(int) []string { return []string{"-test.run=^TestEachVerbKeepsItsPromise"} }},
 	"overridden": {".", func(int) []string {
 		return []string{"-test.run=^TestPlanObeysOverrides|^TestACordoned|^TestAPinned", "-rapid.nofailfile"}
 	}},
@@ -240,11 +240,11 @@ var mutants = append(asleep(), []mutant{
 	{"a pin that yields to the shares", "overridden", `not within|is pinned to`, []edit{
 		{"rebalance.go", `ok && !(works && frozen) {`, `ok && !works {`, 0},
 	}},
-	{"an operator's eviction that others do not wait for", "steered", `^overlap|^epoch falls`, []edit{
+	{"an operator's eviction that others do not wait for", "operated", `^overlap|^epoch falls`, []edit{
 		{"sql/functions.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
     UPDATE pgleases.clients AS c SET incarnation = -1, expires_at = 'epoch' WHERE`, 0},
 	}},
-	{"a freeze that lets shares become even", "steered", `of a frozen lease went`, []edit{
+	{"a freeze that lets shares become even", "operated", `of a frozen lease went`, []edit{
 		{"rebalance.go", `works && (frozen || cordoned[m])`, `works && cordoned[m]`, 0},
 		{"rebalance.go", `	if frozen || closed {`, `	if closed {`, 0},
 	}},

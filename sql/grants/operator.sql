@@ -1,4 +1,4 @@
--- operator.sql: the rights of a role that steers clients and leases, besides those of reader.sql. It has them by functions alone.
+-- operator.sql: the rights of a role that operates clients and leases, besides those of reader.sql. It has them by functions alone.
 -- Write your role's name for pgleases_operator; the rest is as for application.sql.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_operator;
 GRANT EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,

@@ -1,4 +1,4 @@
--- operator.sql: the rights of a role that steers schedules and jobs, with schedule.Manage. It needs no others. Write your role's name for
+-- operator.sql: the rights of a role that operates schedules and jobs, with schedule.Manage. It needs no others. Write your role's name for
 -- pgleases_operator; the rest is as for application.sql.
 GRANT USAGE ON SCHEMA pgleases TO pgleases_operator;
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedule_groups, pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_changes,

@@ -48,7 +48,7 @@ func asPreviewed(t *testing.T, database, verb, subject string) {
 	})
 }
 
-func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
+func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := tests.Pool(t, database)
@@ -138,7 +138,7 @@ func TestOperatorsSteerAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 }
 
-// As the role that steers: a lease that was left is dropped, as it was previewed, and made again with another number.
+// As the role that operates: a lease that was left is dropped, as it was previewed, and made again with another number.
 func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)

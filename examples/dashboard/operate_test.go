@@ -18,7 +18,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// operators is a pool whose role may steer.
+// operators is a pool whose role may operate.
 func operators(t *testing.T, url string) *pgxpool.Pool {
 	t.Helper()
 	return newPool(t, pgtest.OwnerURL(url))
@@ -30,9 +30,9 @@ func (x tab) open(label, verb string) {
 	button := fmt.Sprintf(`[...document.querySelectorAll("button")].find(e => e.getAttribute("aria-label") === %q)`, label)
 	x.until(button + ` !== undefined`)
 	eval[bool](x, button+`.click() || true`)
-	x.until(`document.querySelector("#steer").open`)
+	x.until(`document.querySelector("#operate").open`)
 	if verb != "" {
-		eval[bool](x, fmt.Sprintf(`document.querySelector("#steer-verbs input[value=%s]").click() || true`, verb))
+		eval[bool](x, fmt.Sprintf(`document.querySelector("#operate-verbs input[value=%s]").click() || true`, verb))
 	}
 }
 
@@ -40,7 +40,7 @@ func (x tab) open(label, verb string) {
 func (x tab) set(label, value string) {
 	x.Helper()
 	if !eval[bool](x, fmt.Sprintf(`(() => {
-		const e = [...document.querySelectorAll("#steer label")].find(e => e.textContent.startsWith(%q))?.querySelector("input, select");
+		const e = [...document.querySelectorAll("#operate label")].find(e => e.textContent.startsWith(%q))?.querySelector("input, select");
 		if (!e) return false;
 		e.value = %q;
 		return e.dispatchEvent(new Event("change", {bubbles: true})) && e.value === %q;
@@ -50,10 +50,10 @@ func (x tab) set(label, value string) {
 }
 
 const (
-	previewed = `!document.querySelector("#steer-go").disabled`
-	isClosed  = `!document.querySelector("#steer").open`
-	failure   = `document.querySelector("#steer-failure").textContent`
-	again     = `document.querySelector("#steer-preview button")`
+	previewed = `!document.querySelector("#operate-go").disabled`
+	isClosed  = `!document.querySelector("#operate").open`
+	failure   = `document.querySelector("#operate-failure").textContent`
+	again     = `document.querySelector("#operate-preview button")`
 	toldText  = `document.querySelector("#told").textContent`
 )
 
@@ -78,10 +78,10 @@ func (x tab) shows(expression string) {
 // confirm gives a reason and confirms.
 func (x tab) confirm(reason string) {
 	x.Helper()
-	eval[bool](x, fmt.Sprintf(`(document.querySelector("#steer-reason").value = %q) !== ""`, reason))
+	eval[bool](x, fmt.Sprintf(`(document.querySelector("#operate-reason").value = %q) !== ""`, reason))
 	for !eval[bool](x, isClosed) {
 		x.shows(previewed)
-		eval[bool](x, `document.querySelector("#steer-go").click() || true`)
+		eval[bool](x, `document.querySelector("#operate-go").click() || true`)
 		x.until(isClosed + ` || ` + failure + ` !== ""`)
 	}
 	x.until(toldText + `.includes("is written down")`)
@@ -92,7 +92,7 @@ func owns(id, is string) string {
 }
 
 // The verbs keep their promises when they are given on the page, while a process is killed and comes back all the time, and no two ever work on a partition.
-func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
+func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	t.Parallel()
 	databaseURL, _ := database(t)
 	book := ledger(t.TempDir())
@@ -109,8 +109,8 @@ func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
 		kill = startWorker(t, "victim", "orders", databaseURL, book)
 	}
 
-	x.open("Steer ann", "drain")
-	x.shows(`/^\d+ partitions? would move\. 1 owner is asked to hand over/.test(document.querySelector("#steer-preview").textContent)`)
+	x.open("Operate ann", "drain")
+	x.shows(`/^\d+ partitions? would move\. 1 owner is asked to hand over/.test(document.querySelector("#operate-preview").textContent)`)
 	x.confirm("her host goes")
 	attack()
 	x.until(owns("ann", "=== 0") + ` && ` + rows("#override-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
@@ -118,13 +118,13 @@ func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
 	x.confirm("it stays")
 	x.until(owns("ann", "> 0"))
 
-	x.open("Steer orders", "pin")
+	x.open("Operate orders", "pin")
 	x.set("Partition", "5")
 	x.set("Client", "bob")
 	x.set("It stands", "2h")
 	x.confirm("its data is near")
 	x.until(ownerOf("orders", 5) + ` === "Partition 5: bob"`)
-	x.open("Steer orders", "freeze")
+	x.open("Operate orders", "freeze")
 	x.confirm("nothing moves now")
 	kill()
 	x.until(`document.querySelector(".lease").at.every(h => h?.owner && h.owner !== "victim")`) // what was the dead one's is given all the same
@@ -136,14 +136,14 @@ func TestAFleetUnderAttackIsSteeredThroughThePage(t *testing.T) {
 	x.confirm("go on")
 	x.until(owns("victim", "> 0"))
 
-	x.open("Steer orders", "pause")
-	x.shows(`document.querySelector("#steer-preview").textContent.includes("64 partitions would have no owner.")`)
+	x.open("Operate orders", "pause")
+	x.shows(`document.querySelector("#operate-preview").textContent.includes("64 partitions would have no owner.")`)
 	x.confirm("maintenance")
 	x.until(owns("ann", "=== 0") + " && " + owns("bob", "=== 0") + " && " + owns("eve", "=== 0") + " && " + owns("victim", "=== 0"))
 	attack()
 	x.open("Resume orders", "")
 	x.confirm("done")
-	x.open("Steer eve", "evict")
+	x.open("Operate eve", "evict")
 	x.confirm("it hangs")
 	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict from .*eve by operator \(.*\): it hangs$/.test(text)) && document.querySelectorAll("#client-rows tr").length === 3`)
 	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
@@ -179,38 +179,38 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 		y.signIn(server.URL)
 		y.until(owns("one", "=== 4") + " && " + owns("two", "=== 4"))
 	}
-	x.open("Steer one", "drain")
+	x.open("Operate one", "drain")
 	x.until(previewed)
-	other.open("Steer orders", "freeze")
+	other.open("Operate orders", "freeze")
 	other.confirm("not now")
-	x.run(chromedp.SendKeys("#steer-reason", "a disk\r", chromedp.ByQuery))
+	x.run(chromedp.SendKeys("#operate-reason", "a disk\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done: since the preview something has changed.") && ` + failure + `.includes("freeze of")`)
 	overrides(1)
-	x.until(`document.activeElement.textContent === "Preview again" && document.querySelector("#steer-go").disabled`)
+	x.until(`document.activeElement.textContent === "Preview again" && document.querySelector("#operate-go").disabled`)
 	x.press(kb.Enter)
 	x.confirm("a disk")
 	other.until(owns("one", "=== 0"))
 
-	other.open("Steer orders", "")
-	if eval[bool](other, `document.querySelector("#steer-verbs input[value=drop]") !== null`) {
+	other.open("Operate orders", "")
+	if eval[bool](other, `document.querySelector("#operate-verbs input[value=drop]") !== null`) {
 		t.Error("a lease at work can be dropped")
 	}
-	eval[bool](other, `document.querySelector("#steer-cancel").click() || true`)
-	other.open("Steer old", "drop")
-	other.until(`document.querySelector("#steer-preview").textContent === "2 partitions would be forgotten. Nobody works on the lease."`)
+	eval[bool](other, `document.querySelector("#operate-cancel").click() || true`)
+	other.open("Operate old", "drop")
+	other.until(`document.querySelector("#operate-preview").textContent === "2 partitions would be forgotten. Nobody works on the lease."`)
 	other.confirm("of last year")
 	other.until(`[...document.querySelectorAll(".lease")].every(e => !e.textContent.includes("old"))`)
 
-	x.open("Steer two", "drain")
-	x.until(failure + `.startsWith("It is the last that works on a lease") && document.querySelector("#steer-go").disabled`)
-	eval[bool](x, `document.querySelector("#steer-force").click() || true`)
-	x.until(previewed + ` && document.querySelector("#steer-preview").textContent.includes("8 partitions would have no owner.")`)
+	x.open("Operate two", "drain")
+	x.until(failure + `.startsWith("It is the last that works on a lease") && document.querySelector("#operate-go").disabled`)
+	eval[bool](x, `document.querySelector("#operate-force").click() || true`)
+	x.until(previewed + ` && document.querySelector("#operate-preview").textContent.includes("8 partitions would have no owner.")`)
 	c.Cut() // in the middle of it
-	x.run(chromedp.SendKeys("#steer-reason", "a fire\r", chromedp.ByQuery))
+	x.run(chromedp.SendKeys("#operate-reason", "a fire\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done.")`)
 	c.Mend()
 	overrides(2)
-	x.until(`(document.querySelector("#steer-preview button")?.click(), ` + previewed + `)`) // the pool may still have broken connections
+	x.until(`(document.querySelector("#operate-preview button")?.click(), ` + previewed + `)`) // the pool may still have broken connections
 	// Between the preview and this the operator has become somebody who only looks, and then nobody.
 	login.mu.Lock()
 	for secret, signed := range login.sessions {
@@ -218,18 +218,18 @@ func TestWhatIsConfirmedIsWhatWasShown(t *testing.T) {
 		login.sessions[secret] = signed
 	}
 	login.mu.Unlock()
-	eval[bool](x, `document.querySelector("#steer-go").click() || true`)
+	eval[bool](x, `document.querySelector("#operate-go").click() || true`)
 	x.until(failure + ` === "Nothing was done. You may look, and change nothing."`)
 	login.mu.Lock()
 	clear(login.sessions)
 	login.mu.Unlock()
-	eval[bool](x, `document.querySelector("#steer-verbs input[value=cordon]").click() || true`)
+	eval[bool](x, `document.querySelector("#operate-verbs input[value=cordon]").click() || true`)
 	x.until(failure + `.includes("You may not do this any more.")`)
 	overrides(2)
 }
 
 // A viewer has no buttons, a request of its page's own is refused, and without JavaScript the page says what to do.
-func TestAViewerCannotSteer(t *testing.T) {
+func TestAViewerCannotOperate(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	join(t, openClient(t, pool, "one"), "orders", 8)
@@ -237,7 +237,7 @@ func TestAViewerCannotSteer(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signInWith(url, "look")
 	x.until(owns("one", "=== 8"))
-	if got := eval[[]string](x, `[...document.querySelectorAll("button, dialog, script")].filter(e => e.matches("dialog, [aria-haspopup], [src='steer.js']")).map(e => e.outerHTML)`); len(got) > 0 {
+	if got := eval[[]string](x, `[...document.querySelectorAll("button, dialog, script")].filter(e => e.matches("dialog, [aria-haspopup], [src='operate.js']")).map(e => e.outerHTML)`); len(got) > 0 {
 		t.Errorf("a viewer is given %q", got)
 	}
 	var status int
@@ -254,7 +254,7 @@ func TestAViewerCannotSteer(t *testing.T) {
 }
 
 // A page of another origin has a browser send no verb, though it has the operator's cookie.
-func TestAnotherSiteCannotSteer(t *testing.T) {
+func TestAnotherSiteCannotOperate(t *testing.T) {
 	t.Parallel()
 	databaseURL, pool := database(t)
 	join(t, openClient(t, pool, "one"), "orders", 8)
@@ -327,35 +327,35 @@ func TestTheDialogIsForAll(t *testing.T) {
 	x := newTab(t, 390, 800)
 	x.signIn(serve(t, operators(t, databaseURL)))
 	x.until(owns("one", "=== 20") + " && " + owns("two", "=== 20"))
-	x.run(chromedp.Focus(`button[aria-label="Steer one"]`, chromedp.ByQuery))
+	x.run(chromedp.Focus(`button[aria-label="Operate one"]`, chromedp.ByQuery))
 	x.press(kb.Enter)
-	x.until(`document.activeElement.matches("#steer-verbs input[value=drain]") && document.querySelector("#steer-go").disabled`)
+	x.until(`document.activeElement.matches("#operate-verbs input[value=drain]") && document.querySelector("#operate-go").disabled`)
 	x.press(kb.Escape)
-	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Steer one"`)
+	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Operate one"`)
 	// Who opens it again at once has the preview: what tells of the end of the one before comes later.
-	eval[bool](x, `document.activeElement.click() || document.querySelector("#steer").close() || document.activeElement.click() || document.querySelector("#steer-verbs input[value=drain]").click() || true`)
+	eval[bool](x, `document.activeElement.click() || document.querySelector("#operate").close() || document.activeElement.click() || document.querySelector("#operate-verbs input[value=drain]").click() || true`)
 	x.until(previewed)
 	x.press(kb.Escape)
-	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Steer one"`)
+	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Operate one"`)
 	x.press(kb.Enter, " ")
 	x.until(previewed)
 	x.press(kb.Enter) // without a reason
-	x.until(`document.activeElement.id === "steer-reason" && document.querySelector("#steer").open`)
-	if got := eval[[]string](x, `[...document.querySelectorAll("#steer input, #steer select, #steer button, #steer fieldset")].filter(e =>
+	x.until(`document.activeElement.id === "operate-reason" && document.querySelector("#operate").open`)
+	if got := eval[[]string](x, `[...document.querySelectorAll("#operate input, #operate select, #operate button, #operate fieldset")].filter(e =>
 		!(e.labels?.length || e.matches("button") && e.textContent || e.matches("fieldset") && e.querySelector("legend")?.textContent)).map(e => e.outerHTML)`); len(got) > 0 {
 		t.Errorf("without a name for who hears: %q", got)
 	}
-	if !eval[bool](x, `document.querySelector("#steer-preview").getAttribute("role") === "status" && document.querySelector("#steer-failure").getAttribute("role") === "alert" &&
-		document.querySelector("#told").getAttribute("role") === "status" && document.querySelector("#steer").matches(":modal") && document.getElementById(document.querySelector("#steer").getAttribute("aria-labelledby")).textContent === "Steer client one"`) {
+	if !eval[bool](x, `document.querySelector("#operate-preview").getAttribute("role") === "status" && document.querySelector("#operate-failure").getAttribute("role") === "alert" &&
+		document.querySelector("#told").getAttribute("role") === "status" && document.querySelector("#operate").matches(":modal") && document.getElementById(document.querySelector("#operate").getAttribute("aria-labelledby")).textContent === "Operate on client one"`) {
 		t.Error("the dialog does not say what it is, or what comes of it")
 	}
 	readable(x)
-	x.run(chromedp.SendKeys("#steer-reason", "a disk\r", chromedp.ByQuery))
-	x.until(isClosed + ` && ` + toldText + `.includes("Drain of one is written down") && document.activeElement.getAttribute("aria-label") === "Steer one"`)
+	x.run(chromedp.SendKeys("#operate-reason", "a disk\r", chromedp.ByQuery))
+	x.until(isClosed + ` && ` + toldText + `.includes("Drain of one is written down") && document.activeElement.getAttribute("aria-label") === "Operate one"`)
 	x.run(chromedp.Focus(`button[aria-label="Undrain one"]`, chromedp.ByQuery))
 	x.press(kb.Enter)
 	x.until(previewed)
-	x.run(chromedp.SendKeys("#steer-reason", "it stays\r", chromedp.ByQuery))
+	x.run(chromedp.SendKeys("#operate-reason", "it stays\r", chromedp.ByQuery))
 	x.until(isClosed + ` && document.querySelectorAll("#override-list li").length === 0`) // and the button with it
 	x.until(`document.activeElement !== document.body`)
 }

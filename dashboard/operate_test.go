@@ -61,7 +61,7 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	t.Parallel()
 	viewer, operator := newHandler(
 		t, idle(t), dashboard.Options{Authorize: as(dashboard.ReadOnly, "vic")},
-	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	for _, path := range []string{"/preview", "/apply"} {
 		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why","binding":"x"}`); a.status != 403 || a.Kind != "denied" {
 			t.Errorf("%s: %+v", path, a)
@@ -69,26 +69,26 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	}
 	for name, h := range map[string]http.Handler{
 		"without Authorize":      newHandler(t, idle(t), dashboard.Options{}),
-		"an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Steering+1, "")}),
+		"an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator+1, "")}),
 	} {
 		if a := post(t, h, "/apply", `{}`); a.status != 403 {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
 	page, other := do(t, viewer, "GET", "/").Body.String(), do(t, operator, "GET", "/").Body.String()
-	for _, what := range []string{"<dialog", "steer.js"} {
+	for _, what := range []string{"<dialog", "operate.js"} {
 		if strings.Contains(page, what) || !strings.Contains(other, what) {
 			t.Errorf("%s: a viewer has it: %v, an operator: %v", what, strings.Contains(page, what), strings.Contains(other, what))
 		}
 	}
 	if !strings.Contains(page, "read-only") || strings.Contains(other, "read-only") {
-		t.Error("the page does not say who may steer")
+		t.Error("the page does not say that its user is an operator")
 	}
 }
 
 func TestWhatIsNoChangeIsRefused(t *testing.T) {
 	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	for _, test := range []struct {
 		path, body string
 		headers    []string
@@ -146,7 +146,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	join(t, newClient(t, pool, "two"), "orders", 8)
 	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
 	var may atomic.Int32
-	may.Store(int32(dashboard.Steering))
+	may.Store(int32(dashboard.Operator))
 	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
 	calm := func(owned ...int) (s *admin.Snapshot) {
 		t.Helper()
@@ -171,7 +171,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	if got := post(t, h, "/apply", apply); got.status != 403 {
 		t.Errorf("of who is denied: %+v", got)
 	}
-	may.Store(int32(dashboard.Steering))
+	may.Store(int32(dashboard.Operator))
 	if s := calm(4, 4); len(s.Overrides) != 0 {
 		t.Fatalf("overrides of who may not: %+v", s.Overrides)
 	}
@@ -228,7 +228,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
 	c := new(tests.Wire)
-	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Steering, "ann")})
+	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	const body = `{"verb":"freeze","subject":"orders","reason":"why","binding":"BINDING"}`
 	p := post(t, h, "/preview", `{"verb":"freeze","subject":"orders"}`)
 	c.Mute("commit\x00") // and not that of READ COMMITTED
@@ -258,7 +258,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 // stuck has somebody say something to a server of whose answer only the beginning is read.
 func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url, from string, ended chan string) {
 	t.Helper()
-	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, patience, write))
+	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, patience, write))
 	return server.URL, doNotRead(t, server, say, want), ended
 }
 
@@ -285,7 +285,7 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 	}
 }
 
-func TestWhoSendsSlowlyKeepsNobodyFromSteering(t *testing.T) {
+func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 	t.Parallel()
 	server, _, _ := stuck(
 		t, idle(t), time.Hour,
@@ -309,7 +309,7 @@ func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 			return nil, ctx.Err()
 		}
 	})
-	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Steering, "ann")}, time.Second, time.Second, 100*time.Millisecond)
+	h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
 	server := serve(t, h)
 	var all sync.WaitGroup
 	for range 3 { // the last of which waits for two

@@ -20,20 +20,20 @@ import (
 )
 
 var (
-	steerFaults = flag.Int("steer-faults", 30, "how many faults befall a fleet that is steered, operators' verbs among them")
-	steerSeed   = flag.Uint64("steer-seed", 0, "the seed that decides which; 0: any")
+	operatorFaults = flag.Int("operator-faults", 30, "how many faults befall the fleet, operators' verbs among them")
+	operatorSeed   = flag.Uint64("operator-seed", 0, "the seed that decides which; 0: any")
 )
 
 // Whatever operators want at once, and whatever befalls processes, networks and the database: no partition has two owners, and once no override is left any
 // more, all work again, with even shares.
-func TestNoPartitionHasTwoOwnersHoweverAFleetIsSteered(t *testing.T) {
+func TestNoPartitionHasTwoOwnersHoweverAFleetIsOperated(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
 		t.Skip("has a server of its own")
 	}
 	punctual.Run(t, func(t *punctual.Try) {
 		const partitions = 16
-		seed, total := *steerSeed, *steerFaults
+		seed, total := *operatorSeed, *operatorFaults
 		if seed == 0 {
 			seed = rand.Uint64()
 		}
@@ -124,8 +124,8 @@ func TestNoPartitionHasTwoOwnersHoweverAFleetIsSteered(t *testing.T) {
 	})
 }
 
-// steered are worker processes, by ID, behind a proxy each.
-type steered struct {
+// operated is worker processes, by ID, behind a proxy each.
+type operated struct {
 	t       *punctual.Try
 	url     string // of the server
 	dir     string
@@ -137,7 +137,7 @@ type steered struct {
 	proxy   map[string]*faults.Proxy
 }
 
-func (s *steered) start(id string, ttl time.Duration) {
+func (s *operated) start(id string, ttl time.Duration) {
 	s.t.Helper()
 	proxy := proxyTo(s.t, s.proxies, s.url)
 	s.started++
@@ -147,19 +147,19 @@ func (s *steered) start(id string, ttl time.Duration) {
 	hasJoined(s.t, s.procs[id])
 }
 
-func (s *steered) says(verb string, args ...any) {
+func (s *operated) says(verb string, args ...any) {
 	s.t.Helper()
 	execute(s.t, s.pool, "SELECT pgleases."+fmt.Sprintf(verb, args...))
 }
 
 // owners are the client IDs by partition; empty: none.
-func (s *steered) owners() []string {
+func (s *operated) owners() []string {
 	s.t.Helper()
 	return value[[]string](s.t, s.pool, `SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status`)
 }
 
 // share waits until processes own so many each, by the tables and by their Values.
-func (s *steered) share(what string, want map[string]int) {
+func (s *operated) share(what string, want map[string]int) {
 	s.t.Helper()
 	waitFor(s.t, patience, fmt.Sprintf("%s: %v", what, want), func() bool {
 		owned := make(map[string]int)
@@ -184,7 +184,7 @@ func TestEachVerbKeepsItsPromiseWhateverBefallsTheProcesses(t *testing.T) {
 	punctual.Run(t, func(t *punctual.Try) {
 		const ttl, long = time.Second, 3 * time.Second
 		server := pgserver.Private(t)
-		s := &steered{t: t, url: server.URL(), dir: t.TempDir(), server: server, pool: newPool(t, server.URL()), proxies: startProxies(t),
+		s := &operated{t: t, url: server.URL(), dir: t.TempDir(), server: server, pool: newPool(t, server.URL()), proxies: startProxies(t),
 			procs: make(map[string]*faults.Process), proxy: make(map[string]*faults.Proxy)}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()

@@ -26,7 +26,7 @@ const verbs = {
   retry_job: { of: "dead", label: "Retry", asks: true, means: "It runs once more, as a new job." },
 };
 
-const titles = { client: "Steer client ", lease: "Steer lease ", schedule: "Steer schedule ", tick: "Steer schedule ", job: "Steer job ", dead: "Steer job " };
+const titles = { client: "Operate on client ", lease: "Operate on lease ", schedule: "Operate on schedule ", tick: "Operate on schedule ", job: "Operate on job ", dead: "Operate on job " };
 
 // What each field of a verb is made of. The value of a field is that of the change.
 const fields = {
@@ -60,9 +60,9 @@ function instantField(label) {
   return [label, e, () => new Date(e.value).toISOString()];
 }
 
-const steer = {
+const operate = {
   turn: 0, // rises each time that the dialog opens
-  of: null, // what is steered: kind, subject, and of a lease the partition that is chosen
+  of: null, // what it is about: kind, subject, and of a lease the partition that is chosen
   values: {}, // what the fields of the verb say
   previewed: null, // the change that was previewed, with its binding; null: what is shown is none
   busy: null, // cancels the preview under way
@@ -86,86 +86,86 @@ async function post(path, content, signal) {
 
 const standing = (verb, of) => state.overrides.some(w => w.verb === verb && (of.kind === "client" ? w.client === of.subject && w.partition === undefined : w.lease === of.subject));
 
-// openSteer opens the dialog. With a verb it begins with that one.
-function openSteer(of, opener, verb) {
-  Object.assign(steer, { turn: steer.turn + 1, of, opener, doing: false });
-  $("steer-title").replaceChildren(titles[of.kind], name(of.subject));
+// openDialog opens the dialog. With a verb it begins with that one.
+function openDialog(of, opener, verb) {
+  Object.assign(operate, { turn: operate.turn + 1, of, opener, doing: false });
+  $("operate-title").replaceChildren(titles[of.kind], name(of.subject));
   const taken = new Set(Object.values(verbs).map(v => v.back)); // and so they need an override that stands
   const offered = Object.keys(verbs).filter(v => verbs[v].of === of.kind && verbs[v].when?.(of) !== false && (!taken.has(v) || v === verb || Object.keys(verbs).some(w => verbs[w].back === v && standing(w, of))));
-  $("steer-verbs").replaceChildren(...offered.map(v => {
+  $("operate-verbs").replaceChildren(...offered.map(v => {
     const e = make("input");
     Object.assign(e, { type: "radio", name: "verb", value: v, required: true, checked: v === verb });
     return make("label", "check", e, " " + verbs[v].label);
   }));
-  $("steer-reason").value = "";
-  $("steer-lasts").value = "";
+  $("operate-reason").value = "";
+  $("operate-lasts").value = "";
   choose();
-  $("steer").showModal();
-  ($("steer-verbs").querySelector("input:checked") || $("steer-verbs").querySelector("input")).focus();
+  $("operate").showModal();
+  ($("operate-verbs").querySelector("input:checked") || $("operate-verbs").querySelector("input")).focus();
 }
 
-const chosenVerb = () => $("steer-verbs").querySelector("input:checked")?.value || "";
+const chosenVerb = () => $("operate-verbs").querySelector("input:checked")?.value || "";
 
 // choose shows what belongs to the verb.
 function choose() {
-  const verb = chosenVerb(), v = verbs[verb], lease = state.leases.find(l => l.name === steer.of.subject);
-  setText($("steer-means"), v ? v.means : "Choose what is wanted. Nothing is changed before you confirm it.");
-  steer.values = {};
-  $("steer-fields").replaceChildren(...(v && (lease || v.asks) && v.fields || []).map(f => {
-    const [label, e, value] = fields[f](lease, steer.of.partition);
-    steer.values[f] = value;
+  const verb = chosenVerb(), v = verbs[verb], lease = state.leases.find(l => l.name === operate.of.subject);
+  setText($("operate-means"), v ? v.means : "Choose what is wanted. Nothing is changed before you confirm it.");
+  operate.values = {};
+  $("operate-fields").replaceChildren(...(v && (lease || v.asks) && v.fields || []).map(f => {
+    const [label, e, value] = fields[f](lease, operate.of.partition);
+    operate.values[f] = value;
     return e.type === "checkbox" ? make("label", "check", e, " " + label) : make("label", "", label + " ", e);
   }));
-  $("steer-stands").hidden = !v?.lasts;
-  $("steer-force").checked = false;
-  $("steer-last").hidden = true;
-  setText($("steer-go"), v ? v.label : "Confirm");
-  $("steer-go").classList.toggle("danger", !!v?.danger);
+  $("operate-stands").hidden = !v?.lasts;
+  $("operate-force").checked = false;
+  $("operate-last").hidden = true;
+  setText($("operate-go"), v ? v.label : "Confirm");
+  $("operate-go").classList.toggle("danger", !!v?.danger);
   previewNow();
 }
 
-const failed = text => setText($("steer-failure"), text);
+const failed = text => setText($("operate-failure"), text);
 
 // wantedNow is the change that the dialog says.
 function wantedNow() {
-  const verb = chosenVerb(), of = steer.of, change = !verbs[verb].asks ? { verb, subject: of.subject, force: $("steer-force").checked } :
+  const verb = chosenVerb(), of = operate.of, change = !verbs[verb].asks ? { verb, subject: of.subject, force: $("operate-force").checked } :
     of.kind === "schedule" || of.kind === "tick" ? { verb, group: of.group, schedule: of.subject, tick: of.tick } : { verb, group: of.group, job: of.subject };
   if (verb === "delete_schedule") change.id = of.is.id;
-  for (const [field, value] of Object.entries(steer.values)) change[field] = value();
-  if (verbs[verb].lasts) change.lasts = $("steer-lasts").value;
+  for (const [field, value] of Object.entries(operate.values)) change[field] = value();
+  if (verbs[verb].lasts) change.lasts = $("operate-lasts").value;
   return change;
 }
 
 function ready(previewed) {
-  steer.previewed = previewed;
-  $("steer-go").disabled = !previewed || steer.doing;
+  operate.previewed = previewed;
+  $("operate-go").disabled = !previewed || operate.doing;
 }
 
 // previewNow previews what the dialog says.
 async function previewNow() {
-  steer.busy?.abort();
+  operate.busy?.abort();
   ready(null);
   failed("");
-  if (!chosenVerb() || $("steer-fields").querySelector(":invalid")) {
-    $("steer-preview").replaceChildren();
+  if (!chosenVerb() || $("operate-fields").querySelector(":invalid")) {
+    $("operate-preview").replaceChildren();
     return;
   }
-  const busy = steer.busy = new AbortController(), change = wantedNow();
+  const busy = operate.busy = new AbortController(), change = wantedNow();
   if (verbs[change.verb].asks) {
-    $("steer-preview").replaceChildren(...(verbs[change.verb].shows ? [make("p", "", ...verbs[change.verb].shows(steer.of))] : []));
+    $("operate-preview").replaceChildren(...(verbs[change.verb].shows ? [make("p", "", ...verbs[change.verb].shows(operate.of))] : []));
     ready(change);
     return;
   }
-  $("steer-preview").replaceChildren(make("p", "note", "Looking what would move."));
+  $("operate-preview").replaceChildren(make("p", "note", "Looking what would move."));
   const answer = await post("preview", change, busy.signal);
-  if (busy !== steer.busy || answer.kind === "stopped") return; // another came after it
+  if (busy !== operate.busy || answer.kind === "stopped") return; // another came after it
   if (answer.kind === "ok") {
     showPreview(answer.told);
     ready({ ...change, binding: answer.told.binding });
     return;
   }
-  $("steer-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));
-  $("steer-last").hidden = answer.kind !== "last";
+  $("operate-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));
+  $("operate-last").hidden = answer.kind !== "last";
   failed((answer.kind === "last" ? "It is the last that works on a lease: the partitions would have no owner. " : "This cannot be previewed. ") + plain(answer.text));
 }
 
@@ -178,7 +178,7 @@ function showPreview(told) {
   if (askedOf.size > 0) words.push(many(askedOf.size, "owner is", "owners are") + " asked to hand over, which they do when their work has ended.");
   const lines = told.moves.slice(0, mostMoves).map(m => make("li", "", name(m.lease), " ", many(sizeOf(m.partitions), "partition"), " ", make("span", "sub", rangesText(m.partitions)),
     m.from ? " from " : " from nobody", m.from ? who(m.from) : "", " to ", m.to ? who(m.to) : make("span", "warn-text", "nobody"), ", ", m.how));
-  $("steer-preview").replaceChildren(make("p", "", words.join(" ")), ...(lost ? [make("p", "warn-text", many(lost, "partition") + " would have no owner.")] : []),
+  $("operate-preview").replaceChildren(make("p", "", words.join(" ")), ...(lost ? [make("p", "warn-text", many(lost, "partition") + " would have no owner.")] : []),
     ...(lines.length ? [make("ul", "", ...lines)] : []), ...(told.moves.length > mostMoves ? [make("p", "note", many(told.moves.length - mostMoves, "more line") + " not shown.")] : []));
 }
 
@@ -190,22 +190,22 @@ function tellAll(text, kind) {
 
 // execute has done what the dialog says. The token tells the server one press from another: a browser sends a POST again by itself where a connection ends.
 async function execute() {
-  if (!steer.previewed || steer.doing) return;
-  const turn = steer.turn, verb = steer.previewed.verb, v = verbs[verb], what = v.label + " of " + plain(steer.of.label ?? steer.of.subject);
-  steer.doing = true;
-  $("steer-go").disabled = true;
+  if (!operate.previewed || operate.doing) return;
+  const turn = operate.turn, verb = operate.previewed.verb, v = verbs[verb], what = v.label + " of " + plain(operate.of.label ?? operate.of.subject);
+  operate.doing = true;
+  $("operate-go").disabled = true;
   failed("");
-  const answer = await post(v.asks ? "ask" : "apply", { ...steer.previewed, reason: $("steer-reason").value, token: [...crypto.getRandomValues(new Uint8Array(16))].join() });
-  const open = steer.turn === turn && $("steer").open;
-  if (open) steer.doing = false;
+  const answer = await post(v.asks ? "ask" : "apply", { ...operate.previewed, reason: $("operate-reason").value, token: [...crypto.getRandomValues(new Uint8Array(16))].join() });
+  const open = operate.turn === turn && $("operate").open;
+  if (open) operate.doing = false;
   if (answer.kind === "ok") {
-    if (open) $("steer").close(); // what is behind it is not heard
+    if (open) $("operate").close(); // what is behind it is not heard
     tellAll(what + " is written down. " + (verb === "drop" ? "" : !v.asks ? "The clients do it within a heartbeat, and when the work on what moves has ended." : answer.told.job !== "0" ? "It is job " + answer.told.job + "." : verb === "backfill_schedule" ? many(answer.told.jobs, "job") + " come of it." : ""), "good");
     if (v.asks) for (const l of [scheduleList, jobList, historyList]) look(l);
     return;
   }
   const text = answer.kind === "changed" ? "Nothing was done: since the preview something has changed. " + plain(answer.text) :
-    answer.kind === "unknown" ? "It is not known whether this was done: " + (v.asks ? "see the jobs and the history before you open this again. " : "see what operators want, and the events. ") + plain(answer.text) :
+    answer.kind === "unknown" ? "It is not known whether this was done: " + (v.asks ? "see the jobs and the history before you open this again. " : "see the overrides and the events. ") + plain(answer.text) :
     "Nothing was done. " + plain(answer.text);
   if (!open) {
     tellAll(what + ": " + text, "bad");
@@ -219,37 +219,37 @@ async function execute() {
     return;
   }
   const again = againButton();
-  $("steer-preview").replaceChildren(again);
+  $("operate-preview").replaceChildren(again);
   again.focus();
 }
 
 function againButton() {
   return button("Preview again", () => {
     previewNow();
-    $("steer-verbs").querySelector("input:checked").focus();
+    $("operate-verbs").querySelector("input:checked").focus();
   });
 }
 
-function steerButton(of, verb) {
-  const label = verb ? verbs[verb].label : "Steer";
+function operateButton(of, verb) {
+  const label = verb ? verbs[verb].label : "Operate";
   const e = make("button", "act", label);
   e.type = "button";
   e.setAttribute("aria-label", label + " " + plain(of.label ?? of.subject) + (verb && of.partition >= 0 ? ", partition " + of.partition : ""));
   e.setAttribute("aria-haspopup", "dialog");
-  e.addEventListener("click", () => openSteer(of.card ? { ...of, partition: of.card.cursor } : of, e, verb));
+  e.addEventListener("click", () => openDialog(of.card ? { ...of, partition: of.card.cursor } : of, e, verb));
   return e;
 }
 
-$("steer-verbs").addEventListener("change", choose);
-for (const id of ["steer-fields", "steer-lasts", "steer-force"]) $(id).addEventListener("change", previewNow);
-$("steer-cancel").addEventListener("click", () => $("steer").close());
-$("steer-form").addEventListener("submit", event => {
+$("operate-verbs").addEventListener("change", choose);
+for (const id of ["operate-fields", "operate-lasts", "operate-force"]) $(id).addEventListener("change", previewNow);
+$("operate-cancel").addEventListener("click", () => $("operate").close());
+$("operate-form").addEventListener("submit", event => {
   event.preventDefault();
   execute();
 });
-$("steer").addEventListener("close", () => {
-  if ($("steer").open) return; // it was opened again before this came
-  steer.busy?.abort();
+$("operate").addEventListener("close", () => {
+  if ($("operate").open) return; // it was opened again before this came
+  operate.busy?.abort();
   if (document.activeElement !== document.body) return; // the browser, or who uses the page, has moved the focus on
-  (steer.opener?.isConnected ? steer.opener : $("leases")).focus();
+  (operate.opener?.isConnected ? operate.opener : $("leases")).focus();
 });

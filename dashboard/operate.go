@@ -25,13 +25,13 @@ const maxBody = 16 << 10
 // A question is answered with what is sent as JSON.
 type question func(h *handler, r *http.Request, actor string) (any, error)
 
-// looks are questions by GET, steers those by POST, of who may steer.
+// looks are questions by GET, changes are those by POST, which only operators may ask.
 var (
 	looks = map[string]question{
 		"explain": (*handler).explain, "events": (*handler).events, "schedules": (*handler).schedules, "jobs": (*handler).jobs,
 		"history": (*handler).history,
 	}
-	steers = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply, "ask": (*handler).ask}
+	changes = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply, "ask": (*handler).ask}
 )
 
 // wanted is a change as the page sends it.
@@ -60,14 +60,14 @@ func bad(format string, args ...any) error {
 	return &refusal{http.StatusBadRequest, "bad", fmt.Sprintf(format, args...)}
 }
 
-// steer answers a question that only those may ask who steer.
-func (h *handler) steer(w http.ResponseWriter, r *http.Request, access Access, actor string, ask question) {
+// operate answers a question that only operators may ask.
+func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access, actor string, ask question) {
 	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // what is none is empty
 	switch {
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", "POST")
 		http.Error(w, "This changes something: it takes POST.", http.StatusMethodNotAllowed)
-	case access != Steering:
+	case access != Operator:
 		h.reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
 	case kind != "application/json": // which no form of another site can send
 		h.reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})
@@ -76,7 +76,7 @@ func (h *handler) steer(w http.ResponseWriter, r *http.Request, access Access, a
 			h.reply(w, nil, err)
 			return
 		}
-		h.answer(w, r, actor, ask, h.steering)
+		h.answer(w, r, actor, ask, h.operating)
 	}
 }
 
@@ -93,7 +93,7 @@ func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
 	h.reply(w, nil, &refusal{http.StatusForbidden, "bad", text})
 }
 
-// receive reads the body of a POST before its turn comes: who sends slowly keeps nobody from steering. The time for that ends with it, as
+// receive reads the body of a POST before its turn comes: a slow sender keeps no other operator waiting. The time for that ends with it, as
 // the server takes its end for that of the request.
 func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	conn := http.NewResponseController(w)

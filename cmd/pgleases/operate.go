@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/admin"
 )
 
-// The verbs that steer, and those that tell what is overridden and what happened.
+// The verbs of operators, and those that show what is overridden and what happened.
 
 const planHelp = `
 
@@ -25,7 +25,7 @@ The clients plan anew within a heartbeat, and partitions move as they always do:
 const overrideHelp = ` This writes an override, which names
 a client ID or a lease. It outlives restarts and failovers, until it is taken back or the time of --for is over. pgleases overrides shows it.`
 
-const steerHelp = `
+const operateHelp = `
 
 It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=operator prints.
 
@@ -34,39 +34,39 @@ With --preview it changes nothing, and prints `
 const bindingHelp = `, and a binding. With that as --binding it does what was previewed, or
 fails and says what has changed since.`
 
-func newSteering() []*cobra.Command {
+func newOperations() []*cobra.Command {
 	return []*cobra.Command{
-		newSteer(
+		newOperation(
 			admin.Drain, "CLIENT", "Have a client own nothing",
 			"Have a client own nothing: its work ends, and others get its partitions. It stays a member, and gets its own back with undrain. It is\nrefused for the last that works on a lease, unless with --force.",
 		),
-		newSteer(admin.Undrain, "CLIENT", "Take a drain back", "Take a drain back: the client gets its share again."),
-		newSteer(
+		newOperation(admin.Undrain, "CLIENT", "Take a drain back", "Take a drain back: the client gets its share again."),
+		newOperation(
 			admin.Cordon, "CLIENT", "Have a client get nothing new",
 			"Have a client get nothing new. It keeps what it has, as long as it does not restart. Where all members are cordoned, they get what has no owner.",
 		),
-		newSteer(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
-		newSteer(
+		newOperation(admin.Uncordon, "CLIENT", "Take a cordon back", "Take a cordon back."),
+		newOperation(
 			admin.Pause, "LEASE", "Have nobody own a lease",
 			"Have nobody own a lease: the work on its partitions ends, and then they have no owner, until resume. The lease\nneed not exist yet.",
 		),
-		newSteer(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
-		newSteer(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained; what else is\non its way, and not handed over yet, stays. A member that joins gets nothing else."),
-		newSteer(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
-		newSteer(
+		newOperation(admin.Resume, "LEASE", "Take a pause back", "Take a pause back: the partitions get owners again."),
+		newOperation(admin.Freeze, "LEASE", "Have partitions stay where they are", "Have the partitions of a lease stay where they are. Those move whose owner died, leaves or is drained; what else is\non its way, and not handed over yet, stays. A member that joins gets nothing else."),
+		newOperation(admin.Unfreeze, "LEASE", "Take a freeze back", "Take a freeze back: the shares become even again."),
+		newOperation(
 			admin.Pin, "LEASE/PARTITION CLIENT", "Have a partition be with a client",
 			"Have a partition be with a client whenever that works on the lease, and with another where it does not. The others are shared evenly as if there\nwere no pinned ones. A pin of the partition to another client is replaced.",
 		),
-		newSteer(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
-		newSteer(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrEvicted; one that starts later is let in. It cannot be taken back."),
-		newSteer(
+		newOperation(admin.Unpin, "LEASE/PARTITION", "Take a pin back", "Take a pin back: the partition counts in the shares again."),
+		newOperation(admin.Evict, "CLIENT", "Revoke the sessions of a client", "Revoke the sessions of a client, whatever it does, also where it hangs: no heartbeat renews them, guards refuse them at once, and others take over when they\nexpire, within a TTL. Its process ends with ErrEvicted; one that starts later is let in. It cannot be taken back."),
+		newOperation(
 			admin.Drop, "LEASE", "Forget a lease on which nobody works",
 			"Forget a lease, so that it can be made again. For 24 hours that is possible with as many partitions as it has, or\nas --partitions says: an old process that starts late makes no other. Its next epochs are higher than all before. It is refused while it has members:\nclose them first. One that crashed goes when another client, of whatever lease, has run for its TTL: clients take out the dead, and nobody else. Where\nnone runs any more, run one for longer than that TTL: pgleases run tidy --once -- sleep 60. What operators want of the lease stays, and holds for the one that is made again.\nIt cannot be taken back.",
 		),
 	}
 }
 
-func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
+func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
 	if verb != admin.Evict && verb != admin.Drop {
 		long += planHelp
@@ -74,7 +74,7 @@ func newSteer(verb admin.Verb, subject, short, long string) *cobra.Command {
 	if override {
 		long += overrideHelp
 	}
-	long += steerHelp
+	long += operateHelp
 	if verb == admin.Drop {
 		long += "how many partitions would be forgotten" + bindingHelp
 	} else {

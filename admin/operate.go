@@ -73,7 +73,7 @@ type Change struct {
 
 // Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
 // as they always do: the work on them ends first. Evict revokes the client's sessions. Drop forgets the lease. It needs the rights that
-// Grants gives for steering. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
+// Grants gives for operating. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
 // ErrUnknown where the database does not answer.
 //
 // With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked

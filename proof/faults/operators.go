@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Operators steer a fleet at random, several at once, while faults befall it.
+// Operators change a fleet at random, several at once, while faults befall it.
 type Operators struct {
 	pool  *pgxpool.Pool // past all that befalls the workers' connections
 	lease string
@@ -28,7 +28,7 @@ type Operators struct {
 // opposites are the verbs that write an override, and what takes it back.
 var opposites = map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze", "pin": "unpin"}
 
-// NewOperators returns those that steer a lease, by a pool whose role may.
+// NewOperators returns those of a lease, by a pool whose role may.
 func NewOperators(pool *pgxpool.Pool, lease string) *Operators {
 	return &Operators{pool: pool, lease: lease, Given: make(map[string]int)}
 }
