@@ -1,5 +1,5 @@
 // Package admin looks at the leases of a schema from outside: who owns what, who is alive, what waits, what happened, and what is wrong. It needs no client
-// and takes part in nothing. Apply alone writes: what an operator wants of clients and leases; Preview tells before what comes of it. The command
+// and takes part in nothing. Apply alone writes: what an operator wants of clients and leases; DryRun shows before what would come of it. The command
 // pgleases is made of it.
 //
 // All that is the business of operators: an application that wants to know what it owns asks its own Lease.
@@ -136,7 +136,7 @@ func (a *Admin) failure(doing string, err error) error {
 		remedy = "the server took too long: run pgleases doctor"
 	case code == "25P03":
 		remedy = fmt.Sprintf(
-			"nothing was done: this program took longer than %v between what it read and the commit, for which clients wait. Try again where it is less busy, or nearer to the database, or do it without a binding",
+			"nothing was done: this program took longer than %v between what it read and the commit, for which clients wait. Try again where it is less busy, or nearer to the database, or do it without a fingerprint",
 			stopped,
 		)
 	}

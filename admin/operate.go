@@ -40,7 +40,7 @@ var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Und
 // ErrLast is returned by Apply for a Drain, without Force, of the last client that works on a lease: its partitions would have no owner.
 var ErrLast = errors.New("admin: it is the last that works on a lease")
 
-// ErrRefused is what errors of Preview and Apply are, too, where the change is none, or the database refuses it as things are, and
+// ErrRefused is what errors of DryRun and Apply are, too, where the change is none, or the database refuses it as things are, and
 // errors of lists of schedules and jobs where what is asked for is none: the text says what would be right. Nothing was done.
 var ErrRefused = errors.New("admin: refused")
 
@@ -67,8 +67,8 @@ type Change struct {
 	Next      int           // of Drop: with how many partitions the lease may be made again in the next 24 h; 0: with as many as it has
 	Force     bool          // of Drain: also where the client is the last that works on a lease
 
-	// Binding is what a Preview of this change told: Apply then does what was previewed, or fails with ErrChanged. Empty: it does it in any case.
-	Binding string
+	// IfUnchanged is what a DryRun of this change told: Apply then does what the dry run showed, or fails with ErrChanged. Empty: it does it in any case.
+	IfUnchanged string
 }
 
 // Apply has a change made. It writes an override, or takes it back; the clients do the rest, by a plan within a heartbeat, and partitions move
@@ -76,17 +76,17 @@ type Change struct {
 // Grants gives for operating. The errors: ErrRefused for a change that is none, or that cannot be, as where the name is not known;
 // ErrUnknown where the database does not answer.
 //
-// With a Binding it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked
-// from there on. Where all that the plan depends on is as Preview read it, it commits; else it rolls back, and returns an error that is
-// ErrChanged and tells what changed. So the next plan is the one that was previewed, unless something comes between that transaction and
+// With IfUnchanged it calls the verb in a transaction, and reads then what a plan will read. The leases that the change concerns are locked
+// from there on. Where all that the plan depends on is as DryRun read it, it commits; else it rolls back, and returns an error that is
+// ErrChanged and tells what changed. So the next plan is the one that the dry run showed, unless something comes between that transaction and
 // the plan, as a member that joins then, or between what it read and its commit, of a lease that it does not concern but that shares a
 // member with one.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
-	if c.Binding != "" {
-		if !bindings.MatchString(c.Binding) {
+	if c.IfUnchanged != "" {
+		if !fingerprints.MatchString(c.IfUnchanged) {
 			return refusef(
-				"admin: %s of %q: binding %q is none: give the one that Preview tells, as 0123456789abcdef-500:501:500", c.Verb, c.Subject,
-				c.Binding,
+				"admin: %s of %q: fingerprint %q is none: give the one that DryRun returns, as 0123456789abcdef-500:501:500", c.Verb, c.Subject,
+				c.IfUnchanged,
 			)
 		}
 		_, err := a.try(ctx, c)

@@ -36,15 +36,15 @@ var (
 
 // wanted is a change as the page sends it.
 type wanted struct {
-	Verb      admin.Verb `json:"verb"`
-	Subject   string     `json:"subject"`
-	Partition int        `json:"partition"`
-	Client    string     `json:"client"`
-	Reason    string     `json:"reason"`
-	Lasts     string     `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
-	Force     bool       `json:"force"`
-	Binding   string     `json:"binding"`
-	Token     string     `json:"token"`
+	Verb        admin.Verb `json:"verb"`
+	Subject     string     `json:"subject"`
+	Partition   int        `json:"partition"`
+	Client      string     `json:"client"`
+	Reason      string     `json:"reason"`
+	Lasts       string     `json:"lasts"` // how long it stands, as 2h; empty: until it is taken back
+	Force       bool       `json:"force"`
+	IfUnchanged string     `json:"if_unchanged"`
+	Token       string     `json:"token"`
 }
 
 // A refusal is an answer that is none.
@@ -167,7 +167,7 @@ func change(r *http.Request, actor string) (c admin.Change, token string, err er
 	}
 	c = admin.Change{
 		Verb: w.Verb, Subject: w.Subject, Partition: w.Partition, Client: w.Client, Reason: strings.TrimSpace(w.Reason), Actor: actor,
-		Force: w.Force, Binding: w.Binding,
+		Force: w.Force, IfUnchanged: w.IfUnchanged,
 	}
 	if w.Lasts != "" {
 		if c.Lasts, err = time.ParseDuration(w.Lasts); err != nil || c.Lasts <= 0 {
@@ -185,7 +185,7 @@ func (h *handler) preview(r *http.Request, actor string) (any, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), h.times.answers)
 	defer cancel()
-	p, err := h.hub.admin.Preview(ctx, c)
+	p, err := h.hub.admin.DryRun(ctx, c)
 	return p, told(err)
 }
 
@@ -197,7 +197,7 @@ func (h *handler) apply(r *http.Request, actor string) (any, error) {
 		return nil, err
 	case c.Reason == "":
 		return nil, bad("Say why, for whoever wonders later.")
-	case c.Binding == "":
+	case c.IfUnchanged == "":
 		return nil, bad("Preview it first: what is done is what was previewed.")
 	}
 	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })

@@ -29,11 +29,11 @@ func as(access dashboard.Access, actor string) func(*http.Request) (dashboard.Ac
 
 // answer is what a POST is answered.
 type answer struct {
-	status     int
-	Kind, Text string
-	Job        string // of ask
-	Binding    string
-	Moves      []admin.Moving
+	status      int
+	Kind, Text  string
+	Job         string // of ask
+	Fingerprint string
+	Moves       []admin.Moving
 }
 
 func post(t *testing.T, h http.Handler, path, body string, headers ...string) answer {
@@ -63,7 +63,7 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 		t, idle(t), dashboard.Options{Authorize: as(dashboard.ReadOnly, "vic")},
 	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
 	for _, path := range []string{"/preview", "/apply"} {
-		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why","binding":"x"}`); a.status != 403 || a.Kind != "denied" {
+		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why","if_unchanged":"x"}`); a.status != 403 || a.Kind != "denied" {
 			t.Errorf("%s: %+v", path, a)
 		}
 	}
@@ -99,9 +99,9 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
 		{"/apply", `{} {}`, nil, 400, "more than one value"},
 		{"/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
-		{"/apply", `{"verb":"drain","subject":"a","binding":"0123456789abcdef-1:1:","reason":" \n"}`, nil, 400, "Say why"},
+		{"/apply", `{"verb":"drain","subject":"a","if_unchanged":"0123456789abcdef-1:1:","reason":" \n"}`, nil, 400, "Say why"},
 		{"/apply", `{"verb":"drain","subject":"a","reason":"why"}`, nil, 400, "Preview it first"},
-		{"/apply", `{"verb":"drain","subject":"a","reason":"why","binding":"none"}`, nil, 422, `binding "none" is none`},
+		{"/apply", `{"verb":"drain","subject":"a","reason":"why","if_unchanged":"none"}`, nil, 422, `fingerprint "none" is none`},
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `It cannot stand for "soon"`},
 		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `It cannot stand for "-2h"`},
 		{"/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
@@ -136,7 +136,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 }
 
 // quoted is a JSON text with what is replaced.
-func quoted(body string, binding string) string { return strings.ReplaceAll(body, "BINDING", binding) }
+func quoted(body, hash string) string { return strings.ReplaceAll(body, "FINGERPRINT", hash) }
 
 func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	t.Parallel()
@@ -162,7 +162,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].How != admin.Asked {
 		t.Fatalf("preview: %+v", p)
 	}
-	apply := quoted(`{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk","binding":"BINDING"}`, p.Binding)
+	apply := quoted(`{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk","if_unchanged":"FINGERPRINT"}`, p.Fingerprint)
 	may.Store(int32(dashboard.ReadOnly)) // between the preview and this
 	if got := post(t, h, "/apply", apply); got.status != 403 {
 		t.Errorf("of who may not any more: %+v", got)
@@ -229,11 +229,11 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
 	c := new(tests.Wire)
 	h := newHandler(t, newAdmin(t, tests.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
-	const body = `{"verb":"freeze","subject":"orders","reason":"why","binding":"BINDING"}`
+	const body = `{"verb":"freeze","subject":"orders","reason":"why","if_unchanged":"FINGERPRINT"}`
 	p := post(t, h, "/preview", `{"verb":"freeze","subject":"orders"}`)
 	c.Mute("commit\x00") // and not that of READ COMMITTED
 	answered := make(chan answer)
-	go func() { answered <- post(t, h, "/apply", quoted(body, p.Binding)) }()
+	go func() { answered <- post(t, h, "/apply", quoted(body, p.Fingerprint)) }()
 	hangs := time.NewTicker(10 * time.Millisecond)
 	defer hangs.Stop()
 	for c.Left() > 0 {
@@ -247,7 +247,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	if got := <-answered; got.status != 502 || got.Kind != "unknown" || !strings.Contains(got.Text, "it is not known whether that was done") {
 		t.Errorf("at the commit: %+v", got)
 	}
-	if got := post(t, h, "/apply", quoted(body, p.Binding)); got.status != 502 || got.Kind != "failed" {
+	if got := post(t, h, "/apply", quoted(body, p.Fingerprint)); got.status != 502 || got.Kind != "failed" {
 		t.Errorf("before it: %+v", got)
 	}
 	if got := post(t, h, "/preview", `{"verb":"unfreeze","subject":"orders"}`); got.status != 502 || got.Kind != "failed" {

@@ -325,12 +325,12 @@ func TestTablesAreMadeAndRolesAreGivenTheirRights(t *testing.T) {
 		t.Errorf("run with the rights of an application: %d, %s", code, c.Printed())
 	}
 	for purpose, want := range map[string]int{"operator": 0, "reader": supervise.Failed, "application": supervise.Failed} {
-		if code, text := in(purpose, "freeze", "reports", "--preview"); code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
-			t.Errorf("preview as %s: exit code %d, %s", purpose, code, text)
+		if code, text := in(purpose, "freeze", "reports", "--dry-run"); code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
+			t.Errorf("dry run as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
-	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--binding", "0123456789abcdef-3:3:"); code != supervise.Failed || !strings.Contains(text, `, joined of "`) {
-		t.Errorf("what was previewed of another state: exit code %d, %s", code, text)
+	if code, text := in("operator", "freeze", "reports", "--reason", "why", "--if-unchanged", "0123456789abcdef-3:3:"); code != supervise.Failed || !strings.Contains(text, `, joined of "`) {
+		t.Errorf("a change of another state: exit code %d, %s", code, text)
 	}
 }
 

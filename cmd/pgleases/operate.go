@@ -29,9 +29,9 @@ const operateHelp = `
 
 It is written down with the reason, with the role that connects, and with --actor: pgleases events shows it. It needs the rights that pgleases grants ROLE --for=operator prints.
 
-With --preview it changes nothing, and prints `
+With --dry-run it changes nothing, and prints `
 
-const bindingHelp = `, and a binding. With that as --binding it does what was previewed, or
+const fingerprintHelp = `, and a fingerprint. With that as --if-unchanged it does what the dry run showed, or
 fails and says what has changed since.`
 
 func newOperations() []*cobra.Command {
@@ -76,18 +76,18 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	long += operateHelp
 	if verb == admin.Drop {
-		long += "how many partitions would be forgotten" + bindingHelp
+		long += "how many partitions would be forgotten" + fingerprintHelp
 	} else {
-		long += "which partitions the clients would move at once" + bindingHelp + " Hand-overs that are under way are not in a preview."
+		long += "which partitions the clients would move at once" + fingerprintHelp + " Hand-overs that are under way are not in a dry run."
 	}
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: asUsed, ValidArgsFunction: complete}
 	change := admin.Change{Verb: verb}
-	var wait, preview bool
+	var wait, dryRun bool
 	flags := cmd.Flags()
-	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a preview")
-	flags.BoolVar(&preview, "preview", false, "change nothing, print what would move")
-	flags.StringVar(&change.Binding, "binding", "", "what a preview printed: do what was previewed, or nothing")
-	cmd.MarkFlagsMutuallyExclusive("preview", "binding")
+	reasonFlags(cmd, &change.Reason, &change.Actor, "why; it has to be given, but for a dry run")
+	flags.BoolVar(&dryRun, "dry-run", false, "change nothing, print what would move")
+	flags.StringVar(&change.IfUnchanged, "if-unchanged", "", "a fingerprint that a dry run printed: do nothing if the state has changed since")
+	cmd.MarkFlagsMutuallyExclusive("dry-run", "if-unchanged")
 	if override {
 		flags.DurationVar(&change.Lasts, "for", 0, "how long it stands, by the database's clock, as 2h (default: until it is taken back)")
 	}
@@ -99,7 +99,7 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 	}
 	if verb == admin.Drain || verb == admin.Pause {
 		flags.BoolVar(&wait, "wait", false, "return when it is done: when nothing is owned any more")
-		cmd.MarkFlagsMutuallyExclusive("preview", "wait")
+		cmd.MarkFlagsMutuallyExclusive("dry-run", "wait")
 	}
 	output := outputFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
@@ -112,17 +112,17 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 		if len(args) > 1 {
 			change.Client = args[1]
 		}
-		if change.Reason == "" && !preview {
+		if change.Reason == "" && !dryRun {
 			return errNoReason
 		}
 		if override && flags.Changed("for") && change.Lasts <= 0 {
 			return fmt.Errorf("--for %v: give a time above 0, as 2h", change.Lasts)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			var p *admin.Preview
+			var p *admin.DryRun
 			var err error
-			if preview {
-				p, err = a.Preview(ctx, change)
+			if dryRun {
+				p, err = a.DryRun(ctx, change)
 			} else {
 				err = a.Apply(ctx, change)
 			}
@@ -131,8 +131,8 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 				return fmt.Errorf("%w\nWith --force it is done all the same", err)
 			case err != nil:
 				return err
-			case preview:
-				return output(p, func(w io.Writer) { writePreview(w, p) })
+			case dryRun:
+				return output(p, func(w io.Writer) { writeDryRun(w, p) })
 			case wait:
 				return awaitDone(ctx, a, change)
 			}
@@ -150,7 +150,7 @@ func reasonFlags(cmd *cobra.Command, reason, actor *string, help string) {
 	cmd.Flags().StringVar(actor, "actor", "", "who wants it, besides the role that connects")
 }
 
-func writePreview(w io.Writer, p *admin.Preview) {
+func writeDryRun(w io.Writer, p *admin.DryRun) {
 	switch {
 	case p.Forgets > 0:
 		fmt.Fprintf(w, "The lease has %d partitions, and nobody works on it: they would be forgotten.\n", p.Forgets)
@@ -166,7 +166,7 @@ func writePreview(w io.Writer, p *admin.Preview) {
 		t.write(w)
 		fmt.Fprintf(w, "\n%d partitions would move.\n", n)
 	}
-	fmt.Fprintf(w, "To have this done, and nothing else: --binding %s\n", p.Binding)
+	fmt.Fprintf(w, "To have this done, and nothing else: --if-unchanged %s\n", p.Fingerprint)
 }
 
 // awaitDone returns when nothing is owned any more of what was drained or paused.

@@ -32,16 +32,16 @@ func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 	return tests.Must(c.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
 }
 
-// asPreviewed has a verb do what it previews, again where the fleet moved something in between.
-func asPreviewed(t *testing.T, database, verb, subject string) {
+// asDryRun has a verb do what its dry run shows, again where the fleet moved something in between.
+func asDryRun(t *testing.T, database, verb, subject string) {
 	t.Helper()
-	tests.Until(t, "nothing changes between a preview and what is done", func() bool {
-		binding := decoded[admin.Preview](t, database, verb, subject, "--preview").Binding
-		c := command.Run(t, command.Database(database), verb, subject, "--reason", "why", "--binding", binding)
+	tests.Until(t, "nothing changes between a dry run and what is done", func() bool {
+		fingerprint := decoded[admin.DryRun](t, database, verb, subject, "--dry-run").Fingerprint
+		c := command.Run(t, command.Database(database), verb, subject, "--reason", "why", "--if-unchanged", fingerprint)
 		if c.ExitCode() == 0 {
 			return true
 		}
-		if out := c.Printed(); !strings.Contains(out, "Preview it again") && !strings.Contains(out, "25P03") { // its transaction idled, on a machine that is late
+		if out := c.Printed(); !strings.Contains(out, "Repeat the dry run") && !strings.Contains(out, "25P03") { // its transaction idled, on a machine that is late
 			t.Fatalf("%s: %s", verb, c.Printed())
 		}
 		return false
@@ -60,12 +60,12 @@ func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 		return owned
 	}
 	tests.Until(t, "shares", func() bool { return owned() == [2]int{2, 2} })
-	preview := output1(t, database, "drain", odd, "--preview")
-	unprintable(t, "preview", preview)
+	dryRun := output1(t, database, "drain", odd, "--dry-run")
+	unprintable(t, "dry run", dryRun)
 	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +HOW\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
-		` +one +asked\n\n2 partitions would move\.\nTo have this done, and nothing else: --binding \S+\n$`).MatchString(preview)
+		` +one +asked\n\n2 partitions would move\.\nTo have this done, and nothing else: --if-unchanged \S+\n$`).MatchString(dryRun)
 	if !found || owned() != [2]int{2, 2} {
-		t.Fatalf("owned are %v; preview: %s", owned(), preview)
+		t.Fatalf("owned are %v; dry run: %s", owned(), dryRun)
 	}
 	follower := command.Run(t, command.Database(database), "events", "orders", "-f", "-o", "json")
 
@@ -110,9 +110,9 @@ func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 		{database, "explain orders/99999999999", "there is no such partition"},
 		{database, "schedules puase g s", `there is no verb "puase"`},
 		{database, "drain none --reason x", `client "none" is not known`},
-		{database, "drain one --preview --binding x", "[binding preview]"},
-		{database, "drain one --reason x --binding x", `binding "x" is none: give the one that Preview tells`},
-		{as(t, database, role), "drain one --preview", "pgleases grants ROLE --for=operator"},
+		{database, "drain one --dry-run --if-unchanged x", "[dry-run if-unchanged]"},
+		{database, "drain one --reason x --if-unchanged x", `fingerprint "x" is none: give the one that DryRun returns`},
+		{as(t, database, role), "drain one --dry-run", "pgleases grants ROLE --for=operator"},
 		{database, "drain one --reason x --for 0s", "give a time above 0, as 2h"},
 		{database, "drain one --reason x --for soon", "invalid duration"},
 		{database, "drop orders", "--reason is missing"},
@@ -128,7 +128,7 @@ func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 	fails(t, database, "drain one --reason x", "--force") // the last one
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
-	asPreviewed(t, as(t, database, role), "cordon", "one")
+	asDryRun(t, as(t, database, role), "cordon", "one")
 	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on")
 	fails(t, as(t, database, role), "uncordon one --reason x", "give the address of the primary") // where nothing is written
 	execute(t, database, "UPDATE pgleases.overrides SET since = now() - interval '2 days'")
@@ -138,7 +138,7 @@ func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 	}
 }
 
-// As the role that operates: a lease that was left is dropped, as it was previewed, and made again with another number.
+// As an operator's role: a lease that was left is dropped, as the dry run said, and made again with another number.
 func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
@@ -149,12 +149,12 @@ func TestALeaseThatWasLeftIsDropped(t *testing.T) {
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	operator := as(t, database, role)
-	found := regexp.MustCompile(`^The lease has 4 partitions, and nobody works on it: they would be forgotten\.\nTo have this done, and nothing else: --binding (\S+)\n$`).
-		FindStringSubmatch(output1(t, operator, "drop", "orders", "--preview"))
+	found := regexp.MustCompile(`^The lease has 4 partitions, and nobody works on it: they would be forgotten\.\nTo have this done, and nothing else: --if-unchanged (\S+)\n$`).
+		FindStringSubmatch(output1(t, operator, "drop", "orders", "--dry-run"))
 	if found == nil {
-		t.Fatalf("preview: %s", output1(t, operator, "drop", "orders", "--preview"))
+		t.Fatalf("dry run: %s", output1(t, operator, "drop", "orders", "--dry-run"))
 	}
-	output1(t, operator, "drop", "orders", "--reason", "one will do", "--actor", "maria", "--binding", found[1])
+	output1(t, operator, "drop", "orders", "--reason", "one will do", "--actor", "maria", "--if-unchanged", found[1])
 	if text := output1(t, operator, "pause", "ordrs", "--reason", "a mistake"); !strings.Contains(text, `lease "ordrs" does not exist yet`) {
 		t.Errorf("pause of what does not exist: %s", text)
 	}

@@ -80,7 +80,7 @@ func TestOnlyTheSecretMakesAnOperator(t *testing.T) {
 		t.Helper()
 		return request(t, http.MethodPost, url+path, host, body)
 	}
-	const freeze = `{"verb":"freeze","subject":"l","reason":"why","binding":"BINDING"}`
+	const freeze = `{"verb":"freeze","subject":"l","reason":"why","if_unchanged":"FINGERPRINT"}`
 	for url, want := range map[string]int{found[1]: 403, found[1] + strings.Repeat("A", 26) + "/": 405, found[2]: 200} {
 		if code, text := post(url, "preview", `{"verb":"freeze","subject":"l"}`, ""); code != want {
 			t.Errorf("%s: %d %s, want %d", url, code, text, want)
@@ -90,11 +90,11 @@ func TestOnlyTheSecretMakesAnOperator(t *testing.T) {
 		t.Errorf("by the name of another: %d", code)
 	}
 	_, text := post(found[2], "preview", `{"verb":"freeze","subject":"l"}`, "")
-	binding := regexp.MustCompile(`"binding":"([^"]*)"`).FindStringSubmatch(text)
-	if len(binding) != 2 {
-		t.Fatalf("a preview: %s", text)
+	fingerprint := regexp.MustCompile(`"fingerprint":"([^"]*)"`).FindStringSubmatch(text)
+	if len(fingerprint) != 2 {
+		t.Fatalf("a dry run: %s", text)
 	}
-	if code, text := post(found[2], "apply", strings.Replace(freeze, "BINDING", binding[1], 1), ""); code != 200 {
+	if code, text := post(found[2], "apply", strings.Replace(freeze, "FINGERPRINT", fingerprint[1], 1), ""); code != 200 {
 		t.Errorf("apply: %d %s", code, text)
 	}
 	if overrides := output1(t, database, "overrides"); !strings.Contains(overrides, "maria (") {

@@ -64,7 +64,7 @@ const operate = {
   turn: 0, // rises each time that the dialog opens
   of: null, // what it is about: kind, subject, and of a lease the partition that is chosen
   values: {}, // what the fields of the verb say
-  previewed: null, // the change that was previewed, with its binding; null: what is shown is none
+  previewed: null, // the change that was previewed, with its fingerprint; null: what is shown is none
   busy: null, // cancels the preview under way
   doing: false, // a change is under way
   opener: null,
@@ -161,7 +161,7 @@ async function previewNow() {
   if (busy !== operate.busy || answer.kind === "stopped") return; // another came after it
   if (answer.kind === "ok") {
     showPreview(answer.told);
-    ready({ ...change, binding: answer.told.binding });
+    ready({ ...change, if_unchanged: answer.told.fingerprint });
     return;
   }
   $("operate-preview").replaceChildren(...(answer.kind === "last" ? [] : [againButton()]));

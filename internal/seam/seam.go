@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// Replan returns the moves of a plan of what was read, the very plan that clients make of it: for a preview of what operators have in mind. It
+// Replan returns the moves of a plan of what was read, the very plan that clients make of it: for a dry run of what operators have in mind. It
 // changes nothing, and needs no client. Package pgleases sets it.
 var Replan func(read []store.LeasePlan) []store.Move
 

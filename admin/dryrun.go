@@ -20,12 +20,12 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A Preview is what a change would have the clients do.
-type Preview struct {
-	Moves   []Moving `json:"moves"`   // by lease, then first partition
-	Forgets int      `json:"forgets"` // of Drop: how many partitions the lease has
-	Leases  []string `json:"leases"`  // those looked at: that the change concerns, and that share a member with these, by name
-	Binding string   `json:"binding"` // of all that the plan depends on: see Change.Binding
+// A DryRun is what a change would have the clients do.
+type DryRun struct {
+	Moves       []Moving `json:"moves"`       // by lease, then first partition
+	Forgets     int      `json:"forgets"`     // of Drop: how many partitions the lease has
+	Leases      []string `json:"leases"`      // those looked at: that the change concerns, and that share a member with these, by name
+	Fingerprint string   `json:"fingerprint"` // of all that the plan depends on: see Change.IfUnchanged
 }
 
 // How is how partitions move.
@@ -48,32 +48,32 @@ type Moving struct {
 	How        How    `json:"how"`
 }
 
-// ErrChanged is returned by Apply for a Change with a Binding, where that is not any more what Preview told.
-var ErrChanged = errors.New("admin: what was previewed has changed meanwhile")
+// ErrChanged is returned by Apply for a Change with IfUnchanged, where that is not any more what DryRun told.
+var ErrChanged = errors.New("admin: the state has changed since the dry run")
 
-// errPreviewed ends the transaction of a preview.
-var errPreviewed = errors.New("previewed")
+// errDryRun ends the transaction of a dry run.
+var errDryRun = errors.New("dry run")
 
-// Preview tells what the clients would do at once if a change were applied now: it has them plan, by their own function, what the tables
+// DryRun tells what the clients would do at once if a change were applied now: it has them plan, by their own function, what the tables
 // would say. Hand-overs that are under way already are not in it, but moves are that would come without the change, as after a join a
 // moment ago. Where the clients have several leases, and not all the same ones, each plans those that it knows of: what is balanced over
 // all of them may then come in other steps.
 //
-// Nothing is changed. The verb is carried out in a transaction that is rolled back, in one message with it: so Preview needs the rights of
+// Nothing is changed. The verb is carried out in a transaction that is rolled back, in one message with it: so DryRun needs the rights of
 // Apply, fails where Apply would, and has the leases locked for as long as the server takes to read them: where that is longer than a
 // quarter of the least TTL, it is ErrRefused, as heartbeats wait for it. Reason may be empty.
-func (a *Admin) Preview(ctx context.Context, c Change) (*Preview, error) {
-	if c.Binding != "" {
-		return nil, refusef("admin: preview of %s with binding %q: it is Preview that tells one", c.Verb, c.Binding)
+func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
+	if c.IfUnchanged != "" {
+		return nil, refusef("admin: dry run of %s with fingerprint %q: DryRun returns one", c.Verb, c.IfUnchanged)
 	}
 	if c.Reason == "" {
-		c.Reason = "preview"
+		c.Reason = "dry run"
 	}
 	tried, err := a.try(ctx, c)
 	if err != nil {
 		return nil, err
 	}
-	p := &Preview{Moves: []Moving{}, Leases: []string{}, Binding: tried.binding(c)}
+	p := &DryRun{Moves: []Moving{}, Leases: []string{}, Fingerprint: tried.fingerprint(c)}
 	for _, l := range tried.read {
 		p.Leases = append(p.Leases, l.Name)
 		if c.Verb == Drop {
@@ -99,7 +99,7 @@ const stopped = 500 * time.Millisecond
 // bounded bounds the statement after it: heartbeats wait for what the verb has locked, so reading it takes a quarter of the least TTL at most.
 const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
 
-// try carries a change out. Without a Binding it is rolled back; with one it is committed where that is right.
+// try carries a change out. Without IfUnchanged it is rolled back; with one it is committed where that is right.
 func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 	verb, args, err := a.statement(c)
 	if err != nil {
@@ -123,7 +123,7 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 		change := func() { batch.Queue(verb, args...) }
 		read := func() {
 			batch.Queue(fmt.Sprintf(bounded, pgx.Identifier{a.options.schema}.Sanitize(), answers.Milliseconds()))
-			batch.Queue(store.Texts(sql.Files, a.options.schema)("preview"), lease, client).Query(func(rows pgx.Rows) (err error) {
+			batch.Queue(store.Texts(sql.Files, a.options.schema)("dryrun"), lease, client).Query(func(rows pgx.Rows) (err error) {
 				tried.read, err = store.CollectPlan(rows)
 				return err
 			})
@@ -135,35 +135,35 @@ func (a *Admin) try(ctx context.Context, c Change) (tried trial, err error) {
 			change()
 			read()
 		}
-		if c.Binding == "" {
+		if c.IfUnchanged == "" {
 			batch.Queue("ROLLBACK")
 		}
 		switch err := tx.SendBatch(ctx, &batch).Close(); {
 		case err != nil:
 			return err
-		case c.Binding == "":
-			return errPreviewed
-		case hashOf(c.Binding) != hashOf(tried.binding(c)):
+		case c.IfUnchanged == "":
+			return errDryRun
+		case hashOf(c.IfUnchanged) != hashOf(tried.fingerprint(c)):
 			return ErrChanged
 		}
 		committing = true
 		return nil
 	})
 	switch {
-	case errors.Is(err, errPreviewed):
+	case errors.Is(err, errDryRun):
 		return tried, nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
-		return tried, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a preview", c.Verb, c.Subject, err)
+		return tried, refusef("admin: %s %q: %w\nheartbeats wait while the server reads what a plan depends on, so that may take a quarter of the least TTL; nothing was done: try again when the server has less to do, or do it without a dry run", c.Verb, c.Subject, err)
 	case errors.Is(err, ErrChanged):
-		return tried, fmt.Errorf("%w: %s\nPreview it again", err, a.changes(ctx, c, tried.read))
+		return tried, fmt.Errorf("%w: %s\nRepeat the dry run", err, a.changes(ctx, c, tried.read))
 	}
 	return tried, a.refusal(c, doubted(committing, err))
 }
 
-// binding is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it, but for
+// fingerprint is the hash of the change and of all that a plan depends on that is made after it. The leases' generations are not in it, but for
 // Drop, where nobody is left to raise them: they rise also when an owner is told of what it has been given. Behind a dash stands the
 // snapshot, by which to tell what has changed since.
-func (t trial) binding(c Change) string {
+func (t trial) fingerprint(c Change) string {
 	hash := sha256.New()
 	write := json.NewEncoder(hash).Encode
 	failed := write([]any{c.Verb, c.Subject, c.Partition, c.Client, c.Next})
@@ -193,7 +193,7 @@ func hashPartitions(hash io.Writer, l store.LeasePlan) {
 	_, _ = hash.Write(of) // a hash takes all
 }
 
-var bindings = regexp.MustCompile(`^[0-9a-f]{16}-[0-9]+:[0-9]+:[0-9,]*$`)
+var fingerprints = regexp.MustCompile(`^[0-9a-f]{16}-[0-9]+:[0-9]+:[0-9,]*$`)
 
 // hashOf is the hash alone.
 func hashOf(text string) string {
@@ -201,13 +201,13 @@ func hashOf(text string) string {
 	return hash
 }
 
-// changes says what has changed since a preview.
+// changes says what has changed since a dry run.
 func (a *Admin) changes(ctx context.Context, c Change, read []store.LeasePlan) string {
 	names := []string{}
 	for _, l := range read {
 		names = append(names, l.Name)
 	}
-	_, since, _ := strings.Cut(c.Binding, "-")
+	_, since, _ := strings.Cut(c.IfUnchanged, "-")
 	var changed, causes, of []string
 	err := reading(ctx, a.pool, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, store.Texts(sql.Files, a.options.schema)("changed"), since, names).Scan(&changed, &causes, &of)

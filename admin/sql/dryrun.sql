@@ -1,4 +1,4 @@
--- preview.sql: what a plan needs to know of the leases that an override concerns, and of all that share a member with them, as plan.sql tells it.
+-- dryrun.sql: what a plan needs to know of the leases that an override concerns, and of all that share a member with them, as plan.sql tells it.
 --
 -- $1 text  the lease; null: those of the client
 -- $2 text  the client

@@ -20,26 +20,26 @@ func wide(leases, partitions int) []store.LeasePlan {
 	return read
 }
 
-// A binding is another one where anything is that a plan depends on, and the same where only the generation is.
-func TestABindingIsOfAllThatAPlanReads(t *testing.T) {
+// A fingerprint is another one where anything is that a plan depends on, and the same where only the generation is.
+func TestAFingerprintIsOfAllThatAPlanReads(t *testing.T) {
 	t.Parallel()
 	drain, seen := Change{Verb: Drain, Subject: "one"}, make(map[string]string)
 	of := func(what string, c Change, change func(l *store.LeasePlan)) string {
 		t.Helper()
 		read := wide(2, 6)
 		change(&read[1])
-		binding := trial{read: read}.binding(c)
-		if before, is := seen[binding]; is {
+		fingerprint := trial{read: read}.fingerprint(c)
+		if before, is := seen[fingerprint]; is {
 			t.Errorf("%s: as %s", what, before)
 		}
-		seen[binding] = what
-		return binding
+		seen[fingerprint] = what
+		return fingerprint
 	}
 	plain := of("as it is", drain, func(*store.LeasePlan) {})
 	read := wide(2, 6)
 	read[0].Generation++
-	if later := (trial{read: read}).binding(drain); later != plain {
-		t.Error("another generation is another binding")
+	if later := (trial{read: read}).fingerprint(drain); later != plain {
+		t.Error("another generation is another fingerprint")
 	}
 	for what, change := range map[string]func(l *store.LeasePlan){
 		"another owner":             func(l *store.LeasePlan) { l.Owners[2] = 2 },

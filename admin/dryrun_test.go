@@ -46,8 +46,8 @@ func awaitQuiet(t *testing.T, a *admin.Admin, members map[string]int) *admin.Sna
 	})
 }
 
-// previewed returns what a preview says owners will be.
-func previewed(t *testing.T, before map[string][]string, p *admin.Preview) string {
+// dryRun returns what a dry run says owners will be.
+func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 	t.Helper()
 	after := make(map[string][]string)
 	for lease, owners := range before {
@@ -68,8 +68,8 @@ func previewed(t *testing.T, before map[string][]string, p *admin.Preview) strin
 	return fmt.Sprint(after)
 }
 
-// A fleet that is quiet does what was previewed, and no preview changes anything.
-func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
+// A fleet that is quiet does what the dry run showed, and no dry run changes anything.
+func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
@@ -122,31 +122,31 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 		s := awaitQuiet(t, a, members)
 		before := owners(s)
 		stood := state()
-		p, err := operator.Preview(t.Context(), c)
+		p, err := operator.DryRun(t.Context(), c)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if strings.Join(p.Leases, " ") != "lead mails orders" {
 			t.Errorf("%s: leases %q", name, p.Leases)
 		}
-		again, err := operator.Preview(t.Context(), c)
-		if hash, _, _ := strings.Cut(p.Binding, "-"); err != nil || !strings.HasPrefix(again.Binding, hash+"-") {
-			t.Errorf("%s: bindings %s, then %+v, %v", name, p.Binding, again, err)
+		again, err := operator.DryRun(t.Context(), c)
+		if hash, _, _ := strings.Cut(p.Fingerprint, "-"); err != nil || !strings.HasPrefix(again.Fingerprint, hash+"-") {
+			t.Errorf("%s: fingerprints %s, then %+v, %v", name, p.Fingerprint, again, err)
 		}
 		if now := state(); now != stood {
-			t.Errorf("a preview of %s changed %s to %s", name, stood, now)
+			t.Errorf("a dry run of %s changed %s to %s", name, stood, now)
 		}
 		for _, m := range p.Moves {
 			moved += m.Partitions.Count()
 		}
-		want := previewed(t, before, p)
-		c.Reason, c.Binding = "as previewed", p.Binding
+		want := dryRun(t, before, p)
+		c.Reason, c.IfUnchanged = "as the dry run said", p.Fingerprint
 		if err := operator.Apply(t.Context(), c); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		s = awaitQuiet(t, a, members)
 		if got := fmt.Sprint(owners(s)); got != want {
-			t.Errorf("after %s owners are\n%s, and previewed was\n%s, from\n%v", name, got, want, before)
+			t.Errorf("after %s owners are\n%s, and the dry run said\n%s, from\n%v", name, got, want, before)
 		}
 	}
 	if moved < 30 {
@@ -154,8 +154,8 @@ func TestAFleetDoesWhatWasPreviewed(t *testing.T) {
 	}
 }
 
-// What was previewed is not done where something has come in between.
-func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
+// A change is not made if something has come in between.
+func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
@@ -169,9 +169,9 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	drain := admin.Change{Verb: admin.Drain, Subject: "x", Reason: "why"}
-	refused := func(p *admin.Preview, c admin.Change, want string) {
+	refused := func(p *admin.DryRun, c admin.Change, want string) {
 		t.Helper()
-		c.Binding = p.Binding
+		c.IfUnchanged = p.Fingerprint
 		err := operator.Apply(ctx, c)
 		if !errors.Is(err, admin.ErrChanged) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
@@ -196,42 +196,42 @@ func TestAPreviewThatIsNotTrueAnyMoreIsRefused(t *testing.T) {
 		{"a weight of a lease that shares a member", `members, weights or targets of the leases ["mails"`, func() error { return mails.SetWeight(ctx, 7) }},
 	} {
 		awaitQuiet(t, a, members)
-		p := tests.Must(operator.Preview(ctx, drain))(t)
+		p := tests.Must(operator.DryRun(ctx, drain))(t)
 		tests.OK(t, test.change())
 		refused(p, drain, test.want)
 	}
 	awaitQuiet(t, a, members)
-	p := tests.Must(operator.Preview(ctx, drain))(t)
+	p := tests.Must(operator.DryRun(ctx, drain))(t)
 	refused(p, admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}, "it was of another change")
 	for want, c := range map[string]admin.Change{
-		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", Binding: "abc"},
-		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why", Binding: p.Binding},
+		`"abc" is none: give the one`: {Verb: admin.Drain, Subject: "x", Reason: "why", IfUnchanged: "abc"},
+		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why", IfUnchanged: p.Fingerprint},
 	} {
 		if err := operator.Apply(ctx, c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", c, err, want)
 		}
 	}
 	for want, c := range map[string]admin.Change{
-		"it is Preview that tells one":                {Verb: admin.Drain, Subject: "x", Binding: p.Binding},
+		"DryRun returns one":                          {Verb: admin.Drain, Subject: "x", IfUnchanged: p.Fingerprint},
 		`client "none" is not known`:                  {Verb: admin.Evict, Subject: "none"},
 		`verb "lose" is none of`:                      {Verb: "lose", Subject: "orders"},
 		`no pause of "orders"`:                        {Verb: admin.Resume, Subject: "orders"},
 		"admin: it is the last that works on a lease": {Verb: admin.Drain, Subject: "y\n"},
 		"give a time above 0":                         {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
 	} {
-		if p, err := operator.Preview(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("preview of %+v: %v, want %q", c, err, want)
+		if p, err := operator.DryRun(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("dry run of %+v: %v, want %q", c, err, want)
 		}
 	}
 	// Of who is evicted, what it has is got at its expiry.
-	p, err := operator.Preview(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
+	p, err := operator.DryRun(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
 // A hand-over that waits for work is called off by a change that has the owner keep the partitions.
-func TestAPreviewTellsWhatIsKept(t *testing.T) {
+func TestADryRunTellsWhatIsKept(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)
@@ -254,17 +254,17 @@ func TestAPreviewTellsWhatIsKept(t *testing.T) {
 		m := s.Lease("orders").Members
 		return len(m) == 2 && m[0].Going == 2 && s.Lease("orders").Due.IsZero()
 	})
-	if p, err := operator.Preview(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"}); err != nil || len(p.Moves) != 0 {
+	if p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"}); err != nil || len(p.Moves) != 0 {
 		t.Errorf("what is under way is told: %+v, %v", p, err)
 	}
-	p, err := operator.Preview(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
+	p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Kept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
 // The server has the leases locked while it tells what it read, which is more than what lies between here and there.
-func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
+func TestADryRunOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,
@@ -274,7 +274,7 @@ func TestAPreviewOfAProgramThatStopsKeepsNobodyFromALease(t *testing.T) {
 	free := wire.Delay(".freeze(")
 	answer := make(chan error, 1)
 	go func() {
-		_, err := a.Preview(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "wide"})
+		_, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "wide"})
 		answer <- err
 	}()
 	defer func() {
@@ -316,8 +316,8 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	freeze := admin.Change{Verb: admin.Freeze, Subject: "orders", Reason: "why"}
-	p := tests.Must(operator.Preview(ctx, freeze))(t)
-	freeze.Binding = p.Binding
+	p := tests.Must(operator.DryRun(ctx, freeze))(t)
+	freeze.IfUnchanged = p.Fingerprint
 	if err := operator.Apply(ctx, freeze); !errors.Is(err, admin.ErrRefused) || errors.Is(err, admin.ErrUnknown) || !strings.Contains(err.Error(), "nothing was done: this program took longer than 500ms") {
 		t.Errorf("it is told %v", err)
 	}
@@ -326,8 +326,8 @@ func TestAProgramThatIsTooSlowToCommitIsToldThatNothingWasDone(t *testing.T) {
 	}
 }
 
-// Heartbeats wait for what a preview has locked: so a server that takes long to read it is stopped well below the least TTL, and nothing is done.
-func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.T) {
+// Heartbeats wait for what a dry run has locked: so a server that takes long to read it is stopped well below the least TTL, and nothing is done.
+func TestADryRunKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool, owner := newPool(t, url), newPool(t, pgtest.OwnerURL(url))
@@ -337,16 +337,16 @@ func TestAPreviewKeepsHeartbeatsWaitingForAQuarterOfTheLeastTTLAtMost(t *testing
 	tx := tests.Must(owner.Begin(t.Context()))(t) // what the server reads takes for ever
 	tests.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"))(t)
 	cordon := admin.Change{Verb: admin.Cordon, Subject: "x", Reason: "why"}
-	for _, binding := range []string{"", "0123456789abcdef-3:3:"} {
-		cordon.Binding = binding
+	for _, fingerprint := range []string{"", "0123456789abcdef-3:3:"} {
+		cordon.IfUnchanged = fingerprint
 		var err error
-		if binding == "" {
-			_, err = a.Preview(t.Context(), cordon)
+		if fingerprint == "" {
+			_, err = a.DryRun(t.Context(), cordon)
 		} else {
 			err = a.Apply(t.Context(), cordon)
 		}
 		if !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "a quarter of the least TTL") {
-			t.Errorf("with binding %q: %v", binding, err)
+			t.Errorf("with fingerprint %q: %v", fingerprint, err)
 		}
 	}
 	tests.OK(t, tx.Rollback(t.Context()))
