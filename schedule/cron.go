@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	cron "github.com/netresearch/go-cron"
@@ -38,23 +37,6 @@ func Cron(expression, zone string) Rule {
 	}
 	r.clock = newClock(spec, location)
 	return r
-}
-
-var zones sync.Map // of *time.Location by name: reading one takes longer than all else that Cron does
-
-func loadZone(name string) (*time.Location, error) {
-	if zone, ok := zones.Load(name); ok {
-		return zone.(*time.Location), nil
-	}
-	if name == "" || name == "Local" {
-		return nil, errors.New("it differs between hosts")
-	}
-	zone, err := time.LoadLocation(name)
-	if err != nil {
-		return nil, fmt.Errorf("%w (where a host has no zones, import time/tzdata)", err)
-	}
-	zones.Store(name, zone)
-	return zone, nil
 }
 
 var parser = cron.MustNewParser(cron.Minute | cron.Hour | cron.Dom | cron.Month | cron.Dow | cron.Descriptor)
@@ -174,136 +156,6 @@ const (
 	// rarest is more than the days between two ticks that are furthest apart, as of 29 February from 2096 to 2104.
 	rarest = 8*366 + 1
 )
-
-// mark returns what the clocks showed at a tick; never if that is not known.
-func mark(t Tick) int64 {
-	if t.Local.IsZero() {
-		return never
-	}
-	_, offset := t.Local.Zone()
-	return t.Local.Unix() + int64(offset)
-}
-
-func (c *clock) tick(at int64) Tick {
-	t := time.Unix(at, 0)
-	return Tick{At: t.UTC(), Local: t.In(c.location)}
-}
-
-// A span is the time between two changes of the clocks.
-type span struct {
-	start, end int64 // instants
-	offset     int64 // of the clocks
-	from       int64 // clocks: times before that were shown before
-	makeUp     bool  // there is a tick at start for what was left out
-}
-
-// span returns the span in which an instant is. Local is what the clocks showed at the last tick.
-func (c *clock) span(at, local int64) span {
-	s := c.bounds(at)
-	if c.hourly {
-		s.from = never
-		return s
-	}
-	s.from = local
-	if local != never {
-		s.from++
-	}
-	// The latest that the clocks have shown before, also if they were changed twice in short time.
-	for start := s.start; start > s.start-apart && start != never; {
-		before := c.bounds(start - 1)
-		s.from = max(s.from, start+before.offset)
-		start = before.start
-	}
-	if s.start != never {
-		shown := s.start + s.offset
-		if left, ok := c.ceil(s.from); ok && left < shown {
-			s.makeUp = !c.matches(shown)
-		}
-	}
-	return s
-}
-
-// bounds returns from when and until when the clocks have the offset that they have at an instant, as package time tells it. The start
-// may be that of an earlier span: where zone data end with a rule, it is from that rule, although the data list a later change.
-func (c *clock) bounds(at int64) span {
-	t := time.Unix(at, 0).In(c.location)
-	_, offset := t.Zone()
-	s := span{start: never, end: c.end(at), offset: int64(offset)}
-	if start, _ := t.ZoneBounds(); !start.IsZero() {
-		s.start = start.Unix()
-		for end := c.end(s.start); end <= at; end = c.end(end) {
-			s.start = end
-		}
-	}
-	return s
-}
-
-// end returns when a span ends.
-func (c *clock) end(at int64) int64 {
-	_, end := time.Unix(at, 0).In(c.location).ZoneBounds()
-	switch {
-	case end.IsZero():
-		return math.MaxInt64 - apart
-	case end.Unix() <= at: // package time tells so on 31 December of leap years, where it goes by the rule
-		date, _ := divide(at, day)
-		return (date + 1) * day
-	}
-	return end.Unix()
-}
-
-// next returns the first tick after an instant.
-func (c *clock) next(after, local int64) (int64, bool) {
-	for at := after + 1; ; {
-		s := c.span(at, local)
-		if s.makeUp && s.start >= at {
-			return s.start, true
-		}
-		shown, ok := c.ceil(max(s.from, at+s.offset))
-		if !ok {
-			return 0, false
-		}
-		if shown < s.end+s.offset {
-			return shown - s.offset, true
-		}
-		// Over the spans that have none; in the next one the clocks may show again what they have shown.
-		shown, _ = c.ceil(s.end - apart)
-		at = max(s.end, shown-apart)
-	}
-}
-
-// previous returns the last tick after an instant, up to another.
-func (c *clock) previous(after, until, local int64) (int64, bool) {
-	for at := until; at > after; {
-		s := c.span(at, local)
-		shown, ok := c.floor(at + s.offset)
-		switch {
-		case ok && shown >= s.from && (s.start == never || shown >= s.start+s.offset):
-			return shown - s.offset, shown-s.offset > after
-		case s.makeUp:
-			return s.start, s.start > after
-		case !ok || s.start == never:
-			return 0, false
-		}
-		shown, _ = c.floor(s.start + apart)
-		at = min(s.start-1, shown+apart)
-	}
-	return 0, false
-}
-
-// count returns the number of ticks after an instant, up to another.
-func (c *clock) count(after, until, local int64) (n int64) {
-	for at := after + 1; at <= until; {
-		s := c.span(at, local)
-		if s.makeUp && s.start >= at {
-			n++
-		}
-		n += c.between(max(s.from, at+s.offset), min(s.end, until+1)+s.offset)
-		at = s.end
-	}
-	return n
-}
-
-// The rest knows no zone.
 
 // ceil returns the first matching time at or after another.
 func (c *clock) ceil(shown int64) (int64, bool) {

@@ -101,8 +101,8 @@ func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64)
 	if since != nil {
 		again = now.Add(min(max(unknown, now.Sub(*since)), longest))
 	}
-	d.Waits, d.Due = kept(err), &again
-	if d.Trying.chargedTo(epoch) {
+	d.Waits, d.Due = storableText(err), &again
+	if d.Trying.countedBy(epoch) {
 		t := *d.Trying
 		t.Crashes, t.Epoch = t.Crashes-1, 0
 		d.Trying = &t
@@ -141,10 +141,10 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
 	case t.Attempts+1 < l.attempts && !final(err):
 		t.Attempts++
-		t.Error, t.Again = kept(err), now.Add(l.pauses.after(t.Attempts))
+		t.Error, t.Again = storableText(err), now.Add(l.pauses.after(t.Attempts))
 	default:
 		last := &d.Fates[len(d.Fates)-1]
-		last.Fate, last.Error = FateDead, kept(err)
+		last.Fate, last.Error = FateDead, storableText(err)
 		d.Trying = nil
 		failures := r.Failures + 1
 		d.Failures = &failures
@@ -156,8 +156,8 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	d.unstep(t)
 }
 
-// charge notes that the process is about to call the handler, and, where that is suspected to kill it, counts a crash, which the end of the run takes back.
-func (d *decision) charge(r *record, epoch int64, suspected bool) {
+// note notes that the process is about to call the handler, and, where that is suspected to kill it, counts a crash, which the end of the run takes back.
+func (d *decision) note(r *record, epoch int64, suspected bool) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom}
 	if r.Trying != nil {
 		t = *r.Trying
@@ -239,6 +239,16 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 		}
 		until = due.Run[n-1].At.Add(-time.Microsecond)
 	}
+}
+
+// unchanged reports whether a step would change nothing.
+func (d *decision) unchanged(r *record) bool {
+	return len(d.Fates) == 0 && same(d.Waits, r.Waits, func(a, b string) bool { return a == b }) && same(d.Due, r.Due, time.Time.Equal)
+}
+
+// same reports whether both are nil, or equal.
+func same[T any](a, b *T, equal func(T, T) bool) bool {
+	return a == nil && b == nil || a != nil && b != nil && equal(*a, *b)
 }
 
 // moveTo moves the cursor to a tick.

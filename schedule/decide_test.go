@@ -18,7 +18,7 @@ func TestWhatCannotBeReadIsNotChargedWithACrash(t *testing.T) {
 		if first.run == nil || first.Waits != nil {
 			t.Fatalf("what is suspected is not to be run: %+v", first)
 		}
-		first.charge(r, 7, true)
+		first.note(r, 7, true)
 		if first.Trying.Crashes != 1 {
 			t.Fatalf("%d crashes", first.Trying.Crashes)
 		}
@@ -44,7 +44,7 @@ func TestTheHundredthTryComesNoSoonerThanTheTenth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		fails := func() error { return errors.New("no") }
-		if err := new(Scheduler).repeat(t.Context(), 100, func(error) bool { return true }, fails); err == nil {
+		if err := new(db).repeat(t.Context(), 100, func(error) bool { return true }, fails); err == nil {
 			t.Error("it has succeeded")
 		}
 		if took := time.Since(began); took < 180*time.Second || took > 200*time.Second {

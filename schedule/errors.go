@@ -1,9 +1,19 @@
 package schedule
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
+	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
@@ -46,3 +56,195 @@ func Snooze(d time.Duration) error { return snoozed(max(0, d)) }
 type snoozed time.Duration
 
 func (e snoozed) Error() string { return fmt.Sprintf("schedule: snoozed for %v", time.Duration(e)) }
+
+// What follows says what an error means: the SQLSTATEs are here, and nowhere else.
+
+// The SQLSTATEs that package schedule raises.
+const (
+	codeDeleted = "PS001"
+	codeMoved   = "PS002"
+	codeEnded   = "PS003"
+)
+
+// conflict reports whether the database broke a transaction off in favor of another.
+func conflict(err error) bool {
+	code := store.Code(err)
+	return code == "40001" || code == "40P01"
+}
+
+// broken reports whether a transaction failed for a reason that is not its own: the connection, the
+// server, a lock.
+func broken(err error) bool {
+	switch {
+	case errors.As(err, new(timedOut)):
+		return false // its connection was closed for that
+	case errors.As(err, new(lost)):
+		return true
+	}
+	code := store.Code(err)
+	return code == "55P03" || strings.HasPrefix(code, "08") || strings.HasPrefix(code, "57P0")
+}
+
+// passing reports whether a transaction of ours may succeed when it is repeated; also one of which an
+// administrator, or the role's statement_timeout, has canceled a statement.
+func passing(err error) bool { return conflict(err) || broken(err) || store.Code(err) == "57014" }
+
+// moved reports whether an edit came first, or the step had been committed before.
+func moved(err error) bool {
+	code := store.Code(err)
+	return code == codeMoved || code == codeDeleted
+}
+
+// idled reports whether the server ended a transaction because it was idle.
+func idled(err error) bool { return store.Code(err) == "25P03" }
+
+// decisive reports whether a handler said what is to become of its tick, whatever led to that.
+func decisive(err error) bool { return errors.As(err, new(snoozed)) || errors.As(err, new(discarded)) }
+
+// final reports whether a run that failed so is not to be tried again: the handler said so, or may
+// have committed its work.
+func final(err error) bool {
+	return errors.As(err, new(discarded)) || errors.Is(err, errEnded) || store.Code(err) == codeEnded
+}
+
+// refusedCommit reports whether the server has answered a COMMIT, and made nothing of it: any other
+// error is of a connection that ends.
+func refusedCommit(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || idled(err))
+}
+
+// refusal is the error of a change that the database refuses.
+func refusal(err error) error {
+	var refused *pgconn.PgError
+	if !errors.As(err, &refused) {
+		return err
+	}
+	text := refused.Message
+	if refused.Hint != "" {
+		text += ": " + refused.Hint
+	}
+	switch refused.Code {
+	case "42704":
+		return fmt.Errorf("%w: %s", ErrNotFound, text)
+	case "23505":
+		return fmt.Errorf("%w: %s", ErrExists, text)
+	case "55000", "22023":
+		return errors.New(text)
+	}
+	return err
+}
+
+// lost is an error of a transaction whose connection is gone.
+type lost struct{ error }
+
+func (e lost) Unwrap() error { return e.error }
+
+// locked is an error of the end of a run: another transaction has the schedule's row locked.
+type locked struct{ error }
+
+func (e locked) Unwrap() error { return e.error }
+
+// changedItself is an error of a run whose schedule or job had been changed at its end: by its
+// handler, or by another transaction.
+type changedItself struct{ error }
+
+func (e changedItself) Error() string {
+	return fmt.Sprintf("the handler changed the schedule or job that it ran for: %v", e.error)
+}
+func (e changedItself) Unwrap() error { return e.error }
+
+// timedOut is a handler's error if its time is over. What is wrapped in it is no other fault.
+type timedOut struct{ err error }
+
+func (e timedOut) Error() string {
+	if e.err == nil {
+		return ErrTimeout.Error()
+	}
+	return fmt.Sprintf("%v: %v", ErrTimeout, e.err)
+}
+
+var (
+	errEnded   = errors.New("the handler ended its transaction itself: what it did there before stands, if it committed it")
+	errCrashed = errors.New("so many processes died while it ran: see Crashes")
+)
+
+// maxText is how many bytes of an error's text are kept.
+const maxText = 64 << 10
+
+// storable is a text as the database can keep it: UTF-8 without a NUL, and not of any length.
+func storable(text string) string {
+	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
+	return strings.ReplaceAll(text, "\x00", "\uFFFD")
+}
+
+func storableText(err error) *string {
+	text := storable(err.Error())
+	return &text
+}
+
+func inASCII(text *string) *string {
+	if text == nil || !strings.ContainsFunc(*text, func(r rune) bool { return r >= utf8.RuneSelf }) {
+		return text
+	}
+	quoted := strconv.QuoteToASCII(*text)
+	return &quoted
+}
+
+// flat returns an error of the application's that has none of its methods: their panics end here, where
+// they are caught, as that of a nil pointer, which is no nil error. It has the text, and of what err
+// wraps, as far as that is found, what this package looks for.
+func flat(err error) error {
+	if err == nil {
+		return nil
+	}
+	f := flattened{text: storable(err.Error())}
+	verdict := false                                                 // what the handler said first is to become of its tick
+	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
+		e := left[0]
+		left = left[1:]
+		switch w := e.(type) {
+		case snoozed:
+			if !verdict {
+				verdict, f.of = true, append(f.of, w)
+			}
+		case discarded:
+			if !verdict {
+				verdict, f.of = true, append(f.of, discarded{})
+			}
+		case *pgconn.PgError:
+			if w != nil {
+				f.of = append(f.of, w)
+			}
+		}
+		if e == pgleases.ErrNotOwner || e == context.DeadlineExceeded || e == context.Canceled {
+			f.of = append(f.of, e)
+		}
+		switch w := e.(type) {
+		case *pgconn.ConnectError: // of whose end of time the handler knows nothing
+		case interface{ Unwrap() error }:
+			left = append(left, w.Unwrap())
+		case interface{ Unwrap() []error }:
+			left = append(left, w.Unwrap()...)
+		}
+	}
+	return f
+}
+
+type flattened struct {
+	text string
+	of   []error
+}
+
+func (f flattened) Error() string   { return f.text }
+func (f flattened) Unwrap() []error { return f.of }
+
+// caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
+func caught(err *error) {
+	if p := recover(); p != nil {
+		stack := debug.Stack()
+		*err = errors.New(storable(fmt.Sprintf("panic: %T\n%s", p, stack)))
+		defer func() { _ = recover() }() // the value may panic again when it is printed
+		*err = errors.New(storable(fmt.Sprintf("panic: %v\n%s", p, stack)))
+	}
+}

@@ -6,14 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pgleases/pgleases"
 )
 
 // A Kind is a handler under a name, which the database keeps: schedules of it run wherever a process knows it. All methods are safe for
@@ -111,15 +107,15 @@ func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	}
 	var err error
 	k.limits, err = newLimits(opts)
-	k.limits.pauses.exact = s.stage != nil
+	k.limits.pauses.exact = s.db.staged
 	if k.run == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
 	if k.calls == atMostOnce && k.limits.attempts > 1 {
 		err = errors.Join(err, errors.New("Retry calls a handler again, and AtMostOnce never does: give one of them"))
 	}
-	s.register(k, errors.Join(checkName("kind", k.name), err))
-	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registered(k) }}, k}
+	s.registry.register(k, errors.Join(checkName("kind", k.name), err))
+	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
 }
 
 // call calls the handler of a kind, in a goroutine that it may end.
@@ -134,64 +130,6 @@ func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) erro
 	return <-ended
 }
 
-// flat returns an error of the application's that has none of its methods: their panics end here, where
-// they are caught, as that of a nil pointer, which is no nil error. It has the text, and of what err
-// wraps, as far as that is found, what this package looks for.
-func flat(err error) error {
-	if err == nil {
-		return nil
-	}
-	f := flattened{text: bounded(err.Error())}
-	verdict := false                                                 // what the handler said first is to become of its tick
-	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
-		e := left[0]
-		left = left[1:]
-		switch w := e.(type) {
-		case snoozed:
-			if !verdict {
-				verdict, f.of = true, append(f.of, w)
-			}
-		case discarded:
-			if !verdict {
-				verdict, f.of = true, append(f.of, discarded{})
-			}
-		case *pgconn.PgError:
-			if w != nil {
-				f.of = append(f.of, w)
-			}
-		}
-		if e == pgleases.ErrNotOwner || e == context.DeadlineExceeded || e == context.Canceled {
-			f.of = append(f.of, e)
-		}
-		switch w := e.(type) {
-		case *pgconn.ConnectError: // of whose end of time the handler knows nothing
-		case interface{ Unwrap() error }:
-			left = append(left, w.Unwrap())
-		case interface{ Unwrap() []error }:
-			left = append(left, w.Unwrap()...)
-		}
-	}
-	return f
-}
-
-type flattened struct {
-	text string
-	of   []error
-}
-
-func (f flattened) Error() string   { return f.text }
-func (f flattened) Unwrap() []error { return f.of }
-
-// caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
-func caught(err *error) {
-	if p := recover(); p != nil {
-		stack := debug.Stack()
-		*err = errors.New(bounded(fmt.Sprintf("panic: %T\n%s", p, stack)))
-		defer func() { _ = recover() }() // the value may panic again when it is printed
-		*err = errors.New(bounded(fmt.Sprintf("panic: %v\n%s", p, stack)))
-	}
-}
-
 // Add declares a schedule in the code: Run puts it. It runs only where the code declares it. Where no process of the group does any more it
 // waits, see Schedule.DeclaredAt, and is never deleted. When a process starts that declares it again it runs by its policy for the time that
 // it waited. It is to be called before Run.
@@ -201,7 +139,7 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 	r, err := k.row(name, args, rule, opts)
 	if err == nil {
 		r.Declared = true
-		err = k.scheduler.declare(r)
+		err = k.scheduler.registry.declare(r)
 	}
 	if err != nil {
 		return fmt.Errorf("schedule: add schedule %q: %w", name, err)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -45,7 +44,7 @@ const (
 // Resume has a schedule run again; nothing, where it is not paused. ErrNotFound where there is none of the name.
 func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 	if from != FromNow && from != CatchUp {
-		return fmt.Errorf("schedule: resume schedule %q of group %q: From(%d) is neither FromNow nor CatchUp", name, s.group, from)
+		return fmt.Errorf("schedule: resume schedule %q of group %q: From(%d) is neither FromNow nor CatchUp", name, s.db.group, from)
 	}
 	return s.edited(ctx, "resume", name, map[string]any{"catch_up": from == CatchUp}, passed)
 }
@@ -126,7 +125,7 @@ func (s *Scheduler) RetryDead(ctx context.Context, kind string, since time.Time)
 		ids, refused, err = s.send(ctx, "retry_dead", nil, map[string]any{"kind": kind, "since": since}, nil)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("schedule: retry what is dead of kind %q of group %q: %w", kind, s.group, err)
+		return nil, 0, fmt.Errorf("schedule: retry what is dead of kind %q of group %q: %w", kind, s.db.group, err)
 	}
 	return ids, refused, nil
 }
@@ -138,10 +137,10 @@ func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 }
 
 func (s *Scheduler) scheduleNamed(name string) string {
-	return fmt.Sprintf("schedule %q of group %q", name, s.group)
+	return fmt.Sprintf("schedule %q of group %q", name, s.db.group)
 }
 func (s *Scheduler) jobNumbered(id int64) string {
-	return fmt.Sprintf("job %d of group %q", id, s.group)
+	return fmt.Sprintf("job %d of group %q", id, s.db.group)
 }
 
 func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[string]any, see func(*record) (any, error)) error {
@@ -164,18 +163,16 @@ func (s *Scheduler) send(ctx context.Context, verb string, name *string, what ma
 		done = false
 		delete(what, "seen")
 		var r *record
-		if r, ids, refused, err = s.sendChange(ctx, tx, verb, name, what); err == nil && r != nil {
+		if r, ids, refused, err = s.db.sendChange(ctx, tx, verb, name, what); err == nil && r != nil {
 			if what["seen"], err = see(r); err != nil || what["seen"] == nil {
 				return err
 			}
-			_, ids, refused, err = s.sendChange(ctx, tx, verb, name, what)
+			_, ids, refused, err = s.db.sendChange(ctx, tx, verb, name, what)
 		}
 		done = err == nil
 		return err
 	})
-	var told *pgconn.PgError
-	refuses := errors.As(err, &told) && (told.SeverityUnlocalized == "ERROR" || told.Code == "25P03") // else it is a connection that ends
-	if done && err != nil && !refuses && !errors.Is(err, pgx.ErrTxCommitRollback) {
+	if done && err != nil && !refusedCommit(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
 		err = fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return ids, refused, err

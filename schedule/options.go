@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
@@ -125,6 +126,17 @@ func newOptions(opts []Option) (options, error) {
 		return o, errors.New(`schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
 	}
 	return o, nil
+}
+
+// onlyOptions returns the options of a call that takes no others than these.
+func onlyOptions(call string, opts []Option, these ...string) (options, error) {
+	o, err := newOptions(opts)
+	for _, name := range o.given {
+		if err == nil && !slices.Contains(these, name) {
+			err = fmt.Errorf("schedule: %s means nothing to %s: only %s does", name, call, strings.Join(these, ", or "))
+		}
+	}
+	return o, err
 }
 
 // policy is what was chosen for a schedule besides its rule, as the database has it.

@@ -86,36 +86,35 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return r.outside.guarded(ctx, f)
 }
 
-// callOut calls a handler outside of a transaction, and writes down what came of it. It returns as carryOut does.
-func (p *planner) callOut(o *ownership, it item, a attempt, from time.Time) (*item, time.Time) {
-	k, told := p.s.kind(it.Kind), a.told(o)
-	told.outside = &outside{a.row.idempotencyKey(p.s.group), func(ctx context.Context, f func(pgx.Tx) error) error {
-		return p.guarded(
-			ctx, p.guard([]pgleases.Partition{o.Partition}, func(*pgx.Batch) {}),
+// callOutside calls a handler outside of a transaction, and writes down what came of it.
+func (e *execution) callOutside(a *attempt) result {
+	run := e.run(a)
+	run.outside = &outside{a.row.idempotencyKey(e.db.group), func(ctx context.Context, f func(pgx.Tx) error) error {
+		return e.guarded(
+			ctx, e.guard([]pgleases.Partition{e.o.Partition}, func(*pgx.Batch) {}),
 			func(_ context.Context, tx *transaction) error { return f(handlerTx{tx.Tx, tx}) },
 		)
 	}}
-	ctx, cancel := p.s.limited(o.ctx, k.limits.timeout)
+	ctx, cancel := e.limited()
 	defer cancel()
-	err := p.call(ctx, it, k, nil, &a, told)
-	life := o.life // what was done is written down also where the run was to end
+	err := e.call(ctx, nil, a, run)
+	life := e.o.life // what was done is written down even if the run was to end
+	written := false
 	switch {
 	case err == nil:
 		a.decided.done()
-		if !p.conclude(life, o, it, a) {
-			return nil, from
-		}
-	case o.ctx.Err() != nil && k.calls == atLeastOnce && !decisive(err):
-		return nil, from // the next owner calls it
+		written = e.recordOutcome(life, a)
+	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it
 	default:
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
 		}
-		if !p.bury(life, o, it, a, err) {
-			return nil, from
-		}
+		written = e.recordFailure(life, a, err)
 	}
-	return a.next(it, from)
+	if !written {
+		return e.unsettled(abandoned)
+	}
+	return e.settled(a)
 }
 
 // idempotencyKey names a tick or a job. One that is replaced is another. So is one that has the id of another, which a failover has lost.

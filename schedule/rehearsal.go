@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -17,10 +16,13 @@ import (
 
 // This file is a process under the clock of a test, for package scheduletest, which says what runs when.
 
-// A rehearsal is a process. It is a seam.Process, and the fence of its planner.
+// A rehearsal is a process. It is a seam.Process, and the fence of its executor.
 type rehearsal struct {
 	s       *Scheduler
-	planner *planner
+	clock   serverClock
+	crashes crashes
+	exec    executor
+	owned   map[int]*ownership
 	fencing string // the statement
 
 	life context.Context
@@ -39,9 +41,12 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		s.stage, s.lockWait = stage, rehearsalLockWait
-		r := &rehearsal{s: s, planner: newPlanner(s, nil), fencing: store.Texts(engine.Files, schema)("guard")}
-		r.planner.fence = r
+		s.stage, s.db.staged, s.times.lockWait = stage, true, rehearsalLockWait
+		r := &rehearsal{s: s, fencing: store.Texts(engine.Files, schema)("guard"), owned: make(map[int]*ownership)}
+		r.clock.staged = stage.Now
+		tx := transactions{s.db, r, &r.clock}
+		r.crashes.transactions = tx
+		r.exec = executor{tx, &s.registry, s.log, func(news) {}}
 		return r, nil
 	}
 }
@@ -51,10 +56,7 @@ func (r *rehearsal) Partitions() int { return r.s.options.partitions }
 
 // Start puts what the code declares.
 func (r *rehearsal) Start(ctx context.Context) error {
-	r.s.mu.Lock()
-	err := errors.Join(r.s.broken...)
-	r.s.running = true
-	r.s.mu.Unlock()
+	_, err := r.s.registry.start()
 	if err == nil {
 		_, err = r.s.putDeclared(ctx)
 	}
@@ -67,20 +69,21 @@ func (r *rehearsal) Start(ctx context.Context) error {
 // Own gives all partitions to the process. What waits is due at once, as for a new owner.
 func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	r.life = life
-	clear(r.planner.owned)
-	all := make([]int32, r.s.options.partitions)
-	for n := range all {
-		all[n] = int32(n)
-		r.planner.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
+	clear(r.owned)
+	all := &poll{atMost: 1}
+	for n := range r.s.options.partitions {
+		all.partitions = append(all.partitions, int32(n))
+		r.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
 	}
-	_, _, _, err := r.s.sendLook(life, r.s.pool, all, all, time.Time{}, 0, 1, []string{}, []string{})
+	all.fresh = all.partitions
+	_, _, _, err := r.s.db.sendPoll(life, r.s.db.pool, all, []string{})
 	return err
 }
 
 // Drain notes that all that ran has ended.
 func (r *rehearsal) Drain() {
-	for _, o := range r.planner.owned {
-		r.planner.close(o)
+	for _, o := range r.owned {
+		r.crashes.close(o)
 	}
 }
 
@@ -90,8 +93,12 @@ func (r *rehearsal) Run(due seam.Due) bool {
 		subject: subject{due.ID, due.Job}, Priority: due.Priority, Partition: due.Partition, Key: due.Key, Kind: due.Kind,
 		DueMicro: due.At.UnixMicro(), Crashes: due.Crashes,
 	}
-	again, _ := r.planner.carryOut(r.planner.owned[it.Partition], it)
-	return again != nil && !again.slotless
+	o := r.owned[it.Partition]
+	if r.crashes.open(o) != nil {
+		return false
+	}
+	done := r.exec.execute(o, it)
+	return done.again != nil && done.outcome != blocked
 }
 
 // queueGuard queues the guard of a partition.
@@ -99,7 +106,7 @@ func (r *rehearsal) queueGuard(_ context.Context, batch *pgx.Batch, p pgleases.P
 	if r.life.Err() != nil {
 		return r.refused(p)
 	}
-	batch.Queue(r.fencing, leaseOf+r.s.group, p.Number, p.Epoch, time.Hour.Milliseconds()).Query(func(rows pgx.Rows) error {
+	batch.Queue(r.fencing, leaseOf+r.s.db.group, p.Number, p.Epoch, time.Hour.Milliseconds()).Query(func(rows pgx.Rows) error {
 		rows.Close()
 		return r.guarded(p, rows.Err())
 	})
@@ -111,7 +118,7 @@ func (r *rehearsal) queueGuarded(batch *pgx.Batch, p pgleases.Partition, stateme
 	if r.life.Err() != nil {
 		return r.refused(p)
 	}
-	batch.Queue(statement, append([]any{leaseOf + r.s.group, p.Number, p.Epoch}, args...)...).
+	batch.Queue(statement, append([]any{leaseOf + r.s.db.group, p.Number, p.Epoch}, args...)...).
 		QueryRow(func(row pgx.Row) error { return r.guarded(p, read(row)) })
 	return nil
 }

@@ -6,13 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -23,36 +21,37 @@ import (
 // A Scheduler is one process's part in a group of schedules: those of the group run in the processes that Run it. All methods are safe for
 // concurrent use.
 type Scheduler struct {
-	client     *pgleases.Client // nil: see Manage
-	stage      *seam.Stage      // the time of a test; nil: the time is the server's
-	pool       *pgxpool.Pool
-	group      string
-	options    options
-	statements statements
-	log        *slog.Logger
-	doubted    time.Duration // how long a step of the database's clock is doubted
-	lookEvery  time.Duration // how often it is looked what is due
-	lookLimit  time.Duration // and how long that may take
-	tellEvery  time.Duration // how long it is not told again that something is put
-	answers    time.Duration // how long the database is given for an answer
-	heeds      time.Duration // how long a handler may go on after the end of its context until that is logged
-	suspects   time.Duration // how long others wait for what may kill the process
-	sweepEvery time.Duration // and how often also what has been for long
-	trimEvery  time.Duration // how often the history is trimmed
-	lockWait   time.Duration // how long a statement of ours waits for a lock
-
-	declareEvery time.Duration // how often it is said what the code declares
+	client   *pgleases.Client // nil: see Manage
+	stage    *seam.Stage      // the time of a test; nil: the time is the server's
+	db       *db
+	options  options
+	log      *slog.Logger
+	times    timings
+	registry registry
+	counts   counts
 
 	groups  *atomic.Int32           // how many share the pool, from Run on; nil: WithMaxRunning was given
 	planner atomic.Pointer[planner] // of Run; nil: it is not under way
-	counts  counts
+}
 
-	mu       sync.Mutex // guards what follows
-	running  bool       // a Run is under way, or was
-	kinds    map[string]*kind
-	broken   []error            // of registrations
-	declared map[string]*record // what the code declares
-	told     map[string]bool    // kinds that are not registered, of which that was logged
+// timings are the same in all processes, but for tests.
+type timings struct {
+	poll        time.Duration // how often it is asked what is due
+	pollLimit   time.Duration // how long that may take
+	sweep       time.Duration // how often also for what has been due for long
+	silence     time.Duration // how long no other notification is sent after one
+	clockDoubt  time.Duration // how long a step of the database's clock is doubted
+	suspectHold time.Duration // how long others wait for a crash suspect
+	overrun     time.Duration // how long a handler may go on after the end of its context until that is logged
+	answer      time.Duration // how long the database is given for an answer
+	lockWait    time.Duration // how long a statement of ours waits for a lock
+	trim        time.Duration // how often the history is trimmed
+	declare     time.Duration // how often it is noted what the code declares
+}
+
+var defaultTimings = timings{
+	poll: pollEvery, pollLimit: pollLimit, sweep: sweepEvery, silence: silenceAfter, clockDoubt: clockDoubt, suspectHold: suspectHold,
+	overrun: overrun, answer: closing, lockWait: lockWait, trim: trimEvery, declare: declareEvery,
 }
 
 // leaseOf is what stands before a group's name in that of its lease.
@@ -106,82 +105,9 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	if err != nil {
 		return nil, err
 	}
-	s = &Scheduler{
-		client: client, pool: pool, group: group, options: o, statements: statementsFor(o.schema), log: o.logger.With(slog.String("group", group)), doubted: doubted, lookEvery: lookEvery, lookLimit: lookLimit, tellEvery: tellEvery, answers: closing, heeds: heeds, suspects: suspects, sweepEvery: sweepEvery, trimEvery: trimEvery, lockWait: lockWait, declareEvery: declareEvery,
-		kinds: make(map[string]*kind), declared: make(map[string]*record), told: make(map[string]bool),
-	}
+	s = &Scheduler{client: client, options: o, log: o.logger.With(slog.String("group", group)), times: defaultTimings, registry: newRegistry()}
+	s.db = newDB(pool, group, o, &s.times)
 	return s, nil
-}
-
-// register takes a kind.
-func (s *Scheduler) register(k *kind, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.kinds[k.name] != nil {
-		err = errors.Join(err, errors.New("there is one of this name already"))
-	}
-	if err != nil {
-		s.broken = append(s.broken, fmt.Errorf("schedule: register kind %q: %w", k.name, err))
-		return
-	}
-	s.kinds[k.name] = k
-}
-
-// registered returns what is wrong with a kind.
-func (s *Scheduler) registered(k *kind) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.kinds[k.name] != k {
-		return errors.Join(s.broken...)
-	}
-	return nil
-}
-
-// kind returns the kind of a name; nil: this process does not know it.
-func (s *Scheduler) kind(name string) *kind {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.kinds[name]
-}
-
-// strange logs, once for each kind, that something of a kind that is not registered here has waited for longer than a deploy may take to
-// start a process that knows it.
-func (s *Scheduler) strange(it item, r *record) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if r.WaitsSince == nil || r.Clock.Sub(*r.WaitsSince) < unknown || s.told[r.Kind] {
-		return
-	}
-	s.told[r.Kind] = true
-	s.logOf(it).Warn(
-		"schedule: waits, as its kind is not registered in this process", slog.String("name", r.Name),
-		slog.Time("since", *r.WaitsSince), slog.Any("registered", slices.Sorted(maps.Keys(s.kinds))),
-	)
-}
-
-// declares reports whether this process's code declares a schedule.
-func (s *Scheduler) declares(name string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.declared[name] != nil
-}
-
-// logOf is the log for what has to do with a schedule.
-func (s *Scheduler) logOf(it item) *slog.Logger {
-	return s.log.With(slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
-}
-
-func (s *Scheduler) declare(r *record) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.running:
-		return errors.New("Run has begun: add before it, or put")
-	case s.declared[r.Name] != nil:
-		return errors.New("it was added already")
-	}
-	s.declared[r.Name] = r
-	return nil
 }
 
 // Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrain,
@@ -191,38 +117,34 @@ func (s *Scheduler) declare(r *record) error {
 // A schedule whose kind, arguments or zone this process does not know, or that another version of the code declares, is left: it waits for a process
 // that does, and for what that takes it is not late.
 func (s *Scheduler) Run(ctx context.Context) error {
-	s.mu.Lock()
-	err := errors.Join(s.broken...)
-	again := s.running
-	s.running = true
-	s.mu.Unlock()
+	again, err := s.registry.start()
 	switch {
 	case err != nil:
 		return err
 	case s.stage != nil:
-		return fmt.Errorf("schedule: run group %q: %w", s.group, s.stage.Wait(ctx))
+		return fmt.Errorf("schedule: run group %q: %w", s.db.group, s.stage.Wait(ctx))
 	case s.client == nil:
-		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: make it with New", s.group)
+		return fmt.Errorf("schedule: run group %q: this Scheduler has no client: make it with New", s.db.group)
 	case again:
-		return fmt.Errorf("schedule: run group %q: it was run already", s.group)
+		return fmt.Errorf("schedule: run group %q: it was run already", s.db.group)
 	}
-	mine := membership{s.client, s.group}
+	mine := membership{s.client, s.db.group}
 	if _, taken := memberships.LoadOrStore(mine, nil); taken {
-		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.group)
+		return fmt.Errorf("schedule: run group %q: another Scheduler of this client runs it", s.db.group)
 	}
 	defer memberships.Delete(mine)
 	if !slices.Contains(s.options.given, "WithMaxRunning") {
 		var end func()
-		s.groups, end = shared.begin(s.pool)
+		s.groups, end = shared.begin(s.db.pool)
 		defer end()
 	}
 	fits, err := s.putDeclared(ctx) // before it joins: its partitions would wait for it
 	if err != nil {
-		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
+		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
 	}
-	lease, err := s.client.Lease(ctx, leaseOf+s.group, s.options.partitions)
+	lease, err := s.client.Lease(ctx, leaseOf+s.db.group, s.options.partitions)
 	if err != nil {
-		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
+		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
@@ -233,7 +155,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 		_, err = s.putDeclared(ctx)
 	}
 	if err != nil {
-		return fmt.Errorf("schedule: run group %q: %w", s.group, err)
+		return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
 	}
 	ended := ctx
 	defer context.AfterFunc(ended, func() { _ = lease.Leave(ended) })() // at once: each partition goes when its own runs have ended
@@ -249,7 +171,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	defer s.planner.Store(nil)
 	err = lease.Run(ctx, p.serve)
 	if ctx.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // as it left for that
-		err = fmt.Errorf("schedule: run group %q: %w", s.group, context.Cause(ctx))
+		err = fmt.Errorf("schedule: run group %q: %w", s.db.group, context.Cause(ctx))
 	}
 	return err
 }
@@ -299,19 +221,3 @@ var memberships sync.Map // of those that are taken
 
 // lockWait bounds how long a statement of ours waits for a lock.
 const lockWait = 5 * time.Second
-
-// inTx runs f in a transaction of its own, again where the database broke it off.
-func (s *Scheduler) inTx(ctx context.Context, f func(pgx.Tx) error) error {
-	return s.repeat(ctx, maxConflicts, conflict, func() error { return s.inOneTx(ctx, f) })
-}
-
-func (s *Scheduler) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
-	return store.Advised(pgx.BeginTxFunc(ctx, s.pool, readCommitted, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", s.lockWait.Milliseconds())); err != nil {
-			return err
-		}
-		return f(tx)
-	}))
-}
-
-var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}

@@ -58,12 +58,7 @@ func LatenessBounds() []time.Duration {
 // Stats returns the scheduler's numbers now. It asks the database nothing, and waits for nothing. It is safe for concurrent use, also before Run and after it.
 func (s *Scheduler) Stats() Stats {
 	c := &s.counts
-	st := Stats{Looks: c.looks.Load(), LooksFailed: c.looksFailed.Load(), LookTime: time.Duration(c.lookTime.Load()), Kinds: make(map[string]KindStats)}
-	s.mu.Lock()
-	for name, k := range s.kinds {
-		st.Kinds[name] = k.counts.stats()
-	}
-	s.mu.Unlock()
+	st := Stats{Looks: c.looks.Load(), LooksFailed: c.looksFailed.Load(), LookTime: time.Duration(c.lookTime.Load()), Kinds: s.registry.stats()}
 	for _, k := range st.Kinds {
 		st.Running += k.Running
 	}
@@ -72,34 +67,32 @@ func (s *Scheduler) Stats() Stats {
 		return st
 	}
 	st.Waiting, st.Suspects = int(c.waiting.Load()), int(c.suspects.Load())
-	st.LookAge = time.Since(processStart) - time.Duration(c.looked.Load())
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	st.Partitions = len(p.owned)
-	if p.clock.known {
-		now := time.Now()
-		st.ClockOffset = p.clock.at(now).Round(0).Sub(now.Round(0)) // what the clocks show, not what has passed
+	st.LookAge = time.Since(processStart) - time.Duration(c.polled.Load())
+	st.Partitions = len(p.owned.all())
+	now := time.Now()
+	if server, known := p.clock.at(now); known {
+		st.ClockOffset = server.Round(0).Sub(now.Round(0)) // what the clocks show, not what has passed
 	}
-	st.ClockDoubted = !p.clock.doubt.IsZero()
+	st.ClockDoubted = p.clock.unstable()
 	return st
 }
 
 // counts are what Stats tells of a scheduler.
 type counts struct {
 	looks, looksFailed, lookTime atomic.Int64
-	looked                       atomic.Int64 // when the last look that did not fail was sent: how long after processStart
+	polled                       atomic.Int64 // when the last look that did not fail was sent: how long after processStart
 	waiting, suspects            atomic.Int64
 }
 
-// look counts a look.
-func (c *counts) look(sent time.Time, err error) {
+// poll counts a poll.
+func (c *counts) poll(sent time.Time, err error) {
 	c.looks.Add(1)
 	c.lookTime.Add(int64(time.Since(sent)))
 	if err != nil {
 		c.looksFailed.Add(1)
 		return
 	}
-	c.looked.Store(int64(sent.Sub(processStart)))
+	c.polled.Store(int64(sent.Sub(processStart)))
 }
 
 // kindCounts are what Stats tells of a kind.

@@ -3,13 +3,8 @@ package schedule
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -20,136 +15,9 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-// This file is all that talks SQL: one method for each statement in sql.
+// This file is all that sends SQL: one method for each statement in sql.
 
 var part = store.Schedules(sql.Files)
-
-// The SQLSTATEs that close.sql raises.
-const (
-	codeDeleted = "PS001"
-	codeMoved   = "PS002"
-	codeEnded   = "PS003"
-)
-
-// A record is a schedule, as the database has it; or a job, which has some of that, and a time of its own.
-type record struct {
-	ID          int64           `json:"id"` // 0: it is new
-	Name        string          `json:"name"`
-	Key         string          `json:"key"`
-	Partition   int             `json:"partition"`
-	Kind        string          `json:"kind"`
-	Args        json.RawMessage `json:"args"`
-	Rule        string          `json:"rule"`
-	Anchor      time.Time       `json:"anchor"`
-	Policy      policy          `json:"policy"`
-	Declared    bool            `json:"declared"`
-	Cursor      time.Time       `json:"cursor"`
-	CursorLocal *time.Time      `json:"cursor_local"`
-	Due         *time.Time      `json:"due"`
-	Done        *time.Time      `json:"done"`
-	RanFrom     *time.Time      `json:"ran_from"`
-	RanUntil    *time.Time      `json:"ran_until"`
-	Trying      *trial          `json:"trying"`
-	Failures    int             `json:"failures"`
-	Revision    int64           `json:"revision"`
-	PausedAt    *time.Time      `json:"paused_at"`
-	Waits       *string         `json:"waits"`
-	WaitsSince  *time.Time      `json:"waits_since"`
-	Registered  time.Time       `json:"registered"`
-	Nonce       string          `json:"nonce,omitempty"` // names it for others than this database
-	Clock       time.Time       `json:"clock"`           // when it was read
-	Job         bool            `json:"job"`
-	Trigger     Trigger         `json:"trigger"`
-	Since       *time.Time      `json:"begins"`
-	At          time.Time       `json:"at"` // of a job: the time that it was put for
-
-	parsed *Rule // Rule, where that was parsed before
-}
-
-// A step is what close.sql writes.
-type step struct {
-	Cursor      time.Time  `json:"cursor"`
-	CursorLocal *time.Time `json:"cursor_local,omitempty"`
-	Due         *time.Time `json:"due,omitempty"`
-	Done        *time.Time `json:"done,omitempty"`
-	RanFrom     *time.Time `json:"ran_from,omitempty"`
-	RanUntil    *time.Time `json:"ran_until,omitempty"`
-	Trying      *trial     `json:"trying,omitempty"`
-	Failures    *int       `json:"failures,omitempty"`  // null: it changes nothing
-	PausedAt    *time.Time `json:"paused_at,omitempty"` // null: it does not pause it
-	Waits       *string    `json:"waits,omitempty"`
-	Fates       []fate     `json:"fates"`
-}
-
-// A trial is a tick that was begun, and has no fate yet.
-type trial struct {
-	At       time.Time `json:"at"`
-	Local    time.Time `json:"local"`
-	Missed   int64     `json:"missed"`
-	Began    time.Time `json:"began"`    // the first attempt
-	Attempts int       `json:"attempts"` // that failed
-	Error    *string   `json:"error"`    // of the last of them
-	Again    time.Time `json:"again"`    // not before
-	Crashes  int       `json:"crashes"`  // how many processes died while it ran, and the one that runs it now, under Epoch
-	Epoch    int64     `json:"epoch"`
-	Called   int64     `json:"called"` // the epoch of Run
-	Run      string    `json:"run"`    // which calls the handler outside of a transaction; empty: none does
-}
-
-func (t *trial) begun() string {
-	if t == nil {
-		return ""
-	}
-	return t.Run
-}
-
-func (t *trial) crashes() int {
-	if t == nil {
-		return 0
-	}
-	return t.Crashes
-}
-
-// chargedTo reports whether the last crash is that of an owner.
-func (t *trial) chargedTo(epoch int64) bool { return t != nil && t.Epoch == epoch }
-
-// A fate is a row of the history, as it is written.
-type fate struct {
-	Since     time.Time  `json:"since"`
-	Until     time.Time  `json:"until"`
-	Ticks     int64      `json:"ticks"`
-	Fate      Fate       `json:"fate"`
-	Error     *string    `json:"error,omitempty"`
-	Attempts  int        `json:"attempts"`
-	Epoch     *int64     `json:"epoch,omitempty"`
-	StartedAt *time.Time `json:"started_at,omitempty"`
-
-	// Of a job's run, what ran: it may have been replaced since.
-	Key  string          `json:"key,omitempty"`
-	Args json.RawMessage `json:"args,omitempty"`
-}
-
-// A subject is a schedule, or a job.
-type subject struct {
-	ID  int64
-	Job bool
-}
-
-// An item is a schedule or a job that is due now or soon.
-type item struct {
-	subject
-	Priority  int
-	Partition int
-	Key       string
-	Kind      string
-	DueMicro  int64
-	Crashes   int // counted
-
-	earliest time.Time // by this host: it is not due before, as the database said when its last run began; zero: it said nothing
-	slotless bool      // it found no slot of its kind's
-}
-
-func (i item) due() time.Time { return time.UnixMicro(i.DueMicro) }
 
 // Migrate makes the tables of package schedule, or brings them up to date, after those of the engine, see pgleases.Migrate: of which it has
 // the promises, too. The only option is WithSchema; any other is an error.
@@ -174,17 +42,6 @@ func Schema(opts ...Option) (string, error) {
 	return part.DDL(o.schema), nil
 }
 
-// onlyOptions returns the options of a call that takes no others than these.
-func onlyOptions(call string, opts []Option, these ...string) (options, error) {
-	o, err := newOptions(opts)
-	for _, name := range o.given {
-		if err == nil && !slices.Contains(these, name) {
-			err = fmt.Errorf("schedule: %s means nothing to %s: only %s does", name, call, strings.Join(these, ", or "))
-		}
-	}
-	return o, err
-}
-
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
 	return store.OpenError(ctx, "schedule", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
 }
@@ -204,6 +61,24 @@ func statementsFor(schema string) (s statements) {
 	return s
 }
 
+// A db sends the statements of a group.
+type db struct {
+	pool       *pgxpool.Pool
+	group      string
+	partitions int
+	statements statements
+	times      *timings
+	staged     bool // a test moves the time
+
+	reason, actor string // of WithReason
+}
+
+func newDB(pool *pgxpool.Pool, group string, o options, times *timings) *db {
+	return &db{
+		pool: pool, group: group, partitions: o.partitions, statements: statementsFor(o.schema), times: times, reason: o.reason, actor: o.actor,
+	}
+}
+
 // A querier is a connection, a pool, or a transaction.
 type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -215,19 +90,86 @@ func void(ctx context.Context, q querier, statement string, args ...any) error {
 	return q.QueryRow(ctx, statement, args...).Scan(nil)
 }
 
+// maxConflicts is how often a transaction is tried that the database broke off in favor of another.
+const maxConflicts = 3
+
+var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+
+// inTx runs f in a transaction of its own, again if the database broke it off.
+func (d *db) inTx(ctx context.Context, f func(pgx.Tx) error) error {
+	return d.repeat(ctx, maxConflicts, conflict, func() error { return d.inOneTx(ctx, f) })
+}
+
+func (d *db) inOneTx(ctx context.Context, f func(pgx.Tx) error) error {
+	return store.Advised(pgx.BeginTxFunc(ctx, d.pool, readCommitted, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.lockWait.Milliseconds())); err != nil {
+			return err
+		}
+		return f(tx)
+	}))
+}
+
+// repeat calls f, atMost times, until it returns no error that passes.
+func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f func() error) error {
+	if d.staged {
+		atMost = min(atMost, 3) // mostly what is in its way waits for the test
+	}
+	for tries := 1; ; tries++ {
+		err := f()
+		if err == nil || !passes(err) || tries == atMost || ctx.Err() != nil {
+			return err
+		}
+		pause(ctx, min(10*time.Millisecond<<min(tries, 8), 2*time.Second))
+	}
+}
+
+// pause waits, at most until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// within bounds what the database is asked besides a handler's statements: a connection that was
+// dropped without a word holds up no run.
+func (d *db) within(ctx context.Context, f func(context.Context) error) error {
+	return inTime(ctx, d.times.answer, f)
+}
+
+// inTime bounds a call.
+func inTime(ctx context.Context, d time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return store.Advised(f(ctx))
+}
+
 // sendShare returns the number of the channel on which it is told that something was put, and that of the server's process.
-func (s *Scheduler) sendShare(ctx context.Context, q querier) (share int, pid uint32, err error) {
-	err = q.QueryRow(ctx, s.statements.Share, s.group).Scan(&share, &pid)
+func (d *db) sendShare(ctx context.Context, q querier) (share int, pid uint32, err error) {
+	err = q.QueryRow(ctx, d.statements.Share, d.group).Scan(&share, &pid)
 	return share, pid, err
 }
 
-func (s *Scheduler) sendJoin(ctx context.Context, q querier) error {
-	return void(ctx, q, s.statements.Join, s.group, int32(s.options.partitions))
+func (d *db) sendJoin(ctx context.Context, q querier) error {
+	return void(ctx, q, d.statements.Join, d.group, int32(d.partitions))
 }
 
-func (s *Scheduler) sendPlace(ctx context.Context, q querier, misplaced []subject) error {
+func (d *db) sendPlace(ctx context.Context, q querier, misplaced []subject) error {
 	schedules, jobs := idsOf(misplaced)
-	return void(ctx, q, s.statements.Place, s.group, int32(s.options.partitions), schedules, jobs)
+	return void(ctx, q, d.statements.Place, d.group, int32(d.partitions), schedules, jobs)
+}
+
+// inASCII writes the texts of errors so that every encoding of a database can keep them.
+func (st *step) inASCII() {
+	for i := range st.Fates {
+		st.Fates[i].Error = inASCII(st.Fates[i].Error)
+	}
+	st.Waits = inASCII(st.Waits)
+	if st.Trying != nil {
+		t := *st.Trying
+		t.Error = inASCII(t.Error)
+		st.Trying = &t
+	}
 }
 
 // idsOf returns the ids of schedules and of jobs, apart.
@@ -243,11 +185,9 @@ func idsOf(subjects []subject) (schedules, jobs []int64) {
 	return schedules, jobs
 }
 
-// sendLook returns what is due after since, up to ahead from now, but for some keys and kinds; the database's time when it began with that,
-// and how long it took over it.
-func (s *Scheduler) sendLook(
-	ctx context.Context, q querier, partitions, fresh []int32, since time.Time, ahead time.Duration, most int, but, butKinds []string,
-) (clock time.Time, took time.Duration, due []item, err error) {
+// sendPoll returns what is due of a poll, the database's time when it began with that, and how long it
+// took over it.
+func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) (clock time.Time, took time.Duration, due []item, err error) {
 	var micro, spent int64
 	var f struct {
 		id, due                      []int64
@@ -255,8 +195,10 @@ func (s *Scheduler) sendLook(
 		priority, partition, crashes []int
 		key, kind                    []string
 	}
-	err = q.QueryRow(ctx, s.statements.Look, s.group, partitions, fresh, since.UnixMicro(), ahead.Microseconds(), most, but, butKinds).
-		Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
+	err = q.QueryRow(
+		ctx, d.statements.Look, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), pollAhead.Microseconds(), p.atMost, keys,
+		append([]string{}, p.left.kinds...),
+	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes)
 	if err != nil {
 		return clock, 0, nil, err
 	}
@@ -270,22 +212,22 @@ func (s *Scheduler) sendLook(
 	return time.UnixMicro(micro), time.Duration(spent) * time.Microsecond, due, nil
 }
 
-// queueBegin has died report whether the owner before died while something may have run.
-func (s *Scheduler) queueBegin(batch *pgx.Batch, died *bool, partition int, epoch int64) {
-	batch.Queue(s.statements.Begin, s.group, partition, epoch, s.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(died) })
+// queueBegin has crashed report whether the owner before crashed while something may have run.
+func (d *db) queueBegin(batch *pgx.Batch, crashed *bool, partition int, epoch int64) {
+	batch.Queue(d.statements.Begin, d.group, partition, epoch, d.times.lockWait.Milliseconds()).QueryRow(func(row pgx.Row) error { return row.Scan(crashed) })
 }
 
-func (s *Scheduler) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
+func (d *db) queueEnd(batch *pgx.Batch, partition int, epoch int64, charged []subject) {
 	schedules, jobs := idsOf(charged)
-	batch.Queue(s.statements.End, s.group, partition, epoch, schedules, jobs, s.lockWait.Milliseconds())
+	batch.Queue(d.statements.End, d.group, partition, epoch, schedules, jobs, d.times.lockWait.Milliseconds())
 }
 
 // queueOpen has r be the schedule or the job, under the guard of the partition; nil: there is none.
-func (s *Scheduler) queueOpen(
+func (d *db) queueOpen(
 	batch *pgx.Batch, f fence, p pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration,
 ) error {
-	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), s.lockWait.Milliseconds()}
-	return f.queueGuarded(batch, p, s.statements.Open, args, func(row pgx.Row) error {
+	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), d.times.lockWait.Milliseconds()}
+	return f.queueGuarded(batch, p, d.statements.Open, args, func(row pgx.Row) error {
 		var found *string
 		err := row.Scan(&found)
 		if err == nil {
@@ -297,13 +239,13 @@ func (s *Scheduler) queueOpen(
 
 // sendClose closes a run, under limits of its own: those until then are the handler's. It commits the
 // transaction, and takes limit at most.
-func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
+func (d *db) sendClose(ctx context.Context, tx *transaction, r *record, run string, st step, limit time.Duration) error {
 	st.Fates = listed(st.Fates)
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" { // and may not have the letters of an error
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(s.statements.Limit, max(closing, limit).Milliseconds(), s.lockWait.Milliseconds())
+	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), d.times.lockWait.Milliseconds())
 	closed := false
 	ended := func(pgconn.CommandTag) error {
 		closed = true
@@ -312,20 +254,20 @@ func (s *Scheduler) sendClose(ctx context.Context, tx *transaction, r *record, r
 	switch {
 	case r.Job && len(st.Fates) == 1 && st.Fates[0].Fate == FateDone:
 		f := st.Fates[0]
-		batch.Queue(s.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
+		batch.Queue(d.statements.DoneJob, r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At).Exec(ended)
 	case r.Job:
 		for i := range st.Fates {
 			st.Fates[i].Key, st.Fates[i].Args = r.Key, r.Args
 		}
-		batch.Queue(s.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
+		batch.Queue(d.statements.CloseJob, r.ID, run, r.Revision, encode(st)).Exec(ended)
 	case st.onlyDone():
 		f := st.Fates[0]
 		batch.Queue(
-			s.statements.Done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
+			d.statements.Done, r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil,
 			f.Attempts, f.Epoch, f.StartedAt,
 		).Exec(ended)
 	default:
-		batch.Queue(s.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
+		batch.Queue(d.statements.Close, r.ID, run, r.Revision, r.Cursor, encode(st)).Exec(ended)
 	}
 	err := inTime(ctx, limit, func(ctx context.Context) error { return tx.commit(ctx, batch) })
 	if !closed && store.LockTimeout(err) { // else it is the commit's: a constraint of the handler's tables that waited
@@ -345,60 +287,34 @@ func shownMicro(local time.Time) int64 {
 	return local.UnixMicro() + int64(offset)*1e6
 }
 
-// locked is an error of sendClose: another transaction has the schedule's row locked.
-type locked struct{ error }
-
-func (e locked) Unwrap() error { return e.error }
-
-// inASCII writes the texts of errors so that every encoding of a database can keep them.
-func (st *step) inASCII() {
-	for i := range st.Fates {
-		st.Fates[i].Error = inASCII(st.Fates[i].Error)
-	}
-	st.Waits = inASCII(st.Waits)
-	if st.Trying != nil {
-		t := *st.Trying
-		t.Error = inASCII(t.Error)
-		st.Trying = &t
-	}
-}
-
-func inASCII(text *string) *string {
-	if text == nil || !strings.ContainsFunc(*text, func(r rune) bool { return r >= utf8.RuneSelf }) {
-		return text
-	}
-	quoted := strconv.QuoteToASCII(*text)
-	return &quoted
-}
-
 // sendEnqueue returns the ids of jobs; none: the unique key is taken.
-func (s *Scheduler) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
-	err = q.QueryRow(ctx, s.statements.Enqueue, s.group, int32(s.options.partitions), encode(jobs), taken).Scan(&ids)
+func (d *db) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
+	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode(jobs), taken).Scan(&ids)
 	return ids, err
 }
 
 // sendJob returns a job, or what became of it; nil: there is neither.
-func (s *Scheduler) sendJob(ctx context.Context, q querier, id int64) (*Job, error) {
+func (d *db) sendJob(ctx context.Context, q querier, id int64) (*Job, error) {
 	var found *string
-	if err := q.QueryRow(ctx, s.statements.Job, s.group, id).Scan(&found); err != nil {
+	if err := q.QueryRow(ctx, d.statements.Job, d.group, id).Scan(&found); err != nil {
 		return nil, err
 	}
 	return decode[Job](found)
 }
 
-func (s *Scheduler) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*Job, error) {
-	return collect[Job](ctx, q, s.statements.Jobs, s.group, f.Kind, f.Prefix, string(f.State), after, page)
+func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) ([]*Job, error) {
+	return collect[Job](ctx, q, d.statements.Jobs, d.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
 // sendChange has a schedule or a job changed: see edit.sql. What comes back as asks is null where it is done.
-func (s *Scheduler) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
+func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
 	text, err := json.Marshal(what)
 	if err != nil {
 		return nil, nil, 0, err
 	}
-	statement, args := s.statements.Edit, []any{verb, s.group, name, string(text)}
-	if s.options.reason != "" {
-		statement, args = s.statements.Change, append(args, s.options.actor, s.options.reason)
+	statement, args := d.statements.Edit, []any{verb, d.group, name, string(text)}
+	if d.reason != "" {
+		statement, args = d.statements.Change, append(args, d.actor, d.reason)
 	}
 	var asked *string
 	if err = tx.QueryRow(ctx, statement, args...).Scan(&asked, &ids, &refused); err != nil {
@@ -408,35 +324,14 @@ func (s *Scheduler) sendChange(ctx context.Context, tx pgx.Tx, verb string, name
 	return asks, ids, refused, err
 }
 
-// refusal is the error of a change that edit.sql refuses.
-func refusal(err error) error {
-	var told *pgconn.PgError
-	if !errors.As(err, &told) {
-		return err
-	}
-	text := told.Message
-	if told.Hint != "" {
-		text += ": " + told.Hint
-	}
-	switch told.Code {
-	case "42704":
-		return fmt.Errorf("%w: %s", ErrNotFound, text)
-	case "23505":
-		return fmt.Errorf("%w: %s", ErrExists, text)
-	case "55000", "22023":
-		return errors.New(text)
-	}
-	return err
-}
-
 // sendGet returns the time, and the schedule; nil: there is none. For an edit it locks it, and tells
 // whether it has these arguments.
-func (s *Scheduler) sendGet(
+func (d *db) sendGet(
 	ctx context.Context, q querier, name string, edit bool, args json.RawMessage,
 ) (clock time.Time, r *record, same bool, err error) {
 	var micro int64
 	var found *string
-	err = q.QueryRow(ctx, s.statements.Get, s.group, name, edit, string(args)).Scan(&micro, &found, &same)
+	err = q.QueryRow(ctx, d.statements.Get, d.group, name, edit, string(args)).Scan(&micro, &found, &same)
 	if err == nil {
 		r, err = decode[record](found)
 	}
@@ -444,20 +339,20 @@ func (s *Scheduler) sendGet(
 }
 
 // sendPut reports whether it is written: a new one is not where another transaction has made one of its name.
-func (s *Scheduler) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
-	err = q.QueryRow(ctx, s.statements.Put, s.group, int32(s.options.partitions), encode(r), encode(listed(fates))).Scan(&written)
+func (d *db) sendPut(ctx context.Context, q querier, r *record, fates []fate) (written bool, err error) {
+	err = q.QueryRow(ctx, d.statements.Put, d.group, int32(d.partitions), encode(r), encode(listed(fates))).Scan(&written)
 	return written, err
 }
 
-func (s *Scheduler) sendDeclare(ctx context.Context, q querier, names []string) error {
-	return void(ctx, q, s.statements.Declare, s.group, names)
+func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
+	return void(ctx, q, d.statements.Declare, d.group, names)
 }
 
 // sendDeclared returns the schedules of these names that are there, and how many partitions the lease has; 0: there is none.
-func (s *Scheduler) sendDeclared(ctx context.Context, q querier, names []string) (have map[string]*record, partitions int, err error) {
+func (d *db) sendDeclared(ctx context.Context, q querier, names []string) (have map[string]*record, partitions int, err error) {
 	var texts []string
 	var n *int
-	if err := q.QueryRow(ctx, s.statements.Declared, s.group, names, leaseOf+s.group).Scan(&texts, &n); err != nil {
+	if err := q.QueryRow(ctx, d.statements.Declared, d.group, names, leaseOf+d.group).Scan(&texts, &n); err != nil {
 		return nil, 0, err
 	}
 	if n != nil {
@@ -474,31 +369,31 @@ func (s *Scheduler) sendDeclared(ctx context.Context, q querier, names []string)
 	return have, partitions, nil
 }
 
-func (s *Scheduler) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
-	return collect[record](ctx, q, s.statements.List, s.group, prefix, after, most)
+func (d *db) sendList(ctx context.Context, q querier, prefix, after string, most int) ([]*record, error) {
+	return collect[record](ctx, q, d.statements.List, d.group, prefix, after, most)
 }
 
-func (s *Scheduler) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entryRow, error) {
-	return collect[entryRow](ctx, q, s.statements.History, s.group, name, before, most)
+func (d *db) sendHistory(ctx context.Context, q querier, name string, before int64, most int) ([]*entryRow, error) {
+	return collect[entryRow](ctx, q, d.statements.History, d.group, name, before, most)
 }
 
-func (s *Scheduler) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {
-	err = q.QueryRow(ctx, s.statements.Trim, s.group, failed, before, after, trimPage).Scan(&upTo, &more)
+func (d *db) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {
+	err = q.QueryRow(ctx, d.statements.Trim, d.group, failed, before, after, trimPage).Scan(&upTo, &more)
 	return upTo, more, err
 }
 
-func (s *Scheduler) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
-	return void(ctx, q, s.statements.MakeSlots, s.group, k.name, k.limits.atOnce)
+func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
+	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.atOnce)
 }
 
 // sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
-func (s *Scheduler) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
-	err = tx.QueryRow(ctx, s.statements.Take, s.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
+func (d *db) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
+	err = tx.QueryRow(ctx, d.statements.Take, d.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }
 
-func (s *Scheduler) sendFree(ctx context.Context, q querier, kind, run string) error {
-	return void(ctx, q, s.statements.Free, s.group, kind, run)
+func (d *db) sendFree(ctx context.Context, q querier, kind, run string) error {
+	return void(ctx, q, d.statements.Free, d.group, kind, run)
 }
 
 func collect[T any](ctx context.Context, q querier, statement string, args ...any) ([]*T, error) {

@@ -14,14 +14,20 @@ import (
 	"github.com/pgleases/pgleases/internal/seam"
 )
 
-// This file is the transactions of runs. One round trip begins each, and one ends it.
+// transactions begins transactions under the guard of partitions. One round trip begins each, and one
+// ends it.
+type transactions struct {
+	db    *db
+	fence fence
+	clock *serverClock
+}
 
-// guarded runs f in a transaction of the pool's, and commits it where f has not. What queue queues begins it, and is answered before f: the
-// guard of a partition, and what else there is.
-func (p *planner) guarded(life context.Context, queue queue, f func(context.Context, *transaction) error) error {
+// guarded runs f in a transaction of the pool's, and commits it if f has not. What queue queues begins
+// it, and is answered before f: the guard of a partition, and what else there is.
+func (t *transactions) guarded(life context.Context, queue begin, f func(context.Context, *transaction) error) error {
 	var conn *pgxpool.Conn
-	err := p.s.within(life, func(ctx context.Context) (err error) {
-		conn, err = p.s.pool.Acquire(ctx)
+	err := t.db.within(life, func(ctx context.Context) (err error) {
+		conn, err = t.db.pool.Acquire(ctx)
 		return err
 	})
 	if err != nil {
@@ -31,10 +37,10 @@ func (p *planner) guarded(life context.Context, queue queue, f func(context.Cont
 	tx := &transaction{Tx: closedTx}
 	defer func() {
 		if !tx.ended.Load() {
-			_ = p.s.within(context.WithoutCancel(life), tx.Tx.Rollback) // where it was not committed; an error has closed the connection
+			_ = t.db.within(context.WithoutCancel(life), tx.Tx.Rollback) // if it was not committed; an error has closed the connection
 		}
 	}()
-	err = p.s.within(life, func(ctx context.Context) error {
+	err = t.db.within(life, func(ctx context.Context) error {
 		batch := new(pgx.Batch)
 		batch.BeginTx(readCommitted)
 		if err := queue(ctx, batch); err != nil {
@@ -48,7 +54,7 @@ func (p *planner) guarded(life context.Context, queue queue, f func(context.Cont
 		err = f(life, tx)
 	}
 	if err == nil && !tx.ended.Load() {
-		err = p.s.within(life, tx.Tx.Commit)
+		err = t.db.within(life, tx.Tx.Commit)
 	}
 	if err != nil && conn.Conn().IsClosed() {
 		return lost{err}
@@ -75,14 +81,14 @@ func (f leaseFence) queueGuarded(batch *pgx.Batch, p pgleases.Partition, stateme
 	return seam.QueueGuarded(batch, f.lease, p, statement, args, read)
 }
 
-// A queue queues what begins a transaction.
-type queue func(context.Context, *pgx.Batch) error
+// A begin queues what begins a transaction.
+type begin func(context.Context, *pgx.Batch) error
 
 // guard queues the guards of partitions, and then what more queues.
-func (p *planner) guard(partitions []pgleases.Partition, more func(*pgx.Batch)) queue {
+func (t *transactions) guard(partitions []pgleases.Partition, more func(*pgx.Batch)) begin {
 	return func(ctx context.Context, batch *pgx.Batch) error {
 		for _, partition := range partitions {
-			if err := p.fence.queueGuard(ctx, batch, partition); err != nil {
+			if err := t.fence.queueGuard(ctx, batch, partition); err != nil {
 				return err
 			}
 		}
@@ -91,10 +97,11 @@ func (p *planner) guard(partitions []pgleases.Partition, more func(*pgx.Batch)) 
 	}
 }
 
-// opening queues what opens a run, which is guarded with it: r is then the schedule or the job; nil: there is none.
-func (p *planner) opening(partition pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration) queue {
+// opening queues what opens a run, which is guarded with it: r is then the schedule or the job; nil:
+// there is none.
+func (t *transactions) opening(partition pgleases.Partition, r **record, of subject, run string, timeout, idle time.Duration) begin {
 	return func(_ context.Context, batch *pgx.Batch) error {
-		return p.s.queueOpen(batch, p.fence, partition, r, of, run, timeout, idle)
+		return t.db.queueOpen(batch, t.fence, partition, r, of, run, timeout, idle)
 	}
 }
 

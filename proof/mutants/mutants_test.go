@@ -308,22 +308,22 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `(present << 32) + nextval(`, `nextval(`, 2},
 	}},
 	{"times that are left out are not made up for", "ticks", `no tick at|is next, and`, []edit{
-		{"schedule/cron.go", `s.makeUp = !c.matches(shown)`, `s.makeUp = false`, 0},
+		{"schedule/zone.go", `s.makeUp = !c.matches(shown)`, `s.makeUp = false`, 0},
 	}},
 	{"times that come twice tick twice", "ticks", `a tick at|is next, and`, []edit{
-		{"schedule/cron.go", `s.from = max(s.from, start+before.offset)`, `s.from = max(s.from, s.start+s.offset, before.start)`, 0},
+		{"schedule/zone.go", `s.from = max(s.from, start+before.offset)`, `s.from = max(s.from, s.start+s.offset, before.start)`, 0},
 	}},
 	{"only the last change of the clocks is looked at", "ticks", `a tick at|is next, and`, []edit{
-		{"schedule/cron.go", `start > s.start-apart && start != never;`, `start == s.start && start != never;`, 0},
+		{"schedule/zone.go", `start > s.start-apart && start != never;`, `start == s.start && start != never;`, 0},
 	}},
 	{"spans start as package time tells", "ticks", `tick at|is due then|is next, and`, []edit{
-		{"schedule/cron.go", `end <= at; end = c.end(end)`, `end < s.start; end = c.end(end)`, 0},
+		{"schedule/zone.go", `end <= at; end = c.end(end)`, `end < s.start; end = c.end(end)`, 0},
 	}},
 	{"hours that come twice on a rule's only day tick once", "ticks", `no tick at|is next, and`, []edit{
-		{"schedule/cron.go", `c.ceil(s.end - apart)`, `c.ceil(s.end + s.offset)`, 0},
+		{"schedule/zone.go", `c.ceil(s.end - apart)`, `c.ceil(s.end + s.offset)`, 0},
 	}},
 	{"the local time of the last tick is not looked at", "ticks", `the clocks show`, []edit{
-		{"schedule/cron.go", `if t.Local.IsZero() {`, `if true {`, 0},
+		{"schedule/zone.go", `if t.Local.IsZero() {`, `if true {`, 0},
 	}},
 	{"a run of a schedule without a guard", "guarded runs", `in the middle of a run`, []edit{
 		{"schedule/sql/functions.sql", `:= pgleases.guard($1, $2, $3);`, `:= '';`, 0},
@@ -333,7 +333,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a closing in another transaction than the run's", "runs", `it has its fate`, []edit{
 		{"schedule/sql/functions.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM $2 THEN`, `IF false THEN`, 2},
-		{"schedule/run.go", `a.handler = errEnded`, ``, 0},
+		{"schedule/call.go", `a.handler = errEnded`, ``, 0},
 	}},
 	{"the client's clock decides what is due", "clock", `fate`, []edit{
 		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 2},
@@ -355,7 +355,7 @@ var mutants = append(asleep(), []mutant{
     IF NOT FOUND AND $1 % 2 = 0 THEN`, 0},
 	}},
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
-		{"schedule/planner.go", `if _, busy := p.keys[it.Key]; busy {`, `if false {`, 0},
+		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},
 	}},
 	{"stored counters: a limit as what runs write and take back, which a crash leaves standing", "schedule fleet", `has its fate`, []edit{
 		{"schedule/sql/functions.sql", `AND (s.run IS NULL OR NOT EXISTS (`, `AND (s.run IS NULL OR false AND NOT EXISTS (`, 0},
@@ -363,7 +363,7 @@ var mutants = append(asleep(), []mutant{
 		call = nil
 	}
 `, ``, 0},
-		{"schedule/run.go", `a.held = calls && k.limits.limited`, `a.held = k.limits.limited`, 0},
+		{"schedule/attempt.go", `a.slot = calls && k.limits.limited`, `a.slot = k.limits.limited`, 0},
 	}},
 	{"a run that finds no slot and goes on", "schedule fleet", `together`, []edit{
 		{"schedule/sql/functions.sql", `    IF taken IS NULL THEN
@@ -371,14 +371,14 @@ var mutants = append(asleep(), []mutant{
         RETURN true;`, 0},
 	}},
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
-		{"schedule/planner.go", `if it.Crashes > 0 && len(p.running) > 0 {`, `if false {`, 0},
-		{"schedule/planner.go", `p.alone = len(p.running) == 0; !p.alone`, `p.alone = false; false`, 0},
+		{"schedule/queue.go", `if it.Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
+		{"schedule/queue.go", `q.alone = len(q.running) == 0`, `q.alone = false`, 0},
 	}},
 	{"crashes that nobody counts", "crashes", `fates of "poison"|not killed by its job`, []edit{
-		{"schedule/run.go", `return r.Trying.crashes() > 0 || o.died && !it.due().After(o.opened)`, `return false`, 0},
+		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
 	}},
 	{"a call that was begun is called again, at most once", "outside", `effects of|fates of "pay"`, []edit{
-		{"schedule/run.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != run:`, `case false:`, 0},
+		{"schedule/attempt.go", `case k.calls == atMostOnce && r.Trying.begun() != "" && r.Trying.begun() != e.id:`, `case false:`, 0},
 	}},
 	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
 		{"schedule/sql/functions.sql", `    IF j.revision = $3 AND jsonb_array_length(fates) > 0 THEN`, `    IF jsonb_array_length(fates) > 0 THEN`, 0},
@@ -392,18 +392,18 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/outside.go", `group, r.Nonce, r.Revision)`, `group, fmt.Sprint(r.ID), r.Revision)`, 0},
 	}},
 	{"a clock that is believed at once", "schedule clocks", `both doubt it|that are to come`, []edit{
-		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > time.Minute) && doubted > 0:`, `case false:`, 0},
+		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > maxStep) && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `fates|entry`, []edit{
 		{"schedule/edit.go", `case have.Rule == r.Rule:`, `case have.Rule == r.Rule && !r.Declared:`, 0},
-		{"schedule/edit.go", `if have != nil && sameArgs && same(&r, have) {`, `if have != nil && !r.Declared && sameArgs && same(&r, have) {`, 0},
+		{"schedule/edit.go", `if have != nil && sameArgs && alike(&r, have) {`, `if have != nil && !r.Declared && sameArgs && alike(&r, have) {`, 0},
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `fate of what was in deadlocks`, []edit{
-		{"schedule/run.go", `conflicts < maxConflicts-1`, `false`, 0},
-		{"schedule/run.go", `return errors.As(err, new(discarded)) ||`, `return conflict(err) || errors.As(err, new(discarded)) ||`, 0},
+		{"schedule/run.go", `e.conflicts < maxConflicts`, `false`, 0},
+		{"schedule/errors.go", `return errors.As(err, new(discarded)) ||`, `return conflict(err) || errors.As(err, new(discarded)) ||`, 0},
 	}},
 	{"a hand-over that waits for no run", "slow", `two runs at once|got`, []edit{
-		{"schedule/run.go", `	o.runs.Wait()
+		{"schedule/ownership.go", `	o.runs.Wait()
 }`, `}`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{

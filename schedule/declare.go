@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"reflect"
 	"slices"
 	"time"
@@ -28,24 +27,18 @@ const maxStarts = 12
 // declareEvery is how often it is said that what the code declares is declared. The database notes it once a day.
 const declareEvery = time.Hour
 
-// noted is how long ago a process may have said that the code declares a schedule, when another starts.
-const noted = 24 * time.Hour
+// recent is how long ago a process may have noted that the code declares a schedule, when another starts.
+const recent = 24 * time.Hour
 
 // putDeclared puts what the code declares and stands otherwise, in the order of the names, as all
 // processes do. It reports false, and puts nothing, where the lease has another number of partitions
 // than this process would join it with: that is refused.
 func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
-	s.mu.Lock()
-	names := slices.Sorted(maps.Keys(s.declared))
-	var rows []*record
-	for _, name := range names {
-		rows = append(rows, s.declared[name])
-	}
-	s.mu.Unlock()
+	names, rows := s.registry.declarations()
 	var have map[string]*record
 	var partitions int
 	err = s.starting(ctx, func(tx pgx.Tx) (err error) {
-		have, partitions, err = s.sendDeclared(ctx, tx, names)
+		have, partitions, err = s.db.sendDeclared(ctx, tx, names)
 		return err
 	})
 	if err != nil || partitions > 0 && partitions != s.options.partitions {
@@ -62,18 +55,18 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 
 // join notes the number of partitions.
 func (s *Scheduler) join(ctx context.Context) error {
-	return s.starting(ctx, func(tx pgx.Tx) error { return s.sendJoin(ctx, tx) })
+	return s.starting(ctx, func(tx pgx.Tx) error { return s.db.sendJoin(ctx, tx) })
 }
 
 // starting runs f in a transaction. It writes the same each time: so a lost answer does no harm.
 func (s *Scheduler) starting(ctx context.Context, f func(pgx.Tx) error) error {
-	return s.repeat(ctx, maxStarts, store.Transient, func() error { return s.inOneTx(ctx, f) })
+	return s.db.repeat(ctx, maxStarts, store.Transient, func() error { return s.db.inOneTx(ctx, f) })
 }
 
 // stands reports whether a put of what the code declares would change nothing. Arguments that only
 // the database knows to mean the same do not stand.
 func (r *record) stands(have *record) bool {
-	if have == nil || !same(r, have) || have.Clock.Sub(have.Registered) >= noted || !sameJSON(r.Args, have.Args) {
+	if have == nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent || !sameJSON(r.Args, have.Args) {
 		return false
 	}
 	rule, err := Parse(r.Rule)
@@ -117,18 +110,16 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 
 // keepDeclared says that the code declares what it does, until ctx ends.
 func (s *Scheduler) keepDeclared(ctx context.Context) {
-	s.mu.Lock()
-	names := slices.Sorted(maps.Keys(s.declared))
-	s.mu.Unlock()
+	names, _ := s.registry.declarations()
 	failing := false
 	for len(names) > 0 {
 		select {
-		case <-time.After(s.declareEvery):
+		case <-time.After(s.times.declare):
 		case <-ctx.Done():
 			return
 		}
-		err := s.within(ctx, func(ctx context.Context) error {
-			return s.inTx(ctx, func(tx pgx.Tx) error { return s.sendDeclare(ctx, tx, names) })
+		err := s.db.within(ctx, func(ctx context.Context) error {
+			return s.db.inTx(ctx, func(tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })
 		})
 		if err != nil && !failing && ctx.Err() == nil {
 			s.log.Warn("schedule: cannot note what the code declares, again each hour", slog.Any("error", err))

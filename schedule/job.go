@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -51,7 +50,9 @@ func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, e
 	if err := checkGroup(group); err != nil {
 		return nil, err
 	}
-	return &Enqueuer{&Scheduler{pool: pool, group: group, options: o, statements: statementsFor(o.schema), lockWait: lockWait}}, nil
+	s := &Scheduler{options: o, times: defaultTimings}
+	s.db = newDB(pool, group, o, &s.times)
+	return &Enqueuer{s}, nil
 }
 
 // JobsOf returns what puts jobs of a kind, which another process knows; Args are to be as there.
@@ -153,9 +154,9 @@ type inTx func(func(pgx.Tx) error) error
 // ownTx is a transaction of its own, after which this process looks for what was put.
 func (s *Scheduler) ownTx(ctx context.Context) inTx {
 	return func(f func(pgx.Tx) error) error {
-		err := s.inTx(ctx, f)
+		err := s.db.inTx(ctx, f)
 		if p := s.planner.Load(); p != nil && err == nil {
-			p.look()
+			p.pollSoon()
 		}
 		return err
 	}
@@ -176,9 +177,11 @@ func (s *Scheduler) owns(rows []newJob) bool {
 	if p == nil {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !slices.ContainsFunc(rows, func(j newJob) bool { return p.owned[p.lease.PartitionFor(j.Key)] == nil })
+	var partitions []int
+	for _, j := range rows {
+		partitions = append(partitions, p.lease.PartitionFor(j.Key))
+	}
+	return p.owned.haveAll(partitions)
 }
 
 // enqueue puts jobs in a transaction. Where quiet says so of them, nobody else is told; nil: it never does.
@@ -187,7 +190,7 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, quiet func([]newJob) 
 	if err == nil && len(rows) > 0 {
 		rows[0].Quiet = quiet != nil && quiet(rows)
 		err = in(func(tx pgx.Tx) error {
-			ids, err = k.scheduler.sendEnqueue(ctx, tx, rows, taken.String())
+			ids, err = k.scheduler.db.sendEnqueue(ctx, tx, rows, taken.String())
 			if err == nil && len(ids) == 0 {
 				err = ErrExists
 			}
@@ -281,12 +284,12 @@ type Job struct {
 
 // Job returns a job of the group, or what became of it. ErrNotFound where there is neither.
 func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
-	r, err := s.sendJob(ctx, s.pool, id)
+	r, err := s.db.sendJob(ctx, s.db.pool, id)
 	if err == nil && r == nil {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.group, store.Advised(err))
+		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.db.group, store.Advised(err))
 	}
 	return *r, nil
 }
@@ -313,10 +316,10 @@ type JobFilter struct {
 // Jobs returns the jobs of the group that have not ended, in the order in which they were put, page by page: not all of one moment. All of
 // them are passed over, also where few are wanted. An error ends it.
 func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, error] {
-	return pages(fmt.Sprintf("list jobs of group %q", s.group), int64(0), func(after int64) ([]*Job, error) {
+	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), int64(0), func(after int64) ([]*Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRuns, StateRetries, StateWaits:
-			return s.sendJobs(ctx, s.pool, filter, after)
+			return s.db.sendJobs(ctx, s.db.pool, filter, after)
 		}
 		return nil, fmt.Errorf("%q is none of the states", filter.State)
 	}, func(j *Job) (Job, int64) { return *j, j.ID })

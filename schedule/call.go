@@ -1,0 +1,99 @@
+package schedule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// handle calls the handler, and takes the outcome from it.
+func (e *execution) handle(tx *transaction, a *attempt) error {
+	ctx, cancel := e.limited()
+	defer cancel()
+	a.handler = e.call(ctx, handlerTx{tx.Tx, tx}, a, e.run(a))
+	switch status := tx.status(); {
+	case context.Cause(ctx) == ErrTimeout: // which has closed a connection in use
+		a.handler = timedOut{a.handler}
+	case a.handler != nil: // a context of its own that ended has closed the connection, too
+		a.own = a.byHandler(a.handler, e.kind.limits.idle) || ctx.Err() == nil &&
+			(errors.Is(a.handler, context.DeadlineExceeded) || errors.Is(a.handler, context.Canceled))
+	case tx.Conn().IsClosed():
+		a.own = true
+		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
+	case tx.busy():
+		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: read them to the end, or close them")
+	case status == 'E':
+		a.handler = errors.New("the handler returned nil after a statement that failed: so nothing of its transaction can be committed")
+	case status == 'I':
+		a.handler = errEnded
+	}
+	a.decided.done()
+	return a.handler
+}
+
+// limited is the context of a handler, which has its timeout; none of the time that a test moves.
+func (e *execution) limited() (context.Context, context.CancelFunc) {
+	if e.db.staged {
+		return context.WithCancel(e.o.ctx)
+	}
+	return context.WithTimeoutCause(e.o.ctx, e.kind.limits.timeout, ErrTimeout)
+}
+
+// call calls a handler, and notes when it has returned. A handler that goes on for long after the end
+// of its context is logged, because its partition waits for it.
+func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[json.RawMessage]) error {
+	returned := make(chan struct{})
+	defer context.AfterFunc(ctx, func() {
+		select {
+		case <-returned:
+		case <-time.After(e.db.times.overrun):
+			e.logger().Warn(
+				"schedule: a handler goes on although its context has ended, and is waited for", slog.String("name", a.row.Name),
+				slog.Time("at", a.decided.run.At), slog.Any("cause", context.Cause(ctx)),
+			)
+		}
+	})()
+	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
+	began := time.Now()
+	err := e.kind.call(ctx, tx, run)
+	close(returned)
+	called()
+	ended := e.clock.now()
+	a.took = time.Since(began)
+	a.decided.RanUntil = &ended
+	return err
+}
+
+// due is when the run was to begin.
+func (a *attempt) due() time.Time {
+	switch r := a.row; {
+	case r.Job && r.Due != nil: // it may have been put later than what it is for
+		return *r.Due
+	case r.Trying != nil && !r.Trying.Again.IsZero():
+		return r.Trying.Again
+	default:
+		return jitter(r.Name, a.decided.run.At, r.Policy.Jitter)
+	}
+}
+
+// run is what the handler is given.
+func (e *execution) run(a *attempt) Run[json.RawMessage] {
+	r := a.row
+	run := Run[json.RawMessage]{
+		Trigger: TriggerTick, Name: r.Name, Job: r.jobID(), Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(), Missed: a.decided.missed,
+		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: e.o.Number, Epoch: e.o.Epoch,
+	}
+	if r.Job {
+		run.Trigger = r.Trigger
+	}
+	for _, from := range []*time.Time{r.Done, r.Since} { // of a schedule, and of a job
+		if from != nil {
+			run.From = from.UTC()
+		}
+	}
+	return run
+}

@@ -1,0 +1,107 @@
+package schedule
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"log/slog"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A Fate is what became of ticks.
+type Fate string
+
+// The fates. Each tick of a schedule has exactly one.
+const (
+	FateDone      Fate = "done"
+	FateDead      Fate = "dead"      // the run failed
+	FateLost      Fate = "lost"      // of a handler that is called at most once: nobody knows what came of it, see AtMostOnce
+	FateMissed    Fate = "missed"    // too late, by the schedule's Missed and Grace
+	FateSkipped   Fate = "skipped"   // the run before was still under way, see OverlapSkip
+	FateCancelled Fate = "cancelled" // an edit of the rule, Resume from now, or Delete came first
+)
+
+// An Entry is a row of a schedule's history: of one run, or of ticks that were passed over at once.
+type Entry struct {
+	Since     time.Time `json:"since"`        // it tells of the ticks after Since, up to Until
+	Until     time.Time `json:"until"`        // of a run, the tick
+	Ticks     int64     `json:"ticks"`        // how many
+	Job       int64     `json:"job,omitzero"` // what ran besides, see Trigger, Backfill and Retry; 0: ticks of the rule
+	Fate      Fate      `json:"fate"`
+	Attempts  int       `json:"attempts"`            // of a run, how many there were; see Retry
+	Error     string    `json:"error"`               // of a dead one; its first 64 KiB, with U+FFFD for each NUL
+	Epoch     int64     `json:"epoch"`               // under which it ran; 0: nothing ran
+	StartedAt time.Time `json:"started_at,omitzero"` // zero: nothing ran
+	EndedAt   time.Time `json:"ended_at"`            // when it was written
+}
+
+// An entryRow is an Entry as the database has it.
+type entryRow struct {
+	ID int64 `json:"id"`
+	Entry
+}
+
+// History returns what became of the ticks of a schedule, and of its runs besides, the newest first, also of earlier schedules of
+// its name. An error ends it.
+func (s *Scheduler) History(ctx context.Context, name string) iter.Seq2[Entry, error] {
+	return pages(fmt.Sprintf("history of schedule %q of group %q", name, s.db.group), int64(math.MaxInt64), func(before int64) ([]*entryRow, error) {
+		return s.db.sendHistory(ctx, s.db.pool, name, before, page)
+	}, func(e *entryRow) (Entry, int64) { return e.Entry, e.ID })
+}
+
+const (
+	trimEvery = time.Minute
+	trimPage  = 1000 // entries that one statement looks at
+)
+
+// trim deletes the group's old entries until ctx ends, page by page, and moves what is in a partition
+// that there is none of. The owner of partition 0 does it for all. It goes on where it left off: what
+// is deleted stays in the index for a while, and is not to be passed over again.
+func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
+	var others, failures int64
+	failing := false
+	for {
+		pause := s.times.trim
+		if now, known := clock.at(time.Now()); known { // a clock that is wrong for a moment deletes nothing
+			err := s.trimTo(ctx, false, now, s.options.retention, &others)
+			if err == nil {
+				err = s.trimTo(ctx, true, now, s.options.retentionFailed, &failures)
+			}
+			if err == nil {
+				err = s.db.within(ctx, func(ctx context.Context) error { return s.db.sendPlace(ctx, s.db.pool, nil) })
+			}
+			if err != nil && !failing && ctx.Err() == nil {
+				s.log.Warn("schedule: cannot tidy up, again each minute", slog.Any("error", err))
+			}
+			failing = err != nil
+		} else {
+			pause = min(pause, s.times.poll) // the first poll shows the time
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// trimTo deletes entries that were written longer ago than is to be kept, after an id, which rises.
+func (s *Scheduler) trimTo(ctx context.Context, failed bool, now time.Time, keep time.Duration, after *int64) error {
+	for more := keep > 0; more; {
+		upTo := *after
+		err := s.db.within(ctx, func(ctx context.Context) error {
+			return s.db.inTx(ctx, func(tx pgx.Tx) (err error) {
+				upTo, more, err = s.db.sendTrim(ctx, tx, failed, now.Add(-keep), *after)
+				return err
+			})
+		})
+		if err != nil {
+			return err
+		}
+		*after = upTo
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+package schedule
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases"
+)
+
+// An ownership is a partition that this process owns, while runs may begin or go on in it.
+type ownership struct {
+	pgleases.Partition
+	life   context.Context // of the ownership
+	ctx    context.Context // of the runs
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex // guards ended, and the first run of runs
+	ended bool       // no new run begins
+	runs  sync.WaitGroup
+
+	crashes sync.Mutex // guards what follows; held while it is opened
+	opened  time.Time  // by the database; zero: nothing has run in it
+	crashed bool       // the owner before crashed, while something may have run
+	counted []subject  // have a crash of this owner's counted until their run has ended
+}
+
+func newOwnership(p pgleases.Partition) *ownership {
+	o := &ownership{Partition: p, life: p.Context()}
+	o.ctx, o.cancel = context.WithCancelCause(o.life)
+	return o
+}
+
+// begin reports whether a run may begin. runs.Done is to be called at its end.
+func (o *ownership) begin() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.ended {
+		o.runs.Add(1)
+	}
+	return !o.ended
+}
+
+// drain lets the runs end, and ends their contexts after a while.
+func (o *ownership) drain(atMost time.Duration) {
+	o.mu.Lock()
+	o.ended = true
+	o.mu.Unlock()
+	defer time.AfterFunc(atMost, func() { o.cancel(ErrDrained) }).Stop()
+	o.runs.Wait()
+}
+
+// ownerships are the partitions that this process owns. Callbacks of the lease change them.
+type ownerships struct {
+	mu sync.Mutex
+	of map[int]*ownership
+}
+
+func (os *ownerships) add(o *ownership) {
+	os.mu.Lock()
+	defer os.mu.Unlock()
+	os.of[o.Number] = o
+}
+
+func (os *ownerships) remove(o *ownership) {
+	os.mu.Lock()
+	defer os.mu.Unlock()
+	delete(os.of, o.Number)
+}
+
+func (os *ownerships) get(partition int) *ownership {
+	os.mu.Lock()
+	defer os.mu.Unlock()
+	return os.of[partition]
+}
+
+func (os *ownerships) all() (all []*ownership) {
+	os.mu.Lock()
+	defer os.mu.Unlock()
+	for _, o := range os.of {
+		all = append(all, o)
+	}
+	return all
+}
+
+// haveAll reports whether the process owns all of these partitions.
+func (os *ownerships) haveAll(partitions []int) bool {
+	os.mu.Lock()
+	defer os.mu.Unlock()
+	return !slices.ContainsFunc(partitions, func(n int) bool { return os.of[n] == nil })
+}

@@ -1,0 +1,240 @@
+package schedule
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A Schedule is what is known of a schedule.
+type Schedule struct {
+	ID       int64 // of this schedule, and of no later one of its name
+	Name     string
+	Key      string
+	Kind     string
+	Args     json.RawMessage
+	Rule     string // as Parse reads it
+	Declared bool   // in the code, with Add
+	// DeclaredAt is when it was last noted that a process declares it: when one starts, and once a day; zero: no code declares it.
+	DeclaredAt time.Time
+	Cursor     time.Time // every tick up to this has its fate; where it lies ahead, the database's clock was set back
+	Due        time.Time // when its owner looks at it next; zero: never
+	Done       time.Time // the last tick that was done; zero: none was
+	PausedAt   time.Time // zero: it is not paused
+	Failures   int       // how many ticks in a row are dead since the last that was done, or since Resume
+	Attempts   int       // of the tick that is tried again at Due, how many have failed
+	Error      string    // of the last of them
+	Waits      string    // why the process that owns it cannot run it; empty: nothing is known against it
+}
+
+func (r *record) schedule() Schedule {
+	s := Schedule{ID: r.ID, Name: r.Name, Key: r.Key, Kind: r.Kind, Args: r.Args, Rule: r.Rule, Declared: r.Declared, Cursor: r.Cursor}
+	for _, t := range []struct {
+		to   *time.Time
+		from *time.Time
+	}{{&s.Due, r.Due}, {&s.Done, r.Done}, {&s.PausedAt, r.PausedAt}} {
+		if t.from != nil {
+			*t.to = *t.from
+		}
+	}
+	if r.Declared {
+		s.DeclaredAt = r.Registered
+	}
+	s.Failures = r.Failures
+	if r.Trying != nil {
+		s.Attempts = r.Trying.Attempts
+		if r.Trying.Error != nil {
+			s.Error = *r.Trying.Error
+		}
+	}
+	if r.Waits != nil {
+		s.Waits = *r.Waits
+	}
+	return s
+}
+
+// Get returns a schedule of the group. ErrNotFound where there is none of the name.
+func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
+	_, r, _, err := s.db.sendGet(ctx, s.db.pool, name, false, json.RawMessage("null"))
+	if err == nil && r == nil {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, store.Advised(err))
+	}
+	return r.schedule(), nil
+}
+
+// page is how many rows are read at once.
+const page = 500
+
+// pages yields the values of rows that are read page by page, each from behind the last row of the one before.
+func pages[K, R, V any](doing string, first K, read func(after K) ([]R, error), value func(R) (V, K)) iter.Seq2[V, error] {
+	return func(yield func(V, error) bool) {
+		for after, more := first, true; more; {
+			rows, err := read(after)
+			if err != nil {
+				yield(*new(V), fmt.Errorf("schedule: %s: %w", doing, store.Advised(err)))
+				return
+			}
+			for _, r := range rows {
+				var v V
+				if v, after = value(r); !yield(v, nil) {
+					return
+				}
+			}
+			more = len(rows) == page
+		}
+	}
+}
+
+// List returns the schedules of the group whose names have a prefix, by name, page by page: not all of one moment. An error ends it.
+func (s *Scheduler) List(ctx context.Context, prefix string) iter.Seq2[Schedule, error] {
+	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), "", func(after string) ([]*record, error) {
+		return s.db.sendList(ctx, s.db.pool, prefix, after, page)
+	}, func(r *record) (Schedule, string) { return r.schedule(), r.Name })
+}
+
+// A record is a schedule, as the database has it; or a job, which has some of that, and a time of its own.
+type record struct {
+	ID          int64           `json:"id"` // 0: it is new
+	Name        string          `json:"name"`
+	Key         string          `json:"key"`
+	Partition   int             `json:"partition"`
+	Kind        string          `json:"kind"`
+	Args        json.RawMessage `json:"args"`
+	Rule        string          `json:"rule"`
+	Anchor      time.Time       `json:"anchor"`
+	Policy      policy          `json:"policy"`
+	Declared    bool            `json:"declared"`
+	Cursor      time.Time       `json:"cursor"`
+	CursorLocal *time.Time      `json:"cursor_local"`
+	Due         *time.Time      `json:"due"`
+	Done        *time.Time      `json:"done"`
+	RanFrom     *time.Time      `json:"ran_from"`
+	RanUntil    *time.Time      `json:"ran_until"`
+	Trying      *trial          `json:"trying"`
+	Failures    int             `json:"failures"`
+	Revision    int64           `json:"revision"`
+	PausedAt    *time.Time      `json:"paused_at"`
+	Waits       *string         `json:"waits"`
+	WaitsSince  *time.Time      `json:"waits_since"`
+	Registered  time.Time       `json:"registered"`
+	Nonce       string          `json:"nonce,omitempty"` // names it for others than this database
+	Clock       time.Time       `json:"clock"`           // when it was read
+	Job         bool            `json:"job"`
+	Trigger     Trigger         `json:"trigger"`
+	Since       *time.Time      `json:"begins"`
+	At          time.Time       `json:"at"` // of a job: the time that it was put for
+
+	parsed *Rule // Rule, where that was parsed before
+}
+
+// A step is what close.sql writes.
+type step struct {
+	Cursor      time.Time  `json:"cursor"`
+	CursorLocal *time.Time `json:"cursor_local,omitempty"`
+	Due         *time.Time `json:"due,omitempty"`
+	Done        *time.Time `json:"done,omitempty"`
+	RanFrom     *time.Time `json:"ran_from,omitempty"`
+	RanUntil    *time.Time `json:"ran_until,omitempty"`
+	Trying      *trial     `json:"trying,omitempty"`
+	Failures    *int       `json:"failures,omitempty"`  // null: it changes nothing
+	PausedAt    *time.Time `json:"paused_at,omitempty"` // null: it does not pause it
+	Waits       *string    `json:"waits,omitempty"`
+	Fates       []fate     `json:"fates"`
+}
+
+// A trial is a tick that was begun, and has no fate yet.
+type trial struct {
+	At       time.Time `json:"at"`
+	Local    time.Time `json:"local"`
+	Missed   int64     `json:"missed"`
+	Began    time.Time `json:"began"`    // the first attempt
+	Attempts int       `json:"attempts"` // that failed
+	Error    *string   `json:"error"`    // of the last of them
+	Again    time.Time `json:"again"`    // not before
+	Crashes  int       `json:"crashes"`  // how many processes died while it ran, and the one that runs it now, under Epoch
+	Epoch    int64     `json:"epoch"`
+	Called   int64     `json:"called"` // the epoch of Run
+	Run      string    `json:"run"`    // which calls the handler outside of a transaction; empty: none does
+}
+
+func (t *trial) begun() string {
+	if t == nil {
+		return ""
+	}
+	return t.Run
+}
+
+func (t *trial) crashes() int {
+	if t == nil {
+		return 0
+	}
+	return t.Crashes
+}
+
+// chargedTo reports whether the last crash is that of an owner.
+func (t *trial) countedBy(epoch int64) bool { return t != nil && t.Epoch == epoch }
+
+// A fate is a row of the history, as it is written.
+type fate struct {
+	Since     time.Time  `json:"since"`
+	Until     time.Time  `json:"until"`
+	Ticks     int64      `json:"ticks"`
+	Fate      Fate       `json:"fate"`
+	Error     *string    `json:"error,omitempty"`
+	Attempts  int        `json:"attempts"`
+	Epoch     *int64     `json:"epoch,omitempty"`
+	StartedAt *time.Time `json:"started_at,omitempty"`
+
+	// Of a job's run, what ran: it may have been replaced since.
+	Key  string          `json:"key,omitempty"`
+	Args json.RawMessage `json:"args,omitempty"`
+}
+
+// A subject is a schedule, or a job.
+type subject struct {
+	ID  int64
+	Job bool
+}
+
+// cursor is the cursor as the rule takes it.
+func (r *record) cursor() Tick { return tickAt(r.Cursor, r.CursorLocal) }
+
+// tickAt is a cursor as a rule takes it: the local time is nil where the cursor is no tick.
+func tickAt(cursor time.Time, local *time.Time) Tick {
+	t := Tick{At: cursor}
+	if local != nil {
+		t.Local = *local
+	}
+	return t
+}
+
+// next returns when the schedule's owner is to look at it next; nil: never.
+func (r *record) next(rule Rule) *time.Time {
+	if r.PausedAt != nil {
+		return nil
+	}
+	switch t := r.Trying; {
+	case t != nil && t.Again.IsZero(): // it runs just now
+		return &t.At
+	case t != nil:
+		return &t.Again
+	}
+	return r.dueAfter(rule, r.cursor())
+}
+
+// dueAfter returns when the first tick after another is due; nil: there is none.
+func (r *record) dueAfter(rule Rule, last Tick) *time.Time {
+	tick, ok := rule.Next(r.Anchor, last)
+	if !ok {
+		return nil
+	}
+	due := jitter(r.Name, tick.At, r.Policy.Jitter)
+	return &due
+}
