@@ -37,9 +37,9 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		t.Fatalf("%+v", s)
 	}
 	for i, want := range []admin.Member{
-		{Session: 11, Client: "a", Weight: 1, Share: 5, Owned: 6, Going: 1, Coming: 1},
-		{Session: 12, Client: "b", Weight: 1, Share: 0, Owned: 1, Going: 1},
-		{Session: 13, Client: "b", Weight: 1, Share: 5, Coming: 2},
+		{Session: 11, Client: "a", Weight: 1, Share: 5, Owned: 6, Outgoing: 1, Incoming: 1},
+		{Session: 12, Client: "b", Weight: 1, Share: 0, Owned: 1, Outgoing: 1},
+		{Session: 13, Client: "b", Weight: 1, Share: 5, Incoming: 2},
 	} {
 		got := l.Members[i]
 		got.Joined = time.Time{}

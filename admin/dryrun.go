@@ -22,30 +22,30 @@ import (
 
 // A DryRun is what a change would have the clients do.
 type DryRun struct {
-	Moves       []Moving `json:"moves"`       // by lease, then first partition
+	Moves       []Move   `json:"moves"`       // by lease, then first partition
 	Forgets     int      `json:"forgets"`     // of Drop: how many partitions the lease has
 	Leases      []string `json:"leases"`      // those looked at: that the change concerns, and that share a member with these, by name
 	Fingerprint string   `json:"fingerprint"` // of all that the plan depends on: see Change.IfUnchanged
 }
 
-// How is how partitions move.
-type How string
+// MoveKind is the way in which partitions move.
+type MoveKind string
 
-// The ways.
+// The kinds of moves.
 const (
-	Asked  How = "asked"     // their owner is asked for them, and hands them over when its work on them has ended
-	Kept   How = "kept"      // their owner was asked for them, and keeps them now
-	Expiry How = "at expiry" // their owner's session is revoked: others take over when it expires, within its TTL
-	AtOnce How = "at once"   // they have no living owner
+	Asked  MoveKind = "asked"     // their owner is asked for them, and hands them over when its work on them has ended
+	Kept   MoveKind = "kept"      // their owner was asked for them, and keeps them now
+	Expiry MoveKind = "at expiry" // their owner's session is revoked: others take over when it expires, within its TTL
+	AtOnce MoveKind = "at once"   // they have no living owner
 )
 
-// Moving is partitions of a lease that move in the same way.
-type Moving struct {
-	Lease      string `json:"lease"`
-	Partitions Ranges `json:"partitions"`
-	From       string `json:"from"` // the client that owns them, or was the last; empty: they never had an owner
-	To         string `json:"to"`   // the client that shall own them; empty: nobody
-	How        How    `json:"how"`
+// A Move is partitions of a lease that move in the same way.
+type Move struct {
+	Lease      string   `json:"lease"`
+	Partitions Ranges   `json:"partitions"`
+	From       string   `json:"from"` // the client that owns them, or was the last; empty: they never had an owner
+	To         string   `json:"to"`   // the client that shall own them; empty: nobody
+	Kind       MoveKind `json:"kind"`
 }
 
 // ErrChanged is returned by Apply for a Change with IfUnchanged, where that is not any more what DryRun told.
@@ -73,7 +73,7 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &DryRun{Moves: []Moving{}, Leases: []string{}, Fingerprint: tried.fingerprint(c)}
+	p := &DryRun{Moves: []Move{}, Leases: []string{}, Fingerprint: tried.fingerprint(c)}
 	for _, l := range tried.read {
 		p.Leases = append(p.Leases, l.Name)
 		if c.Verb == Drop {
@@ -228,8 +228,8 @@ func (a *Admin) changes(ctx context.Context, c Change, read []store.LeasePlan) s
 }
 
 // movings returns what a plan of what was read would move.
-func movings(read []store.LeasePlan) []Moving {
-	all := []Moving{}
+func movings(read []store.LeasePlan) []Move {
+	all := []Move{}
 	leases := make(map[string]int, len(read))
 	for i, l := range read {
 		leases[l.Name] = i
@@ -239,20 +239,20 @@ func movings(read []store.LeasePlan) []Moving {
 	for _, move := range seam.Replan(read) {
 		l := read[leases[move.Lease]]
 		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
-		m := Moving{Lease: l.Name, From: l.OwnerIDs[move.Partition], How: AtOnce}
+		m := Move{Lease: l.Name, From: l.OwnerIDs[move.Partition], Kind: AtOnce}
 		if target != nil {
 			m.To = target.ID
 		}
 		if owner != nil {
-			m.From, m.How = owner.ID, Asked
+			m.From, m.Kind = owner.ID, Asked
 			switch {
 			case owner.Session == move.Target:
-				m.How = Kept
+				m.Kind = Kept
 			case owner.Incarnation < 0:
-				m.How = Expiry
+				m.Kind = Expiry
 			}
 		}
-		k := kind{m.Lease, m.From, m.To, string(m.How)}
+		k := kind{m.Lease, m.From, m.To, string(m.Kind)}
 		place, known := places[k]
 		if !known {
 			place = len(all)

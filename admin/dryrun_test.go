@@ -56,10 +56,10 @@ func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 	for _, m := range p.Moves {
 		for _, r := range m.Partitions {
 			for n := r.First; n <= r.Last; n++ {
-				if before[m.Lease][n] != m.From && m.How != admin.AtOnce {
+				if before[m.Lease][n] != m.From && m.Kind != admin.AtOnce {
 					t.Errorf("partition %d of %s is %s's, and not of %+v", n, m.Lease, before[m.Lease][n], m)
 				}
-				if after[m.Lease][n] = m.To; m.How == admin.Kept {
+				if after[m.Lease][n] = m.To; m.Kind == admin.Kept {
 					t.Errorf("of a fleet that is quiet: %+v", m)
 				}
 			}
@@ -225,7 +225,7 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	}
 	// Of who is evicted, what it has is got at its expiry.
 	p, err := operator.DryRun(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
-	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
+	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -252,13 +252,13 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 	joined(t, y, "orders", 4)
 	awaitSnapshot(t, a, "x is asked for two of them", func(s *admin.Snapshot) bool {
 		m := s.Lease("orders").Members
-		return len(m) == 2 && m[0].Going == 2 && s.Lease("orders").Due.IsZero()
+		return len(m) == 2 && m[0].Outgoing == 2 && s.Lease("orders").Due.IsZero()
 	})
 	if p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"}); err != nil || len(p.Moves) != 0 {
 		t.Errorf("what is under way is told: %+v, %v", p, err)
 	}
 	p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
-	if err != nil || len(p.Moves) != 1 || p.Moves[0].How != admin.Kept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
+	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.Kept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }

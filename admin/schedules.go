@@ -17,19 +17,19 @@ import (
 
 // A ScheduleGroup is a group of schedules and jobs. Counts go to 1,001, which means more than 1,000.
 type ScheduleGroup struct {
-	Name      string       `json:"name"`
-	Schedules int          `json:"schedules"`
-	Paused    int          `json:"paused"`
-	Waiting   int          `json:"waiting"` // their owners cannot run them
-	Failing   int          `json:"failing"` // their last ticks are dead
-	Late      int          `json:"late"`    // by more than 10 s
-	Jobs      int          `json:"jobs"`    // that have not ended
-	Stuck     int          `json:"stuck"`   // jobs whose owners cannot run them
-	Fates     []FateNumber `json:"fates"`   // of the last 6 hours, by the latest 10,000 entries of all groups
+	Name      string         `json:"name"`
+	Schedules int            `json:"schedules"`
+	Paused    int            `json:"paused"`
+	Waiting   int            `json:"waiting"` // their owners cannot run them
+	Failing   int            `json:"failing"` // their last ticks are dead
+	Late      int            `json:"late"`    // by more than 10 s
+	Jobs      int            `json:"jobs"`    // that have not ended
+	Stuck     int            `json:"stuck"`   // jobs whose owners cannot run them
+	Fates     []OutcomeCount `json:"fates"`   // of the last 6 hours, by the latest 10,000 entries of all groups
 }
 
-// A FateNumber is how many ticks and jobs had a fate.
-type FateNumber struct {
+// An OutcomeCount is how many ticks and jobs had a fate.
+type OutcomeCount struct {
 	Fate  string    `json:"fate"`
 	Count int64     `json:"count"`
 	Since time.Time `json:"since"`
@@ -79,8 +79,8 @@ type Job struct {
 	Error     string        `json:"error"`
 }
 
-// An Ended is an entry of the history.
-type Ended struct {
+// A HistoryEntry is an entry of the history.
+type HistoryEntry struct {
 	ID       int64     `json:"id,string"`
 	Name     string    `json:"name"`
 	Kind     string    `json:"kind"`
@@ -151,23 +151,23 @@ func (a *Admin) Jobs(ctx context.Context, group, which string, after int64, most
 
 // ScheduleHistory returns what became of a schedule's ticks, and of jobs of its name, the latest first, at most that many, 1 to 1000, with
 // a lower ID than before; 0: from the latest on.
-func (a *Admin) ScheduleHistory(ctx context.Context, group, schedule string, before int64, most int) ([]Ended, error) {
+func (a *Admin) ScheduleHistory(ctx context.Context, group, schedule string, before int64, most int) ([]HistoryEntry, error) {
 	return a.history(ctx, group, &schedule, before, most)
 }
 
 // DeadJobs returns the group's jobs that are dead or lost, as ScheduleHistory does, by the latest 1,000 failures of all groups.
-func (a *Admin) DeadJobs(ctx context.Context, group string, before int64, most int) ([]Ended, error) {
+func (a *Admin) DeadJobs(ctx context.Context, group string, before int64, most int) ([]HistoryEntry, error) {
 	return a.history(ctx, group, nil, before, most)
 }
 
-func (a *Admin) history(ctx context.Context, group string, schedule *string, before int64, most int) ([]Ended, error) {
+func (a *Admin) history(ctx context.Context, group string, schedule *string, before int64, most int) ([]HistoryEntry, error) {
 	if most < 1 || most > mostPage {
 		return nil, refusef("admin: %d entries of the history is out of range: 1 to %d", most, mostPage)
 	}
 	if before <= 0 {
 		before = math.MaxInt64
 	}
-	page, err := collect[Ended](ctx, a, "history", group, schedule, before, most)
+	page, err := collect[HistoryEntry](ctx, a, "history", group, schedule, before, most)
 	return page, a.scheduleFailure(fmt.Sprintf("read the history of group %q", group), err)
 }
 

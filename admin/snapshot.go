@@ -86,11 +86,11 @@ type Member struct {
 	Client  string `json:"client"`
 	Weight  int    `json:"weight"`
 	// what it is due, in partitions: by weight, among those that are neither superseded, evicted nor drained; 0 while the lease is paused. Cordons, freezes and pins keep it from that
-	Share  float64   `json:"share"`
-	Owned  int       `json:"owned"`
-	Coming int       `json:"coming"` // on their way to it
-	Going  int       `json:"going"`  // that it owns, and was asked to hand over
-	Joined time.Time `json:"joined"`
+	Share    float64   `json:"share"`
+	Owned    int       `json:"owned"`
+	Incoming int       `json:"incoming"` // on their way to it
+	Outgoing int       `json:"outgoing"` // that it owns, and was asked to hand over
+	Joined   time.Time `json:"joined"`
 }
 
 // Holding is the partitions of a lease that have the same owner and the same target.
@@ -168,10 +168,10 @@ func (s *Snapshot) count() {
 				owner.Owned += h.Partitions.Count()
 			}
 			if owner != nil && moves {
-				owner.Going += h.Partitions.Count()
+				owner.Outgoing += h.Partitions.Count()
 			}
 			if target != nil && moves {
-				target.Coming += h.Partitions.Count()
+				target.Incoming += h.Partitions.Count()
 			}
 		}
 	}

@@ -271,7 +271,7 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 	owned := func(want string) func() bool {
 		return func() bool { return strings.Contains(string(v.leases["orders"]), want) }
 	}
-	v.until("it owns all", owned(`"owned":8,"coming":0,"going":0`)) // else nothing would be handed over to the next
+	v.until("it owns all", owned(`"owned":8,"incoming":0,"outgoing":0`)) // else nothing would be handed over to the next
 	var clients []struct {
 		ID   string
 		Slot int
@@ -283,7 +283,7 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 		t.Errorf("status %+v", v.status)
 	}
 	join(t, newClient(t, pool, "two"), "orders", 8)
-	v.until("two owns four", owned(`"owned":4,"coming":0,"going":0`))
+	v.until("two owns four", owned(`"owned":4,"incoming":0,"outgoing":0`))
 	v.until("the events say so", func() bool {
 		told := v.parts["events"]
 		return strings.Contains(told, `"cause":"joined"`) && strings.Contains(told, `"cause":"handed over"`) && strings.Contains(told, `"to":"two"`)

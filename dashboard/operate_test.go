@@ -33,7 +33,7 @@ type answer struct {
 	Kind, Text  string
 	Job         string // of ask
 	Fingerprint string
-	Moves       []admin.Moving
+	Moves       []admin.Move
 }
 
 func post(t *testing.T, h http.Handler, path, body string, headers ...string) answer {
@@ -159,7 +159,7 @@ func TestWhatWasPreviewedIsDoneInTheNameOfWhoConfirmsIt(t *testing.T) {
 	}
 	calm(4, 4)
 	p := post(t, h, "/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
-	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].How != admin.Asked {
+	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].Kind != admin.Asked {
 		t.Fatalf("preview: %+v", p)
 	}
 	apply := quoted(`{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk","if_unchanged":"FINGERPRINT"}`, p.Fingerprint)

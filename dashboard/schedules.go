@@ -102,7 +102,7 @@ func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	case err != nil:
 		return nil, err
 	case q.Get("which") == "dead":
-		return listed(h, r, func(ctx context.Context, most int) ([]admin.Ended, error) {
+		return listed(h, r, func(ctx context.Context, most int) ([]admin.HistoryEntry, error) {
 			return h.hub.admin.DeadJobs(ctx, q.Get("group"), after, most)
 		})
 	}
@@ -117,7 +117,7 @@ func (h *handler) history(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listed(h, r, func(ctx context.Context, most int) ([]admin.Ended, error) {
+	return listed(h, r, func(ctx context.Context, most int) ([]admin.HistoryEntry, error) {
 		return h.hub.admin.ScheduleHistory(ctx, q.Get("group"), q.Get("name"), before, most)
 	})
 }

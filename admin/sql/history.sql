@@ -5,7 +5,7 @@
 -- $3 bigint  entries before this one
 -- $4 int     the most
 --
--- A row for each, JSON, as an Ended has it.
+-- A row for each, JSON, as a HistoryEntry has it.
 WITH chosen AS (
     (SELECT h.id FROM pgleases.history AS h WHERE $2::text IS NOT NULL AND h.group_name = $1::text AND h.name = $2::text AND h.id < $3::bigint ORDER BY h.id DESC LIMIT $4::int)
     UNION ALL

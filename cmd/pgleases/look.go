@@ -54,7 +54,7 @@ func newDescribe() *cobra.Command {
 		Short: "Show a lease: its members, and who owns what",
 		Long: `Show a lease: its members with their weights and shares, and its partitions, as ranges of those that have the same owner.
 
-A share is what a member is due by its weight, in partitions. COMING are those on their way to it; GOING those that it was asked to hand over, which it
+A share is what a member is due by its weight, in partitions. INCOMING are those on their way to it; OUTGOING those that it was asked to hand over, which it
 does when its work on them has ended.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, args []string) (any, func(io.Writer), error) {
 		l, err := leaseOf(s, args[0])
@@ -68,7 +68,7 @@ func writeLease(w io.Writer, s *admin.Snapshot, l *admin.Lease) {
 		due = "one is due"
 	}
 	fmt.Fprintf(w, "%s: %d partitions, generation %d, last plan %s ago, %s\n\n", shown(l.Name), l.Partitions, l.Generation, ago(s.At, l.Planned), due)
-	members := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING", "HEARTBEAT", "STATE"}}
+	members := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "INCOMING", "OUTGOING", "HEARTBEAT", "STATE"}}
 	for _, m := range l.Members {
 		c := s.Client(m.Session)
 		members.add(append(share(m), period(c.HeartbeatAge), state(c))...)
@@ -263,7 +263,7 @@ func writeExplanation(w io.Writer, e *admin.Explanation) {
 		fmt.Fprintln(w, printable(sentence))
 	}
 	fmt.Fprintln(w)
-	t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "COMING", "GOING"}}
+	t := table{{"CLIENT", "WEIGHT", "SHARE", "OWNED", "INCOMING", "OUTGOING"}}
 	for _, m := range e.Members {
 		t.add(share(m)...)
 	}
@@ -274,7 +274,7 @@ func writeExplanation(w io.Writer, e *admin.Explanation) {
 func share(m admin.Member) []string {
 	return []string{
 		shown(m.Client), strconv.Itoa(m.Weight), strconv.FormatFloat(m.Share, 'f', 2, 64), strconv.Itoa(m.Owned),
-		strconv.Itoa(m.Coming), strconv.Itoa(m.Going),
+		strconv.Itoa(m.Incoming), strconv.Itoa(m.Outgoing),
 	}
 }
 

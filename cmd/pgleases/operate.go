@@ -157,11 +157,11 @@ func writeDryRun(w io.Writer, p *admin.DryRun) {
 	case len(p.Moves) == 0:
 		fmt.Fprintln(w, "No partition would move.")
 	default:
-		t := table{{"LEASE", "PARTITIONS", "FROM", "TO", "HOW"}}
+		t := table{{"LEASE", "PARTITIONS", "FROM", "TO", "KIND"}}
 		n := 0
 		for _, m := range p.Moves {
 			n += m.Partitions.Count()
-			t.add(shown(m.Lease), m.Partitions.String(), orNothing(m.From), orNothing(m.To), string(m.How))
+			t.add(shown(m.Lease), m.Partitions.String(), orNothing(m.From), orNothing(m.To), string(m.Kind))
 		}
 		t.write(w)
 		fmt.Fprintf(w, "\n%d partitions would move.\n", n)

@@ -62,7 +62,7 @@ func TestOperatorsChangeAFleetAndSeeWhatHappened(t *testing.T) {
 	tests.Until(t, "shares", func() bool { return owned() == [2]int{2, 2} })
 	dryRun := output1(t, database, "drain", odd, "--dry-run")
 	unprintable(t, "dry run", dryRun)
-	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +HOW\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
+	found := regexp.MustCompile(`^LEASE +PARTITIONS +FROM +TO +KIND\norders +[0-9,-]+ +` + regexp.QuoteMeta(shown(odd)) +
 		` +one +asked\n\n2 partitions would move\.\nTo have this done, and nothing else: --if-unchanged \S+\n$`).MatchString(dryRun)
 	if !found || owned() != [2]int{2, 2} {
 		t.Fatalf("owned are %v; dry run: %s", owned(), dryRun)

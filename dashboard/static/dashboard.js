@@ -608,7 +608,7 @@ function updateLease(e, lease) {
     setText(owned, count(m.owned));
     setText(share, Number.isInteger(m.share) ? count(m.share) : m.share.toFixed(1));
     setText(weight, m.weight === 0 ? "0, drains" : count(m.weight));
-    setText(moves, [m.going ? "−" + count(m.going) : "", m.coming ? "+" + count(m.coming) : ""].join(" ").trim());
+    setText(moves, [m.outgoing ? "−" + count(m.outgoing) : "", m.incoming ? "+" + count(m.incoming) : ""].join(" ").trim());
     row.classList.toggle("dead", !!state.bySession.get(m.session)?.dead);
   });
   setText(e.querySelector(".members .note"), lease.members.length === 0 ? "It has no member: start a process that joins it." :

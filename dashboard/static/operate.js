@@ -173,11 +173,11 @@ const mostMoves = 50;
 
 function showPreview(told) {
   const total = told.moves.reduce((n, m) => n + sizeOf(m.partitions), 0), lost = told.moves.filter(m => m.to === "").reduce((n, m) => n + sizeOf(m.partitions), 0);
-  const askedOf = new Set(told.moves.filter(m => m.how === "asked").map(m => m.from));
+  const askedOf = new Set(told.moves.filter(m => m.kind === "asked").map(m => m.from));
   const words = [told.forgets > 0 ? many(told.forgets, "partition") + " would be forgotten. Nobody works on the lease." : total === 0 ? "No partition would move." : many(total, "partition") + " would move."];
   if (askedOf.size > 0) words.push(many(askedOf.size, "owner is", "owners are") + " asked to hand over, which they do when their work has ended.");
   const lines = told.moves.slice(0, mostMoves).map(m => make("li", "", name(m.lease), " ", many(sizeOf(m.partitions), "partition"), " ", make("span", "sub", rangesText(m.partitions)),
-    m.from ? " from " : " from nobody", m.from ? who(m.from) : "", " to ", m.to ? who(m.to) : make("span", "warn-text", "nobody"), ", ", m.how));
+    m.from ? " from " : " from nobody", m.from ? who(m.from) : "", " to ", m.to ? who(m.to) : make("span", "warn-text", "nobody"), ", ", m.kind));
   $("operate-preview").replaceChildren(make("p", "", words.join(" ")), ...(lost ? [make("p", "warn-text", many(lost, "partition") + " would have no owner.")] : []),
     ...(lines.length ? [make("ul", "", ...lines)] : []), ...(told.moves.length > mostMoves ? [make("p", "note", many(told.moves.length - mostMoves, "more line") + " not shown.")] : []));
 }
