@@ -36,10 +36,10 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	for writer := range 100 {
 		wait.Go(func() {
 			for n := range 3 {
-				name, taken := fmt.Sprintf("%d of %d", n, writer), schedule.Taken(rand.N(3))
+				name, taken := fmt.Sprintf("%d of %d", n, writer), schedule.OnConflict(rand.N(3))
 				id, err := int64(0), error(nil)
 				err = pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
-					if id, err = putter.EnqueueTx(context.Background(), tx, name, schedule.Unique("inv-7", taken)); err != nil {
+					if id, err = putter.EnqueueTx(context.Background(), tx, name, schedule.WithUnique("inv-7", taken)); err != nil {
 						return err
 					}
 					if _, err := tx.Exec(context.Background(), `INSERT INTO public.orders (name, job) SELECT $1, j.id
@@ -54,7 +54,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 				switch {
 				case err == nil:
 					puts.Add(1)
-				case errors.Is(err, schedule.ErrExists) && taken == schedule.Raise:
+				case errors.Is(err, schedule.ErrExists) && taken == schedule.Reject:
 					refused.Add(1)
 				case errors.Is(err, stop):
 					undone.Add(1)
@@ -98,7 +98,7 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 				_, err := tx.Exec(ctx, "UPDATE public.accounts SET puts = puts + 1 WHERE n = $1", n)
 				return err
 			}, func() error {
-				_, err := mail.EnqueueTx(ctx, tx, "mail", schedule.Unique(fmt.Sprint("later ", n), schedule.Replace), schedule.In(time.Hour))
+				_, err := mail.EnqueueTx(ctx, tx, "mail", schedule.WithUnique(fmt.Sprint("later ", n), schedule.Replace), schedule.WithDelay(time.Hour))
 				return err
 			}, func() error {
 				return books.PutTx(ctx, tx, fmt.Sprint("put ", n), args{rand.Int()}, schedule.Cron("0 0 29 2 *", "UTC"))
@@ -121,7 +121,7 @@ func TestPuttingInAnyOrderLeavesNoDeadlock(t *testing.T) {
 			return err
 		}
 		return effect(ctx, tx, r)
-	}, schedule.Retry(100, schedule.Backoff(time.Millisecond, 5*time.Millisecond)))
+	}, schedule.WithMaxAttempts(100, schedule.Backoff(time.Millisecond, 5*time.Millisecond)))
 	w.run()
 	const handlers, users, each = 4, 1, 2
 	var ids []int64
@@ -173,8 +173,8 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	w.LookFor(time.Second) // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
-	tests.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	tests.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	db.looked()
 	var taken []*pgxpool.Conn
@@ -219,7 +219,7 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 			var atOnce atomic.Int32
 			began, end := make(chan struct{}, 10), make(chan struct{})
 			start := func(slow bool) *worker {
-				w := newSteadyWorker(db, schedule.WithDrain(test.drain))
+				w := newSteadyWorker(db, schedule.WithDrainTimeout(test.drain))
 				work := func(ctx context.Context, r schedule.Run[args], done func() error) error {
 					if atOnce.Add(1) > 1 {
 						t.Error("two runs at once under one key")
@@ -244,7 +244,7 @@ func TestASlowHandlerDuringAHandOver(t *testing.T) {
 						return work(ctx, r, func() error { return effect(ctx, tx, r) })
 					})
 				}
-				tests.OK(t, k.Add("close", args{}, hourly, test.overlap, schedule.MissedAll))
+				tests.OK(t, k.Add("close", args{}, hourly, schedule.WithOverlap(test.overlap), schedule.WithMissed(schedule.MissedAll)))
 				return w.run().has("close")
 			}
 			w := start(true)

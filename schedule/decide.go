@@ -141,7 +141,7 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 		t.Again = now.Add(time.Duration(later).Truncate(time.Microsecond))
 	case t.Attempts+1 < l.attempts && !final(err):
 		t.Attempts++
-		t.Error, t.Again = storableText(err), now.Add(l.pauses.after(t.Attempts))
+		t.Error, t.Again = storableText(err), now.Add(l.backoff.after(t.Attempts))
 	default:
 		last := &d.Fates[len(d.Fates)-1]
 		last.Fate, last.Error = FateDead, storableText(err)

@@ -153,7 +153,7 @@ func TestAStartWritesWhatDiffersBeforeItJoins(t *testing.T) {
 	declare := func(edited int64, rule schedule.Rule, more ...string) *worker {
 		w := newWorker(db)
 		books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[order]) error { return nil })
-		tests.OK(t, books.Add("same", order{1 << 60, []string{"é"}}, hourly, schedule.PauseAfter(3)))
+		tests.OK(t, books.Add("same", order{1 << 60, []string{"é"}}, hourly, schedule.WithPauseAfter(3)))
 		tests.OK(t, books.Add("edited", order{Number: edited}, hourly))
 		tests.OK(t, books.Add("moved", order{}, rule))
 		for _, name := range more {

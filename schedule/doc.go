@@ -6,12 +6,12 @@
 //		_, err := tx.Exec(ctx, closeSQL, r.From, r.At)
 //		return err
 //	})
-//	err = books.Add("close", Books{}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour))
+//	err = books.Add("close", Books{}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
 //	err = s.Run(ctx) // in each process
 //
 // A kind's jobs are put in transactions of the application's, too:
 //
-//	id, err := books.EnqueueTx(ctx, tx, Books{}, schedule.In(time.Minute), schedule.Unique("inv-7", schedule.Replace))
+//	id, err := books.EnqueueTx(ctx, tx, Books{}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.Replace))
 //
 // # What is promised
 //
@@ -26,20 +26,20 @@
 // minute is believed after a minute; a clock that was set wrong for a moment does no harm. After a step back nothing runs twice: schedules
 // go on when the clock is past their cursors.
 //
-// A run that fails is tried again as its kind's [Retry] says, by whoever owns the schedule then. Until it has its fate its tick counts as under way: the cursor
+// A run that fails is tried again as its kind's [WithMaxAttempts] says, by whoever owns the schedule then. Until it has its fate its tick counts as under way: the cursor
 // does not pass it.
 //
-// A run that kills its process, again and again, is dead after its kind's [Crashes]. What only runs beside it is not: what is suspected
+// A run that kills its process, again and again, is dead after its kind's [WithMaxCrashes]. What only runs beside it is not: what is suspected
 // runs alone in its process. While it waits for that, nothing else begins there.
 //
-// An outage or a deploy loses no tick: [Missed] and [Grace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
+// An outage or a deploy loses no tick: [Missed] and [WithGrace] say what becomes of late ones. Pauses and edits make no tick missed and run nothing. What a process
 // does not know (a kind, a zone, arguments that do not parse, a schedule that only another version of the code declares) waits for one that does,
 // is not late for it, says why in [Schedule].Waits, and stops nobody.
 //
-// No more runs of a kind are under way than its [Limit] allows, over all processes, whatever crashes: a run in a transaction has a row
+// No more runs of a kind are under way than its [WithMaxConcurrent] allows, over all processes, whatever crashes: a run in a transaction has a row
 // locked, and any other has written itself into one, which is free once its owner is no more.
 //
-// A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [Unique] keeps
+// A job, too, has one fate, and runs as a tick does. One that is put in a transaction is there exactly if that is committed. [WithUnique] keeps
 // two of one key from living at once.
 //
 // # In psql

@@ -27,7 +27,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	for _, name := range []string{"from now", "catch up", "all", "edited", "deleted"} {
 		opts := []schedule.ScheduleOption{}
 		if name == "all" {
-			opts = append(opts, schedule.MissedAll)
+			opts = append(opts, schedule.WithMissed(schedule.MissedAll))
 		}
 		tests.OK(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
 		tests.OK(t, w.Pause(t.Context(), name))
@@ -81,7 +81,7 @@ func TestALookBetweenTwoRunsLosesNoTick(t *testing.T) {
 	w := newWorker(db)
 	w.LookAlways()
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	tests.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	tests.OK(t, w.Pause(t.Context(), "all"))
 	l := newLedger(db, "all")
 	w.run()
@@ -147,7 +147,7 @@ func TestEditsWhileItRuns(t *testing.T) {
 	for name := range edits {
 		var opts []schedule.ScheduleOption
 		if name == "less jitter" {
-			opts = append(opts, schedule.Jitter(9*time.Minute))
+			opts = append(opts, schedule.WithJitter(9*time.Minute))
 		}
 		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, opts...))
 		ledgers = append(ledgers, newLedger(db, name))
@@ -183,7 +183,7 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	_, err := w.Get(t.Context(), "close")
 	wraps(t, "to get it", err, schedule.ErrNotFound)
 	for range 3 {
-		tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.Key("k")))
+		tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly, schedule.WithKey("k")))
 	}
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 1, "revision")
 	tests.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
@@ -210,7 +210,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Equal(midnight.Add(time.Hour)) {
 			db.setClock(midnight.Add(170 * time.Minute))
-			if err := k.Put(ctx, "close", args{}, schedule.Every(40*time.Minute), schedule.MissedAll); err != nil {
+			if err := k.Put(ctx, "close", args{}, schedule.Every(40*time.Minute), schedule.WithMissed(schedule.MissedAll)); err != nil {
 				return err
 			}
 		}

@@ -26,18 +26,18 @@ var (
 	// or may not.
 	ErrUnknown = errors.New("schedule: it is not known whether this was done")
 
-	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see Unique.
+	// ErrExists is returned by Enqueue, EnqueueTx and Retry: there is a job with this unique key, see WithUnique.
 	ErrExists = errors.New("schedule: a job with this unique key exists")
 
-	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its kind's Timeout.
+	// ErrTimeout is the cause of a handler's context that ended because the run took longer than its kind's WithTimeout.
 	ErrTimeout = errors.New("schedule: the run took longer than its timeout")
 
 	// ErrDrained is the cause of a handler's context that ended because the partition is wanted elsewhere, or Run ends, and the run did not end
-	// within WithDrain. Nothing of it was committed; it is run again.
+	// within WithDrainTimeout. Nothing of it was committed; it is run again.
 	ErrDrained = errors.New("schedule: the run did not end in time for the hand-over")
 )
 
-// Discard is an error for handlers to return: the tick is dead at once, whatever Retry says, with the text of err.
+// Discard is an error for handlers to return: the tick is dead at once, whatever WithMaxAttempts says, with the text of err.
 func Discard(err error) error {
 	if err == nil {
 		err = errors.New("discarded")
@@ -166,7 +166,7 @@ func (e timedOut) Error() string {
 
 var (
 	errEnded   = errors.New("the handler ended its transaction itself: what it did there before stands, if it committed it")
-	errCrashed = errors.New("so many processes died while it ran: see Crashes")
+	errCrashed = errors.New("so many processes died while it ran: see WithMaxCrashes")
 )
 
 // maxText is how many bytes of an error's text are kept.
@@ -191,44 +191,52 @@ func inASCII(text *string) *string {
 	return &quoted
 }
 
-// flat returns an error of the application's that has none of its methods: their panics end here, where
-// they are caught, as that of a nil pointer, which is no nil error. It has the text, and of what err
-// wraps, as far as that is found, what this package looks for.
-func flat(err error) error {
+// userError returns an error of the application's that has none of its methods: their panics end here,
+// where they are caught, like that of a nil pointer, which is no nil error. It has the text, and of
+// what err wraps, as far as that is found, what this package looks for.
+func userError(err error) error {
 	if err == nil {
 		return nil
 	}
 	f := flattened{text: storable(err.Error())}
-	verdict := false                                                 // what the handler said first is to become of its tick
 	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
 		e := left[0]
-		left = left[1:]
-		switch w := e.(type) {
-		case snoozed:
-			if !verdict {
-				verdict, f.of = true, append(f.of, w)
-			}
-		case discarded:
-			if !verdict {
-				verdict, f.of = true, append(f.of, discarded{})
-			}
-		case *pgconn.PgError:
-			if w != nil {
-				f.of = append(f.of, w)
-			}
-		}
-		if e == pgleases.ErrNotOwner || e == context.DeadlineExceeded || e == context.Canceled {
-			f.of = append(f.of, e)
-		}
-		switch w := e.(type) {
-		case *pgconn.ConnectError: // of whose end of time the handler knows nothing
-		case interface{ Unwrap() error }:
-			left = append(left, w.Unwrap())
-		case interface{ Unwrap() []error }:
-			left = append(left, w.Unwrap()...)
-		}
+		f.keep(e)
+		left = append(left[1:], unwrapped(e)...)
 	}
 	return f
+}
+
+// keep keeps of an error what this package looks for. The first verdict counts.
+func (f *flattened) keep(err error) {
+	switch w := err.(type) {
+	case snoozed:
+		if !decisive(f) {
+			f.of = append(f.of, w)
+		}
+	case discarded:
+		if !decisive(f) {
+			f.of = append(f.of, discarded{})
+		}
+	case *pgconn.PgError:
+		if w != nil {
+			f.of = append(f.of, w)
+		}
+	}
+	if err == pgleases.ErrNotOwner || err == context.DeadlineExceeded || err == context.Canceled {
+		f.of = append(f.of, err)
+	}
+}
+
+func unwrapped(err error) []error {
+	switch w := err.(type) {
+	case *pgconn.ConnectError: // of whose end of time the handler knows nothing
+	case interface{ Unwrap() error }:
+		return []error{w.Unwrap()}
+	case interface{ Unwrap() []error }:
+		return w.Unwrap()
+	}
+	return nil
 }
 
 type flattened struct {
@@ -239,7 +247,8 @@ type flattened struct {
 func (f flattened) Error() string   { return f.text }
 func (f flattened) Unwrap() []error { return f.of }
 
-// caught makes a panic of the application's code an error of it, as in no other run of the process anything is wrong.
+// caught makes a panic of the application's code an error of it, because in no other run of the
+// process anything is wrong.
 func caught(err *error) {
 	if p := recover(); p != nil {
 		stack := debug.Stack()

@@ -23,8 +23,8 @@ func Example() {
 		books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
 			_, err := tx.Exec(ctx, "SELECT close_books($1, $2, $3)", r.Args.Ledger, r.From, r.At)
 			return err
-		}, schedule.Timeout(10*time.Minute))
-		err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour))
+		}, schedule.WithTimeout(10*time.Minute))
+		err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
 		if err != nil {
 			return err
 		}
@@ -37,7 +37,7 @@ func Example() {
 func ExampleJobs() {
 	type Mail struct{ To string }
 	order := func(ctx context.Context, mail *schedule.Kind[Mail], tx pgx.Tx) error { // in a transaction that orders something
-		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.In(time.Minute), schedule.Unique("inv-7", schedule.Replace))
+		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.Replace))
 		if err != nil {
 			return err
 		}
@@ -51,12 +51,12 @@ func ExampleJobs() {
 func ExampleJobs_EnqueueTx() {
 	type Report struct{ Of string }
 	register := func(s *schedule.Scheduler, makeReport func(context.Context, pgx.Tx, schedule.Run[Report]) error) error {
-		reports := schedule.InTx(s, "reports", makeReport, schedule.Limit(3)) // at most 3 at once, in all processes
+		reports := schedule.InTx(s, "reports", makeReport, schedule.WithMaxConcurrent(3)) // at most 3 at once, in all processes
 		hourly := schedule.InTx(s, "reports.hourly", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
-			_, err := reports.EnqueueTx(ctx, tx, r.Args, schedule.At(r.At)) // its Run has the same At
+			_, err := reports.EnqueueTx(ctx, tx, r.Args, schedule.WithTime(r.At)) // its Run has the same At
 			return err
 		})
-		return hourly.Add("sales", Report{"sales"}, schedule.Cron("0 * * * *", "UTC"), schedule.MissedAll)
+		return hourly.Add("sales", Report{"sales"}, schedule.Cron("0 * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll))
 	}
 	_ = register
 	// Output:

@@ -22,7 +22,7 @@ func BelievesLast(readings ...[2]time.Duration) (believed bool) {
 // Flattened is an error that a handler returned, as it leaves the handler's goroutine.
 func Flattened(err error) (safe error) {
 	defer caught(&safe)
-	return flat(err)
+	return userError(err)
 }
 
 // Hasten has a scheduler look often, and believe the database's clock at once: for tests that set that clock.

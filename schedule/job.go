@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -20,7 +21,7 @@ import (
 // Jobs puts jobs of one kind. A [Kind] has its methods, too. All methods are safe for concurrent use.
 //
 // A job is run as a tick of a schedule is: in a transaction with its entry in the history, under the guard of its key's partition, with its
-// kind's Retry and Crashes. It has one fate: done, dead, lost or cancelled. A process that runs the group looks for jobs once a second, and
+// kind's WithMaxAttempts and WithMaxCrashes. It has one fate: done, dead, lost or cancelled. A process that runs the group looks for jobs once a second, and
 // at once when it is told of one that is due before that. A transaction that puts one may tell of it, with NOTIFY: so PostgreSQL does not
 // let it be prepared for a two-phase commit.
 type Jobs[Args any] struct {
@@ -60,12 +61,8 @@ func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
 	return &Jobs[Args]{e.scheduler, kind, func() error { return checkName("kind", kind) }}
 }
 
-// A JobOption says more about a job: In, At, Priority, Unique and Key are ones.
-type JobOption interface{ setJob(*newJob) }
-
-type jobOption func(*newJob)
-
-func (f jobOption) setJob(j *newJob) { f(j) }
+// A JobOption sets something of a job.
+type JobOption func(*newJob)
 
 // A newJob is a job as it is put.
 type newJob struct {
@@ -76,46 +73,62 @@ type newJob struct {
 	Since     *time.Time      `json:"begins"`
 	UniqueKey *string         `json:"unique_key"`
 	Args      json.RawMessage `json:"args"`
-	Priority  Priority        `json:"priority"`
+	Priority  int             `json:"priority"`
 	At        *time.Time      `json:"at"`
 	InMicro   *int64          `json:"in_us"`
 	Quiet     bool            `json:"quiet,omitempty"` // of the first: nobody else needs to be told of them
 
-	taken Taken
+	onConflict OnConflict
 }
 
-// In has a job run after d, by the database's clock; 0 or more, default 0.
-func In(d time.Duration) JobOption {
-	return jobOption(func(j *newJob) {
+// WithDelay makes a job run after d, by the database's clock. The default is 0; it is not negative.
+func WithDelay(d time.Duration) JobOption {
+	return func(j *newJob) {
 		micro := d.Microseconds()
 		j.InMicro = &micro
-	})
+	}
 }
 
-// At has a job run at an instant, in whole microseconds, or, where that has passed, now.
-func At(t time.Time) JobOption {
+// WithTime makes a job run at an instant, in whole microseconds, or now, if that has passed.
+func WithTime(t time.Time) JobOption {
 	t = t.UTC().Truncate(time.Microsecond) // the database would round, and the last instant of the year 9999 up into a year that JSON has not
-	return jobOption(func(j *newJob) { j.At = &t })
+	return func(j *newJob) { j.At = &t }
 }
 
-// Priority is from 0 to 3, default 1: of the jobs that are due in a process, those of the highest begin first. Schedules have 1.
-type Priority int
+// WithPriority sets which jobs begin first of those that are due in a process: those of the highest
+// priority. The default is 1; valid values are 0 to 3. Schedules have 1.
+func WithPriority(n int) JobOption {
+	return func(j *newJob) { j.Priority = n }
+}
 
-func (n Priority) setJob(j *newJob) { j.Priority = n }
-func (k Key) setJob(j *newJob)      { j.Key = string(k) }
+// WithJobKey sets the key under which runs never overlap, over all schedules and jobs of the group with
+// that key. The default is the key of WithUnique, or else a random one.
+func WithJobKey(key string) JobOption {
+	return func(j *newJob) { j.Key = key }
+}
 
-// Taken says what becomes of a job whose unique key is taken by a job that has not ended.
-type Taken int
+// OnConflict says what becomes of a job whose unique key another job has that has not ended.
+type OnConflict int
 
 const (
-	Raise   Taken = iota // it is refused, with ErrExists
-	Ignore               // the other stays as it is; its id is returned
-	Replace              // the other takes over arguments, key, time and priority, and loses its attempts. Where it runs just now, it is run again
+	Reject  OnConflict = iota // it is refused, with ErrExists
+	Ignore                    // the other stays as it is; its id is returned
+	Replace                   // the other takes over arguments, key, time and priority, and loses its attempts. If it runs just now, it is run again
 )
 
-// Unique has at most one living job of a kind and group have this key.
-func Unique(key string, taken Taken) JobOption {
-	return jobOption(func(j *newJob) { j.UniqueKey, j.taken = &key, taken })
+func (c OnConflict) String() string {
+	switch c {
+	case Ignore:
+		return "ignore"
+	case Replace:
+		return "replace"
+	}
+	return "reject"
+}
+
+// WithUnique sets the unique key of a job: at most one live job of a kind and group has it.
+func WithUnique(key string, conflict OnConflict) JobOption {
+	return func(j *newJob) { j.UniqueKey, j.onConflict = &key, conflict }
 }
 
 // Enqueue puts a job, and returns its id. Without options it is due now. The errors: a bad option, ErrExists, the database's.
@@ -131,7 +144,7 @@ func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts .
 }
 
 // EnqueueMany puts a job for each of some arguments, all or none, in one statement, and returns their ids, in the same order. The options
-// hold for each; Unique is not among them.
+// hold for each; WithUnique is not among them.
 func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOption) (ids []int64, err error) {
 	return k.enqueue(ctx, k.scheduler.ownTx(ctx), k.scheduler.owns, args, opts)
 }
@@ -186,11 +199,11 @@ func (s *Scheduler) owns(rows []newJob) bool {
 
 // enqueue puts jobs in a transaction. Where quiet says so of them, nobody else is told; nil: it never does.
 func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, quiet func([]newJob) bool, args []Args, opts []JobOption) (ids []int64, err error) {
-	taken, rows, err := k.rows(args, opts)
+	conflict, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
 		rows[0].Quiet = quiet != nil && quiet(rows)
 		err = in(func(tx pgx.Tx) error {
-			ids, err = k.scheduler.db.sendEnqueue(ctx, tx, rows, taken.String())
+			ids, err = k.scheduler.db.sendEnqueue(ctx, tx, rows, conflict.String())
 			if err == nil && len(ids) == 0 {
 				err = ErrExists
 			}
@@ -204,7 +217,7 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, quiet func([]newJob) 
 }
 
 // rows are the jobs as the caller wants them.
-func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (taken Taken, rows []newJob, err error) {
+func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, rows []newJob, err error) {
 	if err := k.check(); err != nil {
 		return 0, nil, err
 	}
@@ -214,12 +227,12 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (taken Taken, rows []ne
 			if opt == nil {
 				return 0, nil, errors.New("option is nil")
 			}
-			opt.setJob(&j)
+			opt(&j)
 		}
 		if j.Args, err = writtenArgs(a); err != nil {
 			return 0, nil, err
 		}
-		if err := j.checkJob(len(args)); err != nil {
+		if err := j.check(len(args)); err != nil {
 			return 0, nil, err
 		}
 		switch {
@@ -230,34 +243,23 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (taken Taken, rows []ne
 			j.Key = rand.Text()
 		}
 		rows = append(rows, j)
-		taken = j.taken
+		conflict = j.onConflict
 	}
-	return taken, rows, nil
+	return conflict, rows, nil
 }
 
-func (j *newJob) checkJob(together int) error {
-	switch {
-	case j.Priority < 0 || j.Priority >= priorities:
-		return fmt.Errorf("priority %d is out of range: 0 to %d", j.Priority, priorities-1)
-	case j.InMicro != nil && j.At != nil:
-		return errors.New("In and At are both given: give one")
-	case j.InMicro != nil && *j.InMicro < 0:
-		return fmt.Errorf("in %v is negative", time.Duration(*j.InMicro)*time.Microsecond)
-	case j.At != nil && (j.At.Year() < 1 || j.At.Year() > 9999 || j.At.IsZero()):
-		return fmt.Errorf("the time %v is out of range: after the year 1, before 10000", *j.At)
-	case j.UniqueKey != nil && together > 1:
-		return errors.New("Unique is for one job: put each with Enqueue")
-	case j.taken < Raise || j.taken > Replace:
-		return fmt.Errorf("Taken(%d) is none of Raise, Ignore and Replace", j.taken)
-	case j.UniqueKey != nil:
-		if err := checkName("unique key", *j.UniqueKey); err != nil {
-			return err
-		}
-	}
-	if j.Key == "" {
-		return nil
-	}
-	return checkName("key", j.Key)
+func (j *newJob) check(together int) error {
+	in, at := time.Duration(*cmp.Or(j.InMicro, new(int64)))*time.Microsecond, *cmp.Or(j.At, &processStart)
+	return cmp.Or(
+		wrong(j.Priority < 0 || j.Priority >= priorities, "priority %d is out of range: 0 to %d", j.Priority, priorities-1),
+		wrong(j.InMicro != nil && j.At != nil, "WithDelay and WithTime are both given: give one"),
+		wrong(in < 0, "a delay of %v is negative", in),
+		wrong(at.Year() < 1 || at.Year() > 9999 || at.IsZero(), "the time %v is out of range: after the year 1, before 10000", at),
+		wrong(j.UniqueKey != nil && together > 1, "WithUnique is for one job: put each with Enqueue"),
+		wrong(j.onConflict < Reject || j.onConflict > Replace, "OnConflict(%d) is none of Reject, Ignore and Replace", j.onConflict),
+		checkName("unique key", *cmp.Or(j.UniqueKey, &j.Kind)),
+		checkName("key", cmp.Or(j.Key, j.Kind)),
+	)
 }
 
 // A Job is what is known of a job.
@@ -323,16 +325,6 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 		}
 		return nil, fmt.Errorf("%q is none of the states", filter.State)
 	}, func(j *Job) (Job, int64) { return *j, j.ID })
-}
-
-func (t Taken) String() string {
-	switch t {
-	case Ignore:
-		return "ignore"
-	case Replace:
-		return "replace"
-	}
-	return "raise"
 }
 
 // jobID is what a handler is told of a job.

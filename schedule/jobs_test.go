@@ -51,10 +51,10 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	others := schedule.JobsOf[string](enqueuer, "mail")
 	put := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
 	now := put(mail.Enqueue(t.Context(), "now"))
-	past := put(others.Enqueue(t.Context(), "past", schedule.At(midnight.Add(-time.Hour))))
-	in := put(others.Enqueue(t.Context(), "in", schedule.In(2*time.Hour)))
-	at := put(mail.Enqueue(t.Context(), "at", schedule.At(midnight.Add(time.Hour))))
-	many := tests.Must(others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.In(3*time.Hour)))(t)
+	past := put(others.Enqueue(t.Context(), "past", schedule.WithTime(midnight.Add(-time.Hour))))
+	in := put(others.Enqueue(t.Context(), "in", schedule.WithDelay(2*time.Hour)))
+	at := put(mail.Enqueue(t.Context(), "at", schedule.WithTime(midnight.Add(time.Hour))))
+	many := tests.Must(others.EnqueueMany(t.Context(), []string{"a", "b", "c"}, schedule.WithDelay(3*time.Hour)))(t)
 	stop := errors.New("stop")
 	wraps(t, "the transaction", pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		put(mail.EnqueueTx(t.Context(), tx, "never"))
@@ -88,7 +88,7 @@ func TestAJobRunsOnceWhateverIsLost(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	schedule.InTx(w.Scheduler, "mail", note, schedule.Idle(time.Second))
+	schedule.InTx(w.Scheduler, "mail", note, schedule.WithIdleTimeout(time.Second))
 	w.run()
 	db.looked()
 	var want []string
@@ -123,7 +123,7 @@ func TestJobsAreTriedAgain(t *testing.T) {
 			return schedule.Discard(errors.New("wrong address"))
 		}
 		return nil
-	}, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	w.run()
 	want := map[string]string{"first": "done 1 ", "second": "done 2 ", "never": "dead 2 no paper, 2", "discard": "dead 1 wrong address"}
 	ids := make(map[string]int64)
@@ -152,24 +152,24 @@ func TestUniqueJobs(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	hour := schedule.In(time.Hour)
-	id := tests.Must(mail.Enqueue(t.Context(), "first", hour, schedule.Unique("inv-7", schedule.Raise)))(t)
+	hour := schedule.WithDelay(time.Hour)
+	id := tests.Must(mail.Enqueue(t.Context(), "first", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	tests.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.Unique("inv-7", schedule.Raise))
+		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.WithUnique("inv-7", schedule.Reject))
 		wraps(t, "to put it again", err, schedule.ErrExists)
 		_, err = tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
 		return err
 	}))
-	again := tests.Must(mail.Enqueue(t.Context(), "third", schedule.Unique("inv-7", schedule.Ignore)))(t)
+	again := tests.Must(mail.Enqueue(t.Context(), "third", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
 	expect(t, again, id, "id of the one that is there")
-	again = tests.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.Unique("inv-7", schedule.Replace)))(t)
+	again = tests.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.WithUnique("inv-7", schedule.Replace)))(t)
 	expect(t, again, id, "id of the one that is replaced")
-	other := tests.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.Unique("inv-7", schedule.Raise)))(t)
+	other := tests.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	const writers = 20
 	wrote := make(chan error, writers)
 	for n := range writers {
 		go func() {
-			_, err := mail.Enqueue(t.Context(), "raced", hour, schedule.Unique("race", schedule.Taken(n%2)))
+			_, err := mail.Enqueue(t.Context(), "raced", hour, schedule.WithUnique("race", schedule.OnConflict(n%2)))
 			wrote <- err
 		}()
 	}
@@ -186,7 +186,7 @@ func TestUniqueJobs(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth raced]", "effects")
-	tests.Must(mail.Enqueue(t.Context(), "fifth", schedule.Unique("inv-7", schedule.Raise)))(t) // the key is free
+	tests.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
 }
 
 // What happens to a job in the middle of its run.
@@ -198,7 +198,7 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 	mail = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		switch r.Args {
 		case "replace", "replace and fail":
-			_, err := mail.Enqueue(ctx, "replaced", schedule.Unique(r.Name, schedule.Replace), schedule.In(time.Hour))
+			_, err := mail.Enqueue(ctx, "replaced", schedule.WithUnique(r.Name, schedule.Replace), schedule.WithDelay(time.Hour))
 			if err != nil || r.Args != "replace" {
 				return errors.Join(err, errors.New("no paper"))
 			}
@@ -210,10 +210,10 @@ func TestJobsThatAreReplacedAndCancelledWhileTheyRun(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	w.run()
-	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.Unique("inv-7", schedule.Raise)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	cancelled := tests.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.fate(cancelled).Fate, schedule.FateCancelled, "fate")
-	failed := tests.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.Unique("inv-8", schedule.Raise)))(t)
+	failed := tests.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.Reject)))(t)
 	became := func(job int64) string {
 		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', fate, until - $2, again -> 'args'), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
 	}
@@ -240,9 +240,9 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	for i := range bulk {
 		bulk[i] = "bulk"
 	}
-	tests.Must(mail.EnqueueMany(t.Context(), bulk, schedule.Priority(0)))(t)
+	tests.Must(mail.EnqueueMany(t.Context(), bulk, schedule.WithPriority(0)))(t)
 	tests.Must(mail.Enqueue(t.Context(), "normal"))(t)
-	tests.Must(mail.Enqueue(t.Context(), "urgent", schedule.Priority(3)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "urgent", schedule.WithPriority(3)))(t)
 	db.looked()
 	close(end)
 	becomes(db, "all have run", 123, "SELECT count(*) FROM public.effects")
@@ -259,7 +259,7 @@ func TestAHandlerPutsAJobInItsTransaction(t *testing.T) {
 		_, err := mail.EnqueueTx(ctx, tx, r.At.Format("15:04"))
 		return err
 	})
-	tests.OK(t, books.Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	db.looked()
 	w.wire.Lose(1, "commit", true)
@@ -278,27 +278,30 @@ func TestWrongJobsAreRefused(t *testing.T) {
 	e := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
 	mail := schedule.JobsOf[any](e, "mail")
 	for says, put := range map[string]func() error{
-		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Priority(4)); return err },
-		"priority -1":     func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Priority(-1)); return err },
-		"-1s is negative": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.In(-time.Second)); return err },
+		"priority 4":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithPriority(4)); return err },
+		"priority -1":     func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithPriority(-1)); return err },
+		"-1s is negative": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithDelay(-time.Second)); return err },
 		"both given": func() error {
-			_, err := mail.Enqueue(t.Context(), 1, schedule.In(1), schedule.At(midnight))
+			_, err := mail.Enqueue(t.Context(), 1, schedule.WithDelay(1), schedule.WithTime(midnight))
 			return err
 		},
-		"the time 0001": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.At(time.Time{})); return err },
-		"Taken(3)":      func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Unique("a", 3)); return err },
-		"unique key":    func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.Unique("", schedule.Raise)); return err },
+		"the time 0001": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithTime(time.Time{})); return err },
+		"OnConflict(3)": func() error { _, err := mail.Enqueue(t.Context(), 1, schedule.WithUnique("a", 3)); return err },
+		"unique key": func() error {
+			_, err := mail.Enqueue(t.Context(), 1, schedule.WithUnique("", schedule.Reject))
+			return err
+		},
 		"Unique is for one": func() error {
-			_, err := mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.Unique("a", schedule.Raise))
+			_, err := mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.WithUnique("a", schedule.Reject))
 			return err
 		},
-		"arguments":           func() error { _, err := mail.Enqueue(t.Context(), func() {}); return err },
-		`\\\u0000b" has a`:    func() error { _, err := mail.Enqueue(t.Context(), "a\\\x00b"); return err },
-		"option is nil":       func() error { _, err := mail.Enqueue(t.Context(), 1, nil); return err },
-		"transaction is nil":  func() error { _, err := mail.EnqueueTx(t.Context(), nil, 1); return err },
-		"kind":                func() error { _, err := schedule.JobsOf[any](e, "").Enqueue(t.Context(), 1); return err },
-		"WithDrain means not": func() error { _, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithDrain(0)); return err },
-		"pool is nil":         func() error { _, err := schedule.NewEnqueuer(nil, group); return err },
+		"arguments":                  func() error { _, err := mail.Enqueue(t.Context(), func() {}); return err },
+		`\\\u0000b" has a`:           func() error { _, err := mail.Enqueue(t.Context(), "a\\\x00b"); return err },
+		"option is nil":              func() error { _, err := mail.Enqueue(t.Context(), 1, nil); return err },
+		"transaction is nil":         func() error { _, err := mail.EnqueueTx(t.Context(), nil, 1); return err },
+		"kind":                       func() error { _, err := schedule.JobsOf[any](e, "").Enqueue(t.Context(), 1); return err },
+		"WithDrainTimeout means not": func() error { _, err := schedule.NewEnqueuer(db.Pool, group, schedule.WithDrainTimeout(0)); return err },
+		"pool is nil":                func() error { _, err := schedule.NewEnqueuer(nil, group); return err },
 	} {
 		if err := put(); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, which does not say %q", err, says)
@@ -325,7 +328,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 		calls <- c
 		return nil
 	})
-	l := w.runs(k.Put(t.Context(), "close", args{7}, hourly, schedule.Key("books"), schedule.MissedAll))
+	l := w.runs(k.Put(t.Context(), "close", args{7}, hourly, schedule.WithKey("books"), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(3*time.Hour + 10*time.Minute))
 	l.settled(w.Scheduler)
 	tests.OK(t, w.Pause(t.Context(), "close"))
@@ -360,18 +363,18 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	w.LookEvery(tests.Patience) // until something is put here, what was found stays
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
-	tests.Must(mail.Enqueue(t.Context(), "first", schedule.Priority(3)))(t)
-	id := tests.Must(mail.Enqueue(t.Context(), "early", schedule.Unique("inv-7", schedule.Raise)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "early", schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	w.run()
 	tests.Receive(t, "the first runs", began)
 	enqueuer := tests.Must(schedule.NewEnqueuer(db.Pool, group))(t)
-	tests.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Replace)))(t)
+	tests.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Replace)))(t)
 	close(end)
 	next := tests.Must(mail.Enqueue(t.Context(), "next"))(t)
 	w.fate(next)
 	expect(t, fmt.Sprint(db.effects()), "[first next]", "effects")
 	db.setClock(midnight.Add(time.Hour))
-	next = tests.Must(mail.Enqueue(t.Context(), "last", schedule.Priority(0)))(t)
+	next = tests.Must(mail.Enqueue(t.Context(), "last", schedule.WithPriority(0)))(t)
 	w.fate(next)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	expect(t, fmt.Sprint(db.effects()), "[first next later last]", "effects")
@@ -384,17 +387,17 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	w := newWorker(db)
 	began, end, handler := halting(nil, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
-	id := tests.Must(mail.Enqueue(t.Context(), "first", schedule.Unique("inv-7", schedule.Raise)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "first", schedule.WithUnique("inv-7", schedule.Reject)))(t)
 	w.run()
 	tests.Receive(t, "it runs", began)
 	tx := db.begin()
-	there := tests.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.Unique("inv-7", schedule.Ignore)))(t)
+	there := tests.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
 	expect(t, there, id, "id of the one that is there")
-	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.Unique("inv-7", schedule.Raise))
+	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.WithUnique("inv-7", schedule.Reject))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
-	tests.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.Unique("inv-7", schedule.Raise)))(t) // the key is free
+	tests.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
 	tests.OK(t, tx.Commit(t.Context()))
 	tests.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }
@@ -414,13 +417,13 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	for _, at := range []time.Time{
 		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
 	} {
-		id := tests.Must(mail.Enqueue(t.Context(), at.String(), schedule.At(at)))(t)
+		id := tests.Must(mail.Enqueue(t.Context(), at.String(), schedule.WithTime(at)))(t)
 		if j := w.fate(id); !j.At.Equal(at) || j.Fate != schedule.FateDone {
 			t.Errorf("the job of %v is %+v", at, j)
 		}
 	}
 	ahead := time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
-	id := tests.Must(mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.At(ahead.Add(999))))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), `ahead, and no NUL: \u0000`, schedule.WithTime(ahead.Add(999))))(t)
 	if j, err := w.Job(t.Context(), id); err != nil || !j.At.Equal(ahead) || !j.Due.Equal(ahead) {
 		t.Errorf("the job that waits is %+v, %v", j, err)
 	}
@@ -437,7 +440,7 @@ func TestALookForMoreGoesOnWhereTheLastEnded(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
 	for i := range 2 {
-		tests.Must(mail.EnqueueMany(t.Context(), make([]string, 300), schedule.At(at.Add(time.Duration(i)*time.Second))))(t)
+		tests.Must(mail.EnqueueMany(t.Context(), make([]string, 300), schedule.WithTime(at.Add(time.Duration(i)*time.Second))))(t)
 	}
 	db.setClock(at.Add(time.Minute))
 	w.run()
@@ -477,7 +480,7 @@ func TestWhatIsPutWhileTheNumberOfPartitionsChangesRuns(t *testing.T) {
 			}
 			tx := db.begin()
 			for n := range 20 {
-				tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint("key ", n))))(t)
+				tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint("key ", n))))(t)
 			}
 			tests.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
 			w.close()

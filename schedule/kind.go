@@ -22,14 +22,14 @@ type Kind[Args any] struct {
 // A Run is what a handler is told about the run that it is to do.
 type Run[Args any] struct {
 	Trigger Trigger   // why it runs
-	Name    string    // of the schedule; of a job its Unique key, or empty
+	Name    string    // of the schedule; of a job its WithUnique key, or empty
 	Job     int64     // of a job, what Enqueue returned; 0: it is a schedule
 	Key     string    // under which no other run overlaps with it
 	Args    Args      // of the schedule
 	At      time.Time // the tick, or the time that a job was put for: what the run is for. Not the time at which it runs
 	From    time.Time // the last tick that was done, so that the window to work on is From to At; zero: none was.
 	Missed  int64     // how many ticks since the last fate this run stands for besides its own
-	// from 1: which attempt at this tick it is, over all processes, see Retry. One that the database broke off, or whose process died, does not count
+	// from 1: which attempt at this tick it is, over all processes, see WithMaxAttempts. One that the database broke off, or whose process died, does not count
 	Attempt int
 	Crashes int // how many processes died while it ran, without the first
 
@@ -67,15 +67,15 @@ type kind struct {
 // InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED: what it writes there, the schedule's step to
 // the next tick and the history are committed together, under Guard, or nothing of it. So its effects in this database come exactly once
 // for each tick. It returns nil to have the transaction committed; it does not end it itself. When it returns an error or panics, nothing
-// of it is committed, and Retry says whether the tick is tried again or dead; see Discard and Snooze too. A handler that ended its
+// of it is committed, and WithMaxAttempts says whether the tick is tried again or dead; see Discard and Snooze too. A handler that ended its
 // transaction itself is not called again for its tick, as its work may stand. Where the database broke off the transaction (a serialization
 // failure or a deadlock, three times; a lost connection, five times) it is called again. Effects outside of the database come more often
 // then: where ctx ends or a process dies, too.
 //
 // ctx ends with ErrTimeout and ErrDrained, and with the ownership of the partition; see context.Cause. The transaction's lock_timeout is 5
-// s, its statement_timeout a second more than Timeout, its idle_in_transaction_session_timeout that of Idle; the handler may set others for
+// s, its statement_timeout a second more than WithTimeout, its idle_in_transaction_session_timeout that of WithIdleTimeout; the handler may set others for
 // itself. Where one of them ends it, that is the handler's error, as is a context of its own that ends in a statement. The commit may
-// take as long as Timeout, and 10 s at least. A role that it sets it resets: the run is written down with the rights that the transaction has in the end.
+// take as long as WithTimeout, and 10 s at least. A role that it sets it resets: the run is written down with the rights that the transaction has in the end.
 //
 // Args are kept as JSON. Register all kinds before Run: what waits for a kind that no process knows waits without being late. Every error of a
 // registration (a name that is taken, empty or longer than 255 bytes; an option) is returned by Run, and by every method of the Kind.
@@ -103,16 +103,16 @@ func argued[Args any](r Run[json.RawMessage]) (Run[Args], error) {
 func register[Args any](s *Scheduler, k *kind, opts []KindOption) *Kind[Args] {
 	k.parse = func(args json.RawMessage) (err error) {
 		defer caught(&err)
-		return flat(json.Unmarshal(args, new(Args)))
+		return userError(json.Unmarshal(args, new(Args)))
 	}
 	var err error
 	k.limits, err = newLimits(opts)
-	k.limits.pauses.exact = s.db.staged
+	k.limits.backoff.exact = s.db.staged
 	if k.run == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
 	if k.calls == atMostOnce && k.limits.attempts > 1 {
-		err = errors.Join(err, errors.New("Retry calls a handler again, and AtMostOnce never does: give one of them"))
+		err = errors.Join(err, errors.New("WithMaxAttempts calls a handler again, and AtMostOnce never does: give one of them"))
 	}
 	s.registry.register(k, errors.Join(checkName("kind", k.name), err))
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
@@ -125,7 +125,7 @@ func (k *kind) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) erro
 		err := errors.New("the handler ended its goroutine with runtime.Goexit, as the FailNow of a test does")
 		defer func() { ended <- err }()
 		defer caught(&err)
-		err = flat(k.run(ctx, tx, r))
+		err = userError(k.run(ctx, tx, r))
 	}()
 	return <-ended
 }
@@ -186,7 +186,7 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 		if opt == nil {
 			return nil, errors.New("option is nil")
 		}
-		opt.set(r)
+		opt(r)
 	}
 	return r, r.check()
 }

@@ -28,13 +28,13 @@ func TestWhatBecomesOfTicksInAnOutage(t *testing.T) {
 		want fates
 	}{
 		"latest":                             {nil, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
-		"latest, of the last minute":         {[]schedule.ScheduleOption{schedule.Grace(time.Minute)}, fates{schedule.FateMissed: 72}},
-		"latest, of the last hour":           {[]schedule.ScheduleOption{schedule.Grace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
-		"none":                               {[]schedule.ScheduleOption{schedule.MissedNone}, fates{schedule.FateMissed: 72}},
-		"none, but of the last hour":         {[]schedule.ScheduleOption{schedule.MissedNone, schedule.Grace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
-		"all":                                {[]schedule.ScheduleOption{schedule.MissedAll}, fates{schedule.FateDone: 72}},
-		"all, side by side with runs before": {[]schedule.ScheduleOption{schedule.MissedAll, schedule.OverlapBuffer}, fates{schedule.FateDone: 72}},
-		"all of a day":                       {[]schedule.ScheduleOption{schedule.MissedAll, schedule.Grace(24 * time.Hour)}, fates{schedule.FateMissed: 48, schedule.FateDone: 24}},
+		"latest, of the last minute":         {[]schedule.ScheduleOption{schedule.WithGrace(time.Minute)}, fates{schedule.FateMissed: 72}},
+		"latest, of the last hour":           {[]schedule.ScheduleOption{schedule.WithGrace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
+		"none":                               {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedNone)}, fates{schedule.FateMissed: 72}},
+		"none, but of the last hour":         {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(time.Hour)}, fates{schedule.FateMissed: 71, schedule.FateDone: 1}},
+		"all":                                {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, fates{schedule.FateDone: 72}},
+		"all, side by side with runs before": {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)}, fates{schedule.FateDone: 72}},
+		"all of a day":                       {[]schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(24 * time.Hour)}, fates{schedule.FateMissed: 48, schedule.FateDone: 24}},
 	}
 	add := func(w *worker) {
 		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -82,7 +82,7 @@ func TestTheWorkForManyMissedTicksIsBounded(t *testing.T) {
 		}
 		return ticks
 	}
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "each minute", args{}, schedule.Cron("* * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(100_001 * time.Minute))
 	w.run()
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateMissed: 100_001 - 100, schedule.FateDone: 100})
@@ -103,8 +103,8 @@ func TestTicksWhileTheRunBeforeIsUnderWay(t *testing.T) {
 	}
 	skip, buffer, all := newLedger(db, "skip"), newLedger(db, "buffer"), newLedger(db, "buffer all")
 	tests.OK(t, k.Add("skip", args{}, hourly))
-	tests.OK(t, k.Add("buffer", args{}, hourly, schedule.OverlapBuffer))
-	tests.OK(t, k.Add("buffer all", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
+	tests.OK(t, k.Add("buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer)))
+	tests.OK(t, k.Add("buffer all", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("skip")
 	db.setClock(midnight.Add(time.Hour))
 	for range 3 {
@@ -164,7 +164,7 @@ func TestAHandlerThatGoesOnAfterTheEndOfItsContextIsNamed(t *testing.T) {
 	w.Heed(0)
 	end := make(chan struct{})
 	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[args]) error { <-end; return nil },
-		schedule.Timeout(time.Millisecond))
+		schedule.WithTimeout(time.Millisecond))
 	tests.Must(stuck.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	tests.Until(t, "it is named", func() bool { return log.count("a handler goes on although its context has ended") == 1 })
@@ -179,7 +179,7 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 	w, log := newLogged(db)
 	w.Doubt(time.Minute)
 	db.setClock(midnight.Add(59*time.Minute + 30*time.Second))
-	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.looked()
 	for i, wrong := range []time.Duration{8 * time.Hour, -8 * time.Hour} {
 		db.setClock(midnight.Add(wrong))
@@ -200,7 +200,7 @@ func TestAClockThatStepsForGood(t *testing.T) {
 	db := newDatabase(t)
 	w, log := newLogged(db)
 	w.Doubt(50 * time.Millisecond)
-	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	l := w.runs(schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.looked()
 	db.setClock(midnight.Add(8 * time.Hour))
 	l.settled(w.Scheduler).expectFates(fates{schedule.FateDone: 8})
@@ -302,14 +302,14 @@ func TestATickThatIsHeldBackMakesNoneBeforeItTimely(t *testing.T) {
 	for i := 0; due.Before(midnight.Add(130 * time.Minute)); i++ { // until the tick of 2:00 is held back for more than ten minutes
 		name = fmt.Sprint("close ", i)
 		db.setClock(midnight.Add(90 * time.Minute))
-		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute)))
+		tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute)))
 		s := tests.Must(w.Get(t.Context(), name))(t)
 		due = s.Due
 		tests.OK(t, w.Delete(t.Context(), name))
 	}
 	db.setClock(midnight)
 	l := newLedger(db, name)
-	tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.Jitter(50*time.Minute), schedule.Grace(15*time.Minute)))
+	tests.OK(t, k.Put(t.Context(), name, args{}, hourly, schedule.WithJitter(50*time.Minute), schedule.WithGrace(15*time.Minute)))
 	db.setClock(midnight.Add(130 * time.Minute)) // 70 minutes after the tick of 1:00, which is run for 65
 	w.run()
 	becomes(db, "the tick of 1:00 has its fate", "missed", "SELECT coalesce(string_agg(fate, ' '), '') FROM pgleases.history")
@@ -336,7 +336,7 @@ func TestALookThatTakesTooLongStopsNobody(t *testing.T) {
 			for i := 0; ; i++ { // one of another partition
 				key := fmt.Sprint(i)
 				if one[int](db, "SELECT pgleases.partition_for($1, 4)", key) != 1 {
-					tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.Key(key)))
+					tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithKey(key)))
 					break
 				}
 			}
@@ -405,14 +405,14 @@ func TestALookThatTakesTooLongOverWhatItLeavesOutStopsNobody(t *testing.T) {
 	defer close(goOn)
 	books := schedule.InTx(w.Scheduler, "books", handler)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.Key("one")))(t)
+	tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), schedule.WithJobKey("one")))(t)
 	w.run()
 	tests.Receive(t, "one runs", began)
 	tests.Until(t, "a look took too long", func() bool { return log.count("cannot look for what is due") > 0 })
 	for i := 0; ; i++ {
 		key := fmt.Sprint(i)
 		if one[bool](db, "SELECT pgleases.partition_for($1, 4) <> pgleases.partition_for('one', 4)", key) {
-			id := tests.Must(mail.Enqueue(t.Context(), "elsewhere", schedule.Key(key)))(t)
+			id := tests.Must(mail.Enqueue(t.Context(), "elsewhere", schedule.WithJobKey(key)))(t)
 			expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is in another partition")
 			break
 		}

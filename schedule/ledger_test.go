@@ -142,7 +142,7 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhateverStatementIsLost(t *testing.T
 	db := newDatabase(t)
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
-	l := w.runs(books.Add("close", args{1}, hourly, schedule.MissedAll))
+	l := w.runs(books.Add("close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	now := midnight
 	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_done_tick", "commit", "schedule_look", "rollback"} {
 		for _, after := range []bool{false, true} {

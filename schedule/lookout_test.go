@@ -21,7 +21,7 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	w.LookEvery(rarely)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.OK(t, mail.Add("letters", "letters", hourly, schedule.MissedAll))
+	tests.OK(t, mail.Add("letters", "letters", hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run()
 	becomes(db, "it has joined", 1, "SELECT count(*) FROM pgleases.schedule_groups") // else an Enqueuer may not know the number of partitions
 	other := newWorker(db, schedule.WithPartitions(1))
@@ -42,8 +42,8 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 		}},
 		{"Trigger", func() error { _, err := other.Trigger(t.Context(), "letters"); return err }},
 		{"a job that is replaced", func() error {
-			_, later := others.Enqueue(t.Context(), "later", schedule.In(time.Hour), schedule.Unique("c", schedule.Replace))
-			_, now := others.Enqueue(t.Context(), "now", schedule.Unique("c", schedule.Replace))
+			_, later := others.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("c", schedule.Replace))
+			_, now := others.Enqueue(t.Context(), "now", schedule.WithUnique("c", schedule.Replace))
 			return errors.Join(later, now)
 		}},
 		{"Enqueue of the owner", func() error { _, err := mail.Enqueue(t.Context(), "d"); return err }},
@@ -53,7 +53,7 @@ func TestWhatIsPutElsewhereBeginsAtOnce(t *testing.T) {
 		tests.Until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
 	}
 	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, for which nobody looks
-	tests.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.MissedAll))
+	tests.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.WithMissed(schedule.MissedAll)))
 	tests.Until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
 }
 
@@ -125,7 +125,7 @@ func TestFewNotificationsAreSent(t *testing.T) {
 		}
 	}
 	heard("jobs", 1, 1, func() error { _, err := mail.Enqueue(t.Context(), "x"); return err })
-	heard("jobs of later", 0, 0, func() error { _, err := mail.Enqueue(t.Context(), "x", schedule.In(time.Hour)); return err })
+	heard("jobs of later", 0, 0, func() error { _, err := mail.Enqueue(t.Context(), "x", schedule.WithDelay(time.Hour)); return err })
 	heard("the owner's jobs", 0, 0, func() error { _, err := mine.Enqueue(t.Context(), "x"); return err })
 }
 

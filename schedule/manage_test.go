@@ -58,9 +58,9 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	bad := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") })
-	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, k.Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	tests.OK(t, bad.Put(t.Context(), "broken", args{}, hourly))
-	planned := tests.Must(k.Enqueue(t.Context(), args{}, schedule.In(1000*time.Hour)))(t)
+	planned := tests.Must(k.Enqueue(t.Context(), args{}, schedule.WithDelay(1000*time.Hour)))(t)
 	dead := tests.Must(bad.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	expect(t, w.fate(dead).Fate, schedule.FateDead, "fate of the job")
@@ -194,7 +194,7 @@ func TestManageRefusals(t *testing.T) {
 	done := tests.Must(mail.Enqueue(t.Context(), "done"))(t)
 	w.run()
 	w.fate(done)
-	living := tests.Must(mail.Enqueue(t.Context(), "later", schedule.In(1000*time.Hour)))(t)
+	living := tests.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(1000*time.Hour)))(t)
 	db.setClock(midnight.Add(time.Hour))
 	becomes(db, "a tick is done", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'close'")
 	m, ctx := newOperator(db).manage("why", ""), t.Context()
@@ -293,10 +293,10 @@ func TestRetry(t *testing.T) {
 		calls <- call{string(r.Trigger), r.Name, r.Key, r.At.UTC().Format("15:04"), r.From.UTC().Format("15:04")}
 		return note(ctx, tx, r)
 	})
-	tests.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.Key("books")))
+	tests.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.WithKey("books")))
 	first := func(id int64, err error) int64 { t.Helper(); tests.OK(t, err); return id }
-	plain := first(mail.Enqueue(t.Context(), "plain", schedule.Key("ada"), schedule.Priority(3)))
-	unique := first(mail.Enqueue(t.Context(), "unique", schedule.Unique("inv-7", schedule.Raise)))
+	plain := first(mail.Enqueue(t.Context(), "plain", schedule.WithJobKey("ada"), schedule.WithPriority(3)))
+	unique := first(mail.Enqueue(t.Context(), "unique", schedule.WithUnique("inv-7", schedule.Reject)))
 	w.run()
 	expect(t, w.fate(plain).Fate, schedule.FateDead, "fate")
 	expect(t, w.fate(unique).Fate, schedule.FateDead, "fate")
@@ -323,7 +323,7 @@ func TestRetry(t *testing.T) {
 	w.fate(first(w.Retry(t.Context(), again)))
 	expect(t, tests.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "00:00"}, "call")
 
-	other := first(mail.Enqueue(t.Context(), "fine", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise)))
+	other := first(mail.Enqueue(t.Context(), "fine", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject)))
 	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
 	tests.OK(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
 	if j := w.fate(other); j.Fate != schedule.FateCancelled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
@@ -357,7 +357,7 @@ func TestRetryAtOnce(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	id := tests.Must(mail.Enqueue(t.Context(), "later", schedule.In(time.Hour)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour)))(t)
 	tests.OK(t, w.Cancel(t.Context(), id))
 	const callers = 8
 	retried := make(chan error, callers)
@@ -380,11 +380,11 @@ func TestJobsAreListed(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no paper") },
-		schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+		schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	letters := schedule.InTx(w.Scheduler, "letters", note)
-	tests.Must(letters.EnqueueMany(t.Context(), make([]string, 600), schedule.In(time.Hour)))(t)
-	failing := tests.Must(mail.Enqueue(t.Context(), "x", schedule.Unique("inv-7", schedule.Raise)))(t)
-	tests.Must(mail.Enqueue(t.Context(), "y", schedule.In(time.Hour), schedule.Unique("inv-8", schedule.Raise)))(t)
+	tests.Must(letters.EnqueueMany(t.Context(), make([]string, 600), schedule.WithDelay(time.Hour)))(t)
+	failing := tests.Must(mail.Enqueue(t.Context(), "x", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "y", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-8", schedule.Reject)))(t)
 	w.run()
 	tests.Until(t, "an attempt has failed", func() bool {
 		j := tests.Must(w.Job(t.Context(), failing))(t)

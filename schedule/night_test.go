@@ -136,8 +136,8 @@ func TestTheQueriesOfTheNightTell(t *testing.T) {
 	db.looked()
 	stranger.close() // the group is known
 	tests.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
-	tests.Must(mail.Enqueue(t.Context(), "hangs", schedule.Unique("slow", schedule.Raise)))(t)
-	tests.Must(mail.Enqueue(t.Context(), "bad job", schedule.Unique("once", schedule.Raise)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "hangs", schedule.WithUnique("slow", schedule.Reject)))(t)
+	tests.Must(mail.Enqueue(t.Context(), "bad job", schedule.WithUnique("once", schedule.Reject)))(t)
 	db.setClock(tick)
 	is("Late schedules", "tests bad tick mail due its partition has no owner; tests close mail due its partition has no owner; tests stranger telegraph due its partition has no owner")
 	w.run()

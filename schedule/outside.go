@@ -30,11 +30,11 @@ type outside struct {
 }
 
 // AtLeastOnce registers a handler whose effects are outside of this database: it is called for each tick or job until it returns nil, or
-// that is dead by Retry, Crashes or Discard. Before each call it is committed that it begins, and after it what came of it. Where its
+// that is dead by WithMaxAttempts, WithMaxCrashes or Discard. Before each call it is committed that it begins, and after it what came of it. Where its
 // process dies or is cut off in between, another calls it again, with the same IdempotencyKey and a higher Epoch. Calls under one key
 // overlap only where a process was cut off and does not heed ctx, which ends then.
 //
-// It holds no connection while it runs. Each call costs three transactions. Timeout, Retry and Crashes hold as for InTx, Idle means
+// It holds no connection while it runs. Each call costs three transactions. WithTimeout, WithMaxAttempts and WithMaxCrashes hold as for InTx, WithIdleTimeout means
 // nothing; errors are as there.
 func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atLeastOnce, handler, opts)
@@ -42,13 +42,13 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 
 // AtMostOnce registers a handler whose effects are outside of this database, and that is called once for each tick or job at most, whatever
 // happens. When it returns an error that is dead. Where its process dies or is cut off before what came of it is committed, that is lost,
-// see FateLost. A run that ends by WithDrain or Timeout has the fate that the handler's return tells: done for nil. It may return Snooze
+// see FateLost. A run that ends by WithDrainTimeout or WithTimeout has the fate that the handler's return tells: done for nil. It may return Snooze
 // where it has done nothing: then it is called again.
 //
 // That it is called is committed before with synchronous_commit on. A failover to a standby that replicates asynchronously may forget it,
 // and the handler is called once more: for at most once over failovers too, have a synchronous standby.
 //
-// It holds no connection while it runs. Timeout holds as for InTx, Idle and Crashes mean nothing, Retry is an error; errors are as there.
+// It holds no connection while it runs. WithTimeout holds as for InTx, WithIdleTimeout and WithMaxCrashes mean nothing, WithMaxAttempts is an error; errors are as there.
 func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
 	return outsideKind(s, name, atMostOnce, handler, opts)
 }

@@ -36,7 +36,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 			}
 			l := newLedger(db, "send")
 			l.calls = calls
-			tests.OK(t, k.Add("send", args{}, hourly, schedule.MissedAll))
+			tests.OK(t, k.Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 			w.run().has("send")
 			now := midnight
 			for _, text := range []string{"begin", "schedule_open", "schedule_close", "schedule_done_tick", "synchronous_commit", "commit\x00"} {
@@ -139,9 +139,9 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 			RETURN '500';
 		END $$`)
 	start := func() *worker {
-		w := newSteadyWorker(db, schedule.WithDrain(0))
+		w := newSteadyWorker(db, schedule.WithDrainTimeout(0))
 		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
-		tests.OK(t, pay.Add("pay", args{}, hourly, schedule.MissedAll))
+		tests.OK(t, pay.Add("pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 		return w.run().has("pay")
 	}
 	l := newLedger(db, "pay")
@@ -159,7 +159,7 @@ func TestWhatWasBegunAndNotCalledIsNotLost(t *testing.T) {
 func TestCallsOutsideThatFail(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newSteadyWorker(db, schedule.WithDrain(0))
+	w := newSteadyWorker(db, schedule.WithDrainTimeout(0))
 	began := make(chan string, 100)
 	send := func(ctx context.Context, r schedule.Run[args]) error {
 		began <- fmt.Sprint(r.Name, " ", r.Attempt)
@@ -174,7 +174,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 		}
 		return db.sent(r)
 	}
-	mail := schedule.AtLeastOnce(w.Scheduler, "mail", send, schedule.Retry(2, schedule.Backoff(time.Minute, time.Minute)))
+	mail := schedule.AtLeastOnce(w.Scheduler, "mail", send, schedule.WithMaxAttempts(2, schedule.Backoff(time.Minute, time.Minute)))
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", send)
 	least, most, panics := newLedger(db, "mail"), newLedger(db, "pay"), newLedger(db, "panic")
 	for _, l := range []*ledger{least, most, panics} {

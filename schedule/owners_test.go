@@ -22,13 +22,13 @@ func TestEveryTickHasItsFateAndItsEffectOnceWhoeverOwnsIt(t *testing.T) {
 	const schedules = 6
 	inHandler := make(chan *worker, 1000) // who is in a handler now
 	start := func() *worker {
-		w := newWorker(db, schedule.WithDrain(time.Minute))
+		w := newWorker(db, schedule.WithDrainTimeout(time.Minute))
 		books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			inHandler <- w
 			return effect(ctx, tx, r)
-		}, schedule.Idle(time.Second))
+		}, schedule.WithIdleTimeout(time.Second))
 		for i := range schedules {
-			tests.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.MissedAll, schedule.OverlapBuffer))
+			tests.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)))
 		}
 		return w.run()
 	}
@@ -111,13 +111,13 @@ func TestAFrozenHandlerDoesNotCommit(t *testing.T) {
 			return nil
 		}
 		return err
-	}, schedule.Idle(200*time.Millisecond))
-	l := w.runs(books.Add("close", args{}, hourly, schedule.MissedAll))
+	}, schedule.WithIdleTimeout(200*time.Millisecond))
+	l := w.runs(books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(time.Hour))
 	tests.Receive(t, "the handler runs", frozen)
 	w.wire.Cut() // it hears nothing more
 	other := newWorker(db)
-	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	other.run()
 	l.settled(other.Scheduler)
 	w.wire.Mend()
@@ -160,7 +160,7 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, schedule.WithDrain(0))
+	w := newWorker(db, schedule.WithDrainTimeout(0))
 	began := make(chan struct{}, 1)
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		began <- struct{}{}
@@ -270,14 +270,14 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	db := newDatabase(t)
 	began, let := make(chan string, 10), make(chan struct{})
 	start := func(opts ...schedule.Option) (*worker, *schedule.Kind[args]) {
-		w := newSteadyWorker(db, append(opts, schedule.WithDrain(0))...)
+		w := newSteadyWorker(db, append(opts, schedule.WithDrainTimeout(0))...)
 		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			began <- r.Name
 			if r.Name != "plain" {
 				<-let
 			}
 			return nil
-		}, schedule.Idle(time.Minute), schedule.Timeout(time.Minute))
+		}, schedule.WithIdleTimeout(time.Minute), schedule.WithTimeout(time.Minute))
 		return w, k
 	}
 	w, k := start()
@@ -299,7 +299,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	tests.Receive(t, "the other runs again", began)
 	crashes := func() int { return one[int](db, "SELECT sum((trying ->> 'crashes')::int) FROM pgleases.schedules") }
 	expect(t, crashes(), 2, "crashes, while they run")
-	tests.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.Key(names[0])))
+	tests.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.WithKey(names[0])))
 	db.setClock(midnight.Add(2 * time.Hour))
 	tests.Receive(t, "the plain one runs", began)
 	becomes(db, "it is done", true, "SELECT EXISTS (SELECT FROM pgleases.history WHERE name = 'plain')")
@@ -341,7 +341,7 @@ func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	db := newDatabase(t)
 	begun, end, handler := halting(nil, func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error { return ctx.Err() })
 	start := func() *worker {
-		w := newSteadyWorker(db, schedule.WithDrain(time.Minute))
+		w := newSteadyWorker(db, schedule.WithDrainTimeout(time.Minute))
 		k := schedule.InTx(w.Scheduler, "books", handler)
 		tests.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 		return w.run()

@@ -56,7 +56,7 @@ func (r *registry) kind(name string) *kind {
 // limit returns how many runs of a kind there may be at once; 0: any number.
 func (r *registry) limit(name string) int {
 	if k := r.kind(name); k != nil && k.limits.limited {
-		return k.limits.atOnce
+		return k.limits.concurrent
 	}
 	return 0
 }

@@ -42,11 +42,11 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 				return fmt.Errorf("no paper, %d", r.Attempt)
 			}
 			return nil
-		}, schedule.Retry(3, schedule.Backoff(50*time.Minute, 80*time.Minute)))
+		}, schedule.WithMaxAttempts(3, schedule.Backoff(50*time.Minute, 80*time.Minute)))
 	}
 	twice, thrice := kind("twice", 2), kind("thrice", 3)
 	tests.OK(t, twice.Put(t.Context(), "skip", args{}, hourly))
-	tests.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.OverlapBuffer, schedule.MissedAll))
+	tests.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
 	tests.OK(t, thrice.Put(t.Context(), "dead", args{}, hourly))
 	names := []string{"skip", "buffer", "dead"}
 	ledgers := make(map[string]*ledger)
@@ -115,8 +115,8 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 				t.Errorf("the tick of %v is told attempt %d", r.At, r.Attempt)
 			}
 			return nil
-		}, schedule.Retry(4, schedule.Backoff(time.Minute, time.Minute)))
-		tests.OK(t, k.Add("close", args{}, hourly, schedule.MissedAll))
+		}, schedule.WithMaxAttempts(4, schedule.Backoff(time.Minute, time.Minute)))
+		tests.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 		return w.run().has("close")
 	}
 	l := newLedger(db, "close")
@@ -148,7 +148,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	w := newWorker(db)
 	calls := make(chan int, 100)
 	snooze := true
-	retry := schedule.Retry(10, schedule.Backoff(time.Minute, time.Minute))
+	retry := schedule.WithMaxAttempts(10, schedule.Backoff(time.Minute, time.Minute))
 	sleepy := schedule.InTx(w.Scheduler, "sleepy", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		calls <- r.Attempt
 		if snooze {
@@ -200,7 +200,7 @@ func TestSoManyDeadTicksInARowPauseASchedule(t *testing.T) {
 		}
 		return errors.New("no paper")
 	})
-	l := w.runs(k.Put(t.Context(), "close", args{}, hourly, schedule.PauseAfter(2), schedule.MissedAll))
+	l := w.runs(k.Put(t.Context(), "close", args{}, hourly, schedule.WithPauseAfter(2), schedule.WithMissed(schedule.MissedAll)))
 	db.setClock(midnight.Add(6 * time.Hour))
 	paused := func() bool {
 		s := tests.Must(w.Get(t.Context(), "close"))(t)
@@ -224,7 +224,7 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 			return err
 		}
 		return errors.New("no paper")
-	}, schedule.Retry(2, schedule.Backoff(30*time.Minute, 30*time.Minute)))
+	}, schedule.WithMaxAttempts(2, schedule.Backoff(30*time.Minute, 30*time.Minute)))
 	resumed := func(from schedule.From) func(context.Context, string) error {
 		return func(ctx context.Context, name string) error {
 			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, from))
@@ -268,7 +268,7 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 	w := newWorker(db)
 	fail := func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("нет бумаги") }
 	tests.OK(t, schedule.InTx(w.Scheduler, "dead", fail).Add("dead", args{}, hourly))
-	tests.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
+	tests.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
 	l := newLedger(db, "dead")
 	w.run().has("dead")
 	db.setClock(midnight.Add(time.Hour))

@@ -98,18 +98,18 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 		"a short context of its own, ignored":      {ignoring(briefly(send("SELECT pg_sleep(60)"))), "ignored the error", nil},
 		"a transaction rolled back":                {send("ROLLBACK"), "ended its transaction itself", nil},
 		"another transaction instead":              {send("ROLLBACK; BEGIN"), "PS003", nil},
-		"a statement that takes too long":          {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
-		"a statement that takes too long, ignored": {ignoring(send("SELECT pg_sleep(60)")), "took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
+		"a statement that takes too long":          {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
+		"a statement that takes too long, ignored": {ignoring(send("SELECT pg_sleep(60)")), "took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
 		"work that takes too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			<-ctx.Done()
 			return context.Cause(ctx)
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
+			"took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
 		"work that takes too long, and heeds no context": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			<-ctx.Done()
 			return nil
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.Timeout(time.Second)}},
+			"took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
 		"a pause that is too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			var pid int // not the connection's, which a pooler gives
 			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
@@ -118,7 +118,7 @@ func TestARunThatFailsIsDeadAndLeavesNothing(t *testing.T) {
 			becomes(db, "the server has ended the connection", 0, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid)
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
-		}, "25P03", []schedule.KindOption{schedule.Idle(100 * time.Millisecond)}},
+		}, "25P03", []schedule.KindOption{schedule.WithIdleTimeout(100 * time.Millisecond)}},
 	}
 	w := newWorker(db)
 	var ledgers []*ledger
@@ -182,7 +182,7 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 			}
 			_, err := tx.Exec(ctx, "INSERT INTO public.slow VALUES ($1)", seconds)
 			return errors.Join(err, effect(ctx, tx, r))
-		}, schedule.Timeout(2*time.Second))
+		}, schedule.WithTimeout(2*time.Second))
 		tests.Must(k.Enqueue(t.Context(), args{}))(t)
 	}
 	w.run()
@@ -316,8 +316,8 @@ func TestASerializationFailureIsNoFailureOfTheRun(t *testing.T) {
 		return nil
 	})
 	twice, always := newLedger(db, "twice"), newLedger(db, "always")
-	tests.OK(t, k.Add("twice", args{2}, hourly, schedule.Key("one")))
-	tests.OK(t, k.Add("always", args{100}, hourly, schedule.Key("one")))
+	tests.OK(t, k.Add("twice", args{2}, hourly, schedule.WithKey("one")))
+	tests.OK(t, k.Add("always", args{100}, hourly, schedule.WithKey("one")))
 	w.run().has("twice").has("always")
 	db.setClock(midnight.Add(time.Hour))
 	twice.settled(w.Scheduler).expectFates(map[schedule.Fate]int64{schedule.FateDone: 1})
@@ -357,7 +357,7 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	k := schedule.InTx(w.Scheduler, "books", handler)
 	var ledgers []*ledger
 	for _, name := range []string{"a", "b", "c", "d"} {
-		tests.OK(t, k.Add(name, args{}, hourly, schedule.Key(map[bool]string{true: "first", false: "second"}[name < "c"])))
+		tests.OK(t, k.Add(name, args{}, hourly, schedule.WithKey(map[bool]string{true: "first", false: "second"}[name < "c"])))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	probe := newLedger(db, "probe")
@@ -383,7 +383,7 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	db := newDatabase(t)
 	told := make(chan error, 1)
 	began := make(chan struct{}, 1)
-	w := newWorker(db, schedule.WithDrain(50*time.Millisecond))
+	w := newWorker(db, schedule.WithDrainTimeout(50*time.Millisecond))
 	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if err := effect(ctx, tx, r); err != nil {
 			return err
@@ -419,7 +419,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 			return err
 		}
 		return effect(ctx, tx, r)
-	}, schedule.Timeout(time.Second))
+	}, schedule.WithTimeout(time.Second))
 	l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 	db.looked()
 	edit := db.begin()
@@ -440,7 +440,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 			db := newDatabase(t)
 			w := newWorker(db)
 			w.Give(time.Second)
-			k := schedule.InTx(w.Scheduler, "books", effect, schedule.Timeout(2*time.Second))
+			k := schedule.InTx(w.Scheduler, "books", effect, schedule.WithTimeout(2*time.Second))
 			l := w.runs(k.Put(t.Context(), "close", args{}, hourly))
 			db.looked()
 			w.wire.Mute(text)
@@ -469,7 +469,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 	tests.OK(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		for i := range ledgers {
 			ledgers[i] = newLedger(db, fmt.Sprintf("bulk %03d", i))
-			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, schedule.Key("bulk")); err != nil {
+			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, schedule.WithKey("bulk")); err != nil {
 				return err
 			}
 		}

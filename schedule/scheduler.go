@@ -110,7 +110,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	return s, nil
 }
 
-// Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrain,
+// Run puts what was added, and runs schedules of the group until ctx, the client or the lease ends; then it lets runs end, see WithDrainTimeout,
 // and leaves. It returns the cause. The group's lease is "schedule/" and its name. A Scheduler is run once, and one at a time of a client
 // and a group.
 //

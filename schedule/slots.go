@@ -7,7 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// This file takes and frees slots of kinds with a limit, see Limit. The queue decides which run tries.
+// This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides which run tries.
 
 // makeSlots makes the slots of a kind, once in a process, and again if none was found.
 func (e *execution) makeSlots() error {

@@ -64,7 +64,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 			}
 			start := func(limit int) *schedule.Kind[string] {
 				w := newSteadyWorker(db, schedule.WithMaxRunning(5))
-				opts := []schedule.KindOption{schedule.Limit(limit), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
+				opts := []schedule.KindOption{schedule.WithMaxConcurrent(limit), schedule.WithMaxCrashes(100), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
 				var k *schedule.Kind[string]
 				if calls == "outside" {
 					k = schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
@@ -118,11 +118,11 @@ func TestSlotsOfAProcessThatIsCutOffAreFreeWhenItsWorkHasEnded(t *testing.T) {
 		schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 			wait(ctx, r)
 			return note(ctx, tx, r)
-		}, schedule.Limit(1), schedule.Idle(2*time.Second))
+		}, schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(2*time.Second))
 		schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
 			wait(ctx, r)
 			return ctx.Err()
-		}, schedule.Limit(1))
+		}, schedule.WithMaxConcurrent(1))
 		return w.run()
 	}
 	w := start(true)
@@ -209,10 +209,10 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(1))
 	h := newHolding(t)
-	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.Limit(1))
+	books := schedule.InTx(w.Scheduler, "books", h.run, schedule.WithMaxConcurrent(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	tests.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
-	tests.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	tests.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
+	tests.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
 	l := newLedger(db, "b")
 	other := newLedger(db, "a")
 	w.run()
@@ -226,8 +226,8 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	for range 150 { // more than a look finds
 		many = append(many, args{})
 	}
-	tests.Must(books.EnqueueMany(t.Context(), many, schedule.Priority(3)))(t)
-	id := tests.Must(mail.Enqueue(t.Context(), "behind", schedule.Priority(3)))(t)
+	tests.Must(books.EnqueueMany(t.Context(), many, schedule.WithPriority(3)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "behind", schedule.WithPriority(3)))(t)
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate of what is behind those that wait")
 	db.setClock(midnight.Add(3*time.Hour + 30*time.Minute))
 	w.wire.Count("schedule_take")
@@ -251,7 +251,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 	db := newDatabase(t)
 	w := newSteadyWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
 	w.LookEvery(100 * time.Millisecond)
-	books := schedule.InTx(w.Scheduler, "books", note, schedule.Limit(2))
+	books := schedule.InTx(w.Scheduler, "books", note, schedule.WithMaxConcurrent(2))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	id := tests.Must(books.Enqueue(t.Context(), "makes the slots"))(t)
@@ -286,9 +286,9 @@ func TestWhatWaitsIsLeftOutOfEachLookUntilItRuns(t *testing.T) {
 			w := newSteadyWorker(db, schedule.WithPartitions(1))
 			w.SweepEvery(time.Hour)
 			began, goOn, handler := halting(nil, effect)
-			opts, same := []schedule.KindOption{schedule.Limit(1)}, []schedule.JobOption{}
+			opts, same := []schedule.KindOption{schedule.WithMaxConcurrent(1)}, []schedule.JobOption{}
 			if waits == "for a key" {
-				opts, same = nil, []schedule.JobOption{schedule.Key("one")}
+				opts, same = nil, []schedule.JobOption{schedule.WithJobKey("one")}
 			}
 			books := schedule.InTx(w.Scheduler, "books", handler, opts...)
 			tests.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
@@ -320,7 +320,7 @@ func TestTheSlotOfAFrozenHandlerIsFreeAfterItsIdleLimit(t *testing.T) {
 				<-thawed
 			}
 			return note(ctx, tx, r)
-		}, schedule.Limit(1), schedule.Idle(idle), schedule.Retry(1, schedule.Backoff(time.Millisecond, time.Millisecond)))
+		}, schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(idle), schedule.WithMaxAttempts(1, schedule.Backoff(time.Millisecond, time.Millisecond)))
 		w.run()
 		return k
 	}
@@ -344,7 +344,7 @@ func TestNoSlotStaysTakenWhateverIsLost(t *testing.T) {
 	db := newDatabase(t)
 	var g gate
 	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
-	limits := []schedule.KindOption{schedule.Limit(1), schedule.Idle(time.Second), schedule.Crashes(100), schedule.Retry(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
+	limits := []schedule.KindOption{schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(time.Second), schedule.WithMaxCrashes(100), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
 	in := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error { return note(ctx, tx, r) }, limits...)
 	out := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
 		g.enter()
@@ -378,7 +378,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newSteadyWorker(db, schedule.WithMaxRunning(5))
-	k := schedule.InTx(w.Scheduler, "limited", note, schedule.Limit(1000))
+	k := schedule.InTx(w.Scheduler, "limited", note, schedule.WithMaxConcurrent(1000))
 	w.run()
 	const jobs = 100
 	enqueue := func() {
@@ -420,7 +420,7 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
-	k := schedule.InTx(w.Scheduler, "ship", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil }, schedule.Limit(1))
+	k := schedule.InTx(w.Scheduler, "ship", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil }, schedule.WithMaxConcurrent(1))
 	w.run()
 	for range 2 {
 		tests.Must(k.Enqueue(t.Context(), "an order"))(t)
@@ -440,7 +440,7 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	pay := schedule.AtLeastOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error {
 		done <- struct{}{}
 		return nil
-	}, schedule.Limit(1))
+	}, schedule.WithMaxConcurrent(1))
 	held := db.begin("LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE")
 	tests.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()

@@ -11,7 +11,7 @@ type Stats struct {
 	Running    int // handlers under way, at most as many as WithMaxRunning says
 	// schedules and jobs that are due, and wait for one of those to end, or for a run under their key; of many, those that were found
 	Waiting      int
-	Suspects     int                  // schedules and jobs that are due soon, and are suspected of killing processes: see Crashes
+	Suspects     int                  // schedules and jobs that are due soon, and are suspected of killing processes: see WithMaxCrashes
 	Looks        int64                // for what is due; about one each second
 	LooksFailed  int64                // of these
 	LookTime     time.Duration        // that all of them took
@@ -26,7 +26,7 @@ type Stats struct {
 type KindStats struct {
 	Running  int      // handlers under way
 	Begun    int64    // calls of the handler, also again for the same tick
-	Retried  int64    // runs that failed, and are tried again: see Retry
+	Retried  int64    // runs that failed, and are tried again: see WithMaxAttempts
 	Snoozed  int64    // runs that their handler has put off: see Snooze
 	Done     int64    // FateDone
 	Dead     int64    // FateDead

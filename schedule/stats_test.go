@@ -30,7 +30,7 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 		}
 	}
 	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error { return handle(ctx) },
-		schedule.Retry(2, schedule.Backoff(time.Minute, time.Minute)))
+		schedule.WithMaxAttempts(2, schedule.Backoff(time.Minute, time.Minute)))
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	tests.OK(t, books.Put(t.Context(), "close", args{}, hourly))
@@ -100,14 +100,14 @@ func TestStatsTellWhatWasDone(t *testing.T) {
 	become("books", "0 run, 5 begun, 1 retried, 1 snoozed, 2 done, 1 dead, 0 lost, 3 missed, 11 skipped")
 	tests.OK(t, w.Delete(t.Context(), "other"))
 
-	tests.Must(mail.Enqueue(t.Context(), args{}, schedule.At(midnight)))(t)
+	tests.Must(mail.Enqueue(t.Context(), args{}, schedule.WithTime(midnight)))(t)
 	tests.Receive(t, "it is called", began)
 	ends(nil)
 	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 done, 0 dead, 0 lost, 0 missed, 0 skipped")
 	if late := w.Stats().Kinds["mail"].Lateness; late.Sum > time.Minute {
 		t.Errorf("a job that was put for an instant that had passed is %v late", late.Sum)
 	}
-	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', trying = '{"at": "2026-03-02T04:00:00Z", "local": "2026-03-02T04:00:00Z", "began": "2026-03-02T04:00:00Z",
 		"again": "0001-01-01T00:00:00Z", "crashes": 1, "run": "another", "called": 7}' WHERE name = 'pay'`)
 	db.setClock(midnight.Add(4*time.Hour - time.Second))

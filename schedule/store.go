@@ -383,12 +383,12 @@ func (d *db) sendTrim(ctx context.Context, q querier, failed bool, before time.T
 }
 
 func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
-	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.atOnce)
+	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.concurrent)
 }
 
 // sendTake reports whether there was a slot for a run; run is nil for one that ends with the transaction.
 func (d *db) sendTake(ctx context.Context, tx *transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
-	err = tx.QueryRow(ctx, d.statements.Take, d.group, k.name, k.limits.atOnce, p.Number, p.Epoch, run).Scan(&taken)
+	err = tx.QueryRow(ctx, d.statements.Take, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
 	return taken, err
 }
 

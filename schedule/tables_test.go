@@ -27,7 +27,7 @@ func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
 	w.Scheduler = tests.Must(schedule.New(t.Context(), client, pool, group, schedule.WithSchema(schema)))(t)
 	t.Cleanup(w.close)
 	db.exec("CREATE TABLE public.effects (name text, at timestamptz, epoch bigint, made timestamptz DEFAULT clock_timestamp())")
-	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.MissedAll))
+	tests.OK(t, schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "close", args{}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll)))
 	w.run()
 	tests.Until(t, "it has run", func() bool { return one[int64](db, "SELECT count(*) FROM public.effects") >= 2 })
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE made < at"), 0, "runs before their ticks")

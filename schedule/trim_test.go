@@ -33,7 +33,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 		}
 		return effect(ctx, tx, r)
 	})
-	tests.OK(t, k.Add("close", args{}, hourly, schedule.MissedAll))
+	tests.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	w.run().has("close")
 	// Of another group, and of a schedule that is gone.
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, fate, ended_at)

@@ -88,7 +88,7 @@ func victim(url string) error {
 			<-ctx.Done()
 		}
 		return nil
-	}, schedule.Idle(time.Second))
+	}, schedule.WithIdleTimeout(time.Second))
 	if os.Getenv(victimOfArgs) == "" {
 		for _, name := range jobs() {
 			if err := books.Add(name, args{}, hourly); err != nil {
@@ -181,24 +181,24 @@ func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
 			began <- r.Name
 			<-ctx.Done()
 			return context.Cause(ctx)
-		}, schedule.Idle(time.Second))
+		}, schedule.WithIdleTimeout(time.Second))
 		tests.OK(t, k.Add("close", args{}, hourly))
 		return w.run().has("close")
 	}
 	crashes := func() int64 {
 		return one[int64](db, "SELECT coalesce((trying ->> 'crashes')::bigint, 0) FROM pgleases.schedules")
 	}
-	w := kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrain(0)))
+	w := kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
 	db.setClock(midnight.Add(time.Hour))
 	tests.Receive(t, "it runs", began)
 	expect(t, crashes(), 0, "crashes, where no owner before died")
 	w.die()
-	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrain(0)))
+	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
 	tests.Receive(t, "it runs", began)
 	expect(t, crashes(), 1, "crashes, while it runs after an owner that died")
 	w.close()
 	expect(t, crashes(), 0, "crashes, after it was drained")
-	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrain(0)))
+	w = kinds(newWorkerFor(db, 3*time.Second, schedule.WithDrainTimeout(0)))
 	tests.Receive(t, "it runs", began)
 	expect(t, crashes(), 0, "crashes, where the owner before ended in good order")
 	w.close()
@@ -224,7 +224,7 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	put := func(n int, crashes int) {
 		t.Helper()
 		tx := db.begin()
-		id := tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.Key(fmt.Sprint(n))))(t)
+		id := tests.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint(n))))(t)
 		if crashes > 0 {
 			tests.Must(tx.Exec(t.Context(), "UPDATE pgleases.jobs SET trying = jsonb_build_object('at', at, 'began', at, 'crashes', $2::int) WHERE id = $1", id, crashes))(t)
 		}

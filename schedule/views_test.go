@@ -47,7 +47,7 @@ func TestViewOfSchedules(t *testing.T) {
 		return effect(ctx, tx, schedule.Run[args]{Name: r.Name, At: r.At, Epoch: r.Epoch})
 	})
 	again := schedule.InTx(w.Scheduler, "again", func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no ink") },
-		schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+		schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	outside := schedule.AtLeastOnce(w.Scheduler, "outside", func(ctx context.Context, r schedule.Run[string]) error {
 		out <- struct{}{}
 		released(ctx, end)
@@ -58,7 +58,7 @@ func TestViewOfSchedules(t *testing.T) {
 	for _, name := range []string{"runs", "does", "paused", "fails"} {
 		tests.OK(t, k.Put(t.Context(), name, name, rule))
 	}
-	tests.OK(t, k.Put(t.Context(), "stops", "stops", rule, schedule.PauseAfter(1)))
+	tests.OK(t, k.Put(t.Context(), "stops", "stops", rule, schedule.WithPauseAfter(1)))
 	tests.OK(t, k.Put(t.Context(), "over", "over", schedule.Cron("0 0 30 2 *", "UTC")))
 	tests.OK(t, k.Put(t.Context(), "planned", "planned", schedule.Cron("0 3 * * *", "UTC")))
 	tests.OK(t, again.Put(t.Context(), "retries", "retries", rule))
@@ -94,7 +94,7 @@ func TestViewOfJobs(t *testing.T) {
 	db := newDatabase(t)
 	w := newSteadyWorker(db)
 	in, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "runs" }, func(context.Context, pgx.Tx, schedule.Run[string]) error { return errors.New("no ink") })
-	mail := schedule.InTx(w.Scheduler, "mail", handler, schedule.Retry(2, schedule.Backoff(time.Hour, time.Hour)))
+	mail := schedule.InTx(w.Scheduler, "mail", handler, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	defer close(end)
 	put := func(what string, opts ...schedule.JobOption) {
 		t.Helper()
@@ -102,7 +102,7 @@ func TestViewOfJobs(t *testing.T) {
 	}
 	put("runs")
 	put("retries")
-	put("planned", schedule.In(time.Hour), schedule.Unique("inv-7", schedule.Raise), schedule.Key("ada"), schedule.Priority(2))
+	put("planned", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject), schedule.WithJobKey("ada"), schedule.WithPriority(2))
 	tests.Must(schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits"))(t)
 	db.setClock(midnight.Add(time.Minute))
 	db.shows("jobs_status", "runs", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")

@@ -19,7 +19,7 @@ import (
 func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	const grace = schedule.Grace(90 * time.Minute)
+	grace := schedule.WithGrace(90 * time.Minute)
 	maker := newWorker(db) // only puts
 	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "kind", args{}, hourly, grace))
 	books := schedule.InTx(maker.Scheduler, "books", effect)
@@ -114,7 +114,7 @@ func TestNoTickIsLateForWaiting(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
-	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.MissedAll, schedule.Grace(time.Minute)))
+	tests.OK(t, schedule.InTx(maker.Scheduler, "new", effect).Put(t.Context(), "close", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
 	l := newLedger(db, "close")
 	older := newWorker(db).run()
 	db.setClock(midnight.Add(time.Hour))
@@ -144,44 +144,44 @@ func TestBadInputIsRefused(t *testing.T) {
 	_, runningErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithMaxRunning(6))
 	_, retentionErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithRetention(0, time.Minute))
 	_, nilErr := schedule.New(t.Context(), nil, w.pool, "g")
-	_, ddlErr := schedule.Schema(schedule.WithDrain(time.Second))
+	_, ddlErr := schedule.Schema(schedule.WithDrainTimeout(time.Second))
 	_, schemaErr := schedule.Manage(t.Context(), w.pool, "g", schedule.WithSchema("elsewhere"))
 	_, otherSchemaErr := schedule.New(t.Context(), w.client, w.pool, "g", schedule.WithSchema("elsewhere"))
 	_, otherPoolErr := schedule.New(t.Context(), w.client, newDatabase(t).Pool, "g")
 	_, emptyPoolErr := schedule.New(t.Context(), w.client, tests.Pool(t, pgtest.EmptyDatabase(t)), "g")
 	for says, err := range map[string]error{
-		`name "" is empty`:                        put("", hourly),
-		"field 1, the minute":                     put("x", schedule.Cron("60 * * * *", "UTC")),
-		"rule is empty":                           put("x", schedule.Rule{}),
-		"grace of -1s":                            put("x", hourly, schedule.Grace(-time.Second)),
-		"jitter of 25h0m0s":                       put("x", hourly, schedule.Jitter(25*time.Hour)),
-		"Overlap(7)":                              put("x", hourly, schedule.Overlap(7)),
-		"Missed(7)":                               put("x", hourly, schedule.Missed(7)),
-		"option is nil":                           put("x", hourly, nil),
-		`key "" is empty`:                         put("x", hourly, schedule.Key("")),
-		"arguments":                               schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
-		`"a\u0000b":1} has a NUL`:                 schedule.InTx(w.Scheduler, "nul", func(context.Context, pgx.Tx, schedule.Run[any]) error { return nil }).Add("x", map[string]int{"a\x00b": 1}, hourly),
-		"transaction is nil":                      k.PutTx(t.Context(), nil, "x", args{}, hourly),
-		"there is one of this name":               schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
-		"timeout 0s is out of range":              schedule.InTx(w.Scheduler, "fast", effect, schedule.Timeout(0)).Put(t.Context(), "x", args{}, hourly),
-		"limit of 0 runs at once":                 schedule.InTx(w.Scheduler, "few", effect, schedule.Limit(0)).Put(t.Context(), "x", args{}, hourly),
-		"limit of 1001 runs at once":              schedule.InTx(w.Scheduler, "many", effect, schedule.Limit(1001)).Put(t.Context(), "x", args{}, hourly),
-		`"none": handler is nil`:                  schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
-		`"no call": handler is nil`:               schedule.AtLeastOnce[args](w.Scheduler, "no call", nil).Put(t.Context(), "x", args{}, hourly),
-		"Retry calls a handler again":             schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.Retry(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
-		`group "" is empty`:                       groupErr,
-		"has 256 bytes":                           longErr,
-		"0 partitions":                            partitionsErr,
-		"more than 6 connections":                 runningErr,
-		"retention of 0s and 1m0s":                retentionErr,
-		"client or pool is nil":                   nilErr,
-		`package schedule in schema "elsewhere"`:  schemaErr,
-		`"elsewhere.clients" does not exist`:      otherSchemaErr,
-		"another server, database or schema":      otherPoolErr,
-		`"pgleases.clients" does not exist`:       emptyPoolErr,
-		`register kind "fast"`:                    w.Run(t.Context()),
-		"WithDrain means nothing to Schema":       ddlErr,
-		"WithPartitions means nothing to Migrate": schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
+		`name "" is empty`:                         put("", hourly),
+		"field 1, the minute":                      put("x", schedule.Cron("60 * * * *", "UTC")),
+		"rule is empty":                            put("x", schedule.Rule{}),
+		"grace of -1s":                             put("x", hourly, schedule.WithGrace(-time.Second)),
+		"jitter of 25h0m0s":                        put("x", hourly, schedule.WithJitter(25*time.Hour)),
+		"Overlap(7)":                               put("x", hourly, schedule.WithOverlap(schedule.Overlap(7))),
+		"Missed(7)":                                put("x", hourly, schedule.WithMissed(schedule.Missed(7))),
+		"option is nil":                            put("x", hourly, nil),
+		`key "" is empty`:                          put("x", hourly, schedule.WithKey("")),
+		"arguments":                                schedule.InTx(w.Scheduler, "channels", func(context.Context, pgx.Tx, schedule.Run[chan int]) error { return nil }).Put(t.Context(), "x", make(chan int), hourly),
+		`"a\u0000b":1} has a NUL`:                  schedule.InTx(w.Scheduler, "nul", func(context.Context, pgx.Tx, schedule.Run[any]) error { return nil }).Add("x", map[string]int{"a\x00b": 1}, hourly),
+		"transaction is nil":                       k.PutTx(t.Context(), nil, "x", args{}, hourly),
+		"there is one of this name":                schedule.InTx(w.Scheduler, "books", effect).Put(t.Context(), "x", args{}, hourly),
+		"timeout 0s is out of range":               schedule.InTx(w.Scheduler, "fast", effect, schedule.WithTimeout(0)).Put(t.Context(), "x", args{}, hourly),
+		"limit of 0 runs at once":                  schedule.InTx(w.Scheduler, "few", effect, schedule.WithMaxConcurrent(0)).Put(t.Context(), "x", args{}, hourly),
+		"limit of 1001 runs at once":               schedule.InTx(w.Scheduler, "many", effect, schedule.WithMaxConcurrent(1001)).Put(t.Context(), "x", args{}, hourly),
+		`"none": handler is nil`:                   schedule.InTx[args](w.Scheduler, "none", nil).Put(t.Context(), "x", args{}, hourly),
+		`"no call": handler is nil`:                schedule.AtLeastOnce[args](w.Scheduler, "no call", nil).Put(t.Context(), "x", args{}, hourly),
+		"WithMaxAttempts calls a handler again":    schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxAttempts(2, schedule.Backoff(1, 1))).Put(t.Context(), "x", args{}, hourly),
+		`group "" is empty`:                        groupErr,
+		"has 256 bytes":                            longErr,
+		"0 partitions":                             partitionsErr,
+		"more than 6 connections":                  runningErr,
+		"retention of 0s and 1m0s":                 retentionErr,
+		"client or pool is nil":                    nilErr,
+		`package schedule in schema "elsewhere"`:   schemaErr,
+		`"elsewhere.clients" does not exist`:       otherSchemaErr,
+		"another server, database or schema":       otherPoolErr,
+		`"pgleases.clients" does not exist`:        emptyPoolErr,
+		`register kind "fast"`:                     w.Run(t.Context()),
+		"WithDrainTimeout means nothing to Schema": ddlErr,
+		"WithPartitions means nothing to Migrate":  schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
 		"From(7)": func() error {
 			tests.OK(t, put("fine", hourly))
 			tests.OK(t, w.Pause(t.Context(), "fine"))
@@ -203,7 +203,7 @@ func TestAnEditOfWhatWaitsMakesNothingLate(t *testing.T) {
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	put := func() error {
-		return books.Put(t.Context(), "close", args{1}, hourly, schedule.MissedAll, schedule.Grace(time.Minute))
+		return books.Put(t.Context(), "close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute))
 	}
 	tests.OK(t, put())
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
@@ -287,7 +287,7 @@ func TestATickThatNobodyCouldReadWasNotUnderWay(t *testing.T) {
 	db := newDatabase(t)
 	db.exec("INSERT INTO pgleases.schedule_owners (group_name, partition, opened, closed, died) SELECT '" + group + "', n, -1, -2, false FROM generate_series(0, 3) AS n") // who died
 	maker := newWorker(db)
-	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.Grace(90*time.Minute)))
+	tests.OK(t, schedule.InTx(maker.Scheduler, "books", effect).Put(t.Context(), "arguments", args{}, hourly, schedule.WithGrace(90*time.Minute)))
 	db.exec(`UPDATE pgleases.schedules SET args = '{"N": "one"}'`)
 	l := newLedger(db, "arguments")
 	older := newWorker(db)
@@ -315,7 +315,7 @@ func TestManyThatWaitStopNobody(t *testing.T) {
 		CREATE TRIGGER note AFTER UPDATE ON pgleases.jobs REFERENCING NEW TABLE AS woken FOR EACH STATEMENT EXECUTE FUNCTION public.note()`)
 	w := newWorker(db, schedule.WithPartitions(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	id := tests.Must(mail.Enqueue(t.Context(), "known", schedule.Priority(3)))(t)
+	id := tests.Must(mail.Enqueue(t.Context(), "known", schedule.WithPriority(3)))(t)
 	w.run()
 	expect(t, w.fate(id).Fate, schedule.FateDone, "fate")
 	tests.Until(t, "some are woken", func() bool { return one[int64](db, "SELECT coalesce(max(n), 0) FROM public.woken") > 1 })

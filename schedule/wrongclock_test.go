@@ -63,11 +63,11 @@ func TestEachStatementOfARunAtAWrongTimeLosesNothing(t *testing.T) {
 				return effect(ctx, tx, r)
 			}
 			in := schedule.InTx(w.Scheduler, "in", effect)
-			limited := schedule.InTx(w.Scheduler, "limited", effect, schedule.Limit(1))
+			limited := schedule.InTx(w.Scheduler, "limited", effect, schedule.WithMaxConcurrent(1))
 			least := schedule.AtLeastOnce(w.Scheduler, "least", out)
 			most := schedule.AtMostOnce(w.Scheduler, "most", out)
-			again := schedule.InTx(w.Scheduler, "again", fails, schedule.Retry(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
-			opts := []schedule.ScheduleOption{schedule.MissedAll, schedule.OverlapBuffer}
+			again := schedule.InTx(w.Scheduler, "again", fails, schedule.WithMaxAttempts(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
+			opts := []schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)}
 			tests.OK(t, in.Put(t.Context(), "in", args{}, hourly, opts...))
 			tests.OK(t, limited.Put(t.Context(), "limited", args{}, hourly, opts...))
 			tests.OK(t, limited.Put(t.Context(), "limited too", args{}, hourly, opts...))

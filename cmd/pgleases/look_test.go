@@ -351,7 +351,7 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 		return nil
 	})
 	for i, name := range []string{"good", "bad", odd} {
-		if err := kind.Add(name, job{i}, schedule.Every(time.Second), schedule.MissedAll, schedule.OverlapBuffer); err != nil { // however late, each tick runs
+		if err := kind.Add(name, job{i}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)); err != nil { // however late, each tick runs
 			t.Fatal(err)
 		}
 	}
@@ -472,12 +472,12 @@ func TestSchedulesAreShownPausedResumedAndDeleted(t *testing.T) {
 	if text := output1(t, database, "jobs", "show", "books", again); !regexp.MustCompile(`(?m)^` + again + ` +good +close +.* done +0 `).MatchString(text) {
 		t.Errorf("jobs show of one that failed never: %s", text)
 	}
-	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour)))(t)
+	later := tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	if text := output1(t, database, "jobs", "show", "books", waiting); !regexp.MustCompile(`(?m)^` + waiting + ` +- +close +\S.* planned +0 +- +- +-$`).MatchString(text) {
 		t.Errorf("jobs show: %s", text)
 	}
-	tests.Must(kind.Enqueue(t.Context(), job{}, schedule.In(time.Hour), schedule.Unique(odd, schedule.Raise)))(t)
+	tests.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
 	listed := func(args ...string) []known {
 		return decoded[[]known](t, database, append([]string{"jobs", "list", "books"}, args...)...)
 	}

@@ -45,7 +45,7 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 		stop()
 		<-ended
 	})
-	id := tests.Must(books.Enqueue(t.Context(), none{}, schedule.In(time.Hour)))(t)
+	id := tests.Must(books.Enqueue(t.Context(), none{}, schedule.WithDelay(time.Hour)))(t)
 
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, owner))

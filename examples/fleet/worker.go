@@ -117,9 +117,9 @@ func scheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool,
 	tick := schedule.InTx(s, "tick", func(ctx context.Context, tx pgx.Tx, r schedule.Run[struct{}]) error {
 		_, err := tx.Exec(ctx, "INSERT INTO pgleases_example.ticks (name, at, worker) VALUES ($1, $2, $3)", r.Name, r.At, id)
 		return err
-	}, schedule.Idle(time.Second)) // a worker that is frozen in a tick delays the next owner by no more
+	}, schedule.WithIdleTimeout(time.Second)) // a worker that is frozen in a tick delays the next owner by no more
 	for n := range schedules {
-		if err := tick.Add(fmt.Sprintf("second/%d", n), struct{}{}, schedule.Every(time.Second), schedule.MissedAll, schedule.OverlapBuffer); err != nil {
+		if err := tick.Add(fmt.Sprintf("second/%d", n), struct{}{}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)); err != nil {
 			return nil, err
 		}
 	}

@@ -119,7 +119,7 @@ func TestWhatIsCollectedOfSchedulesIsWhatTheStatsTell(t *testing.T) {
 			return errors.New("broken")
 		}
 		return schedule.Discard(nil)
-	}, schedule.Retry(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
+	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Millisecond, time.Millisecond)))
 	registration, err := observeSchedules(sdk.NewMeterProvider(sdk.WithReader(reader)).Meter("test"), s)
 	if err != nil {
 		t.Fatal(err)

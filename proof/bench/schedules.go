@@ -113,7 +113,7 @@ func (s *scheduling) start(ctx context.Context, n int) {
 func (s *scheduling) put(ctx context.Context, n int, every time.Duration, due time.Time, spread time.Duration) {
 	r := newRunner(ctx, s.url, "maker", s.ttl, runsAtOnce)
 	defer r.close()
-	check(r.tick.Put(ctx, "first", struct{}{}, schedule.Every(every), schedule.MissedAll))
+	check(r.tick.Put(ctx, "first", struct{}{}, schedule.Every(every), schedule.WithMissed(schedule.MissedAll)))
 	must(s.Exec(ctx, `INSERT INTO pgleases.schedules OVERRIDING SYSTEM VALUE
 SELECT (jsonb_populate_record(s, jsonb_build_object('id', s.id + n, 'name', 'copy-' || n, 'key', 'copy-' || n, 'partition', pgleases.partition_for('copy-' || n, 128),
     'anchor', first - $3::interval, 'cursor', first - $3::interval, 'due', first))).*

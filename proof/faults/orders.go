@@ -74,17 +74,17 @@ func (a *application) work(ctx context.Context) {
 // order puts a job for an order of its own.
 func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 	whats := []string{Plain, Long, Flaky, Wrong, Snoozed}
-	kind, opts := ordered, []schedule.JobOption{schedule.Priority(1 + rand.N(3))}
+	kind, opts := ordered, []schedule.JobOption{schedule.WithPriority(1 + rand.N(3))}
 	switch rand.N(5) {
 	case 0:
 		kind = mailed
 	case 1:
 		kind, whats = paid, []string{Plain, Long, Wrong}
 	case 2, 3:
-		opts = append(opts, schedule.Unique(fmt.Sprintf("unique-%d", rand.N(3)), schedule.Taken(rand.N(3))))
+		opts = append(opts, schedule.WithUnique(fmt.Sprintf("unique-%d", rand.N(3)), schedule.OnConflict(rand.N(3))))
 	}
 	if rand.N(4) == 0 {
-		opts = append(opts, schedule.In(rand.N(2*time.Second)))
+		opts = append(opts, schedule.WithDelay(rand.N(2*time.Second)))
 	}
 	name := whats[rand.N(len(whats))] + "-" + crand.Text()
 	id, err := putOrder(ctx, tx, &a.kinds[kind].Jobs, name, kind, opts...)

@@ -74,17 +74,17 @@ func allSchedules() (all []Schedule) {
 	}
 	const missed, skipped, cancelled, lost = schedule.FateMissed, schedule.FateSkipped, schedule.FateCancelled, schedule.FateLost
 	add("latest", quick, []schedule.Fate{cancelled, lost})
-	add("none", quick, []schedule.Fate{cancelled, lost}, schedule.MissedNone, schedule.Grace(2*time.Second))
-	add("all", quick, []schedule.Fate{cancelled, lost, missed}, schedule.MissedAll)
-	add("buffered", slow, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	add("jittered", slow, []schedule.Fate{cancelled, lost}, schedule.Jitter(400*time.Millisecond))
-	add("together", slow, []schedule.Fate{cancelled, lost}, schedule.Key("one"))
-	add("failing", fails, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	add("mail", mailed, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	add("pay", paid, []schedule.Fate{cancelled, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	add("scarce", scarce, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	add("phone", phoned, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.MissedAll, schedule.OverlapBuffer)
-	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.MissedAll}, time.Minute,
+	add("none", quick, []schedule.Fate{cancelled, lost}, schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(2*time.Second))
+	add("all", quick, []schedule.Fate{cancelled, lost, missed}, schedule.WithMissed(schedule.MissedAll))
+	add("buffered", slow, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("jittered", slow, []schedule.Fate{cancelled, lost}, schedule.WithJitter(400*time.Millisecond))
+	add("together", slow, []schedule.Fate{cancelled, lost}, schedule.WithKey("one"))
+	add("failing", fails, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("mail", mailed, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("pay", paid, []schedule.Fate{cancelled, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("scarce", scarce, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	add("phone", phoned, []schedule.Fate{cancelled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, time.Minute,
 		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Fate{cancelled, lost, missed}})
 }
 
@@ -135,18 +135,18 @@ const atOnce = 6
 var errMisused = errors.New("faults: schedules are used in a wrong way")
 
 func runScheduler(ctx context.Context, config Config, client *pgleases.Client, pool *pgxpool.Pool, notes *calls, log *slog.Logger) error {
-	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(atOnce), schedule.WithDrain(config.TTL),
+	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(atOnce), schedule.WithDrainTimeout(config.TTL),
 		schedule.WithLogger(log), schedule.WithoutMigration())
 	if err != nil {
 		return err
 	}
 	kinds := make(map[string]*schedule.Kind[string])
 	// what is frozen in a run is there when the next owner has begun
-	limits := []schedule.KindOption{schedule.Timeout(5 * config.TTL), schedule.Idle(3 * config.TTL)}
-	retry := append(slices.Clip(limits), schedule.Retry(MaxAttempts, schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)))
+	limits := []schedule.KindOption{schedule.WithTimeout(5 * config.TTL), schedule.WithIdleTimeout(3 * config.TTL)}
+	retry := append(slices.Clip(limits), schedule.WithMaxAttempts(MaxAttempts, schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)))
 	limited := func(kind string, opts []schedule.KindOption) []schedule.KindOption {
 		if n, ok := Limits[kind]; ok {
-			return append(slices.Clip(opts), schedule.Limit(n))
+			return append(slices.Clip(opts), schedule.WithMaxConcurrent(n))
 		}
 		return opts
 	}

@@ -18,8 +18,8 @@ func register(s *schedule.Scheduler) error {
 	kind := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[struct{}]) error {
 		_, err := tx.Exec(ctx, "INSERT INTO closings (night) VALUES ($1)", r.At)
 		return err
-	}, schedule.Retry(3, schedule.Backoff(time.Minute, time.Hour)))
-	return kind.Add("close", struct{}{}, schedule.Cron("30 2 * * *", "Europe/Berlin"), schedule.Grace(6*time.Hour))
+	}, schedule.WithMaxAttempts(3, schedule.Backoff(time.Minute, time.Hour)))
+	return kind.Add("close", struct{}{}, schedule.Cron("30 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
 }
 
 // newPool leads to a database in which the application's migrations have run.

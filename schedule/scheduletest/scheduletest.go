@@ -28,7 +28,7 @@
 // may stop the test for as long as it likes.
 //
 //   - Nothing is late by itself. A job is run at the instant at which it is due, and a run takes no
-//     time: so runs never overlap, no tick is skipped for one, and no Timeout, drain or Limit is reached.
+//     time: so runs never overlap, no tick is skipped for one, and no WithTimeout, drain or WithMaxConcurrent is reached.
 //   - now() in a handler's own SQL is the real time. [Scheduler.Now] is the test's, and schedule.Run has
 //     the times of the tick.
 //   - One process runs at a time, and one handler. [Scheduler.Crash], [Scheduler.Outage] and

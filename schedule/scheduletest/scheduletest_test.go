@@ -111,14 +111,14 @@ func TestWhatIsDueOnTheWayIsRunInOrderAtItsInstant(t *testing.T) {
 	tests.OK(t, k.Add("hour", args{1}, schedule.Cron("0 * * * *", "UTC")))
 	tests.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
 	s.Advance(0)
-	tests.Must(k.Enqueue(t.Context(), args{3}, schedule.In(time.Hour), schedule.Priority(3)))(t)
-	tests.Must(k.Enqueue(t.Context(), args{4}, schedule.At(midnight), schedule.Unique("job", schedule.Raise)))(t)
+	tests.Must(k.Enqueue(t.Context(), args{3}, schedule.WithDelay(time.Hour), schedule.WithPriority(3)))(t)
+	tests.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), schedule.WithUnique("job", schedule.Reject)))(t)
 	s.Advance(0)
 	s.Advance(time.Hour + 20*time.Minute)
 	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
 	expect(t, "the clock", s.Now(), midnight.Add(80*time.Minute))
-	tests.Must(k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)))(t)
-	if _, err := k.Enqueue(t.Context(), args{}, schedule.Unique("again", schedule.Raise)); !errors.Is(err, schedule.ErrExists) {
+	tests.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)))(t)
+	if _, err := k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)); !errors.Is(err, schedule.ErrExists) {
 		t.Fatalf("a unique key that is taken: %v", err)
 	}
 }
@@ -168,7 +168,7 @@ func TestJobThatKillsEachProcessIsDead(t *testing.T) {
 		calls++
 		s.Crash(0)
 		return nil
-	}, schedule.Crashes(3))
+	}, schedule.WithMaxCrashes(3))
 	s.Advance(0)
 	id := tests.Must(k.Enqueue(t.Context(), args{}))(t)
 	s.Advance(time.Hour)
@@ -196,7 +196,7 @@ func TestDeployTakesOverWhatIsThere(t *testing.T) {
 	s.Advance(50 * time.Minute)
 	tests.OK(t, k.Put(t.Context(), "put", args{}, schedule.Every(time.Hour)))
 	s.Advance(10 * time.Minute)
-	next := s.Deploy(schedule.WithDrain(10 * time.Second))
+	next := s.Deploy(schedule.WithDrainTimeout(10 * time.Second))
 	declare(next, "v2", false)
 	expect(t, "the clock", next.Now(), midnight.Add(time.Hour))
 	next.Advance(time.Hour)
@@ -217,7 +217,7 @@ func TestWhatAHandlerPutsIsThereOnlyIfItsRunIsCommitted(t *testing.T) {
 	main := schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		tests.Must(sub.EnqueueTx(ctx, tx, args{1}))(t)
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.Unique("two", schedule.Raise))
+			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.WithUnique("two", schedule.Reject))
 			return err
 		})
 		tests.OK(t, err)

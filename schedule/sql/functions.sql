@@ -369,7 +369,7 @@ BEGIN
             RETURNING j.id, j.due
         )
         SELECT array_agg(m.id ORDER BY m.id), min(m.due) INTO ids, due FROM made AS m;
-        EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0 OR $4 IN ('raise', 'skip');
+        EXIT WHEN ids IS NOT NULL OR jsonb_array_length($3) = 0 OR $4 IN ('reject', 'skip');
         IF $4 = 'replace' THEN
             UPDATE pgleases.jobs AS j
             SET key = w.key, partition = pgleases.partition_for(w.key, parts), args = coalesce(w.args, 'null'),
@@ -450,7 +450,7 @@ BEGIN
         RAISE EXCEPTION '% cannot be retried: its schedule was deleted', what USING ERRCODE = 'undefined_object',
             HINT = 'Nobody knows any more what it would be run with.';
     END IF;
-    retry := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'raise'::text))[1];
+    retry := (pgleases.schedule_enqueue($1, 1, jsonb_build_array(w || '{"trigger": "retry"}'), 'reject'::text))[1];
     IF retry IS NULL THEN
         RAISE EXCEPTION '% cannot be retried: there is a living job of kind "%" with its unique key "%"', what, h.kind, w ->> 'unique_key'
             USING ERRCODE = 'unique_violation', HINT = 'That job does its work. If it does not, cancel it first.';
