@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// A hand-over that waits for work, a client that is superseded, and one that died, as the tables have them.
+// A handoff that waits for work, a client that is superseded, and one that died, as the tables have them.
 func TestASnapshotTellsWhatWaits(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

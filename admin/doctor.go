@@ -42,12 +42,12 @@ type Finding struct {
 
 // Checks are the names of what Doctor looks at, in order.
 var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "mark", "ttl", "dead",
-	"orphans", "overrides", "plans", "hand-overs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
+	"orphans", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions say what Doctor is to look at.
 type DoctorOptions struct {
 	Role string // whose rights are looked at: that of the clients; empty: the one that looks
-	// from when on hand-overs, waits, late schedules and jobs, idle transactions and the silence of the dead are told, and ten times that
+	// from when on handoffs, waits, late schedules and jobs, idle transactions and the silence of the dead are told, and ten times that
 	// for transactions that work; 0: a minute
 	Long time.Duration
 }
@@ -702,9 +702,9 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	}
 	d.fine("plans", "none is overdue")
 	if len(draining) > 0 {
-		d.found("hand-overs", Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
+		d.found("handoffs", Warning, "find out what the owner's work does; WithDrainTimeout bounds it", "asked for and not handed over: %s", listed(draining))
 	}
-	d.fine("hand-overs", "none takes more than %v", d.Long)
+	d.fine("handoffs", "none takes more than %v", d.Long)
 }
 
 // works reports whether a member may own something.

@@ -55,7 +55,7 @@ var ErrChanged = errors.New("admin: the state has changed since the dry run")
 var errDryRun = errors.New("dry run")
 
 // DryRun tells what the clients would do at once if a change were applied now: it has them plan, by their own function, what the tables
-// would say. Hand-overs that are under way already are not in it, but moves are that would come without the change, as after a join a
+// would say. Handoffs that are under way already are not in it, but moves are that would come without the change, as after a join a
 // moment ago. Where the clients have several leases, and not all the same ones, each plans those that it knows of: what is balanced over
 // all of them may then come in other steps.
 //

@@ -230,7 +230,7 @@ func TestAChangeIsRefusedIfTheStateHasChanged(t *testing.T) {
 	}
 }
 
-// A hand-over that waits for work is called off by a change that has the owner keep the partitions.
+// A handoff that waits for work is called off by a change that has the owner keep the partitions.
 func TestADryRunTellsWhatIsKept(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

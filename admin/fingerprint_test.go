@@ -6,7 +6,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// wide is what is read of leases of so many partitions, whose neighbours have different owners.
+// wide is what is read of leases of so many partitions, whose neighbors have different owners.
 func wide(leases, partitions int) []store.LeasePlan {
 	read := make([]store.LeasePlan, leases)
 	for i := range read {

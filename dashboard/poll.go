@@ -224,7 +224,7 @@ func (h *hub) failed(ctx context.Context, err error) {
 	}
 }
 
-// A shownClient is a client without what changes with each look, and with the number of its colour, which it keeps while it lives, and for all viewers.
+// A shownClient is a client without what changes with each look, and with the number of its color, which it keeps while it lives, and for all viewers.
 type shownClient struct {
 	admin.Client
 	Slot int `json:"slot"`

@@ -16,8 +16,8 @@ import (
 	"github.com/pgleases/pgleases/internal/tests"
 )
 
-// A colour stays with its client while others come and go, and comes back with it.
-func TestAClientKeepsItsColour(t *testing.T) {
+// A color stays with its client while others come and go, and comes back with it.
+func TestAClientKeepsItsColor(t *testing.T) {
 	t.Parallel()
 	slots := make(map[string]int)
 	look := func(ids ...string) {

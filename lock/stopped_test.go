@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases/internal/seam"
 )
 
-// With fast fail-over, a process that was stopped does not know whether it lives. A lock that is looked at then is refused, and not lost.
+// With fast failover, a process that was stopped does not know whether it lives. A lock that is looked at then is refused, and not lost.
 func TestALockOfAStoppedProcessIsRefusedUntilTheServerHasAnswered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		validity := owned.ValidWhileAllowed(time.Now(), time.Hour)

@@ -2,7 +2,7 @@
 //
 // A test says what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things that happen to partitions
 // in production. All else is the real client: Values, Changed, Hold, Run, Close and the others do what they always do, with
-// the same delays and the same causes of cancelled contexts. Only Guard is answered from memory.
+// the same delays and the same causes of canceled contexts. Only Guard is answered from memory.
 //
 // It works inside and outside of a bubble of package testing/synctest. In a bubble [pgleases.WithHandoffDelay] and
 // [pgleases.WithDrainTimeout] cost no time. Close the lease before the bubble ends.
@@ -82,7 +82,7 @@ func (l *Lease) Gain(partitions ...int) {
 }
 
 // Lose asks for partitions, as a rebalance does, and returns when Values shows them no more, or the lease has ended. They
-// drain then: contexts of Run callbacks are cancelled with pgleases.ErrHandover, open holds and callbacks go on, and who read
+// drain then: contexts of Run callbacks are canceled with pgleases.ErrHandover, open holds and callbacks go on, and who read
 // Values has the hand-off delay. The channel that it returns is closed when all of them have been handed over, or lost
 // otherwise. One that is not owned is lost already. It panics if there is no such partition.
 func (l *Lease) Lose(partitions ...int) <-chan struct{} {
@@ -126,7 +126,7 @@ func (l *Lease) check(partitions []int) {
 	}
 }
 
-// shown returns which of the partitions are owned and do not drain. It does not read Values: that would delay hand-overs.
+// shown returns which of the partitions are owned and do not drain. It does not read Values: that would delay handoffs.
 func (l *Lease) shown(partitions []int) []pgleases.Partition {
 	var shown []pgleases.Partition
 	for _, number := range partitions {

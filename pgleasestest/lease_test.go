@@ -112,7 +112,7 @@ func TestLoseWaitsForHolds(t *testing.T) {
 			t.Errorf("a new hold has %v", hold.Values())
 		}
 		time.Sleep(time.Hour)
-		wantOpen(t, "the hand-over", lost)
+		wantOpen(t, "the handoff", lost)
 		if err := p.Context().Err(); err != nil {
 			t.Errorf("the ownership ended while it is held: %v", err)
 		}
@@ -125,7 +125,7 @@ func TestLoseWaitsForHolds(t *testing.T) {
 			t.Errorf("the ownership ended with %v", cause)
 		}
 		if err := lease.Guard(t.Context(), nil, p); !errors.Is(err, pgleases.ErrNotOwner) {
-			t.Errorf("guard after the hand-over: %v", err)
+			t.Errorf("guard after the handoff: %v", err)
 		}
 		<-lease.Lose(1) // it is lost already
 	})

@@ -129,7 +129,7 @@ func (p *play) open() {
 		if err != nil {
 			missed(p.t, began, patience, "%s was not opened: %v", id, err)
 		}
-		p.t.Cleanup(func() { _ = c.Close(cancelled(nil)) }) // there may be no server any more
+		p.t.Cleanup(func() { _ = c.Close(canceled(nil)) }) // there may be no server any more
 		p.clients = append(p.clients, c)
 		p.leases = append(p.leases, joined(p.t, c, "orders", 4, pgleases.WithHandoffDelay(0)))
 		leases[id] = p.leases[i]

@@ -499,7 +499,7 @@ func (c *crash) third() *faults.Process {
 	return third
 }
 
-// fastly gives the victim fast fail-over.
+// fastly gives the victim fast failover.
 func fastly(run func(*crash)) func(*crash) {
 	return func(c *crash) {
 		needFastFailover(c.t, c.pool)

@@ -25,13 +25,13 @@ import (
 	"github.com/pgleases/pgleases/proof/punctual"
 )
 
-// Fast fail-over, with a TTL at which nobody expires.
+// Fast failover, with a TTL at which nobody expires.
 
 const longTTL = 30 * time.Second
 
-var failoverKills = flag.Int("failover-kills", 6, "how many processes with fast fail-over are killed")
+var failoverKills = flag.Int("failover-kills", 6, "how many processes with fast failover are killed")
 
-// A troop is a number of worker processes with fast fail-over, which share one lease.
+// A troop is a number of worker processes with fast failover, which share one lease.
 type troop struct {
 	*punctual.Try
 	url, dir string
@@ -42,11 +42,11 @@ type troop struct {
 
 const troopPartitions = 20
 
-// needFastFailover skips the test on a PostgreSQL that has no fast fail-over.
+// needFastFailover skips the test on a PostgreSQL that has no fast failover.
 func needFastFailover(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
 	if !hasFastFailover(t, pool) {
-		t.Skip("fast fail-over needs PostgreSQL 15")
+		t.Skip("fast failover needs PostgreSQL 15")
 	}
 }
 
@@ -166,7 +166,7 @@ func TestWhoWasKilledIsTakenOverInHalfASecondAtAnyTTL(t *testing.T) {
 	})
 }
 
-var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the connections of clients with fast fail-over are ended by the server")
+var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the connections of clients with fast failover are ended by the server")
 
 // The server ends the connections of living clients, one after the other, restarts, and recovers from crashes. All the while other
 // sessions are abandoned, as those of dead processes are.
@@ -274,7 +274,7 @@ func (tr *troop) noneEvicted() {
 	}
 }
 
-var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients with fast fail-over are cut by the network")
+var failoverCuts = flag.Int("failover-cuts", 6, "how many connections of clients with fast failover are cut by the network")
 
 // A process is stopped, and its connection ends meanwhile: the others take over, and it must not show anything when it goes on. Others
 // lose their connections while they run.
@@ -326,7 +326,7 @@ func TestACutConnectionOfALivingOrStoppedProcessMakesNobodyAnOwnerTwice(t *testi
 	})
 }
 
-// Behind PgBouncer a session's lock tells nothing: a client with fast fail-over is refused, and told what to do.
+// Behind PgBouncer a session's lock tells nothing: a client with fast failover is refused, and told what to do.
 func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 	t.Parallel()
 	past := direct(t)

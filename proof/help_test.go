@@ -85,7 +85,7 @@ func newProxy(t testing.TB, url string) *faults.Proxy {
 // size has a pool hold that many connections.
 func size(n int32) func(*pgxpool.Config) { return func(c *pgxpool.Config) { c.MaxConns = n } }
 
-// fast reports whether the clients of all tests have fast fail-over, where they connect to the server itself: see faults.Fast. A client
+// fast reports whether the clients of all tests have fast failover, where they connect to the server itself: see faults.Fast. A client
 // loses its trust then as soon as its connection ends without a word of the server, or it ends that itself; and a dead one is taken over
 // long before its TTL. Otherwise nothing is different.
 func fast(t testing.TB, pool *pgxpool.Pool) bool {

@@ -303,8 +303,8 @@ func (b *logbook) lines(words ...string) []string {
 	return lines
 }
 
-// cancelled is a context that has ended.
-func cancelled(cause error) context.Context {
+// canceled is a context that has ended.
+func canceled(cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(cause)
 	return ctx

@@ -64,7 +64,7 @@ func TestAFrozenConnectionEmptiesValuesAtTheTrustDeadlineBeforeAnotherOwns(t *te
 			}
 		}
 		report := verify(t, logs())
-		t.Logf("after the trust deadline: Values empty %s, contexts cancelled %s, the other owns all %s; %v",
+		t.Logf("after the trust deadline: Values empty %s, contexts canceled %s, the other owns all %s; %v",
 			figures(values), figures(contexts), figures(taken), report)
 		// The looks are some milliseconds apart.
 		medianWithin(t, since, 10*time.Millisecond, values, "until Values was empty, from the trust deadline,")

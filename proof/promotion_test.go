@@ -22,7 +22,7 @@ import (
 	"github.com/pgleases/pgleases/proof/punctual"
 )
 
-// Promises 1, 3, 5 and 11 over the promotion of an asynchronous standby that missed the last hand-overs. In each round
+// Promises 1, 3, 5 and 11 over the promotion of an asynchronous standby that missed the last handoffs. In each round
 // there are, besides clients whose partitions keep moving under guarded writes,
 //
 //   - clients whose partitions did not move lately, so that both servers agree on them ("steady"),
@@ -171,7 +171,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 				return true
 			})
 			for _, client := range []*pgleases.Client{gone, late} {
-				_ = client.Close(cancelled(nil)) // it has nothing, and nobody to tell it
+				_ = client.Close(canceled(nil)) // it has nothing, and nobody to tell it
 			}
 			cutOff = !cutOff
 			if t.Failed() {
@@ -192,7 +192,7 @@ func TestAPromotedStandbyMakesNobodyAnOwnerTwice(t *testing.T) {
 			logs = append(logs, watch()...)
 		}
 		report := verify(t, logs)
-		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; settled: %s; everything owned: %s; hand-overs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
+		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; settled: %s; everything owned: %s; handoffs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
 			len(complete), figures(promoted), figures(returned), figures(settled), figures(complete), unseen, lateHeld, report, writes,
 			moving.effects.Refused.Load(), moving.effects.Zombies.Load())
 		held := slices.Max(lateHeld) > 0 || excused || soon

@@ -1,4 +1,4 @@
--- attend.sql: with fast fail-over, has the connection hold an advisory lock to its end, and writes which. Repeated with lower keys it holds them
+-- attend.sql: with fast failover, has the connection hold an advisory lock to its end, and writes which. Repeated with lower keys it holds them
 -- all, and the lowest counts: one that comes late, from an earlier connection, changes nothing.
 --
 -- $1 bigint  session

@@ -402,7 +402,7 @@ BEGIN
 END
 $pgleases_body$;
 
--- From here to evict_ended: fast fail-over.
+-- From here to evict_ended: fast failover.
 
 -- The lock is the session's, not the transaction's: it lasts until the connection ends. The key is written before the client trusts itself
 -- on this connection: else the end of an earlier connection could be taken for the client's. So could it where this statement comes late, from
@@ -962,11 +962,11 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with that many partitions: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign bit, modulo the number.';
 
--- The row lock is the fence: without it a former owner would pass while the take-over is not committed. It lasts to the
--- caller's commit, and a take-over passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
--- take-over finds the new epoch, and is refused.
+-- The row lock is the fence: without it a former owner would pass while the takeover is not committed. It lasts to the
+-- caller's commit, and a takeover passes over the partition until then (FOR UPDATE SKIP LOCKED). A guard that waited for a
+-- takeover finds the new epoch, and is refused.
 --
--- An evicted owner is refused even before a take-over, and a revoked one at once. So is an epoch of an era before the present one: its owner has to renew
+-- An evicted owner is refused even before a takeover, and a revoked one at once. So is an epoch of an era before the present one: its owner has to renew
 -- the ownership first.
 --
 -- Its plan is kept (plan_cache_mode): a server that compared what it costs in transactions with other settings, as in runs of schedules,

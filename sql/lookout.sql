@@ -1,4 +1,4 @@
--- lookout.sql: with fast fail-over, which locks of attend.sql are held. It tells the two lowest sessions that have one, so that each client
+-- lookout.sql: with fast failover, which locks of attend.sql are held. It tells the two lowest sessions that have one, so that each client
 -- that asks knows whether it is one of the two that watch.
 --
 -- $1 bigint  session

@@ -169,13 +169,13 @@ COMMENT ON COLUMN pgleases.locks.shared IS 'Whether it is held, or awaited, toge
 COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
 COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
 
--- Not a column of clients: who looks out reads these rows, of which there are none without fast fail-over.
+-- Not a column of clients: who looks out reads these rows, of which there are none without fast failover.
 CREATE TABLE IF NOT EXISTS pgleases.presences (
     session  bigint PRIMARY KEY,
     presence bigint NOT NULL,
     pid      int NOT NULL DEFAULT pg_catalog.pg_backend_pid()
 );
-COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast fail-over. A row whose session has gone is deleted when the next client connects.';
+COMMENT ON TABLE pgleases.presences IS 'The sessions of clients with fast failover. A row whose session has gone is deleted when the next client connects.';
 COMMENT ON COLUMN pgleases.presences.session IS 'The session.';
 COMMENT ON COLUMN pgleases.presences.presence IS 'Key of the advisory lock that the client''s connection holds: where nobody holds it, that connection has ended.';
 COMMENT ON COLUMN pgleases.presences.pid IS 'The server''s process of that connection. Another process that holds or awaits the lock is a stranger''s.';

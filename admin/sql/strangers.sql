@@ -1,5 +1,5 @@
 -- strangers.sql: sessions that hold advisory locks of which the library needs the keys, or await a
--- lock that a client holds for fast fail-over. Any role that may connect can do that. The
+-- lock that a client holds for fast failover. Any role that may connect can do that. The
 -- search_path is to be pg_catalog alone.
 --
 -- One row for each session and lock: what it is for, the server's process (0: a prepared transaction), its role and
@@ -10,7 +10,7 @@ WITH keys AS (
     UNION ALL
     SELECT 'verbs of operators', hashtextextended('override', 'pgleases.overrides'::regclass::bigint), 0
     UNION ALL
-    SELECT 'fast fail-over', p.presence, p.pid FROM pgleases.presences AS p
+    SELECT 'fast failover', p.presence, p.pid FROM pgleases.presences AS p
     UNION ALL
     SELECT 'the named lock ' || to_json(l.name), hashtextextended(l.name, 'pgleases.server'::regclass::bigint), 0
     FROM (SELECT DISTINCT name FROM pgleases.locks) AS l

@@ -100,7 +100,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "orphan of a dead one", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "note orphans", text: `nobody works on "l"`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
-		{name: "hand-over", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning hand-overs", text: `"l" 0 of "a" for 1h0m`},
+		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of "a" for 1h0m`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
 		{name: "lock of a dead one awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
 		{name: "eviction fails", fault: `INSERT INTO pgleases.clients VALUES (13, 'gone', 1, now() - interval '10 seconds', '1 hour', 'host', 7, now());
@@ -219,7 +219,7 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ key, use string }{
 		{"7358216409153", "Migrate"}, {"hashtextextended('override', 'pgleases.overrides'::regclass::bigint)", "verbs of operators"},
-		{"pgleases.lock_mutex('it''s')", `the named lock "it's"`}, {"-7", "fast fail-over"},
+		{"pgleases.lock_mutex('it''s')", `the named lock "it's"`}, {"-7", "fast failover"},
 	} {
 		stranger := newConn(t, database)
 		pid := stranger.PgConn().PID()

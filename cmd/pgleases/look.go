@@ -120,7 +120,7 @@ func newClients() *cobra.Command {
 		Long: `List the clients, each with the age of its last heartbeat, its TTL, and how many partitions it owns in how many leases.
 
 One is dead when it was silent for longer than its TTL: another client takes it out. One is superseded when a newer process has its ID: it ends when its work
-has ended. One is evicted when an operator has revoked it: its process ends, and others take over when its TTL is over. FAST tells whether it has fast fail-over.`,
+has ended. One is evicted when an operator has revoked it: its process ends, and others take over when its TTL is over. FAST tells whether it has fast failover.`,
 	}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, func(io.Writer), error) {
 		return s.Clients, func(w io.Writer) { writeClients(w, s) }, nil
 	})

@@ -78,7 +78,7 @@ func newOperation(verb admin.Verb, subject, short, long string) *cobra.Command {
 	if verb == admin.Drop {
 		long += "how many partitions would be forgotten" + fingerprintHelp
 	} else {
-		long += "which partitions the clients would move at once" + fingerprintHelp + " Hand-overs that are under way are not in a dry run."
+		long += "which partitions the clients would move at once" + fingerprintHelp + " Handoffs that are under way are not in a dry run."
 	}
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Long: long, Args: asUsed, ValidArgsFunction: complete}
 	change := admin.Change{Verb: verb}

@@ -1,7 +1,7 @@
 // Draws what the polls return. Whatever a process has named goes through name(), as text: nothing here makes markup of it.
 "use strict";
 
-// ---- Colours. Each owner has a colour, a pattern that differs from that of the next ten, and letters: no two are alike in all three.
+// ---- Colors. Each owner has a color, a pattern that differs from that of the next ten, and letters: no two are alike in all three.
 
 const palette = ["#4c8fd0", "#e0a33a", "#3aa887", "#c972a4", "#7b6fc4", "#d9663d", "#8fbf4d", "#57b9c9", "#a98258", "#d6c84a"];
 const inks = palette.map(hex => {
@@ -9,7 +9,7 @@ const inks = palette.map(hex => {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.19 ? "#10161c" : "#ffffff";
 });
 
-const colourOf = slot => palette[slot % palette.length];
+const colorOf = slot => palette[slot % palette.length];
 const inkOf = slot => inks[slot % palette.length];
 
 function lettersOf(slot) {
@@ -18,11 +18,11 @@ function lettersOf(slot) {
   return letters;
 }
 
-const patterns = new Map(); // by colour and kind
+const patterns = new Map(); // by color and kind
 // The kinds: 0 plain, 1 falling lines, 2 dots, 3 rising lines, 4 a grid.
 function paint(context, slot, scale) {
   const kind = Math.floor(slot / palette.length) % 5;
-  return kind === 0 ? colourOf(slot) : pattern(context, kind, colourOf(slot), inkOf(slot), scale);
+  return kind === 0 ? colorOf(slot) : pattern(context, kind, colorOf(slot), inkOf(slot), scale);
 }
 function pattern(context, kind, ground, ink, scale) {
   const key = [kind, ground, ink, scale].join();
@@ -154,7 +154,7 @@ const state = {
   filter: "", chosen: null, // the ID of the client whose partitions stand out
 };
 
-const slots = new Map(); // by ID: the number of a living client's colour. Here it stays, even if another server answers, which has given other ones
+const slots = new Map(); // by ID: the number of a living client's color. Here it stays, even if another server answers, which has given other ones
 
 const parts = {
   clients(list) {
@@ -199,7 +199,7 @@ function draw() {
   for (const what of now) draws[what]();
 }
 
-// who shows a client: its colour, pattern and letters, and its name. With a button, its partitions stand out.
+// who shows a client: its color, pattern and letters, and its name. With a button, its partitions stand out.
 function tag(slot) {
   const canvas = make("canvas", "tag"), ratio = Math.max(2, window.devicePixelRatio || 1);
   canvas.setAttribute("aria-hidden", "true");
@@ -219,7 +219,7 @@ function letter(c, slot, x, y, size) {
   c.textBaseline = "middle";
   if (slot >= palette.length) { // on a pattern letters need a ground
     c.lineWidth = size / 3;
-    c.strokeStyle = colourOf(slot);
+    c.strokeStyle = colorOf(slot);
     c.lineJoin = "round";
     c.strokeText(letters, x, y + size / 14);
   }
@@ -321,7 +321,7 @@ const draws = {
       if (c.superseded) marks.push(["warn", "superseded: a newer process has its ID"]);
       if (c.evicted) marks.push(["warn", "evicted by an operator"]);
       for (const w of state.overrides) if (w.client === c.id && w.partition === undefined) marks.push(["warn", "wanted: " + plain(w.verb)]);
-      if (c.fast_failover) marks.push(["", "fast fail-over"]);
+      if (c.fast_failover) marks.push(["", "fast failover"]);
       fill(head.children[1], JSON.stringify(marks), ...marks.map(([kind, text]) => make("span", "mark " + kind, text)));
       const p = part.get(c.session) || { owned: 0, leases: 0 };
       setText(owned, count(p.owned));
@@ -660,8 +660,8 @@ function drawMap(e) {
     e.map.height = h;
     e.map.style.height = rows * cell + "px";
   }
-  const style = getComputedStyle(document.documentElement), colour = n => style.getPropertyValue(n).trim();
-  const text = colour("--text"), bad = colour("--bad"), soft = colour("--soft"), card = colour("--card");
+  const style = getComputedStyle(document.documentElement), color = n => style.getPropertyValue(n).trim();
+  const text = color("--text"), bad = color("--bad"), soft = color("--soft"), card = color("--card");
   c.clearRect(0, 0, w, h);
   const gap = cell >= 15 ? 2 * ratio : cell >= 7 ? ratio : cell >= 5 ? ratio / 2 : 0;
   const now = Date.now(), nobody = pattern(c, 1, soft, bad, ratio);
@@ -705,8 +705,8 @@ function drawMap(e) {
   c.globalAlpha = 1;
   if (e.cursor >= 0) {
     const x = (e.cursor % columns) * cell * ratio, y = Math.floor(e.cursor / columns) * cell * ratio;
-    for (const [colour, inset, width] of [[card, 0, 4], [text, 0, 2]]) {
-      c.strokeStyle = colour;
+    for (const [color, inset, width] of [[card, 0, 4], [text, 0, 2]]) {
+      c.strokeStyle = color;
       c.lineWidth = width * ratio;
       c.strokeRect(x + inset + c.lineWidth / 2, y + inset + c.lineWidth / 2, Math.max(cell * ratio - gap, 4) - c.lineWidth, Math.max(cell * ratio - gap, 4) - c.lineWidth);
     }

@@ -77,7 +77,7 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 		SELECT 'second/1', t, 'a', t + late FROM (VALUES (1, interval '20 ms'), (2, '10 ms'), (2, '3 s'), (3, '30 ms'), (4, '30 ms'), (7, '40 ms')) AS r (n, late),
 			LATERAL (SELECT timestamptz '2026-03-02 00:00:00.5Z' + n * interval '1 s') AS at (t)`)
 	tests.OK(t, err)
-	h := &handover{from: "a", thawed: thawed, epochs: map[int]int64{partition: 5}}
+	h := &handoff{from: "a", thawed: thawed, epochs: map[int]int64{partition: 5}}
 	f, err := count(ctx, pool, h)
 	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Refused: 1, Workers: 2,
 		Ticks: 6, Outcomes: 5, Ran: 4, Doubles: 1, Median: 30 * time.Millisecond, Latest: 3 * time.Second}); err != nil || f != want {
@@ -88,10 +88,10 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	}
 }
 
-func TestHandoverEndsWithTheLastPartition(t *testing.T) {
+func TestHandoffEndsWithTheLastPartition(t *testing.T) {
 	began := time.Now()
 	after := func(d time.Duration) time.Time { return began.Add(d) }
-	h := newHandover("a", began, []ownership{{0, "a", 5, began}, {1, "a", 7, began}, {2, "b", 9, began}})
+	h := newHandoff("a", began, []ownership{{0, "a", 5, began}, {1, "a", 7, began}, {2, "b", 9, began}})
 	for _, step := range []struct {
 		rows     []ownership
 		complete bool

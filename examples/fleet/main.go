@@ -92,7 +92,7 @@ type fleet struct {
 	crew   *show.Crew
 
 	events []event // the story's only
-	frozen *handover
+	frozen *handoff
 	probe  probe
 }
 

@@ -57,8 +57,8 @@ func owned(all []ownership, id string) (partitions []int, since time.Time) {
 	return partitions, since
 }
 
-// A handover is the change of owner of all partitions of a client.
-type handover struct {
+// A handoff is the change of owner of all partitions of a client.
+type handoff struct {
 	from   string
 	began  time.Time         // by the database's clock, like all times here
 	epochs map[int]int64     // under which it owned them
@@ -67,8 +67,8 @@ type handover struct {
 	thawed time.Time         // when the client went on; zero if it did not
 }
 
-func newHandover(from string, began time.Time, all []ownership) *handover {
-	h := &handover{from: from, began: began, epochs: make(map[int]int64), taken: make(map[int]time.Time)}
+func newHandoff(from string, began time.Time, all []ownership) *handoff {
+	h := &handoff{from: from, began: began, epochs: make(map[int]int64), taken: make(map[int]time.Time)}
 	for _, o := range all {
 		if o.Owner == from {
 			h.epochs[o.Partition] = o.Epoch
@@ -78,7 +78,7 @@ func newHandover(from string, began time.Time, all []ownership) *handover {
 }
 
 // observe takes what was read later.
-func (h *handover) observe(all []ownership) {
+func (h *handoff) observe(all []ownership) {
 	for _, o := range all {
 		before, concerned := h.epochs[o.Partition]
 		if _, seen := h.taken[o.Partition]; concerned && !seen && o.Owner != "" && o.Owner != h.from && o.Epoch > before {
@@ -88,10 +88,10 @@ func (h *handover) observe(all []ownership) {
 }
 
 // complete reports whether every partition has a new owner.
-func (h *handover) complete() bool { return len(h.taken) == len(h.epochs) }
+func (h *handoff) complete() bool { return len(h.taken) == len(h.epochs) }
 
 // last returns when the last partition so far got its new owner.
-func (h *handover) last() (last time.Time) {
+func (h *handoff) last() (last time.Time) {
 	for _, at := range h.taken {
 		if at.After(last) {
 			last = at
@@ -104,7 +104,7 @@ func (h *handover) last() (last time.Time) {
 type probe struct{ asked, refused int }
 
 // ask calls the guard as a transaction would that began before the client was frozen.
-func (h *handover) ask(ctx context.Context, pool *pgxpool.Pool) (p probe, err error) {
+func (h *handoff) ask(ctx context.Context, pool *pgxpool.Pool) (p probe, err error) {
 	for partition, epoch := range h.epochs {
 		p.asked++
 		_, err := pool.Exec(ctx, "SELECT pgleases.guard($1, $2, $3)", jobs.Lease, partition, epoch)

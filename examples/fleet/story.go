@@ -215,7 +215,7 @@ func (f *fleet) closeAll(ctx context.Context) error {
 }
 
 // loses begins to measure how a worker's partitions go to others.
-func (f *fleet) loses(ctx context.Context, w *show.Worker) (*handover, error) {
+func (f *fleet) loses(ctx context.Context, w *show.Worker) (*handoff, error) {
 	all, err := owners(ctx, f.pool)
 	if err != nil {
 		return nil, err
@@ -224,11 +224,11 @@ func (f *fleet) loses(ctx context.Context, w *show.Worker) (*handover, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newHandover(w.ID, began, all), nil
+	return newHandoff(w.ID, began, all), nil
 }
 
 // takenOver waits until others own all that a worker had.
-func (f *fleet) takenOver(ctx context.Context, e *event, h *handover) error {
+func (f *fleet) takenOver(ctx context.Context, e *event, h *handoff) error {
 	e.partitions = len(h.epochs)
 	for deadline := time.Now().Add(f.ttl + patience); ; {
 		at, err := expiry(ctx, f.pool, h.from)
@@ -259,7 +259,7 @@ func (f *fleet) takenOver(ctx context.Context, e *event, h *handover) error {
 }
 
 // afterHeartbeat tells when the last partition was taken over, as seen from the last heartbeat of its owner.
-func (f *fleet) afterHeartbeat(h *handover) string {
+func (f *fleet) afterHeartbeat(h *handoff) string {
 	if !h.complete() || h.expiry.IsZero() {
 		return ""
 	}

@@ -58,7 +58,7 @@ SELECT (SELECT count(*) FROM per_job WHERE runs = 1 AND done_at IS NOT NULL),
        (SELECT coalesce(max(ran_at - at), '0') FROM pgleases_example.ticks)`
 
 // count counts the figures; h is of the worker that was frozen, nil if none was.
-func count(ctx context.Context, pool *pgxpool.Pool, h *handover) (figures, error) {
+func count(ctx context.Context, pool *pgxpool.Pool, h *handoff) (figures, error) {
 	var id string
 	var thawed time.Time
 	partitions, epochs := []int{}, []int64{}

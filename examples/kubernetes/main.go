@@ -19,7 +19,7 @@ import (
 const (
 	address      = ":8080"          // of the probes
 	drainTimeout = 20 * time.Second // for work to end
-	closeTimeout = 25 * time.Second // for the hand-over, work included
+	closeTimeout = 25 * time.Second // for the handoff, work included
 )
 
 func main() {

@@ -75,7 +75,7 @@ func observe(meter metric.Meter, client *pgleases.Client) (metric.Registration, 
 	cause := func(name string) metric.MeasurementOption {
 		return metric.WithAttributes(attribute.String("cause", name))
 	}
-	handover, trustLost, drainTimeout, closed := cause("handover"), cause("trust_lost"), cause("drain_timeout"), cause("closed")
+	handoff, trustLost, drainTimeout, closed := cause("handoff"), cause("trust_lost"), cause("drain_timeout"), cause("closed")
 	return meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		s := client.Stats()
 		o.ObserveFloat64(trust, s.Trust.Seconds())
@@ -91,7 +91,7 @@ func observe(meter metric.Meter, client *pgleases.Client) (metric.Registration, 
 		o.ObserveInt64(draining, int64(s.Draining))
 		o.ObserveInt64(listening, one(s.Listening))
 		o.ObserveInt64(gained, s.Gains)
-		o.ObserveInt64(lost, s.Losses.Handover, handover)
+		o.ObserveInt64(lost, s.Losses.Handover, handoff)
 		o.ObserveInt64(lost, s.Losses.TrustLost, trustLost)
 		o.ObserveInt64(lost, s.Losses.DrainTimeout, drainTimeout)
 		o.ObserveInt64(lost, s.Losses.Closed, closed)

@@ -82,7 +82,7 @@ func TestWhatIsCollectedIsWhatTheStatsTell(t *testing.T) {
 	}
 	expect(map[string]float64{
 		"pgleases.leases": 0, "pgleases.partitions.draining": 0, "pgleases.ownerships.lost closed": 4, "pgleases.trust": 0,
-		"pgleases.ownerships.lost handover": 0, "pgleases.ownerships.lost trust_lost": 0, "pgleases.ownerships.lost drain_timeout": 0,
+		"pgleases.ownerships.lost handoff": 0, "pgleases.ownerships.lost trust_lost": 0, "pgleases.ownerships.lost drain_timeout": 0,
 	})
 	if n := len(collect(t, reader)); n != 14 {
 		t.Errorf("%d series: %q", n, slices.Sorted(maps.Keys(collect(t, reader))))

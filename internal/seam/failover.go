@@ -6,7 +6,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// A FailoverConn is a connection on which there is fast fail-over; *store.Conn is one.
+// A FailoverConn is a connection on which there is fast failover; *store.Conn is one.
 type FailoverConn interface {
 	OnEnd(func())
 	Severed() bool

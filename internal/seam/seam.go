@@ -1,6 +1,6 @@
 // Package seam is what the packages of this module, and nobody else, have of the root package: seam.go opens clients on a database of the
 // module's own making, and has the plan that clients make, locks.go is a client's session as package lock uses it, failover.go what fast
-// fail-over needs of a connection, guard.go a guard that package schedule sends together with other statements, schedule.go schedulers
+// failover needs of a connection, guard.go a guard that package schedule sends together with other statements, schedule.go schedulers
 // that a test drives.
 package seam
 

@@ -236,13 +236,13 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 	})
 }
 
-// takeOver is a take-over of partition 0 that has not committed yet; the result commits it.
+// takeOver is a takeover of partition 0 that has not committed yet; the result commits it.
 func (f *fixture) takeOver(by *client) (commit func()) {
 	f.Helper()
 	plan := by.plan("l")
 	f.ok(by.pg().Exec(f.ctx, "BEGIN"))
 	applied := by.apply(plan, Move{"l", 0, by.session})
-	expect(f.TB, applied, Applied{Applied: true, Given: 1}, "take-over")
+	expect(f.TB, applied, Applied{Applied: true, Given: 1}, "takeover")
 	return func() { f.ok(by.pg().Exec(f.ctx, "COMMIT")) }
 }
 
@@ -366,7 +366,7 @@ func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
 		tests.Must(tx.Exec(f.ctx, "SELECT count(*) FROM partitions"))(f) // its snapshot
 		b.release([]Release{{"l", 0, epoch}})                            // to itself: a new epoch
 		if err := guard(f, tx, "l", 0, epoch); Code(err) != "40001" {
-			t.Errorf("%s, begun before the take-over: %v", level, err)
+			t.Errorf("%s, begun before the takeover: %v", level, err)
 		}
 		f.ok(tx.Rollback(f.ctx))
 		tx = begin(pgx.TxOptions{IsoLevel: level})

@@ -50,7 +50,7 @@ type Connector struct {
 	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may put a new token in; may be nil
 	Schema        string
 	Heartbeat     time.Duration // limits each wait, see Connect and Conn.lockWait
-	FastFailover  time.Duration // the TTL of a client with fast fail-over; 0: it has none
+	FastFailover  time.Duration // the TTL of a client with fast failover; 0: it has none
 	statements    Statements
 	attempt       chan struct{} // holds one while an attempt to connect is under way
 	failed        int           // attempts since one succeeded; of the attempt that is under way
@@ -272,9 +272,9 @@ func writable(ctx context.Context, conn *pgconn.PgConn) (*nature, error) {
 	return f, nil
 }
 
-// A watcher stops what a connection does when its context ends. A statement is cancelled at the server: otherwise one that
+// A watcher stops what a connection does when its context ends. A statement is canceled at the server: otherwise one that
 // waits for a lock would go on there without its client. A wait for notifications is stopped here only. Through a pooler
-// nothing is cancelled, because a cancel request that is cut short crashes PgBouncer 1.18 and 1.19.
+// nothing is canceled, because a cancel request that is cut short crashes PgBouncer 1.18 and 1.19.
 type watcher struct {
 	line      *line
 	wait      pgconn.DeadlineContextWatcherHandler
@@ -322,7 +322,7 @@ type line struct {
 // also does when it closes a connection in the middle of a statement.
 type connecting struct{}
 
-var errNoCancel = errors.New("nothing is cancelled through a pooler")
+var errNoCancel = errors.New("nothing is canceled through a pooler")
 
 func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, error) {
 	if ctx.Value(connecting{}) == nil && !l.direct.Load() {

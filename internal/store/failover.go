@@ -16,9 +16,9 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Fast fail-over on the side of the connection: what it needs of a server, when it ends, and the statements.
+// Fast failover on the side of the connection: what it needs of a server, when it ends, and the statements.
 
-// ErrNoFastFailover tells that there is no fast fail-over on a connection.
+// ErrNoFastFailover tells that there is no fast failover on a connection.
 var ErrNoFastFailover = errors.New("WithFastFailover does not work on this connection")
 
 // failoverVersion is the first one that has counted how a session ended before its process is gone.
@@ -27,7 +27,7 @@ const failoverVersion = 15
 // outlives is how much longer than its TTL the server keeps a session whose network is cut. The client has not trusted itself for long then.
 const outlives = time.Minute
 
-// prepareFailover refuses what fast fail-over cannot work on, and has the server keep the session over a cut network.
+// prepareFailover refuses what fast failover cannot work on, and has the server keep the session over a cut network.
 func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	if !c.line.direct.Load() {
 		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, and keeps no session locks; "+

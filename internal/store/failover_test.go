@@ -39,11 +39,11 @@ func (c *client) sees() Lookout {
 	return c.lookOut(0, 0)
 }
 
-// countsInTime skips a test on a server on which fast fail-over is refused.
+// countsInTime skips a test on a server on which fast failover is refused.
 func (f *fixture) countsInTime() {
 	f.Helper()
 	if version := f.sql.PgConn().ParameterStatus("server_version"); version < "15" {
-		f.Skip("fast fail-over is refused on PostgreSQL " + version)
+		f.Skip("fast failover is refused on PostgreSQL " + version)
 	}
 }
 
@@ -295,7 +295,7 @@ func (c *tap) Close() error {
 // plain has no tap on the connection, which hides what the kernel tells.
 const plain = "plain"
 
-// fast is a connector with fast fail-over, through a relay that the test can end, and taps.
+// fast is a connector with fast failover, through a relay that the test can end, and taps.
 func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *taps) {
 	f.Helper()
 	config, ts := f.config(), new(taps)
@@ -365,7 +365,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 	}{
 		"closed": {func(_ *testing.T, g given) { g.Close() }, "end farewell close"},
 		"a statement that was given up": {func(t *testing.T, g given) {
-			g.Direct().Store(false) // so that it is not cancelled, and the server answers late
+			g.Direct().Store(false) // so that it is not canceled, and the server answers late
 			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Millisecond)
 			defer cancel()
 			if err := g.Exec(ctx, "SELECT pg_catalog.pg_sleep(0.2)"); err == nil || !g.Closed() {
@@ -373,7 +373,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 			}
 			<-g.Raw().PgConn().CleanupDone()
 		}, "end farewell close"},
-		"a statement that cannot be cancelled": {func(t *testing.T, g given) {
+		"a statement that cannot be canceled": {func(t *testing.T, g given) {
 			g.taps.isDeaf()
 			ctx, cancel := context.WithTimeout(f.ctx, 10*time.Millisecond)
 			defer cancel()
@@ -421,7 +421,7 @@ func TestTheEndOfAConnectionIsToldBeforeItComesFromHere(t *testing.T) {
 			t.Skip("this kernel does not tell")
 		}
 		if version := f.sql.PgConn().ParameterStatus("server_version"); version < "15" {
-			t.Skip("fast fail-over is refused on PostgreSQL " + version)
+			t.Skip("fast failover is refused on PostgreSQL " + version)
 		}
 		cr, ts := f.fast(time.Minute, plain, "")
 		conn := tests.Must(cr.Connect(f.ctx, time.Minute))(f)

@@ -154,7 +154,7 @@ func (c *Conn) Announce(ctx context.Context, leases []string, sessions []int64) 
 	return err
 }
 
-// Prepare has the server plan the statements of a hand-over for this connection, which takes longer than to run them. No lease has
+// Prepare has the server plan the statements of a handoff for this connection, which takes longer than to run them. No lease has
 // the name that it gives.
 func (c *Conn) Prepare(ctx context.Context) error {
 	if _, err := c.Release(ctx, 0, nil, []Leave{{Lease: "", Now: true}}, 0); err != nil {

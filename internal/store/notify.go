@@ -13,7 +13,7 @@ import (
 )
 
 // Any role may notify the channel, without end: PostgreSQL has no right for that. So what arrives is never queued, and a
-// client is told to read at most readsAtOnce times in quick succession, as at a hand-over of many partitions one by one, and then once
+// client is told to read at most readsAtOnce times in quick succession, as at a handoff of many partitions one by one, and then once
 // in readEvery.
 const (
 	readEvery   = 100 * time.Millisecond

@@ -3,7 +3,7 @@
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
 //   - connect.go: a client's own connection. store.go: how a statement is sent on it. notify.go: notifications.
-//   - failover.go: fast fail-over: how a connection ends, and the statements.
+//   - failover.go: fast failover: how a connection ends, and the statements.
 //   - session.go, lease.go, plan.go, lock.go: the methods, with the types that they take and return. arrays.go: how large answers are read.
 //   - migrate.go: the schema's version. errors.go: what an error of the server means.
 package store

@@ -87,7 +87,7 @@ func (k *lockers) manyNames(ctx context.Context) {
 		goal(">= 0.65 x", rates[0].over(rates[1]) >= 0.65)
 }
 
-// oneName has all clients wait for one lock, again and again, and times each hand-over: from the call of Release to the next one's return of
+// oneName has all clients wait for one lock, again and again, and times each handoff: from the call of Release to the next one's return of
 // Acquire.
 func (k *lockers) oneName(ctx context.Context) {
 	var mu sync.Mutex // guards the next two

@@ -120,7 +120,7 @@ UPDATE pgleases.server SET next_check_at = now()`)
 	row.goal("<= 20 ms", median(took[0].values) <= float64(20*time.Millisecond))
 }
 
-// measureTakeOvers times take-overs in a small lease beside large ones, each of a client of its own.
+// measureTakeOvers times takeovers in a small lease beside large ones, each of a client of its own.
 func measureTakeOvers(ctx context.Context, l *lab, out *part) {
 	leases, partitions, kills := l.pick(2, 32), l.pick(100, 16_384), l.pick(1, 20)
 	g := l.newGroup(ctx, l.durable, 1, 8, latencyTTL, nil)

@@ -36,8 +36,8 @@ func spells(incidents []Incident) []spell {
 	return all
 }
 
-// handOver is what a time without an owner is put down to when no fault was near.
-const handOver = "hand-over"
+// handoff is what a time without an owner is put down to when no fault was near.
+const handoff = "handoff"
 
 // Recoveries tells the longest time that a partition was without an owner by the fault that it is put down to: the last one
 // that befell the database, or who owned the partition, or else anybody. It also tells each time that was longer than promised.
@@ -47,7 +47,7 @@ func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (wor
 	all := spells(incidents)
 	worst = make(map[string]time.Duration)
 	for _, g := range gaps {
-		cause, near := handOver, 0
+		cause, near := handoff, 0
 		bound := 2*ttl + time.Second
 		for _, s := range all {
 			if s.At > g.After.First || s.over < g.Before.Last-oracle.Instant(ttl) {

@@ -31,7 +31,7 @@ func TestRecoveriesArePutDownToTheNearestFault(t *testing.T) {
 		{10, 12, "kill", 0},
 		{10, 20, "kill", 1},
 		{12, 13, "pause", 0},
-		{50, 51, handOver, 0},
+		{50, 51, handoff, 0},
 		{101, 109, "frozen server", 0}, // 5 s frozen, 1 s to watch anew, 2 TTLs, slack
 		{101, 111, "frozen server", 1},
 	} {

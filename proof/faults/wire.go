@@ -375,7 +375,7 @@ func (l *link) do(b *breach) {
 
 // due counts a statement, and returns what is to be done at it.
 func (w *Wire) due(text string) *breach {
-	name := w.recognise(text)
+	name := w.recognize(text)
 	if name == "" {
 		return nil
 	}
@@ -409,9 +409,9 @@ func (w *Wire) misunderstood(err error) {
 	w.errs = append(w.errs, err)
 }
 
-// recognise returns the name of the statement whose text it is: with parameters or, as the simple protocol has it, with
+// recognize returns the name of the statement whose text it is: with parameters or, as the simple protocol has it, with
 // values in their places; the schema stands in the middle of a message. Empty: it is none of the protocol.
-func (w *Wire) recognise(text string) string {
+func (w *Wire) recognize(text string) string {
 	if text == besides[commitRun] {
 		return commitRun
 	}

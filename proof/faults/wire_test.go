@@ -136,12 +136,12 @@ func TestAWireKnowsEveryStatementAndTellsThemApart(t *testing.T) {
 	}
 	for name, pieces := range wire.texts {
 		for _, value := range []string{" 7 ", "$1", " '{\"a\",\"b\"}' "} {
-			if got := wire.recognise(strings.Join(pieces, value)); got != name {
+			if got := wire.recognize(strings.Join(pieces, value)); got != name {
 				t.Errorf("%s was taken for %q", name, got)
 			}
 		}
 	}
-	if got := wire.recognise("LISTEN s"); got != "" {
+	if got := wire.recognize("LISTEN s"); got != "" {
 		t.Errorf("LISTEN was taken for %q", got)
 	}
 	if err := wire.Close(); err != nil {

@@ -52,7 +52,7 @@ type Config struct {
 	Env        []string      // added to the worker's environment
 	Program    string        // that is the worker; empty: this one
 	Patience   time.Duration // with a database that cannot be reached at the start
-	Fast       bool          // with fast fail-over
+	Fast       bool          // with fast failover
 	ProbeURL   string        // of a database that nothing befalls, for the worker's probe; empty: that measures the process alone
 }
 
@@ -77,10 +77,10 @@ type Event struct {
 	Spells []punctual.Spell // in which it was late
 }
 
-// Fast is the environment variable that gives all clients of the attacks fast fail-over, where their connections allow it.
+// Fast is the environment variable that gives all clients of the attacks fast failover, where their connections allow it.
 const Fast = "PGLEASES_PROOF_FAST"
 
-// Opened opens a client with these options, and with fast fail-over where Fast is set.
+// Opened opens a client with these options, and with fast failover where Fast is set.
 func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgleases.Option) (*pgleases.Client, error) {
 	if os.Getenv(Fast) != "" {
 		c, err := open(append(opts[:len(opts):len(opts)], fastFailover()...)...)

@@ -6,9 +6,9 @@
 //
 // Two or three processes, one or two partitions, the database's tables, time in ticks, and faults.
 // Registration with the incarnation of an ID that two processes share; heartbeats, with the trust that they earn counted
-// from before they were sent; reads, hand-over by release, also one that its client gave up and that runs late; fences, which the database runs at any time; plan and
+// from before they were sent; reads, handoff by release, also one that its client gave up and that runs late; fences, which the database runs at any time; plan and
 // apply in one step and apart; eviction; guarded transactions of work that remembers any ownership it ever had; work
-// that a hand-over waits for; closing; the end of a process; a crash of the database, which loses heartbeats and the mark; and
+// that a handoff waits for; closing; the end of a process; a crash of the database, which loses heartbeats and the mark; and
 // one promotion of a standby that is any earlier state of the tables, with settling. Every answer may be late or lost, and every
 // process may stop for any time between any two steps.
 //
@@ -58,9 +58,9 @@
 //	spin -a -DPROMOTIONS=1 lease.pml && gcc -O2 -DSAFETY -DNOREDUCE -o pan pan.c && ./pan -E -m100000
 //	spin -t -p -DPROMOTIONS=1 lease.pml # the events that led to a violation
 //
-// States of the configurations, all of which were visited. At one partition and two processes: hand-overs and evictions with
+// States of the configurations, all of which were visited. At one partition and two processes: handoffs and evictions with
 // a shared ID 248,601; new sessions 469,074; a database crash 378,763; work in hand 275,869 and late releases 608,977, both
-// with three ownerships; guards and fences 1,102,047; overtaken plans 657,518; completeness after a crash 892,125; a promotion after a hand-over
+// with three ownerships; guards and fences 1,102,047; overtaken plans 657,518; completeness after a crash 892,125; a promotion after a handoff
 // 4,317,436, with work in hand 8,644,248. Two partitions 393,957. Three processes 459,138, over two ownerships 1,751,399,
 // with two partitions 6,157,274, and with a promotion too 145,859,460, these four with SYMMETRIC: without, it would be
 // up to six times as many, twelve with two partitions. The last has a TTL of one tick and two answers under way at a time, and takes 20 minutes and 6 GB.

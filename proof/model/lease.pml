@@ -128,7 +128,7 @@ typedef Process {
 	/* the application: one piece of work in hand, which remembers the ownership that it began under */
 	mtype:work work;
 	byte workPartition, workEpoch;
-	bit pinned                  /* as under Run or Hold: a hand-over waits for it; else it is a zombie that may */
+	bit pinned                  /* as under Run or Hold: a handoff waits for it; else it is a zombie that may */
 }                               /* come back at any time, as work that nobody waits for can */
 Process pr[N];
 
@@ -417,7 +417,7 @@ inline answer_heartbeat(c) {
 					pr[c].dirty = GENERATION
 				:: else
 				fi;
-				/* A promoted server may have missed hand-overs: trust is not prolonged before all was read again. */
+				/* A promoted server may have missed handoffs: trust is not prolonged before all was read again. */
 				if
 				:: CONFIRMED(c) ->
 					pr[c].timeline = pr[c].ansTimeline;

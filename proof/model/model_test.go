@@ -38,7 +38,7 @@ type configuration struct {
 
 // The configurations that hold.
 var configurations = []configuration{
-	{name: "hand-overs and evictions", defines: small + "SAME_ID", short: true},
+	{name: "handoffs and evictions", defines: small + "SAME_ID", short: true},
 	{name: "margin of a tick", defines: "N=2 P=1 TTL=3 REREGISTERS=0 MAXEPOCH=2"},
 	{name: "new sessions", defines: small + "REREGISTERS=1"},
 	{name: "database crash", defines: small + "RESTARTS=1"},
@@ -50,7 +50,7 @@ var configurations = []configuration{
 	{name: "promotion", defines: small + "MAXEPOCH=1 PROMOTIONS=1"},
 	{name: "completeness, a crash", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1"},
 	{name: "completeness, late releases", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", long: true},
-	{name: "promotion after a hand-over", defines: small + "PROMOTIONS=1", long: true},
+	{name: "promotion after a handoff", defines: small + "PROMOTIONS=1", long: true},
 	{name: "promotion with work in hand", defines: small + "PROMOTIONS=1 PINS", long: true},
 	{name: "guards over three ownerships", defines: small + "MAXEPOCH=3 GUARDS ENDED_BEFORE", long: true},
 	{name: "late releases over four ownerships", defines: small + "MAXEPOCH=4 LATE", long: true},

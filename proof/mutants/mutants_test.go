@@ -67,18 +67,18 @@ var detectors = map[string]detector{
 	"wake-ups": {".", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
 	// A crash of the server that loses heartbeats, with live clients.
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestHeartbeatsThatACrashLosesEvictNobody$"} }},
-	// Promotions of a standby that missed the last hand-overs, on real servers.
+	// Promotions of a standby that missed the last handoffs, on real servers.
 	"promotion": {"proof", func(int) []string { return []string{"-test.run=^TestAPromotedStandbyMakesNobodyAnOwnerTwice$"} }},
 	// More than one copy of one server.
 	"siblings": {"proof", copies("siblings,_and_nobody_remembers_the_first")},
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
-	// A connection with fast fail-over that ends, in simulated time.
+	// A connection with fast failover that ends, in simulated time.
 	"ends": {".", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
-	// Living processes with fast fail-over, whose connections end.
+	// Living processes with fast failover, whose connections end.
 	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestACutConnectionOfALiving"} }},
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestWhomTheServerHasTerminated"} }},
-	// Hand-overs of which the new owner hears late, in simulated time.
+	// Handoffs of which the new owner hears late, in simulated time.
 	"announced": {".", func(int) []string { return []string{"-test.run=IsAnnounced|JustBeforeItDied"} }},
 	// Guarded transactions that are open when their partition is to be handed over.
 	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
@@ -193,7 +193,7 @@ var mutants = append(asleep(), []mutant{
 	{"Guard that takes the current epoch", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", guarded, ` AND p.partition OPERATOR(pg_catalog.=) $2`, 0},
 	}},
-	{"take-over without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
+	{"takeover without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
 		{"sql/functions.sql", "also once it is locked\n                FOR UPDATE SKIP LOCKED\n", "also once it is locked\n                OFFSET 0\n", 0},
 	}},
 	{"claim without re-check", "statements", `after another's join`, []edit{
@@ -402,7 +402,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/run.go", `e.conflicts < maxConflicts`, `false`, 0},
 		{"schedule/errors.go", `return errors.As(err, new(discarded)) ||`, `return conflict(err) || errors.As(err, new(discarded)) ||`, 0},
 	}},
-	{"a hand-over that waits for no run", "slow", `two runs at once|got`, []edit{
+	{"a handoff that waits for no run", "slow", `two runs at once|got`, []edit{
 		{"schedule/ownership.go", `	o.runs.Wait()
 }`, `}`, 0},
 	}},

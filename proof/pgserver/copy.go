@@ -23,7 +23,7 @@ func (s *Server) Copy(ctx context.Context) (*Server, error) {
 // system identifier of its own, on timeline 1. It is of the same version, as one version is installed in most places. As Copy in all else.
 func (s *Server) Upgrade(ctx context.Context, opts ...Option) (*Server, error) {
 	return s.inherited(ctx, newOptions(opts), func(ctx context.Context, upgraded *Server, data string) error {
-		if err := upgraded.initialise(ctx, data); err != nil {
+		if err := upgraded.initialize(ctx, data); err != nil {
 			return err
 		}
 		work := upgraded.folder.file("work") // it needs a directory that it may write to, for sockets too
@@ -52,7 +52,7 @@ func (s *Server) inherited(ctx context.Context, o options, fill func(ctx context
 // pg_restore. As Copy in all else.
 func (s *Server) Restored(ctx context.Context, schema string, opts ...Option) (*Server, error) {
 	restored, err := start(ctx, s.bin, newOptions(opts), func(ctx context.Context, restored *Server, data string) error {
-		return restored.initialise(ctx, data)
+		return restored.initialize(ctx, data)
 	})
 	if err != nil {
 		return nil, err

@@ -68,7 +68,7 @@ func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pgserver: %w", err)
 	}
-	return start(ctx, bin, newOptions(opts), func(ctx context.Context, s *Server, data string) error { return s.initialise(ctx, data) })
+	return start(ctx, bin, newOptions(opts), func(ctx context.Context, s *Server, data string) error { return s.initialize(ctx, data) })
 }
 
 // newOptions returns the options of a new cluster.
@@ -163,8 +163,8 @@ func (s *Server) withLog(err error) error {
 
 func (s *Server) program(name string) string { return filepath.Join(s.bin, name) }
 
-// initialise makes a new cluster in the data folder.
-func (s *Server) initialise(ctx context.Context, data string) error {
+// initialize makes a new cluster in the data folder.
+func (s *Server) initialize(ctx context.Context, data string) error {
 	return s.run(ctx, s.folder.path, "initdb", "--pgdata="+data, "--username=postgres",
 		"--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
 }

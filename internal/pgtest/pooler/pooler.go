@@ -15,7 +15,7 @@ func WithoutCancels(_ context.Context, config *pgx.ConnConfig) error {
 	dial, dialed := config.DialFunc, false
 	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 		if dialed {
-			return nil, errors.New("nothing is cancelled through a pooler")
+			return nil, errors.New("nothing is canceled through a pooler")
 		}
 		dialed = true
 		return dial(ctx, network, address)

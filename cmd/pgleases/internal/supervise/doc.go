@@ -21,6 +21,6 @@ const Limits = `What is not covered. In these cases the program may run for a wh
   - A program that hangs: this command watches processes, not their work. It stays the owner. Have the program end itself.
   - What is not a descendant of the program: a container that it starts through a daemon, a job of at or of systemd-run, a session on
     another machine.
-  - A process that may not be killed, being of another user (sudo), or cannot be, waiting in the kernel (a hung NFS). A hand-over waits
+  - A process that may not be killed, being of another user (sudo), or cannot be, waiting in the kernel (a hung NFS). A handoff waits
     for it, but trust in an ownership ends all the same.
   - Elsewhere than on Linux: processes that leave the program's process group, and the death of the keeper.`

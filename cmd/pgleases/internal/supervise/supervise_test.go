@@ -120,8 +120,8 @@ func TestAProgramIsStartedAgainLaterEachTime(t *testing.T) {
 	}
 }
 
-// The TTL is far longer than the test: the next one owns it only by a hand-over.
-func TestAHandOverWaitsForTheProgramsEnd(t *testing.T) {
+// The TTL is far longer than the test: the next one owns it only by a handoff.
+func TestAHandoffWaitsForTheProgramsEnd(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		mode, ttl, grace string
