@@ -1,38 +1,25 @@
 package pgleases
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
 )
-
-// closeGrace is how long Close and Leave go on releasing what is free after their ctx ended.
-const closeGrace = 2 * time.Second
 
 // A Client is one process's part in all the leases of a schema. It keeps one connection of its own, outside the pool's
 // slots, on which it sends heartbeats; a pool that is exhausted or slow costs it nothing. Open one client per process.
 // All methods are safe for concurrent use.
 type Client struct {
-	options        options
-	log            *slog.Logger
-	guardStatement string
-	requests       chan func(*engine)
-	wake           chan struct{} // of capacity one: wake-ups coalesce
-	locks          *locks
-	numbers        atomic.Pointer[numbers]
-
-	done     chan struct{}
-	err      error // why it ended; set before done is closed
-	closeErr error // what was left behind; set before done is closed
+	engine  *engine.Client
+	options options
 }
 
 // NewClient opens a client where the pool's connections go, on a connection of its own. It borrows the pool, of which it
@@ -62,7 +49,7 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 	if err != nil {
 		return nil, err
 	}
-	if o.database != nil {
+	if o.double != nil {
 		return openOn(ctx, o)
 	}
 	config, err := store.ParseConfig(connString)
@@ -97,36 +84,42 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 		first.Close()
 		return nil, store.OpenError(ctx, "pgleases", "open client", o.schema, ErrSchema, err)
 	}
-	connect := func(ctx context.Context) (conn, error) {
+	return start(ctx, first, func(ctx context.Context) (engine.Conn, error) {
 		c, err := connector.Connect(ctx, time.Second)
 		if err != nil {
 			return nil, err // not a nil *store.Conn in an interface
 		}
 		return c, nil
-	}
-	return start(ctx, first, connect, o)
+	}, o)
 }
 
-// start registers a client on its first connection, and sets its goroutine going.
-func start(ctx context.Context, first conn, connect func(context.Context) (conn, error), o options) (*Client, error) {
-	c := &Client{
-		options:        o,
-		log:            o.logger.With(slog.String("client", o.clientID)),
-		guardStatement: store.StatementsFor(o.schema).Guard,
-		requests:       make(chan func(*engine)),
-		wake:           make(chan struct{}, 1),
-		done:           make(chan struct{}),
+// openOn opens a client on what stands in for a server.
+func openOn(ctx context.Context, o options) (*Client, error) {
+	if o.fastFailover {
+		return nil, errors.New("pgleases: open client: WithFastFailover needs a server, and there is none")
 	}
-	e := newEngine(c, first, connect)
-	if err := e.registerFirst(ctx); err != nil {
-		if e.connection.conn != nil {
-			e.connection.conn.Close()
-		}
+	first, err := o.double.Connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
+	}
+	return start(ctx, first, o.double.Connect, o)
+}
+
+// start registers a client on its first connection, and starts its goroutine.
+func start(ctx context.Context, first engine.Conn, connect func(context.Context) (engine.Conn, error), o options) (*Client, error) {
+	o.logger = o.logger.With(slog.String("client", o.clientID))
+	e, err := engine.Start(ctx, first, engine.Config{
+		ClientID: o.clientID, Host: hostname(), TTL: o.ttl, Heartbeat: o.heartbeat, Polling: o.polling, FastFailover: o.fastFailover,
+		Schema: o.schema, Log: o.logger, Double: o.double, Connect: connect, Plan: replan,
+		Errors: engine.Errors{
+			Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner, PartitionCount: ErrPartitionCount,
+			Handover: ErrHandover, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
+		},
+	})
+	if err != nil {
 		return nil, store.OpenError(ctx, "pgleases", fmt.Sprintf("open client: register %q", o.clientID), o.schema, ErrSchema, err)
 	}
-	e.publishStanding()
-	go e.loop()
-	return c, nil
+	return &Client{engine: e, options: o}, nil
 }
 
 // Migrate creates the schema, or brings it up to date. It is idempotent and safe to race; where nothing is to be done it needs
@@ -173,100 +166,29 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	if err != nil {
 		return nil, err
 	}
-	j := &joining{name: name, partitions: partitions, options: o}
-	refused, err := requestAnswer(ctx, c, func(e *engine, answer chan<- error) {
-		j.done = answer
-		e.join(j)
-	})
-	if err = cmp.Or(err, refused); err != nil {
-		_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.abandon(j) })
+	l, err := c.engine.Join(ctx, name, partitions, o)
+	if err != nil {
 		return nil, fmt.Errorf("pgleases: join lease %q: %w", name, err)
 	}
-	return j.lease, nil
+	return l.Public(func() any { return &Lease{client: c, engine: l, board: l.Board} }).(*Lease), nil
 }
 
 // Done returns a channel that is closed when the client has ended: closed, superseded by a newer process of the same ID,
 // or evicted by an operator.
-func (c *Client) Done() <-chan struct{} { return c.done }
+func (c *Client) Done() <-chan struct{} { return c.engine.Done() }
 
 // Err returns why the client ended, ErrClosed, ErrSuperseded or ErrEvicted; nil while it has not.
-func (c *Client) Err() error {
-	select {
-	case <-c.done:
-		return c.err
-	default:
-		return nil
-	}
-}
+func (c *Client) Err() error { return c.engine.Err() }
 
 // Close ends the client: Values of its leases is empty at once, Run callbacks are asked to end, partitions are handed over
-// as their work ends, and the client leaves. End loops over bare Values first: the hand-off delay is not paid here.
+// as their work ends, and the client leaves. End loops over bare Values first: the handoff delay is not paid here.
 //
 // ctx bounds the wait for work only. When it has ended, also when it had before, what is free is still released, for up to
-// 2 s; what is in work is not: its contexts are cancelled with ErrClosed and it moves when the session expires, a TTL after
+// 2 s; what is in work is not: its contexts are canceled with ErrClosed and it moves when the session expires, a TTL after
 // its last heartbeat. Close returns what was left in work, joined with the cause of ctx. Goroutines and the connection are
 // gone when it returns. Without a database it stops trying when ctx has ended or nothing is trusted any more. It is
 // idempotent, legal before any Lease, and never closes the pool.
 //
 // In a Run callback, or under a hold of the same goroutine, Close waits for that work too, which cannot end before: it returns when
 // its ctx ends, and names the partition. With the callback's ctx it returns at once, as Close ends that one.
-func (c *Client) Close(ctx context.Context) error {
-	_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.close(ErrClosed) })
-	// After the request to close, so that what hurry ends, it ends for the reason of the close.
-	defer context.AfterFunc(ctx, func() {
-		_ = c.request(context.Background(), func(e *engine) { e.hurry(context.Cause(ctx)) })
-	})()
-	<-c.done
-	return c.closeErr
-}
-
-// request has the client's goroutine run f. It stops waiting for that at the end of ctx, or of the
-// client.
-func (c *Client) request(ctx context.Context, f func(*engine)) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	select {
-	case c.requests <- f:
-		return nil
-	case <-c.done:
-		return c.err
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-// requestAnswer is a request that f, or a later turn, answers once.
-func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
-	from := make(chan T, 1)
-	if err := c.request(ctx, func(e *engine) { f(e, from) }); err != nil {
-		return *new(T), err
-	}
-	return await(ctx, c, from)
-}
-
-// await waits for an answer, until ctx or the client ends.
-func await[T any](ctx context.Context, c *Client, from <-chan T) (answer T, err error) {
-	select {
-	case answer = <-from:
-		return answer, nil
-	case <-c.done:
-		err = c.err
-	case <-ctx.Done():
-		err = context.Cause(ctx)
-	}
-	select {
-	case answer = <-from: // both came: it is done
-		return answer, nil
-	default:
-		return answer, err
-	}
-}
-
-// wakeUp has the client's goroutine look for work that ended.
-func (c *Client) wakeUp() {
-	select {
-	case c.wake <- struct{}{}:
-	default: // it will look anyway
-	}
-}
+func (c *Client) Close(ctx context.Context) error { return c.engine.Close(ctx) }

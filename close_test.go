@@ -132,7 +132,7 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	finish, _ := worksOnTheUpperHalf(t, a)
 	p := ownership(t, a, 2)
 	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
-	tests.OK(t, b.SetWeight(t.Context(), 1)) // and what waits for a hand-over is in it too
+	tests.OK(t, b.SetWeight(t.Context(), 1)) // and what waits for a handoff is in it too
 	tests.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
 	done := make(chan error, 1)
 	go func() { done <- ca.Close(context.Background()) }()
@@ -239,7 +239,7 @@ func TestCloseEndsWhatWaitsForWorkAlreadyWithItsOwnCause(t *testing.T) {
 		hold := l.Hold(t.Context())
 		tests.OK(t, l.SetWeight(t.Context(), 0))
 		untilOwns(t, l, 0)
-		err := closes(t, c, cancelled(nil))
+		err := closes(t, c, canceled(nil))
 		if cause := context.Cause(hold.Context()); !errors.Is(err, context.Canceled) || !errors.Is(cause, pgleases.ErrClosed) {
 			t.Errorf("Close returned %v, not %v; the hold ended with %v, not %v", err, context.Canceled, cause, pgleases.ErrClosed)
 		}
@@ -256,13 +256,13 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 		if before.Err() != nil {
 			t.Errorf("Err of a client that lives is %v, not nil", before.Err())
 		}
-		if err := errors.Join(closes(t, before, t.Context()), closes(t, before, cancelled(nil))); err != nil {
+		if err := errors.Join(closes(t, before, t.Context()), closes(t, before, canceled(nil))); err != nil {
 			t.Errorf("before any lease, Close returned %v, not nil", err)
 		}
 		if !errors.Is(before.Err(), pgleases.ErrClosed) {
 			t.Errorf("it ended with %v", before.Err())
 		}
-		if err := closes(t, newClient(t, pool), cancelled(nil)); err != nil {
+		if err := closes(t, newClient(t, pool), canceled(nil)); err != nil {
 			t.Errorf("before any lease, with an ended context, Close returned %v, not nil", err)
 		}
 
@@ -331,7 +331,7 @@ func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 	closedFor(t, ca, a, pgleases.ErrClosed)
 	untilOwns(t, b, 4)
 	t.Logf("owned again %v after Leave", time.Since(began))
-	if err := errors.Join(a.Leave(t.Context()), a.Leave(cancelled(nil))); err != nil {
+	if err := errors.Join(a.Leave(t.Context()), a.Leave(canceled(nil))); err != nil {
 		t.Errorf("Leave again returned %v, not nil", err)
 	}
 	for i, p := range kept {
@@ -376,7 +376,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	tests.OK(t, b.SetWeight(t.Context(), 1))
 	until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 	why := errors.New("no tests.Patience")
-	if err := a.Leave(cancelled(why)); !errors.Is(err, why) || !strings.Contains(err.Error(), "2-3") {
+	if err := a.Leave(canceled(why)); !errors.Is(err, why) || !strings.Contains(err.Error(), "2-3") {
 		t.Errorf("Leave with an ended context returned %v, not %v with 2-3", err, why)
 	}
 	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

@@ -17,7 +17,7 @@
 //   - Heartbeat: the statement with which a session stays alive. TTL: how long it lives without one.
 //   - Trust deadline: until when a client believes what it knows, if no further heartbeat succeeds. It lies before the
 //     instant at which another client may take over.
-//   - Hand-over: the owner is asked for a partition, ends its work, and releases it to the next owner. In between the
+//   - Handoff: the owner is asked for a partition, ends its work, and releases it to the next owner. In between the
 //     partition drains.
 //
 // # What is promised
@@ -46,22 +46,22 @@
 //
 // # Three ways to work
 //
-// They differ in what a hand-over waits for.
+// They differ in what a handoff waits for.
 //
 // [Lease.Values], in a loop with [Lease.Changed], is the simplest. The library cannot tell when a loop is done with the slice, so a
 // partition leaves [WithHandoffDelay] after it left Values, 1 s by default. Set that to more than one pass of
 // the loop takes. Reading Values or Owns causes the delay, also for a log line; a partition that was not read leaves at once.
 //
 // [Lease.Hold] pins what is owned now. A partition leaves when no open hold contains it. Take a hold, do a batch, release
-// it, take the next: the next no longer contains what is wanted elsewhere. [Hold.Context] is not cancelled by a hand-over,
+// it, take the next: the next no longer contains what is wanted elsewhere. [Hold.Context] is not canceled by a handoff,
 // only when an ownership ends.
 //
-// [Lease.Run] calls a function for each owned partition, in a goroutine of its own. Its context is cancelled when the
+// [Lease.Run] calls a function for each owned partition, in a goroutine of its own. Its context is canceled when the
 // partition is wanted elsewhere: take no new item then. An item in hand may be finished under [Partition.Context],
 // which ends only with the ownership. The partition leaves when the function returned. Run calls fn again for a partition only when
 // the call before has returned.
 //
-// By default a hand-over waits for Hold and Run as long as they take, and says so in the log after 30 s; [WithDrainTimeout] sets
+// By default a handoff waits for Hold and Run as long as they take, and says so in the log after 30 s; [WithDrainTimeout] sets
 // a limit. An ownership ends early, whatever still runs, when trust is lost. [context.Cause] tells why a context
 // ended: [ErrHandover], [ErrTrustLost], [ErrDrainTimeout], [ErrSuperseded], [ErrEvicted], [ErrClosed].
 //
@@ -71,7 +71,7 @@
 // # Guard
 //
 // Call [Lease.Guard] in the transaction that writes, before the writes, with the Partition under which the work began. It
-// locks the partition's row until that transaction ends, so that a take-over waits for it, and nothing else does. Where the
+// locks the partition's row until that transaction ends, so that a takeover waits for it, and nothing else does. Where the
 // partition has another owner, it returns [ErrNotOwner]: roll back, and leave the work to the new owner. [Lease.GuardSQL] does the
 // same for database/sql. Other languages call the SQL function, which raises SQLSTATE PL001:
 //

@@ -5,7 +5,7 @@ import "errors"
 // The errors to test for with errors.Is. What a call returns wraps one of them in a text that names the values at hand.
 var (
 	// ErrClosed is why a client or a lease ended that was closed or left: Client.Err after Close, every call on them
-	// from then on, and the cause of contexts that Close or Leave cancelled.
+	// from then on, and the cause of contexts that Close or Leave canceled.
 	ErrClosed = errors.New("pgleases: closed")
 
 	// ErrSuperseded is why a client ended whose ID a newer process took over. The text names that process's host, pid and start. Give
@@ -29,7 +29,7 @@ var (
 	ErrSchema = errors.New("pgleases: schema does not fit")
 )
 
-// The causes of cancelled contexts, for context.Cause.
+// The causes of canceled contexts, for context.Cause.
 var (
 	// ErrHandover cancels the context of a Run callback: the partition is wanted elsewhere. Take no new item.
 	ErrHandover = errors.New("pgleases: partition is handed over")

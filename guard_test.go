@@ -295,7 +295,7 @@ func TestAnOpenGuardedTransactionDelaysTheHandOverOfItsPartitionOnly(t *testing.
 	began := time.Now()
 	untilOwns(t, b, 4)
 	t.Logf("the partition followed %v after the commit", time.Since(began))
-	wraps(t, "Guard after the hand-over", guard(t, pool, a, p), pgleases.ErrNotOwner)
+	wraps(t, "Guard after the handoff", guard(t, pool, a, p), pgleases.ErrNotOwner)
 }
 
 func TestGuardsThatOverlapDoNotKeepAPartitionFromBeingHandedOver(t *testing.T) {

@@ -79,7 +79,7 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 		t.Errorf("the hold is of %v, not 0 to 3", got)
 	}
 	if err := hold.Context().Err(); err != nil {
-		t.Errorf("a hand-over ended the hold's context: %v", context.Cause(hold.Context()))
+		t.Errorf("a handoff ended the hold's context: %v", context.Cause(hold.Context()))
 	}
 	if s := ca.Stats(); s.Draining != 2 || s.Owned != 2 || s.DrainingSince.IsZero() || time.Since(s.DrainingSince) > tests.Patience {
 		t.Errorf("two are owned and two drain, and the stats are %+v", s)
@@ -145,7 +145,7 @@ func TestAHoldOfNothingIsEmptyAndHarmless(t *testing.T) {
 	tests.OK(t, l.SetWeight(t.Context(), 1))
 	untilOwns(t, l, 2)
 	open := l.Hold(t.Context())
-	if err := closes(t, c, cancelled(nil)); err == nil {
+	if err := closes(t, c, canceled(nil)); err == nil {
 		t.Error("Close says that nothing was left in work")
 	}
 	check(l.Hold(t.Context()))

@@ -18,6 +18,9 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/tests"
 )
@@ -76,7 +79,7 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 		options []pgleases.Option
 		texts   []string
 	}{
-		{"nil option", []pgleases.Option{nil}, []string{"option", "nil"}},
+		{"empty option", []pgleases.Option{{}}, []string{"option", "empty"}},
 		{"empty client ID", []pgleases.Option{pgleases.WithClientID("")}, []string{"client ID", `""`}},
 		{"client ID of 300 bytes", []pgleases.Option{pgleases.WithClientID(tooLong)}, []string{"client ID", `"xxx`, "300"}},
 		{"client ID with NUL", []pgleases.Option{pgleases.WithClientID("a\x00b")}, []string{"client ID", `"a\x00b"`, "NUL"}},
@@ -165,8 +168,8 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 		{"nil option", "orders", 4, []pgleases.LeaseOption{nil}, []string{`"orders"`, "option", "nil"}},
 		{"weight of -1", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(-1)}, []string{`"orders"`, "weight -1", "0 to 1000"}},
 		{"weight of 1,001", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(1001)}, []string{`"orders"`, "weight 1001", "0 to 1000"}},
-		{"negative hand-off delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithHandoffDelay(-time.Second)},
-			[]string{`"orders"`, "hand-off delay -1s"}},
+		{"negative handoff delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithHandoffDelay(-time.Second)},
+			[]string{`"orders"`, "handoff delay -1s"}},
 		{"negative drain timeout", "orders", 4, []pgleases.LeaseOption{pgleases.WithDrainTimeout(-time.Second)},
 			[]string{`"orders"`, "drain timeout -1s"}},
 	} {
@@ -400,7 +403,7 @@ func TestOpeningEndsWithItsContext(t *testing.T) {
 
 func TestAContextThatHasEndedAlready(t *testing.T) {
 	t.Parallel()
-	ended := cancelled(errCause)
+	ended := canceled(errCause)
 	url := pgtest.Database(t)
 	pool := tests.Pool(t, url)
 	tests.OK(t, pgleases.Migrate(t.Context(), pool))
@@ -524,4 +527,13 @@ func TestTheZeroPartitionIsHarmless(t *testing.T) {
 		t.Errorf("String: %s", got)
 	}
 	wraps(t, "the zero Partition's context", context.Cause(p.Context()), pgleases.ErrNotOwner)
+}
+
+func TestFastFailoverIsRefusedWithoutAServer(t *testing.T) {
+	double := fakestore.New()
+	on := bridge.On(&engine.Double{Connect: func(context.Context) (engine.Conn, error) { return double.Connect() }}).(pgleases.Option)
+	_, err := pgleases.Open(t.Context(), "", on, pgleases.WithFastFailover())
+	if err == nil || !strings.Contains(err.Error(), "WithFastFailover needs a server") {
+		t.Error(err)
+	}
 }

@@ -120,14 +120,14 @@ func TestTimeoutsOfARoleEndNothing(t *testing.T) {
 	}
 }
 
-// Any role may wait for the lock of a client: the take-over then takes the TTL, and that is not
+// Any role may wait for the lock of a client: the takeover then takes the TTL, and that is not
 // silent.
 func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	owner := ownersPool(t, url)
 	if tests.Value[int](t, owner, "SELECT current_setting('server_version_num')::int") < 150000 {
-		t.Skip("fast fail-over needs PostgreSQL 15")
+		t.Skip("fast failover needs PostgreSQL 15")
 	}
 	var book logbook
 	c := newClient(t, tests.Pool(t, url), pgleases.WithFastFailover(), book.option())
@@ -141,11 +141,11 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 		ended <- err
 	}()
 	stranger := fmt.Sprintf("server_pid=%d", conn.Conn().PgConn().PID())
-	tests.Until(t, "it is logged", func() bool { return len(book.lines("fast fail-over may take the TTL", stranger)) > 0 })
+	tests.Until(t, "it is logged", func() bool { return len(book.lines("fast failover may take the TTL", stranger)) > 0 })
 	beats(t, c, 5) // it looks ten times a second
 	cancel()
 	tests.Receive(t, "the stranger ends", ended)
-	if lines := book.lines("fast fail-over may take the TTL"); len(lines) != 1 {
+	if lines := book.lines("fast failover may take the TTL"); len(lines) != 1 {
 		t.Errorf("logged %d times: %q", len(lines), lines)
 	}
 }

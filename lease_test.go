@@ -102,7 +102,7 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 	_, err = c.Lease(t.Context(), "work", 4, pgleases.WithDrainTimeout(time.Minute), pgleases.WithWeight(3))
 	names("another weight", err, "weight 1", "weight 3")
 	_, err = c.Lease(t.Context(), "work", 4, pgleases.WithDrainTimeout(time.Minute), pgleases.WithHandoffDelay(time.Hour))
-	names("another delay", err, "hand-off delay 1s", "hand-off delay 1h0m0s")
+	names("another delay", err, "handoff delay 1s", "handoff delay 1h0m0s")
 
 	other := newClient(t, pool, pgleases.WithClientID("other"))
 	_, err = other.Lease(t.Context(), "work", 7)
@@ -124,7 +124,7 @@ func TestALeaseThatIsNotWaitedForLeavesNoMembership(t *testing.T) {
 	pool := tests.Pool(t, pgtest.Database(t))
 	c := newClient(t, pool, pgleases.WithHeartbeat(20*time.Millisecond))
 	why := errors.New("too slow")
-	if _, err := c.Lease(cancelled(why), "work", 4); !errors.Is(err, why) {
+	if _, err := c.Lease(canceled(why), "work", 4); !errors.Is(err, why) {
 		t.Errorf("with an ended context, Lease returned %v, not %v", err, why)
 	}
 	// Its lease is locked, so that the join takes long.
@@ -166,7 +166,7 @@ func TestWaitWaitsForAPartition(t *testing.T) {
 	if err := tests.Receive(t, "Wait returns", done); err != nil || len(l.Values()) != 1 {
 		t.Errorf("Wait returned %v, not nil, and owned is %v, not one partition", err, l.Values())
 	}
-	if err := l.Wait(cancelled(why)); err != nil {
+	if err := l.Wait(canceled(why)); err != nil {
 		t.Errorf("where it owns something, Wait returned %v, not nil", err)
 	}
 }

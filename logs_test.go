@@ -60,11 +60,11 @@ func event(level, message string, fields []string) string {
 	return fmt.Sprintf("%s %q %s", level, message, strings.Join(fields, ","))
 }
 
-// logCalls returns all events in the code of the library, and the names of the engine's duties.
-func logCalls(t *testing.T) (events, duties map[string]bool) {
+// logCalls returns all events in the code of the library, and the names of the engine's tasks.
+func logCalls(t *testing.T) (events, names map[string]bool) {
 	t.Helper()
-	events, duties = make(map[string]bool), make(map[string]bool)
-	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go"} { // internal's other packages are for tests
+	events, names = make(map[string]bool), make(map[string]bool)
+	for _, pattern := range []string{"*.go", "*/*.go", "internal/store/*.go", "internal/engine/*.go", "internal/locks/*.go"} { // internal's other packages are for tests
 		files := tests.Must(filepath.Glob(pattern))(t)
 		for _, name := range files {
 			if strings.HasSuffix(name, "_test.go") {
@@ -82,9 +82,9 @@ func logCalls(t *testing.T) (events, duties map[string]bool) {
 						events[e] = true
 					}
 				case *ast.ValueSpec:
-					for _, duty := range dutyNames(n) {
-						if file.Name.Name == "pgleases" {
-							duties[duty] = true
+					for _, task := range taskNames(n) {
+						if file.Name.Name == "engine" {
+							names[task] = true
 						}
 					}
 				}
@@ -92,7 +92,7 @@ func logCalls(t *testing.T) (events, duties map[string]bool) {
 			})
 		}
 	}
-	return events, duties
+	return events, names
 }
 
 var logMethod = regexp.MustCompile(`^(?:(Debug|Info|Warn|Error)(?:Context)?|Log|LogAttrs)$`)
@@ -153,9 +153,9 @@ func text(e ast.Expr) string {
 	return ""
 }
 
-// dutyNames returns the strings in the table of the engine's duties: their names.
-func dutyNames(table *ast.ValueSpec) (names []string) {
-	if name := table.Names[0].Name; name != "duties" && name != "waitForNotifications" {
+// taskNames returns the strings in the table of the engine's names: their names.
+func taskNames(table *ast.ValueSpec) (names []string) {
+	if name := table.Names[0].Name; name != "tasks" && name != "waitForNotifications" {
 		return nil
 	}
 	ast.Inspect(table, func(n ast.Node) bool {

@@ -205,8 +205,8 @@ func untilAsked(ctx context.Context, _ pgleases.Partition) error {
 	return nil
 }
 
-// cancelled is a context that has ended.
-func cancelled(cause error) context.Context {
+// canceled is a context that has ended.
+func canceled(cause error) context.Context {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(cause)
 	return ctx

@@ -13,17 +13,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
 const (
 	defaultTTL     = 6 * time.Second
 	minHeartbeat   = 10 * time.Millisecond
-	minTTL         = time.Second
-	maxTTL         = 10 * time.Minute
 	defaultSchema  = "pgleases"
-	maxPartitions  = 65536
 	ttlEach        = time.Second / 16384 // the least TTL for each partition of a lease, see Client.Lease
 	maxWeight      = 1000
 	maxSchemaBytes = 63 // PostgreSQL cuts longer identifiers off
@@ -44,70 +41,61 @@ type options struct {
 
 	fastFailover bool
 
-	database *seam.Database // in place of a server; nil: there is one
+	double *engine.Double // in place of a server; nil: there is one
 }
 
-// An Option changes how a client works. Options are checked together, by the call that they are given to.
-type Option interface{ seam.Option }
-
-// option is an Option under the name of the function that made it. The other kind is *seam.Database.
-type option struct {
-	name string
+// An Option changes how a client works. Options are checked together, by the call that they are given to. Make one with one of the With
+// functions.
+type Option struct {
+	name string // of the function that made it
 	set  func(*options)
-}
-
-func (option) Option(seam.Only) {}
-
-func (opt option) apply(o *options) {
-	o.given = append(o.given, opt.name)
-	opt.set(o)
 }
 
 // WithClientID names the client: 1 to 255 bytes of UTF-8 without NUL, unique among the live clients of a schema. A client
 // that restarts under its own ID gets its own partitions back, so a name that outlives the process (a StatefulSet's
 // pod, a host) keeps partitions where they are. The default is host:pid:random, which never comes back.
 func WithClientID(id string) Option {
-	return option{"WithClientID", func(o *options) { o.clientID = id }}
+	return Option{"WithClientID", func(o *options) { o.clientID = id }}
 }
 
 // WithTTL sets how long a client lives without a heartbeat: 1s to 10min, default 6s. It is the time after which the
 // partitions of a crashed client move. Clients of one schema may differ.
 func WithTTL(ttl time.Duration) Option {
-	return option{"WithTTL", func(o *options) { o.ttl = ttl }}
+	return Option{"WithTTL", func(o *options) { o.ttl = ttl }}
 }
 
 // WithHeartbeat sets the time between heartbeats: 10ms to half the TTL, default a third of it.
 func WithHeartbeat(interval time.Duration) Option {
-	return option{"WithHeartbeat", func(o *options) { o.heartbeat = interval }}
+	return Option{"WithHeartbeat", func(o *options) { o.heartbeat = interval }}
 }
 
 // WithSchema sets the schema of the tables: any identifier of 1 to 63 bytes, quoted where it needs to be; default
 // "pgleases". Clients see each other only within a schema.
 func WithSchema(name string) Option {
-	return option{"WithSchema", func(o *options) { o.schema = name }}
+	return Option{"WithSchema", func(o *options) { o.schema = name }}
 }
 
 // WithLogger sets where events are logged; default slog.Default(). A nil logger means the default.
 func WithLogger(logger *slog.Logger) Option {
-	return option{"WithLogger", func(o *options) { o.logger = logger }}
+	return Option{"WithLogger", func(o *options) { o.logger = logger }}
 }
 
 // WithoutMigration never runs DDL: where the schema is missing or too old, opening a client is ErrSchema.
 func WithoutMigration() Option {
-	return option{"WithoutMigration", func(o *options) { o.noMigration = true }}
+	return Option{"WithoutMigration", func(o *options) { o.noMigration = true }}
 }
 
 // WithPolling never listens for notifications: changes are seen at the next heartbeat. Behind a connection pooler
 // clients do that by themselves.
 func WithPolling() Option {
-	return option{"WithPolling", func(o *options) { o.polling = true }}
+	return Option{"WithPolling", func(o *options) { o.polling = true }}
 }
 
 // WithConnConfig sets where the client's own connection goes, past a pooler for instance; default: where the pool's
 // connections go. The configuration is one that pgx.ParseConfig made; it is copied. The pool's BeforeConnect is applied
 // to it too.
 func WithConnConfig(config *pgx.ConnConfig) Option {
-	return option{"WithConnConfig", func(o *options) { o.connConfig = config }}
+	return Option{"WithConnConfig", func(o *options) { o.connConfig = config }}
 }
 
 // WithFastFailover has the partitions and locks of a process that died taken over in about 0.4 s, whatever the TTL: the client's
@@ -123,23 +111,18 @@ func WithConnConfig(config *pgx.ConnConfig) Option {
 //
 // Opening a client is an error through a connection pooler, in session mode too (see WithConnConfig), and on PostgreSQL 14.
 func WithFastFailover() Option {
-	return option{"WithFastFailover", func(o *options) { o.fastFailover = true }}
+	return Option{"WithFastFailover", func(o *options) { o.fastFailover = true }}
 }
 
 // newOptions applies opts to the defaults and checks the result.
 func newOptions(opts []Option) (options, error) {
 	o := options{clientID: defaultClientID(), ttl: defaultTTL, schema: defaultSchema}
 	for _, opt := range opts {
-		switch opt := opt.(type) {
-		case nil:
-			return o, errors.New("pgleases: option is nil")
-		case option:
-			opt.apply(&o)
-		case *seam.Database:
-			o.database = opt
-		default:
-			return o, fmt.Errorf("pgleases: option is a %T: make it with one of the With functions", opt)
+		if opt.set == nil {
+			return o, errors.New("pgleases: option is empty: make it with one of the With functions")
 		}
+		o.given = append(o.given, opt.name)
+		opt.set(&o)
 	}
 	if o.logger == nil {
 		o.logger = slog.Default()
@@ -168,8 +151,8 @@ func (o options) validate() error {
 	if err := store.CheckName("client ID", o.clientID); err != nil {
 		return err
 	}
-	if o.ttl < minTTL || o.ttl > maxTTL {
-		return fmt.Errorf("pgleases: TTL %v is out of range: %v to %v", o.ttl, minTTL, maxTTL)
+	if o.ttl < engine.MinTTL || o.ttl > engine.MaxTTL {
+		return fmt.Errorf("pgleases: TTL %v is out of range: %v to %v", o.ttl, engine.MinTTL, engine.MaxTTL)
 	}
 	if o.heartbeat < minHeartbeat || o.heartbeat > o.ttl/2 {
 		return fmt.Errorf("pgleases: heartbeat %v is out of range: %v to half the TTL, %v", o.heartbeat, minHeartbeat, o.ttl/2)
@@ -206,36 +189,29 @@ func hostname() string {
 	return strings.ReplaceAll(strings.ToValidUTF8(host, "?"), "\x00", "?")
 }
 
-// leaseOptions are what a client tells about its part in a lease.
-type leaseOptions struct {
-	weight       int
-	handoffDelay time.Duration
-	drainTimeout time.Duration
-}
-
 // A LeaseOption changes a client's part in one lease.
-type LeaseOption func(*leaseOptions)
+type LeaseOption func(*engine.LeaseOptions)
 
 // WithWeight sets the client's share relative to the other members': 0 to 1,000, default 1. A weight of 0 owns nothing:
 // what it owns is handed over.
-func WithWeight(weight int) LeaseOption { return func(o *leaseOptions) { o.weight = weight } }
+func WithWeight(weight int) LeaseOption { return func(o *engine.LeaseOptions) { o.Weight = weight } }
 
 // WithHandoffDelay sets how long a partition that left Values stays with this client before the next one gets it; 0 or
 // more, default 1s. Give the longest time that your loop works on a slice that it read from Values. Only ownerships
 // that were read with Values or Owns are delayed; Run and Hold tell by themselves when work has ended.
 func WithHandoffDelay(delay time.Duration) LeaseOption {
-	return func(o *leaseOptions) { o.handoffDelay = delay }
+	return func(o *engine.LeaseOptions) { o.HandoffDelay = delay }
 }
 
-// WithDrainTimeout sets how long a hand-over waits for a Run callback or an open Hold; 0 or more, default 0: as long as
+// WithDrainTimeout sets how long a handoff waits for a Run callback or an open Hold; 0 or more, default 0: as long as
 // it takes. After it the ownership ends with ErrDrainTimeout and the partition moves, whatever still runs.
 func WithDrainTimeout(timeout time.Duration) LeaseOption {
-	return func(o *leaseOptions) { o.drainTimeout = timeout }
+	return func(o *engine.LeaseOptions) { o.DrainTimeout = timeout }
 }
 
 // newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a client with that TTL.
-func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []LeaseOption) (leaseOptions, error) {
-	o := leaseOptions{weight: 1, handoffDelay: defaultHandoff}
+func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []LeaseOption) (engine.LeaseOptions, error) {
+	o := engine.LeaseOptions{Weight: 1, HandoffDelay: defaultHandoff}
 	for _, opt := range opts {
 		if opt == nil {
 			return o, fmt.Errorf("pgleases: lease %q: option is nil", name)
@@ -245,21 +221,21 @@ func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []Leas
 	if err := store.CheckName("lease name", name); err != nil {
 		return o, err
 	}
-	if partitions < 1 || partitions > maxPartitions {
-		return o, fmt.Errorf("pgleases: lease %q: %d partitions is out of range: 1 to %d", name, partitions, maxPartitions)
+	if partitions < 1 || partitions > engine.MaxPartitions {
+		return o, fmt.Errorf("pgleases: lease %q: %d partitions is out of range: 1 to %d", name, partitions, engine.MaxPartitions)
 	}
 	if needed := time.Duration(partitions) * ttlEach; ttl < needed {
 		return o, fmt.Errorf("pgleases: lease %q: %d partitions need a TTL of at least %v, not %v: see WithTTL", name, partitions,
 			(needed + time.Millisecond - 1).Truncate(time.Millisecond), ttl)
 	}
-	if err := checkWeight(name, o.weight); err != nil {
+	if err := checkWeight(name, o.Weight); err != nil {
 		return o, err
 	}
-	if o.handoffDelay < 0 {
-		return o, fmt.Errorf("pgleases: lease %q: hand-off delay %v is negative", name, o.handoffDelay)
+	if o.HandoffDelay < 0 {
+		return o, fmt.Errorf("pgleases: lease %q: handoff delay %v is negative", name, o.HandoffDelay)
 	}
-	if o.drainTimeout < 0 {
-		return o, fmt.Errorf("pgleases: lease %q: drain timeout %v is negative", name, o.drainTimeout)
+	if o.DrainTimeout < 0 {
+		return o, fmt.Errorf("pgleases: lease %q: drain timeout %v is negative", name, o.DrainTimeout)
 	}
 	return o, nil
 }

@@ -773,3 +773,126 @@ func BenchmarkPlan(b *testing.B) {
 		}
 	}
 }
+
+// --- overrides of operators
+
+// overriddenLease is a lease, and what operators want of it.
+type overriddenLease struct {
+	planLease
+	frozen   bool
+	cordoned []bool
+	pinned   map[int]int32
+}
+
+// planOverridden plans leases. It also returns what the planner was given.
+func planOverridden(leases []overriddenLease) ([][]int32, []planLease) {
+	fixed := make([]planLease, len(leases))
+	for i, l := range leases {
+		fixed[i] = l.planLease
+		fixed[i].fix(l.frozen, l.cordoned, l.pinned)
+	}
+	return plan(fixed), fixed
+}
+
+// check reports the first broken promise of a plan of such a lease.
+func (l *overriddenLease) check(to []int32) error {
+	if err := checkComplete(&l.planLease, to); err != nil {
+		return err
+	}
+	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (l.frozen || l.cordoned[m]) }
+	rest, moved, open := planLease{members: slices.Clone(l.members), home: []int32{}}, []int32{}, false
+	for m := range rest.members {
+		open = open || l.members[m].weight > 0 && !l.cordoned[m]
+	}
+	for m := range rest.members {
+		if l.cordoned[m] && open {
+			rest.members[m].weight = 0
+		}
+	}
+	has := countOwned(&l.planLease, to)
+	for p, m := range l.current {
+		pin, pinned := l.pinned[p]
+		switch {
+		case pinned && !(l.frozen && keeps(m)):
+			if to[p] != pin {
+				return fmt.Errorf("partition %d is pinned to member %d, and goes to %d", p, pin, to[p])
+			}
+			continue
+		case keeps(m) && to[p] != m:
+			return fmt.Errorf("partition %d is taken from member %d, with which it shall stay", p, m)
+		case keeps(m):
+			continue
+		case to[p] >= 0 && rest.members[to[p]].weight == 0:
+			return fmt.Errorf("partition %d goes to member %d, which is cordoned", p, to[p])
+		}
+		rest.current, rest.home, moved = append(rest.current, m), append(rest.home, l.home[p]), append(moved, to[p])
+		if !l.frozen && open || to[p] < 0 || to[p] == l.home[p] {
+			continue
+		}
+		for o, other := range rest.members { // it goes to whoever is furthest below its share
+			if other.weight > 0 && has[to[p]]*other.weight > (has[o]+1)*rest.members[to[p]].weight {
+				return fmt.Errorf("partition %d goes to member %d, which has %d, and not to %d, which has %d", p, to[p], has[to[p]], o, has[o])
+			}
+		}
+	}
+	if l.frozen || !open {
+		return nil
+	}
+	for _, check := range []func(*planLease, []int32) error{checkShares, checkMoves, checkHomes} {
+		if err := check(&rest, moved); err != nil {
+			return fmt.Errorf("among the rest: %w", err)
+		}
+	}
+	return nil
+}
+
+func TestPlanObeysOverrides(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var leases []overriddenLease
+		for range rapid.IntRange(1, 4).Draw(t, "leases") {
+			l := overriddenLease{planLease: drawLease(t, 12, 6, 3), pinned: make(map[int]int32)}
+			if l.home == nil {
+				l.home = slices.Repeat([]int32{-1}, len(l.current))
+			}
+			if rapid.Bool().Draw(t, "pins") {
+				for p, m := range drawOwners(t, "pinned", len(l.current), len(l.members)) {
+					if m >= 0 && l.members[m].weight > 0 {
+						l.pinned[p] = m
+					}
+				}
+			}
+			l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
+			for _, m := range l.members {
+				l.cordoned = append(l.cordoned, rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned") && m.weight > 0)
+			}
+			leases = append(leases, l)
+		}
+		plans, fixed := planOverridden(leases)
+		overridden := func(l planLease) bool { return l.fixed != nil }
+		plain := plan(slices.DeleteFunc(slices.Clone(fixed), overridden))
+		applied := slices.Clone(leases)
+		for i := range leases {
+			applied[i].current = plans[i]
+			if l := leases[i]; overridden(fixed[i]) != (l.frozen || len(l.pinned) > 0 || slices.Contains(l.cordoned, true)) {
+				t.Fatalf("lease %d: overridden is %v\n%+v", i, overridden(fixed[i]), l)
+			}
+			if !overridden(fixed[i]) {
+				if !slices.Equal(plans[i], plain[0]) {
+					t.Fatalf("lease %d, of which nothing is overridden, depends on others: %v, not %v", i, plans[i], plain[0])
+				}
+				plain = plain[1:]
+				continue
+			}
+			if err := leases[i].check(plans[i]); err != nil {
+				t.Fatalf("lease %d: %v\n%+v\n%v", i, err, leases[i], plans[i])
+			}
+		}
+		again, _ := planOverridden(applied)
+		for i, again := range again {
+			if !slices.Equal(again, plans[i]) {
+				t.Fatalf("lease %d: planned %v, then, with that applied, %v\n%+v", i, plans[i], again, leases[i])
+			}
+		}
+	})
+}

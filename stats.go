@@ -1,10 +1,6 @@
 package pgleases
 
-import (
-	"time"
-
-	"github.com/pgleases/pgleases/internal/owned"
-)
+import "time"
 
 // Stats tells how a client is doing, for metrics and health checks: reading it delays no handoff. Its counts may be a moment behind what Values shows.
 type Stats struct {
@@ -30,20 +26,16 @@ type Losses struct {
 	Closed       int64 // the client or the lease was closed, left or superseded
 }
 
-// numbers are Stats as the client's goroutine last knew them, with instants in place of ages.
-type numbers struct {
-	Stats
-	validity *owned.Validity
-	sent     time.Time // the last successful heartbeat
-}
-
 // Stats returns the client's numbers now: one atomic load, and the clock.
 func (c *Client) Stats() Stats {
-	n := c.numbers.Load()
-	s := n.Stats
-	if s.Trust = max(0, n.validity.Remaining()); s.Trust == 0 {
+	e := c.engine.Stats()
+	s := Stats{
+		Trust: max(0, e.Validity.Remaining()), HeartbeatAge: time.Since(e.Sent), RoundTrip: e.RoundTrip, Leases: e.Leases, Owned: e.Owned,
+		Draining: e.Draining, DrainingSince: e.DrainingSince, Gains: e.Gains, Losses: Losses(e.Losses),
+		Reconnects: e.Reconnects, Listening: e.Listening,
+	}
+	if s.Trust == 0 {
 		s.Owned = 0
 	}
-	s.HeartbeatAge = time.Since(n.sent)
 	return s
 }

@@ -61,13 +61,13 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 	}
 }
 
-// delays returns how long each hand-over took, from the ask.
+// delays returns how long each handoff took, from the ask.
 func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 	t.Helper()
 	micros := tests.Value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
 		FROM public.journal WHERE old_owner <> owner`)
 	if len(micros) != 2 {
-		t.Errorf("%d hand-overs, not 2", len(micros))
+		t.Errorf("%d handoffs, not 2", len(micros))
 	}
 	took := make([]time.Duration, len(micros))
 	for i, us := range micros {
@@ -185,7 +185,7 @@ func TestChangedIsClosedAtTheNextChangeAndNotBefore(t *testing.T) {
 	untilOwns(t, a, 2)
 	var cb *pgleases.Client
 	var b *pgleases.Lease
-	next("a hand-over", func() {
+	next("a handoff", func() {
 		cb = newClient(t, pool, pgleases.WithClientID("b"))
 		b = joined(t, cb, "work", 2, pgleases.WithHandoffDelay(0))
 	})

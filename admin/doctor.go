@@ -698,7 +698,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot) {
 	}
 	d.fine("overrides", "%d, none of them old and without an end", len(s.Overrides))
 	if len(overdue) > 0 {
-		d.found("plans", Warning, "look at the logs of the members for rebalance failed", "overdue: %s", listed(overdue))
+		d.found("plans", Warning, "look at the logs of the members for plan failed", "overdue: %s", listed(overdue))
 	}
 	d.fine("plans", "none is overdue")
 	if len(draining) > 0 {

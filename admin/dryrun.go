@@ -14,9 +14,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	_ "github.com/pgleases/pgleases" // sets seam.Replan
+	_ "github.com/pgleases/pgleases" // sets bridge.Plan
 	"github.com/pgleases/pgleases/admin/sql"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -236,7 +236,7 @@ func movings(read []store.LeasePlan) []Move {
 	}
 	type kind struct{ lease, from, to, how string }
 	places := make(map[kind]int)
-	for _, move := range seam.Replan(read) {
+	for _, move := range bridge.Plan(read) {
 		l := read[leases[move.Lease]]
 		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
 		m := Move{Lease: l.Name, From: l.OwnerIDs[move.Partition], Kind: AtOnce}

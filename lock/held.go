@@ -11,14 +11,14 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
 // Held is a lock that was acquired. All methods are safe for concurrent use.
 type Held struct {
 	locks       *Locks
-	acquisition *seam.Acquisition
+	acquisition *locks.Acquisition
 	shared      bool
 	token       int64
 
@@ -34,7 +34,7 @@ type Held struct {
 	released bool       // one has succeeded
 }
 
-func newHeld(ctx context.Context, l *Locks, a *seam.Acquisition, shared bool, token int64) *Held {
+func newHeld(ctx context.Context, l *Locks, a *locks.Acquisition, shared bool, token int64) *Held {
 	h := &Held{locks: l, acquisition: a, shared: shared, token: token, releasing: make(chan struct{}, 1)}
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	return h
@@ -172,8 +172,8 @@ func (h *Held) release(ctx context.Context) error {
 	}
 	var err error
 	if over {
-		h.locks.session.Forget(h.acquisition)
-	} else if found, err = h.locks.session.Release(ctx, h.acquisition); err != nil {
+		h.locks.client.Locks.Forget(h.acquisition)
+	} else if found, err = h.locks.client.Locks.Release(ctx, h.acquisition); err != nil {
 		h.untold = true
 	}
 	h.mu.Lock()

@@ -10,16 +10,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
 // Locks takes locks for a client. All methods are safe for concurrent use.
 type Locks struct {
-	session seam.Locks
-	pool    *pgxpool.Pool
-	table   seam.LockTable
-	misuse  error // what New was given; nil: it is of use
+	client *engine.Client
+	pool   *pgxpool.Pool
+	table  locks.Table
+	misuse error // what New was given; nil: it is of use
 }
 
 // New returns the locks of a client, which are taken and released on connections of the pool. It borrows both, and closes neither. The pool
@@ -33,12 +35,12 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 	if client == nil {
 		return &Locks{misuse: errors.New("pgleases: locks of a client that is nil")}
 	}
-	session := seam.LocksOf(client)
-	table := session.Table(pool)
+	of := bridge.Engine(client)
+	table := of.LockTable(pool)
 	if table == nil {
 		return &Locks{misuse: errors.New("pgleases: locks on a pool that is nil")}
 	}
-	return &Locks{session: session, pool: pool, table: table}
+	return &Locks{client: of, pool: pool, table: table}
 }
 
 // TryAcquire takes a lock if it is free and nobody waits for it, in one round trip. Otherwise it returns ErrHeld.
@@ -104,13 +106,13 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 			return h, nil
 		case again == never, again == twice && tries > 2, again == whileWaiting && !m.waits:
 			if again == twice {
-				err = cmp.Or(l.session.Reaches(ctx, l.pool, ""), err)
+				err = cmp.Or(l.client.Reaches(ctx, l.pool, ""), err)
 			}
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
 		// After a heartbeat the client knows where it is: one comes at once. So does a second, as the
 		// first may have been under way already, but no more.
-		if beat := l.session.Beat(ctx, tries <= 2); beat != nil {
+		if beat := l.client.Beat(ctx, tries <= 2); beat != nil {
 			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, beat)
 		}
 	}
@@ -127,7 +129,7 @@ const (
 
 // attempt takes a lock, or a place in its queue which it then waits in.
 func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repetition, error) {
-	a, err := l.session.Begin(ctx, name)
+	a, err := l.client.Locks.Begin(ctx, name)
 	switch {
 	case errors.Is(err, pgleases.ErrTrustLost):
 		return nil, whileWaiting, err
@@ -140,9 +142,9 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		a.Twice = true
 		answer, _, err = l.send(ctx, m, a)
 	}
-	giveUp := l.session.Forget
+	giveUp := l.client.Locks.Forget
 	if lost || err != nil && sent && !store.LockTimeout(err) {
-		giveUp = l.session.Abandon
+		giveUp = l.client.Locks.Abandon
 	}
 	if err != nil {
 		giveUp(a)
@@ -162,8 +164,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 	switch answer.Outcome {
 	case store.LockGranted:
 	case store.LockWaits:
-		if answer.Token, err = l.session.Await(ctx, a); err != nil {
-			l.session.Abandon(a)
+		if answer.Token, err = l.client.Locks.Await(ctx, a); err != nil {
+			l.client.Locks.Abandon(a)
 			return nil, never, err
 		}
 		if answer.Token == 0 {
@@ -178,7 +180,7 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 		return nil, again, err
 	}
 	h := newHeld(ctx, l, a, m.shared, answer.Token)
-	if err := l.session.Hold(a, h.token, h.end); errors.Is(err, pgleases.ErrTrustLost) {
+	if err := l.client.Locks.Hold(a, h.token, h.end); errors.Is(err, pgleases.ErrTrustLost) {
 		return nil, whileWaiting, err
 	} else if err != nil {
 		return nil, never, err
@@ -187,14 +189,14 @@ func (l *Locks) attempt(ctx context.Context, m mode, name string) (*Held, repeti
 }
 
 // send asks for a lock. It reports whether the database may have been asked.
-func (l *Locks) send(ctx context.Context, m mode, a *seam.Acquisition) (answer store.LockAnswer, sent bool, err error) {
+func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer store.LockAnswer, sent bool, err error) {
 	return l.table.Acquire(ctx, store.LockRequest{
 		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits, Latest: a.Latest, Run: a.Run,
 	})
 }
 
 // refusal is why the database has granted nothing.
-func refusal(a *seam.Acquisition, answer store.LockAnswer) (repetition, error) {
+func refusal(a *locks.Acquisition, answer store.LockAnswer) (repetition, error) {
 	switch answer.Outcome {
 	case store.LockHeld:
 		if answer.Holder == "" {

@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/owned"
-	"github.com/pgleases/pgleases/internal/seam"
 )
 
 // With fast failover, a process that was stopped does not know whether it lives. A lock that is looked at then is refused, and not lost.
@@ -17,7 +17,7 @@ func TestALockOfAStoppedProcessIsRefusedUntilTheServerHasAnswered(t *testing.T) 
 	synctest.Test(t, func(t *testing.T) {
 		validity := owned.ValidWhileAllowed(time.Now(), time.Hour)
 		validity.Allow(time.Now().Add(time.Minute))
-		h := newHeld(t.Context(), &Locks{}, &seam.Acquisition{Name: "x", Validity: validity}, false, 1)
+		h := newHeld(t.Context(), &Locks{}, &locks.Acquisition{Name: "x", Validity: validity}, false, 1)
 		says := func(what string, wanted ...error) {
 			t.Helper()
 			cause := context.Cause(h.Context())

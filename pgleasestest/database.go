@@ -7,8 +7,8 @@ import (
 	"sync"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
-	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -110,7 +110,7 @@ func (db *database) note(ownerships []pgleases.Partition) {
 }
 
 // connect opens a connection.
-func (db *database) connect(context.Context) (seam.Conn, error) {
+func (db *database) connect(context.Context) (engine.Conn, error) {
 	c, err := db.Connect()
 	if err != nil {
 		return nil, err

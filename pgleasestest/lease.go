@@ -15,7 +15,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/engine"
 )
 
 // ttl is the longest that there is: a test that is stopped in a debugger shall lose nothing by that.
@@ -41,9 +42,9 @@ type Lease struct {
 func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease {
 	ctx := context.Background()
 	l := &Lease{db: newDatabase(name)}
-	on := &seam.Database{Connect: l.db.connect, Guard: l.db.guard, Locks: l.db.LockTable()}
+	on := &engine.Double{Connect: l.db.connect, Guard: l.db.guard, Locks: l.db.LockTable()}
 	var err error
-	l.client, err = pgleases.Open(ctx, "", on, pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
+	l.client, err = pgleases.Open(ctx, "", bridge.On(on).(pgleases.Option), pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
 	if err != nil {
 		panic(err) // what it depends on is written above
 	}

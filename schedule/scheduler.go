@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -93,7 +94,7 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		return nil, err
 	}
 	if client != nil {
-		err = store.OpenError(ctx, "schedule", "new scheduler", o.schema, pgleases.ErrSchema, seam.LocksOf(client).Reaches(ctx, pool, o.schema))
+		err = store.OpenError(ctx, "schedule", "new scheduler", o.schema, pgleases.ErrSchema, bridge.Engine(client).Reaches(ctx, pool, o.schema))
 	}
 	switch {
 	case err != nil:

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 )
 
 // transactions begins transactions under the guard of partitions. One round trip begins each, and one
@@ -74,11 +74,11 @@ type fence interface {
 type leaseFence struct{ lease *pgleases.Lease }
 
 func (f leaseFence) queueGuard(ctx context.Context, batch *pgx.Batch, p pgleases.Partition) error {
-	return seam.QueueGuard(ctx, batch, f.lease, p)
+	return bridge.Guarded(f.lease, p).Queue(ctx, batch)
 }
 
 func (f leaseFence) queueGuarded(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
-	return seam.QueueGuarded(batch, f.lease, p, statement, args, read)
+	return bridge.Guarded(f.lease, p).QueueStatement(batch, statement, args, read)
 }
 
 // A begin queues what begins a transaction.

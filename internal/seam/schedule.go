@@ -1,3 +1,4 @@
+// Package seam is what package scheduletest, and no other, has of package schedule: a scheduler that a test drives.
 package seam
 
 import (

@@ -11,8 +11,8 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
-	"github.com/pgleases/pgleases/internal/seam"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/tests"
 )
@@ -65,7 +65,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 			},
 			"superseder": func(*rapid.T) {
 				id := draw(p, "id", ids)
-				p.same("superseder", func(c seam.Conn) (any, error) { newest, err := c.Superseder(f.ctx, id); return spelled(newest), err })
+				p.same("superseder", func(c engine.Conn) (any, error) { newest, err := c.Superseder(f.ctx, id); return spelled(newest), err })
 			},
 			"heartbeat": func(*rapid.T) { p.heartbeat(p.session()) },
 			"mark": func(*rapid.T) {
@@ -77,24 +77,24 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 			},
 			"settle": func(*rapid.T) {
 				run, watched, era := p.run(), draw(p, "watched", durations), draw(p, "era", []int64{0, 1, 300_000_000})
-				p.same("settle", func(c seam.Conn) (any, error) { return c.Settle(f.ctx, watched, run, era) })
+				p.same("settle", func(c engine.Conn) (any, error) { return c.Settle(f.ctx, watched, run, era) })
 			},
 			"unsettle": func(*rapid.T) {
 				era := draw(p, "era", []int64{1, 400_000_000})
-				p.same("unsettle", func(c seam.Conn) (any, error) { return nil, c.Unsettle(f.ctx, era) })
+				p.same("unsettle", func(c engine.Conn) (any, error) { return nil, c.Unsettle(f.ctx, era) })
 			},
 			"end": func(*rapid.T) {
 				session := p.session()
-				p.same("end", func(c seam.Conn) (any, error) { return c.End(f.ctx, session) })
+				p.same("end", func(c engine.Conn) (any, error) { return c.End(f.ctx, session) })
 			},
 			"join": func(*rapid.T) { p.join(p.session(), draw(p, "lease", leases)) },
 			"weight": func(*rapid.T) {
 				session, lease, weight := p.session(), draw(p, "lease", leases), draw(p, "weight", []int{0, 1, 2})
-				p.same("weight", func(c seam.Conn) (any, error) { return c.SetWeight(f.ctx, session, lease, weight) })
+				p.same("weight", func(c engine.Conn) (any, error) { return c.SetWeight(f.ctx, session, lease, weight) })
 			},
 			"read": func(*rapid.T) {
 				session, names := p.session(), some(p, "leases", leases)
-				p.same("read", func(c seam.Conn) (any, error) {
+				p.same("read", func(c engine.Conn) (any, error) {
 					reads, err := c.Read(f.ctx, session, names)
 					slices.SortFunc(reads, func(a, b LeaseRead) int { return cmp.Compare(a.Name, b.Name) })
 					for _, r := range reads { // the double does not know who wants it, and why
@@ -116,24 +116,24 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 					leaving = append(leaving, leave)
 				}
 				last := draw(p, "last join", []int64{0, 2, 2, 2})
-				p.same("release", func(c seam.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
+				p.same("release", func(c engine.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
 			},
 			"announce": func(*rapid.T) {
 				names, sessions := some(p, "leases", leases), some(p, "sessions", sessions)
-				p.same("announce", func(c seam.Conn) (any, error) { return nil, c.Announce(f.ctx, names, sessions) })
+				p.same("announce", func(c engine.Conn) (any, error) { return nil, c.Announce(f.ctx, names, sessions) })
 			},
 			"fence": func(*rapid.T) {
 				session, busy := p.releases()
-				p.same("fence", func(c seam.Conn) (any, error) { return nil, c.Fence(f.ctx, session, busy) })
+				p.same("fence", func(c engine.Conn) (any, error) { return nil, c.Fence(f.ctx, session, busy) })
 			},
 			"evict": func(*rapid.T) {
 				run, watched, ttl := p.run(), draw(p, "watched", durations), draw(p, "own TTL", durations)
 				cutoff := p.at.Add(-draw(p, "behind the clock", []time.Duration{0, 0, time.Second, -time.Second})).UnixMicro()
-				p.same("evict", func(c seam.Conn) (any, error) { return c.Evict(f.ctx, cutoff, watched, ttl, run) })
+				p.same("evict", func(c engine.Conn) (any, error) { return c.Evict(f.ctx, cutoff, watched, ttl, run) })
 			},
 			"claim": func(*rapid.T) {
 				names := some(p, "leases", leases)
-				p.same("claim", func(c seam.Conn) (any, error) { return c.Claim(f.ctx, names) })
+				p.same("claim", func(c engine.Conn) (any, error) { return c.Claim(f.ctx, names) })
 			},
 			"plan": func(*rapid.T) { p.plan() },
 			"apply": func(*rapid.T) {
@@ -150,7 +150,7 @@ func TestAnyStatementsHaveTheSameAnswersOnAServerAndOnItsDouble(t *testing.T) {
 					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
 				}
 				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
-				p.same("apply", func(c seam.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(plan), moves, again) })
+				p.same("apply", func(c engine.Conn) (any, error) { return c.Apply(f.ctx, slices.Clone(plan), moves, again) })
 			},
 			"override": func(*rapid.T) {
 				w, to := p.override()
@@ -246,8 +246,8 @@ type pair struct {
 	*rapid.T
 	f      *fixture
 	double *fixture
-	conn   seam.Conn
-	twin   seam.Conn
+	conn   engine.Conn
+	twin   engine.Conn
 	at     time.Time
 	guards []guards
 }
@@ -329,7 +329,7 @@ func (p *pair) endGuards() {
 }
 
 func (p *pair) register(session int64, id string, incarnation, process int64, ttl time.Duration) {
-	p.same("register", func(c seam.Conn) (any, error) {
+	p.same("register", func(c engine.Conn) (any, error) {
 		r := registration(session, id, incarnation, process, ttl)
 		r.Host, r.StartedAt = "host of "+id, r.StartedAt.UTC()
 		incarnation, newer, err := c.Register(p.f.ctx, r)
@@ -338,13 +338,13 @@ func (p *pair) register(session int64, id string, incarnation, process int64, tt
 }
 
 func (p *pair) mark(mark int64) {
-	p.same("mark", func(c seam.Conn) (any, error) { return nil, c.Mark(p.f.ctx, mark) })
+	p.same("mark", func(c engine.Conn) (any, error) { return nil, c.Mark(p.f.ctx, mark) })
 }
 
 func (p *pair) heartbeat(session int64) {
 	watched := draw(p, "watched", durations)
 	last := Renewal{p.at.Add(-draw(p, "renewed before", durations)).UnixMicro(), draw(p, "mark then", []int64{0, 1, 2})}
-	p.same("heartbeat", func(c seam.Conn) (any, error) {
+	p.same("heartbeat", func(c engine.Conn) (any, error) {
 		beat, err := c.Heartbeat(p.f.ctx, session, watched, last)
 		slices.SortFunc(beat.Leases, func(a, b LeaseBeat) int { return cmp.Compare(a.Name, b.Name) })
 		return beat, err
@@ -354,12 +354,12 @@ func (p *pair) heartbeat(session int64) {
 func (p *pair) join(session int64, lease string) {
 	partitions := sizes[lease] + draw(p, "more partitions", []int{0, 0, 0, 0, 0, 0, 0, 1})
 	number := draw(p, "number of the join", []int64{1, 1, 2, 3})
-	p.same("join", func(c seam.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1, number) })
+	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1, number) })
 }
 
 func (p *pair) plan() (plan []LeasePlan) {
 	names, alone := some(p, "planned", leases), draw(p, "alone", []bool{false, false, true})
-	p.same("plan", func(c seam.Conn) (any, error) {
+	p.same("plan", func(c engine.Conn) (any, error) {
 		var err error
 		plan, err = c.Plan(p.f.ctx, names, alone)
 		return plan, err
@@ -391,7 +391,7 @@ func (p *pair) sameVerb(what any, verb func(*fixture) error) {
 }
 
 // same runs a statement on both, which shall say the same.
-func (p *pair) same(what string, statement func(c seam.Conn) (any, error)) {
+func (p *pair) same(what string, statement func(c engine.Conn) (any, error)) {
 	p.Helper()
 	real, err := statement(p.conn)
 	double, err2 := statement(p.twin)

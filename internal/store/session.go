@@ -3,6 +3,8 @@ package store
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -44,6 +46,20 @@ type Run struct {
 	Timeline int64 // names the server and its timeline; 0 where the server does not tell them
 	Started  int64 // microseconds since 1970
 	Mark     int64 // 0: none is drawn yet
+}
+
+// Unmarked is a run as a read tells it. A mark comes and goes while the server runs, and nothing is lost that anybody owns or holds.
+func (r Run) Unmarked() Run {
+	r.Mark = 0
+	return r
+}
+
+// RandomID returns 63 random bits, never 0. A sequence would repeat numbers after a crash or a promotion. The bits are the kernel's,
+// because copies of a process draw the same from a generator that was copied with it.
+func RandomID() int64 {
+	var bits [8]byte
+	_, _ = rand.Read(bits[:]) // it never fails
+	return max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)
 }
 
 // A Renewal is what is known of a session's last renewal. Where the session was renewed later, a copy of the process did it.

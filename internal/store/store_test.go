@@ -11,9 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/seam"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/tests"
 )
@@ -107,7 +107,7 @@ func (f *fixture) conn() *Conn {
 }
 
 // any is a connection for the statements.
-func (f *fixture) any() seam.Conn {
+func (f *fixture) any() engine.Conn {
 	f.Helper()
 	if f.double == nil {
 		return f.conn()
@@ -168,7 +168,7 @@ func random() int64 { return rand.Int64N(1<<62) + 1 }
 
 // A client is a registered session with its connection.
 type client struct {
-	seam.Conn
+	engine.Conn
 	f       *fixture
 	id      string
 	session int64

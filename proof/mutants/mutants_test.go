@@ -52,19 +52,19 @@ var detectors = map[string]detector{
 		return []string{"-test.run=^TestSoak$", "-soak=1s", "-soak-episode=40s", fmt.Sprint("-soak-seed=", seed), "-soak-log=" + os.DevNull}
 	}},
 	// Random histories of the client's loop on a simulated database, in simulated time.
-	"histories": {".", func(seed int) []string {
+	"histories": {"internal/engine", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=100"}
 	}},
 	// The same, where nearly every history finds it, and the rest of each takes long.
-	"few histories": {".", func(seed int) []string {
+	"few histories": {"internal/engine", func(seed int) []string {
 		return []string{"-test.run=^TestNoTwoClientsEverShowAPartition$", fmt.Sprint("-first-seed=", 1000*seed), "-seeds=5"}
 	}},
 	// Two copies of one process on a simulated database, in simulated time.
-	"copies": {".", func(int) []string {
+	"copies": {"internal/engine", func(int) []string {
 		return []string{"-test.run=^TestTwoCopiesOfAProcessBoth|^TestAHeartbeatThatComesLate"}
 	}},
 	// What becomes due by itself, with heartbeats minutes apart, in simulated time.
-	"wake-ups": {".", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
+	"wake-ups": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTheEngineWakesUp"} }},
 	// A crash of the server that loses heartbeats, with live clients.
 	"crash": {"proof", func(int) []string { return []string{"-test.run=^TestHeartbeatsThatACrashLosesEvictNobody$"} }},
 	// Promotions of a standby that missed the last handoffs, on real servers.
@@ -74,14 +74,14 @@ var detectors = map[string]detector{
 	"return":   {"proof", copies("return_to_the_old_primary")},
 	"dump":     {"proof", copies("restored_dump")},
 	// A connection with fast failover that ends, in simulated time.
-	"ends": {".", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
+	"ends": {"internal/engine", func(int) []string { return []string{"-test.run=^TestTrustEndsWithTheConnection"} }},
 	// Living processes with fast failover, whose connections end.
 	"cuts":       {"proof", func(int) []string { return []string{"-test.run=^TestACutConnectionOfALiving"} }},
 	"terminated": {"proof", func(int) []string { return []string{"-test.run=^TestWhomTheServerHasTerminated"} }},
 	// Handoffs of which the new owner hears late, in simulated time.
-	"announced": {".", func(int) []string { return []string{"-test.run=IsAnnounced|JustBeforeItDied"} }},
+	"announced": {"internal/engine", func(int) []string { return []string{"-test.run=IsAnnounced|JustBeforeItDied"} }},
 	// Guarded transactions that are open when their partition is to be handed over.
-	"closed": {".", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
+	"closed": {"internal/engine", func(int) []string { return []string{"-test.run=WhatAFenceClosed|GuardsThatOverlap"} }},
 	// What is known of each statement, and random ones at once, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|Home"} }},
 	// What operators override, on a real server, and in simulated time.
@@ -91,7 +91,7 @@ var detectors = map[string]detector{
 	// Worker processes that operators change, on a real server.
 	"operated": {"proof", func(int) []string { return []string{"-test.run=^TestEachVerbKeepsItsPromise"} }},
 	"overridden": {".", func(int) []string {
-		return []string{"-test.run=^TestPlanObeysOverrides|^TestACordoned|^TestAPinned", "-rapid.nofailfile"}
+		return []string{"-test.run=^TestPlanObeysOverrides", "-rapid.nofailfile"}
 	}},
 	// What is known of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
@@ -139,28 +139,28 @@ func copies(scenario string) func(int) []string {
 	}
 }
 
-const unnoticed = `received.After(e.session.lateUntil)`
+const unnoticed = `received.After(s.lateUntil)`
 
 const guarded = ` AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3`
 
 var mutants = append(asleep(), []mutant{
 	{"trust that outlives the connection", "ends", `trusted true`, []edit{
-		{"failover.go", `	if l.validity != nil {
+		{"internal/engine/failover.go", `	if l.validity != nil {
 		l.validity.End()
 	}
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
-	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"failover.go", `Allow(now.Add(stoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
+	{"readers of a stopped process", "cuts", `overlap|epoch falls`, []edit{{"internal/engine/failover.go", `Allow(now.Add(stoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
 	{"a terminated session taken for a dead one", "terminated", `evicted|presences`, []edit{{"sql/functions.sql", `s.killed = $6 AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
 		{"internal/owned/validity.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
-		{"session.go", `!v.Over() && now.Round(0).Before(`, `true || now.Round(0).Before(`, 0},
-		{"session.go", `		return v.Deadline()`, `		return never`, 0},
+		{"internal/engine/trust.go", `(t.validity.Over() || !now.Round(0).Before(t.wallLimit))`, `!now.Round(0).Before(t.wallLimit)`, 0},
+		{"internal/engine/trust.go", `	return t.validity.Deadline()`, `	return never`, 0},
 	}},
 	{"trust anchored at the answer", "histories", `overlap|stale`, []edit{
-		{"session.go", `= sent.Round(0).Add(worth)`, `= time.Now().Round(0).Add(worth)`, 0},
-		{"session.go", `e.session.validity.Prolong(sent.Add(worth))`, `e.session.validity.Prolong(time.Now().Add(worth))`, 0},
+		{"internal/engine/trust.go", `= sent.Round(0).Add(trusts)`, `= now.Round(0).Add(trusts)`, 0},
+		{"internal/engine/engine.go", `e.trust.validity.Prolong(sent.Add(trusts))`, `e.trust.validity.Prolong(now.Add(trusts))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
 		{"sql/functions.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
@@ -179,13 +179,13 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `RETURN number OPERATOR(pg_catalog.+) (SELECT c.system_identifier FROM pg_catalog.pg_control_system() AS c)`, `RETURN number`, 0},
 	}},
 	{"a server that is behind and not noticed", "return", `epoch (repeats|falls)`, []edit{
-		{"reads.go", `if e.session.settled && r.Era < e.session.era {`, `if false {`, 0},
+		{"internal/engine/server.go", `if s.accepted && generation < s.generation {`, `if false {`, 0},
 	}},
 	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
-		{"release.go", `			t.state = fencing`, `			t.state = draining`, 0},
+		{"internal/engine/releases.go", `			a.state = fencing`, `			a.state = draining`, 0},
 	}},
 	{"no fence before a release", "closed", `not within 5s: no further guard passes`, []edit{
-		{"release.go", `return t.busy > 1 &&`, `return false &&`, 0},
+		{"internal/engine/assignments.go", `return a.busy > 1 &&`, `return false &&`, 0},
 	}},
 	{"EXISTS instead of a row lock in Guard", "fleet", `zombie|linearizable`, []edit{
 		{"sql/functions.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
@@ -200,19 +200,19 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"balance.go", `.lasts(now); wait > 0`, `.lasts(now); wait > maxTTL`, 0},
-		{"balance.go", `.cutoff(now), e.check.watch.lasts(now),`, `.cutoff(now), maxTTL,`, 0},
+		{"internal/engine/expiry.go", `MinTTL - watched; wait > 0`, `MinTTL - watched; wait > MaxTTL`, 0},
+		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), MaxTTL,`, 0},
 	}},
 	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"balance.go", `.cutoff(now), e.check.watch.lasts(now),`, `.cutoff(now), 8*e.check.watch.lasts(now),`, 0},
+		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), 8*e.watch.lasts(now),`, 0},
 	}},
 	{"eviction without the mark", "crash", `something changed|were evicted`, []edit{
 		{"sql/functions.sql", `      AND (SELECT m.mark FROM pgleases.server_mark AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
-		{"watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
+		{"internal/engine/watch.go", `	if run != w.run || run.Mark == 0 {`, `	if run.Mark = 1; run != w.run {`, 0},
 	}},
 	{"session numbers that repeat", "few histories", `overlap|stale|handed over under work`, []edit{
-		{"engine.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
-		{"session.go", unnoticed, `false`, 0}, // which would find it
+		{"internal/store/session.go", `max(int64(binary.NativeEndian.Uint64(bits[:])>>1), 1)`, `int64(binary.NativeEndian.Uint64(bits[:])&3) + 1`, 0},
+		{"internal/engine/session.go", unnoticed, `false`, 0}, // which would find it
 	}},
 	{"a revoked session that is renewed", "overrides", `alive, copied: got`, []edit{
 		{"sql/functions.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- else it is revoked\n", "", 0},
@@ -249,13 +249,13 @@ var mutants = append(asleep(), []mutant{
 		{"rebalance.go", `	if frozen || closed {`, `	if closed {`, 0},
 	}},
 	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
-		{"session.go", unnoticed, `false`, 0},
+		{"internal/engine/session.go", unnoticed, `false`, 0},
 	}},
 	{"a lost answer taken for a copy", "histories", `believes that there is a copy`, []edit{
-		{"session.go", "	e.session.last = false\n", "", 0},
+		{"internal/engine/session.go", "	s.last = false\n", "", 0},
 	}},
 	{"a late heartbeat taken for a copy", "copies", `believes that there is a copy`, []edit{
-		{"session.go", "const lateAtMost = 10 * time.Minute", "const lateAtMost = 0", 0},
+		{"internal/engine/session.go", "const lateAtMost = 10 * time.Minute", "const lateAtMost = 0", 0},
 	}},
 	{"release without epoch", "statements", `answer: got {Released|released under the epoch before`, []edit{
 		{"sql/functions.sql", `(p.owner = $1) IS TRUE AND p.epoch = b.epoch
@@ -266,18 +266,18 @@ var mutants = append(asleep(), []mutant{
 		{"sql/functions.sql", "alive := FOUND;", "alive := true;", 0},
 	}},
 	{"release without an announcement", "announced", `not within 5s: b owns it|not within 10s: a releases it`, []edit{
-		{"release.go", "			e.announce(m.lease.name, h.Owner)\n", "", 0},
+		{"internal/engine/releases.go", "			changed = append(changed, announcement{m.lease.Name, h.Owner})\n", "", 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
-		{"release.go", `!t.membership.joined || !now.Before(t.readyAt) && !t.overdue && t.Pinned()`, `!t.membership.joined`, 0},
+		{"internal/engine/assignments.go", `!a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned()`, `!a.membership.inDatabase()`, 0},
 	}},
 	{"releases not retried", "histories", `has no owner`, []edit{
-		{"release.go", `		if err == nil {
-			e.releaseAnswered(`, `		for _, t := range assignments {
-			delete(e.leases.draining, t)
+		{"internal/engine/begin.go", `		if e.releases.tried(r, err, now); err == nil {
+`, `		for _, a := range r.assignments {
+			delete(e.members.draining, a)
 		}
-		if err == nil {
-			e.releaseAnswered(`, 0},
+		if e.releases.tried(r, err, now); err == nil {
+`, 0},
 	}},
 	{"losses that are not told", "fleet", `without telling`, []edit{
 		{"internal/owned/board.go", `		if o.cancel != nil {
@@ -287,7 +287,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a lock without a trust deadline", "fleet", `overlap|epoch falls`, []edit{
 		{"lock/held.go", `	case h.acquisition.Validity.Remaining() > 0:`, `	case true:`, 0},
-		{"session.go", `	e.loseLocks(cause)`, ``, 0},
+		{"internal/engine/engine.go", `	e.locks.Lose(cause, e.standing())`, ``, 0},
 	}},
 	{"a lock's guard without a row lock", "lock statements", `got released, want busy`, []edit{
 		{"sql/functions.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
@@ -407,20 +407,20 @@ var mutants = append(asleep(), []mutant{
 }`, `}`, 0},
 	}},
 	{"a grant of before a break of the trust", "locks", `trust`, []edit{
-		{"locks.go", `	case s.Validity != now.validity || !s.Validity.Holds():
-		return ErrTrustLost
-	case unmarked(s.Run) != now.confirmed:`, `	case unmarked(s.Run) != now.confirmed:`, 0},
+		{"internal/locks/locks.go", `	case of.Validity != now.Validity || !of.Validity.Holds():
+		return s.config.TrustLost
+	case of.Run.Unmarked() != now.Confirmed:`, `	case of.Run.Unmarked() != now.Confirmed:`, 0},
 	}},
 	{"a grant that goes by the standing of when it came", "locks", `trust`, []edit{
-		{"locks.go", `	s := ls.of[a.Nonce]
-	switch now := &ls.standing; {`, `	s := ls.of[a.Nonce]
-	if s != nil && ls.standing.validity != nil {
-		ls.renew(s)
+		{"internal/locks/locks.go", `	of := s.of[a.Nonce]
+	switch now := &s.standing; {`, `	of := s.of[a.Nonce]
+	if of != nil && s.standing.Validity != nil {
+		s.renew(of)
 	}
-	switch now := &ls.standing; {`, 0},
+	switch now := &s.standing; {`, 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
-		{"balance.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
+		{"replan.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},
 	}},
 }...)
 
@@ -429,31 +429,31 @@ func asleep() []mutant {
 	asleep := func(what, file, old, new string) mutant {
 		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
 	}
-	const due, wake = `		due = later(due, e.agenda.pauses[d].until)`, `earlier(e.trustEnds(), earlier(e.drainsDue(), e.ending.giveUpAt))`
+	const due, wake = `		due := later(t.due(e, now), e.progress.rests[t].until)`, `earlier(e.trust.ends(), earlier(e.members.drainsDue(), e.closing.giveUpAt))`
 	mutants := []mutant{
-		asleep("pauses", "agenda.go", due, due+`
-		if e.agenda.pauses[d].until.After(now) {
+		asleep("rests", "internal/engine/engine.go", due, due+`
+		if e.progress.rests[t].until.After(now) {
 			due = never
 		}`),
-		asleep("checks", "session.go", `return earlier(e.session.nextBeat, e.check.lookAt)`, `if e.check.lookAt.After(time.Now()) {
+		asleep("checks", "internal/engine/begin.go", `return earlier(e.session.nextBeat, e.expiry.lookAt)`, `if e.expiry.lookAt.After(time.Now()) {
 		return e.session.nextBeat
 	}
-	return earlier(e.session.nextBeat, e.check.lookAt)`),
-		asleep("the trust deadline", "agenda.go", wake, `earlier(e.drainsDue(), e.ending.giveUpAt)`),
-		asleep("the end of Close", "agenda.go", wake, `earlier(e.trustEnds(), e.drainsDue())`),
-		asleep("warnings", "ownership.go", `		at = earlier(at, t.warnAt)`, ``),
-		asleep("drain timeouts", "ownership.go", `			at = earlier(at, t.limitAt)`, `			at = earlier(at, never)`),
-		asleep("settling again", "session.go", `	return later(e.session.settleAt, e.check.watch.willLast(e.options.ttl, now))`,
-			`	if e.session.settleAt.After(now) {
+	return earlier(e.session.nextBeat, e.expiry.lookAt)`),
+		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.drainsDue(), e.closing.giveUpAt)`),
+		asleep("the end of Close", "internal/engine/engine.go", wake, `earlier(e.trust.ends(), e.members.drainsDue())`),
+		asleep("warnings", "internal/engine/drains.go", `		at = earlier(at, a.warnAt)`, ``),
+		asleep("drain timeouts", "internal/engine/drains.go", `			at = earlier(at, a.limitAt)`, `			at = earlier(at, never)`),
+		asleep("accepting again", "internal/engine/server.go", `	return later(s.acceptAt, watched)`,
+			`	if s.acceptAt.After(time.Now()) {
 		return never
 	}
-	return e.check.watch.willLast(e.options.ttl, now)`),
+	return watched`),
 	}
-	for _, duty := range []string{"connect", "register", "heartbeat", "settle the timeline", "join", "release", "evict", "rebalance"} {
-		mutants = append(mutants, asleep("duty "+duty, "agenda.go", due, due+fmt.Sprintf(`
-		if d.name == %q && due.After(now) {
+	for _, task := range []string{"connect", "register", "heartbeat", "accept the server", "join", "release", "evict", "plan"} {
+		mutants = append(mutants, asleep("task "+task, "internal/engine/engine.go", due, due+fmt.Sprintf(`
+		if t.name == %q && due.After(now) {
 			due = never
-		}`, duty)))
+		}`, task)))
 	}
 	return mutants
 }

@@ -1,0 +1,16 @@
+package pgleases
+
+import (
+	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/engine"
+)
+
+// What the packages of this module have of a client, and other modules have not.
+func init() {
+	bridge.Engine = func(client any) *engine.Client { return client.(*Client).engine }
+	bridge.Guarded = func(lease, partition any) engine.Guarded { return lease.(*Lease).guarded(partition.(Partition)) }
+	bridge.On = func(double *engine.Double) any {
+		return Option{"on a double", func(o *options) { o.double = double }}
+	}
+	bridge.Plan = replan
+}

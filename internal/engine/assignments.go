@@ -1,0 +1,244 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// The life of an ownership on its owner's side: shown, withdrawn, drained, ended. reads.go has its beginning, releases.go its end in
+// the database.
+
+// An assignment is the engine's side of an ownership. Once its release was sent the partition does not come back under this epoch,
+// whatever is read: the release may arrive late.
+type assignment struct {
+	*owned.Ownership
+	membership *membership
+
+	state   assignmentState
+	since   time.Time // it drains
+	readyAt time.Time // not released before
+	limitAt time.Time // not waited for longer; never: as long as it takes
+	warnAt  time.Time // when to log that it still waits for work
+	overdue bool      // limitAt has passed
+	busy    int       // how often its release was answered: a guarded transaction is open
+	raised  int64     // its epoch since a fence, under which it is released
+
+	valuesRead bool // it was in Values that a reader got
+}
+
+// An assignmentState only advances. See the diagram in doc.go.
+type assignmentState int
+
+const (
+	serving  assignmentState = iota // readers see it
+	draining                        // readers do not, and its work is to end
+	fencing                         // and a fence was sent: its epoch may be higher than is known
+	fenced                          // and a fence has raised its epoch
+	over                            // it is gone in the database: nothing is left but the work on it that has not ended
+)
+
+// releaseEpoch is the partition's epoch in the database, which is higher than that of the ownership once a fence was set.
+func (a *assignment) releaseEpoch() int64 { return max(a.Epoch, a.raised) }
+
+// releasableAt is when it may be released, if it drains; never: it waits for work, whose end wakes the engine.
+func (a *assignment) releasableAt(now time.Time) time.Time {
+	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned() {
+		return never
+	}
+	return a.readyAt
+}
+
+// wantsFence is whether guarded transactions that overlap may keep a release waiting for ever: at the second try one is open, under
+// an epoch that still passes a guard.
+func (a *assignment) wantsFence(generation int64) bool {
+	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.EraOf(a.Epoch) >= generation
+}
+
+// assignments are those of one lease, serving and draining. All 65,536 may end at once: in this order they are near each other in memory.
+type assignments struct {
+	*shared
+	membership *membership
+	lease      *Lease
+	of         []*assignment // by partition; nil: none
+	n          int
+
+	readUntil map[int]time.Time // until when the handoff delay lasts of what was renewed, by partition
+}
+
+func (as *assignments) set(partition int, a *assignment) {
+	if as.of[partition] != nil {
+		as.n--
+	}
+	if a != nil {
+		as.n++
+	}
+	as.of[partition] = a
+}
+
+// all returns the assignments, serving and draining, by number.
+func (as *assignments) all() []*assignment {
+	all := make([]*assignment, 0, as.n)
+	for _, a := range as.of {
+		if a != nil {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+// serving returns the assignments that do not drain, by number.
+func (as *assignments) serving() []*assignment {
+	return slices.DeleteFunc(as.all(), func(a *assignment) bool { return a.state >= draining })
+}
+
+// own begins an ownership.
+func (as *assignments) own(number int, epoch int64) *assignment {
+	a := &assignment{Ownership: as.lease.Board.Own(as.validity, number, epoch), membership: as.membership, limitAt: never}
+	as.set(number, a)
+	as.gains++
+	return a
+}
+
+// serve shows assignments that began, and logs their numbers.
+func (as *assignments) serve(gained []int) {
+	as.logEnded()
+	as.publish()
+	if len(gained) > 0 {
+		as.log.Info("pgleases: partitions gained", slog.String("lease", as.lease.Name), slog.String("partitions", ranges.Short(gained)))
+	}
+}
+
+// publish shows what is served, if that changed.
+func (as *assignments) publish() {
+	if served := as.served(); !as.lease.Board.Shows(as.shown(), served) {
+		as.show(served)
+	}
+}
+
+// showAgain shows what is served, also if it is the same: readers that waited look again.
+func (as *assignments) showAgain() { as.show(as.served()) }
+
+// served returns what is served now, by number.
+func (as *assignments) served() (served []*owned.Ownership) {
+	if as.validity == nil {
+		return nil
+	}
+	serving := as.serving()
+	served = make([]*owned.Ownership, len(serving))
+	for i, a := range serving {
+		served[i] = a.Ownership
+	}
+	return served
+}
+
+// show shows that, and notes what of that which was shown before a reader may be working on.
+func (as *assignments) show(served []*owned.Ownership) {
+	for _, o := range as.lease.Board.Show(as.shown(), served) {
+		if a := as.of[o.Number]; a != nil && a.Ownership == o {
+			a.valuesRead = true
+		}
+	}
+}
+
+// withdraw takes assignments that serve out of what is shown, and asks for their work to end.
+func (as *assignments) withdraw(which []*assignment, cause error, now time.Time) {
+	o := as.lease.Options
+	for _, a := range which {
+		a.state, a.since, a.readyAt, a.warnAt = draining, now, now, now.Add(WarnAfter)
+		if o.DrainTimeout > 0 {
+			a.limitAt = now.Add(o.DrainTimeout)
+		}
+		as.draining[a] = struct{}{}
+	}
+	as.publish()
+	asked := make([]*owned.Ownership, len(which))
+	for i, a := range which {
+		if a.valuesRead {
+			a.readyAt = now.Add(o.HandoffDelay)
+		} else if until := as.readUntil[a.Number]; until.After(now) {
+			a.readyAt = until
+		}
+		asked[i] = a.Ownership
+	}
+	as.lease.Board.Ask(asked, cause)
+}
+
+// renew ends ownerships of a generation before the present one. Each begins again, under an epoch that passes a guard, once its work
+// has ended and the release was answered. No handoff delay is to be paid for what stays with this client; what moves then pays it.
+func (as *assignments) renew(outdated []*assignment, now time.Time) {
+	cause := fmt.Errorf("%w: a failover ended the epoch", as.errors.TrustLost)
+	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), func(a *assignment) bool { return a.state >= draining }), cause, now)
+	for _, a := range outdated {
+		if a.readyAt.After(now) {
+			as.readUntil[a.Number] = a.readyAt
+		}
+		a.readyAt = now
+	}
+	as.end(outdated, cause)
+}
+
+// handOver ends ownerships by a release.
+func (as *assignments) handOver(which []*assignment) {
+	if n := len(as.ended); as.end(which, as.releaseCause()) > 0 {
+		as.ended[n].handedOver = true
+	}
+}
+
+// releaseCause is why ownerships end by a release.
+func (as *assignments) releaseCause() error {
+	if as.membership.ends() {
+		return as.membership.reason
+	}
+	return as.errors.Handover
+}
+
+// end ends those of a lease's ownerships that have not ended, counts them, and returns their number. All that end at once end in one
+// call. They are logged later, see logEnded.
+func (as *assignments) end(which []*assignment, cause error) int {
+	ending := make([]*owned.Ownership, 0, len(which))
+	for _, a := range which {
+		if !a.Ended() {
+			ending = append(ending, a.Ownership)
+		}
+	}
+	as.lease.Board.End(ending, cause)
+	switch n := int64(len(ending)); {
+	case errors.Is(cause, as.errors.Handover):
+		as.losses.Handover += n
+	case errors.Is(cause, as.errors.DrainTimeout):
+		as.losses.DrainTimeout += n
+	case errors.Is(cause, as.errors.TrustLost):
+		as.losses.TrustLost += n
+	default:
+		as.losses.Closed += n
+	}
+	if len(ending) > 0 {
+		as.ended = append(as.ended, ended{lease: as.lease, numbers: owned.Numbers(ending), cause: cause})
+	}
+	return len(ending)
+}
+
+// strike strikes out an assignment that is over in the database, and has ended. Work on it that goes on is still watched: as long as a
+// callback of Run has not returned, no callback works under the next ownership of that partition here.
+func (as *assignments) strike(a *assignment) {
+	if as.of[a.Number] == a {
+		as.set(a.Number, nil)
+	}
+	if !a.Pinned() {
+		delete(as.draining, a)
+		return
+	}
+	if a.state == serving {
+		now := time.Now()
+		a.since, a.limitAt, a.warnAt = now, never, now.Add(WarnAfter)
+	}
+	a.state = over
+	as.draining[a] = struct{}{}
+}

@@ -1,0 +1,116 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+)
+
+var errorsOfTests = Errors{
+	Closed: errors.New("closed"), Superseded: errors.New("superseded"), Evicted: errors.New("evicted"), NotOwner: errors.New("not the owner"),
+	PartitionCount: errors.New("partition count"), Handover: errors.New("handover"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
+}
+
+// idleEngine returns an engine without a goroutine and without a database, trusted for an hour, that owns n partitions of a lease.
+func idleEngine(n int, log slog.Handler) (*engine, *membership) {
+	e := newEngine(newClient(Config{ClientID: "a", TTL: time.Hour, Heartbeat: time.Minute, Log: slog.New(log), Errors: errorsOfTests}), nil)
+	e.server.accepted = true
+	e.earnTrust(time.Now())
+	m := e.members.add("orders", n, LeaseOptions{})
+	m.state = member
+	gained := make([]*assignment, n)
+	for i := range gained {
+		gained[i] = m.own(i, 1)
+	}
+	m.publish()
+	return e, m
+}
+
+// A reminder is a logger that calls a function at each line.
+type reminder func()
+
+func (reminder) Enabled(context.Context, slog.Level) bool    { return true }
+func (r reminder) Handle(context.Context, slog.Record) error { r(); return nil }
+func (r reminder) WithAttrs([]slog.Attr) slog.Handler        { return r }
+func (r reminder) WithGroup(string) slog.Handler             { return r }
+
+// TestALossIsLoggedLast looks at the order in every way in which many ownerships end at once.
+func TestALossIsLoggedLast(t *testing.T) {
+	now := time.Now()
+	asked := func(e *engine, m *membership) { m.withdraw(m.serving(), errorsOfTests.Handover, now) }
+	for name, test := range map[string]struct {
+		lose  func(e *engine, m *membership)
+		cause error
+	}{
+		"trust lost":             {func(e *engine, _ *membership) { e.loseTrust(now, errorsOfTests.TrustLost) }, errorsOfTests.TrustLost},
+		"evicted":                {func(e *engine, _ *membership) { e.evicted(false) }, errorsOfTests.TrustLost},
+		"copied":                 {func(e *engine, _ *membership) { e.evicted(true) }, errorsOfTests.TrustLost},
+		"the membership removed": {func(e *engine, m *membership) { e.removed(m) }, errorsOfTests.TrustLost},
+		"drain timeout": {func(e *engine, m *membership) {
+			m.lease.Options.DrainTimeout = time.Second
+			asked(e, m)
+			e.members.supervise(nil, now.Add(time.Second))
+		}, errorsOfTests.DrainTimeout},
+		"closed without waiting": {func(e *engine, m *membership) {
+			e.close(errorsOfTests.Closed)
+			e.closing.hurry(context.Canceled, now)
+			e.members.supervise(e.closing.abandons(), now)
+		}, errorsOfTests.Closed},
+		"closed without a database": {func(e *engine, _ *membership) {
+			e.close(errorsOfTests.Closed)
+			e.finish()
+		}, errorsOfTests.Closed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const partitions, holds = 64, 3
+			var ends []context.Context
+			lines := 0
+			goesOn := func(ctx context.Context) bool { return !errors.Is(context.Cause(ctx), test.cause) }
+			e, m := idleEngine(partitions, reminder(func() {
+				if lines++; slices.ContainsFunc(ends, goesOn) {
+					t.Error("a line is logged before all contexts have ended with the cause")
+				}
+			}))
+			for range holds {
+				ends = append(ends, m.lease.Board.Hold(context.Background()).Context())
+			}
+			for _, p := range m.lease.Board.Look().Owned {
+				ends = append(ends, p.Context())
+			}
+			test.lose(e, m)
+			e.members.logEnded() // as each turn does
+			if lines == 0 {
+				t.Error("nothing is logged")
+			}
+		})
+	}
+}
+
+// The best of some tries counts, and of more where they are too long, as other work on the machine makes some longer. A hold may add as much as
+// ending it takes; where each partition is looked for in each hold it is twenty times as much.
+func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
+	const partitions, many, tries = 8192, 300, 200
+	best := make(map[int]time.Duration)
+	most := func() time.Duration { return 3*best[1] + many*10*time.Microsecond }
+	for try := 0; try < 7 || try < tries && best[many] > most(); try++ {
+		for _, holds := range []int{1, many} {
+			_, m := idleEngine(partitions, slog.DiscardHandler)
+			for range holds {
+				m.lease.Board.Hold(context.Background())
+			}
+			assignments := m.all()
+			began := time.Now()
+			m.assignments.end(assignments, errorsOfTests.TrustLost)
+			if took := time.Since(began); best[holds] == 0 || took < best[holds] {
+				best[holds] = took
+			}
+		}
+	}
+	t.Logf("%d partitions end in %v with one hold, in %v with %d", partitions, best[1], best[many], many)
+	if best[many] > most() {
+		t.Errorf("that is more than %v", most())
+	}
+}

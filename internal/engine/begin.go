@@ -1,0 +1,441 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// When each task of the table is due, and the statement that it sends. What the answer means to the parts is in engine.go.
+
+func retryDue(e *engine, _ time.Time) time.Time { return e.connection.retryAt }
+
+func beginConnect(e *engine, _ time.Time) *operation {
+	return ask(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
+		if err != nil {
+			e.connection.connectFailed(e.config.Heartbeat)
+			return
+		}
+		e.connected(c)
+	})
+}
+
+func beginRegister(e *engine, _ time.Time) *operation {
+	r := e.session.registration(&e.config)
+	var sent time.Time
+	var newer *store.Process
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (incarnation int64, err error) {
+		sent = time.Now()
+		incarnation, newer, err = c.Register(ctx, r)
+		return incarnation, err
+	}, func(incarnation int64, err error) { e.registered(sent, incarnation, newer, err) })
+}
+
+func lookUpDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.closing.lookUp) }
+
+// beginLookUp reads which process superseded this one.
+func beginLookUp(e *engine, _ time.Time) *operation {
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (*store.Process, error) {
+		return c.Superseder(ctx, e.config.ClientID)
+	}, func(newer *store.Process, err error) {
+		if e.closing.lookUp = false; err == nil {
+			e.endsBecause(e.replacedBy(newer))
+		}
+	})
+}
+
+func holdLivenessDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.failover.toHold(e.session.number))
+}
+
+func beginHoldLiveness(e *engine, _ time.Time) *operation {
+	session, presence := e.session.number, e.failover.nextPresence()
+	e.failover.carries(e.trust.validity)
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.(FailoverConn).Attend(ctx, session, presence)
+	}, func(err error) {
+		e.session.beatFailed = err != nil // without the lock no heartbeat is sent
+		if err == nil {
+			e.failover.holds(session)
+		}
+	})
+}
+
+// heartbeatDue is early if a check for expired sessions is due: the answer says whether another client made it.
+func heartbeatDue(e *engine, _ time.Time) time.Time {
+	if e.failover.toHold(e.session.number) {
+		return never
+	}
+	return earlier(e.session.nextBeat, e.expiry.lookAt)
+}
+
+func beginHeartbeat(e *engine, now time.Time) *operation {
+	session, watched, last := e.session.number, e.watch.lasts(now), e.session.beats()
+	var sent, received time.Time
+	return ask(max(e.config.Heartbeat, e.config.TTL/4), func(ctx context.Context, c Conn) (store.Beat, error) {
+		sent = time.Now()
+		beat, err := c.Heartbeat(ctx, session, watched, last)
+		received = time.Now()
+		return beat, err
+	}, func(beat store.Beat, err error) {
+		if err != nil {
+			e.session.beatLost(last, e.config.Heartbeat, time.Now())
+			e.expiry.lookAt = never
+			return
+		}
+		e.heard(sent, received, beat)
+	})
+}
+
+// markDue is when a heartbeat found a run of the server without a mark: after the server's crash.
+func markDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.watch.run.Mark == 0 && !e.server.marked)
+}
+
+func beginMark(e *engine, _ time.Time) *operation {
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Mark(ctx, store.RandomID()) }, func(err error) {
+		if err == nil {
+			e.server.marked = true
+			e.session.beatNow() // which reads the mark
+		}
+	})
+}
+
+func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.behind) }
+
+// beginReject makes a server be accepted again that is behind one on which this client has been.
+func beginReject(e *engine, _ time.Time) *operation {
+	generation := e.server.generation
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Unsettle(ctx, generation) }, func(err error) {
+		if err == nil {
+			e.server.behind = false
+			e.session.beatNow() // whose answer says that the server is not accepted
+			e.log.Warn("pgleases: rejected a server that is behind one seen before", slog.Int64("generation", generation))
+		}
+	})
+}
+
+// acceptDue is when the clock of a promoted server was watched for this client's TTL.
+func acceptDue(e *engine, now time.Time) time.Time {
+	return e.server.acceptDue(e.watch.willLast(e.config.TTL, now))
+}
+
+func beginAccept(e *engine, now time.Time) *operation {
+	watched, run, seen := e.watch.lasts(now), e.watch.run, e.server.generation
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (int64, error) {
+		return c.Settle(ctx, watched, run, seen)
+	}, func(generation int64, _ error) {
+		e.server.acceptTried(e.config.Heartbeat, time.Now())
+		if generation > 0 {
+			e.log.Warn("pgleases: accepted a promoted server: epochs begin a new generation", slog.Int64("generation", generation))
+			e.session.beatNow()
+		}
+	})
+}
+
+func joinDue(e *engine, _ time.Time) time.Time {
+	_, at := e.members.nextJoin()
+	return at
+}
+
+// joinEach is how long a join may take for each partition, all of which the first one makes.
+const joinEach = 50 * time.Microsecond
+
+func beginJoin(e *engine, _ time.Time) *operation {
+	m, number := e.members.beginJoin()
+	session, l, weight, calls := e.session.number, m.lease, m.weight, maps.Clone(m.weightCalls)
+	limit := e.config.limit() + time.Duration(l.Partitions)*joinEach
+	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
+		join, err := c.Join(ctx, session, l.Name, l.Partitions, weight, number)
+		return func(error) error { return e.joined(m, join, err, calls) }
+	}}
+}
+
+func readDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.trust.held() && !e.server.behind && e.members.toRead())
+}
+
+// beginRead reads what is owned of the leases that changed.
+func beginRead(e *engine, _ time.Time) *operation {
+	session, run, names := e.session.number, e.watch.run, e.members.namesToRead()
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]store.LeaseRead, error) {
+		return c.Read(ctx, session, names)
+	}, func(reads []store.LeaseRead, err error) {
+		if err == nil {
+			e.read(reads, run)
+		}
+	})
+}
+
+func announceDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(len(e.releases.unannounced) > 0)
+}
+
+// beginAnnounce notifies the new owners of what was released.
+func beginAnnounce(e *engine, now time.Time) *operation {
+	names, sessions := e.releases.nextAnnouncement()
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Announce(ctx, names, sessions) }, func(err error) {
+		e.releases.announced(names, err, now)
+	})
+}
+
+func releaseDue(e *engine, now time.Time) time.Time { return e.members.releaseDue(now) }
+
+// beginRelease releases everything whose work has ended, in one statement, and leaves leases.
+func beginRelease(e *engine, now time.Time) *operation {
+	r := e.releases.next(e.members.releasable(now), e.members.all())
+	session, lastJoin := e.session.number, e.members.joins
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
+		if r.successors {
+			if err = planWithout(ctx, c, e.config.Plan, session, e.config.ClientID, r.leaves); err != nil {
+				return answer, err
+			}
+		}
+		return c.Release(ctx, session, r.rows, r.leaves, lastJoin)
+	}, func(answer store.Released, err error) {
+		if e.releases.tried(r, err, now); err == nil {
+			e.released(r, answer)
+		}
+	})
+}
+
+func releaseLocksDue(e *engine, _ time.Time) time.Time { return e.locks.ReleaseDue() }
+
+func beginReleaseLocks(e *engine, now time.Time) *operation {
+	session, run, r := e.session.number, e.watch.run, e.locks.BeginRelease(now, e.closing.ends())
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.LocksReleased, error) {
+		return c.ReleaseLocks(ctx, session, r.Rows, run)
+	}, func(answer store.LocksReleased, err error) {
+		if !e.locks.Released(r, answer, err, time.Now()) {
+			e.session.beatNow()
+		}
+	})
+}
+
+func fenceDue(e *engine, _ time.Time) time.Time { return e.members.fenceDue(e.server.generation) }
+
+// beginFence sees to it that no further guarded transaction begins on partitions whose release waits for some.
+func beginFence(e *engine, _ time.Time) *operation {
+	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
+	rows := rowsOf(busy, func(a *assignment) int64 { return a.Epoch })
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Fence(ctx, session, rows) }, func(error) {
+		e.members.fenceSent(busy)
+	})
+}
+
+func listenToLocksDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.connection.listening && e.locks.ToListen(e.session.number))
+}
+
+func beginListenToLocks(e *engine, _ time.Time) *operation {
+	session := e.session.number
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.ListenToLocks(ctx, session) }, func(err error) {
+		if err == nil {
+			e.locks.Listened(session)
+		}
+	})
+}
+
+func lookAtLocksDue(e *engine, _ time.Time) time.Time {
+	if !e.trust.held() {
+		return never
+	}
+	return e.locks.LookDue()
+}
+
+// beginLookAtLocks looks whether what waits was granted, and whether another run of the server confirms what is held.
+func beginLookAtLocks(e *engine, _ time.Time) *operation {
+	session, run, look := e.session.number, e.watch.run, e.locks.BeginLook()
+	var answered store.Run
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (found []store.FoundLock, err error) {
+		found, answered, err = c.LookAtLocks(ctx, session, look.Nonces, look.Confirm)
+		return found, err
+	}, func(found []store.FoundLock, err error) {
+		e.checkTrust(time.Now())
+		switch {
+		case err != nil:
+			e.locks.LookNow() // after a rest
+		case answered != run.Unmarked() || answered != e.watch.run.Unmarked():
+			e.session.beatNow() // after which it looks again
+		case session == e.session.number && e.trust.held():
+			e.foundLocks(look, found)
+		}
+	})
+}
+
+func weightDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.members.find((*membership).weightDue) != nil)
+}
+
+func beginWeight(e *engine, _ time.Time) *operation {
+	m := e.members.find((*membership).weightDue)
+	session, name, weight, calls := e.session.number, m.lease.Name, m.weight, maps.Clone(m.weightCalls)
+	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
+		isMember, err := c.SetWeight(ctx, session, name, weight)
+		return func(error) error {
+			again := m.weightSet(weight, calls, isMember, err)
+			if err == nil {
+				e.weightSet(m, isMember)
+			}
+			return again
+		}
+	}}
+}
+
+func watchLivenessDue(e *engine, _ time.Time) time.Time {
+	if !e.failover.on || e.onlySessionRemains() {
+		return never
+	}
+	return e.failover.lookAt
+}
+
+// beginWatchLiveness looks at the liveness locks, if this client is one of those that watch them.
+func beginWatchLiveness(e *engine, now time.Time) *operation {
+	session, digest := e.session.number, e.failover.digest
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Lookout, error) {
+		return c.(FailoverConn).LookOut(ctx, session, digest)
+	}, func(look store.Lookout, err error) { e.failover.looked(look, err, now, e.config.Heartbeat, e.log) })
+}
+
+func evictDisconnectedDue(e *engine, _ time.Time) time.Time {
+	if e.onlySessionRemains() {
+		return never
+	}
+	return e.failover.evictDue()
+}
+
+func beginEvictDisconnected(e *engine, now time.Time) *operation {
+	due, run := e.failover.due(now), e.watch.run
+	ended := make([]store.Absence, len(due))
+	for i, a := range due {
+		ended[i] = a.Absence
+	}
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
+		return c.(FailoverConn).EvictEnded(ctx, ended, due[0].since, run)
+	}, func(evicted store.Evicted, err error) {
+		e.failover.evicted(due, err)
+		if len(evicted.IDs) > 0 {
+			e.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
+		}
+		if err == nil {
+			e.evictedOthers(evicted)
+		}
+	})
+}
+
+func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.evictAt }
+
+func beginEvict(e *engine, now time.Time) *operation {
+	cutoff, watched, run := e.watch.cutoff(now), e.watch.lasts(now), e.watch.run
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
+		return c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, e.config.TTL, run)
+	}, func(evicted store.Evicted, err error) {
+		e.expiry.evicted(evicted, err, e.config.Heartbeat, time.Now())
+		if len(evicted.IDs) > 0 {
+			e.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
+		}
+		if err == nil {
+			e.evictedOthers(evicted)
+		}
+	})
+}
+
+func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue() }
+
+func beginSweepLocks(e *engine, _ time.Time) *operation {
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.SweepLocks(ctx) }, func(done bool, err error) {
+		if err == nil {
+			e.locks.Swept(done, time.Now())
+		}
+	})
+}
+
+func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
+
+// beginPlan plans the leases that ask for it, or goes on with a plan.
+func beginPlan(e *engine, now time.Time) *operation {
+	longest := min(e.config.Heartbeat, time.Second)
+	if e.closing.ends() { // see leavesToOthers
+		longest = busyRetry
+	}
+	p, limit := e.plans.begin(longest, now), e.config.limit()
+	n := e.plans.next(p)
+	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
+		applied, took, err := p.proceed(ctx, c, n)
+		return func(ended error) error {
+			if took > 0 {
+				e.plans.batch = fitting(e.plans.batch, MaxPartitions, took, limit, ended)
+			}
+			e.planned(p, applied, err, n)
+			return err
+		}
+	}}
+}
+
+func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
+
+// beginTidy does what can wait. If it fails, the next check is in time for it.
+func beginTidy(e *engine, _ time.Time) *operation {
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(asked []string, _ error) {
+		e.expiry.toTidy = false
+		e.plans.request(time.Now(), asked...)
+	})
+}
+
+func listenDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(!e.connection.probed && !e.config.Polling)
+}
+
+func beginListen(e *engine, _ time.Time) *operation {
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.Listen(ctx, store.RandomID()) }, func(arrives bool, err error) {
+		e.connection.listened(arrives, err, e.expiry.sessions)
+		if err != nil {
+			return
+		}
+		if !arrives {
+			e.log.Info("pgleases: notifications do not arrive, as behind a connection pooler: polling at the heartbeat")
+		}
+		e.members.readAll() // what changed before it listened
+	})
+}
+
+func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareAt }
+
+// beginPrepare makes the server plan what it will do for this connection when partitions are handed over, so that no handoff waits for
+// that. Behind a pooler no connection of the server is the client's own.
+func beginPrepare(e *engine, _ time.Time) *operation {
+	return tell(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Prepare(ctx) }, func(err error) {
+		if err == nil {
+			e.connection.prepareAt = never
+		}
+	})
+}
+
+func endDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.onlySessionRemains()) }
+
+func beginEnd(e *engine, _ time.Time) *operation {
+	session := e.session.number
+	return ask(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.End(ctx, session) }, func(ended bool, _ error) {
+		e.closing.sessionEnded = ended
+		e.session.beatNow() // if it is a member still, the answer says of what
+	})
+}
+
+// beginWait waits for a notification until a task is due.
+func beginWait(e *engine, _ time.Time) *operation {
+	return &operation{limit: time.Hour, call: func(ctx context.Context, c Conn) func(error) error {
+		err := c.Wait(ctx)
+		return func(canceled error) error {
+			switch {
+			case err == nil:
+				e.notified(c.GrantedLocks())
+			case canceled != nil && !c.Closed():
+				return nil
+			}
+			return err
+		}
+	}}
+}

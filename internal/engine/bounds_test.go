@@ -1,0 +1,183 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/tests"
+)
+
+func TestALeaseThatTheClientIsNoMemberOfAnyMoreIsLeftAtOnce(t *testing.T) {
+	ends := map[string]func(context.Context, *proc, *Lease) error{
+		"Leave": func(ctx context.Context, _ *proc, l *Lease) error { return l.Leave(ctx) },
+		"Close": func(ctx context.Context, p *proc, _ *Lease) error { return p.c.Close(ctx) },
+	}
+	for name, end := range ends {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p, l := w.alone()
+				w.evict("a")
+				w.mu.Lock()
+				w.blind = true // it shows what was taken from it by hand
+				w.mu.Unlock()
+				before := w.count("release")
+				began := time.Now()
+				w.ok(end(patiently(w.t), p, l))
+				if took, releases := time.Since(began), w.count("release")-before; took > soon || releases > 2 {
+					t.Errorf("it took %v and %d releases", took, releases)
+				}
+			})
+		})
+	}
+}
+
+// Others give it to its next owner when the transaction has ended; where there are none, whoever comes next.
+func TestClosingDoesNotWaitForTheGuardedTransactionOfAnother(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, dead := w.start("a"), w.start("dead")
+		la, ld := a.mustJoin("x", 2), dead.mustJoin("x", 2)
+		w.within(5*time.Second, "each owns one", func() bool { return len(shown(la)) == 1 && len(shown(ld)) == 1 })
+		p := shown(ld)[0]
+		end, ok := w.db.Guard("x", p.Number, p.Epoch)
+		if !ok {
+			t.Fatal("the guard does not pass")
+		}
+		defer end()
+		dead.kill()
+		time.Sleep(20 * time.Second)
+		began := time.Now()
+		w.ok(a.c.Close(patiently(w.t)))
+		if took := time.Since(began); took > engine.CloseGrace+soon {
+			t.Errorf("Close took %v", took)
+		}
+	})
+}
+
+func TestCallsForALeaseThatWasMadeAnewWithAnotherNumberAreToldSo(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 3)
+		w.within(5*time.Second, "it owns all", func() bool { return len(shown(l)) == 3 })
+		time.Sleep(time.Second) // it listens, and reads nothing more: a heartbeat tells it
+		w.mu.Lock()
+		w.blind = true // it shows what was taken from it by hand
+		w.mu.Unlock()
+		w.evict("a")
+		tests.OK(t, w.db.Drop("x", 0))
+		w.remake("x", 5)
+		w.within(3*time.Second, "it is lost", func() bool { return len(shown(l)) == 0 })
+		if _, err := a.c.Lease(patiently(w.t), "x", 3); !errors.Is(err, ErrPartitionCount) {
+			t.Errorf("Lease: %v", err)
+		}
+		if err := l.SetWeight(patiently(w.t), 2); !errors.Is(err, ErrPartitionCount) {
+			t.Errorf("SetWeight: %v", err)
+		}
+		if l.Err() != nil {
+			t.Errorf("the lease has ended: %v", l.Err())
+		}
+		w.ok(l.Leave(patiently(w.t)))
+		again := a.mustJoin("x", 5)
+		w.within(5*time.Second, "it owns all", func() bool { return len(shown(again)) == 5 })
+	})
+}
+
+func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
+	inWorld(t, func(w *world) {
+		l := w.start("a").mustJoin("x", 1)
+		calls := make(chan struct{}, 10)
+		go func() {
+			_ = l.Run(context.Background(), func(ctx context.Context, _ Partition) error {
+				calls <- struct{}{}
+				<-ctx.Done()
+				return nil
+			})
+		}()
+		<-calls
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
+		select {
+		case <-calls:
+		case <-time.After(10 * time.Second):
+			t.Errorf("it shows %v, and no callback runs", shown(l))
+		}
+	})
+}
+
+func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochOnceItsWorkHasEnded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		l := a.mustJoin("x", 2)
+		w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+		h := l.Hold(context.Background())
+		remove := func() { w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) }) }
+		remove()
+		<-h.Context().Done()
+		time.Sleep(time.Minute)
+		if shows(l) != "-" {
+			t.Errorf("it shows %s under work that has not ended", shows(l))
+		}
+		h.Release()
+		w.within(time.Second, "all comes back", func() bool { return shows(l) == "0-1" })
+		for _, p := range h.Partitions() {
+			if now, _ := l.Partition(p.Number); now.Epoch <= p.Epoch {
+				t.Errorf("%v comes back as %v", p, now)
+			}
+		}
+
+		w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "join" })
+		remove()
+		w.within(5*time.Second, "it is lost", func() bool { return shows(l) == "-" })
+		w.ok(l.Leave(context.Background()))
+		w.within(time.Second, "nothing drains", func() bool { return a.c.Stats().Draining == 0 })
+	})
+}
+
+// As above, but the lease is left before the client is a member again, or while it was removed, and joined anew under the same session.
+func TestWhatARemovedMembershipEndedComesBackUnderAnotherEpochInALeaseThatIsJoinedAnewToo(t *testing.T) {
+	for name, before := range map[string]bool{"left before it is told": true, "left then": false} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a")
+				l := a.mustJoin("x", 2)
+				w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+				owned := shown(l)
+				h := l.Hold(context.Background())
+				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "join" })
+				w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
+				if !before {
+					<-h.Context().Done()
+				}
+				left := make(chan error, 1)
+				go func() { left <- l.Leave(context.Background()) }()
+				time.Sleep(5 * time.Second)
+				h.Release()
+				w.ok(<-left)
+				w.inject(nil)
+				l = a.mustJoin("x", 2)
+				w.within(5*time.Second, "it owns all again", func() bool { return shows(l) == "0-1" })
+				for _, p := range owned {
+					if now, _ := l.Partition(p.Number); now.Epoch <= p.Epoch {
+						t.Errorf("%v comes back as %v", p, now)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.start("a")
+		l := p.mustJoin("x", 1)
+		p.engine().Deafen(errLocked)
+		w.notify("a")                // it waits anew
+		time.Sleep(20 * time.Second) // which passes only if the engine sleeps
+		if shows(l) != "0" {
+			t.Errorf("it shows %s", shows(l))
+		}
+	})
+}

@@ -1,0 +1,213 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/locks"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// closeGrace is how long Close and Leave go on releasing what is free after their ctx ended.
+const closeGrace = 2 * time.Second
+
+// A Client is an engine as other goroutines see it: they send it requests, and read what it publishes.
+// All methods are safe for concurrent use.
+type Client struct {
+	Locks *locks.Session
+
+	config   Config
+	guard    string // the statement
+	requests chan func(*engine)
+	wake     chan struct{} // of capacity one: wake-ups coalesce
+	stats    atomic.Pointer[Stats]
+
+	done     chan struct{}
+	err      error // why it ended; set before done is closed
+	closeErr error // what was left behind; set before done is closed
+}
+
+func newClient(config Config) *Client {
+	return &Client{config: config, requests: make(chan func(*engine)), wake: make(chan struct{}, 1), done: make(chan struct{})}
+}
+
+// Start registers a client on its first connection, and starts its goroutine. What may succeed when
+// it is repeated is tried again until ctx ends. After an error nothing is left behind.
+func Start(ctx context.Context, first Conn, config Config) (*Client, error) {
+	c := newClient(config)
+	c.guard = store.StatementsFor(config.Schema).Guard
+	e := newEngine(c, first)
+	if err := e.registerFirst(ctx); err != nil {
+		if e.connection.conn != nil {
+			e.connection.conn.Close()
+		}
+		return nil, err
+	}
+	go e.run()
+	if config.Double != nil {
+		config.Double.Turn = func() {
+			// An error says that the client has ended.
+			_, _ = requestAnswer(context.Background(), c, func(_ *engine, done chan<- struct{}) { done <- struct{}{} })
+		}
+	}
+	return c, nil
+}
+
+// Join joins a lease. It returns the same Lease if the client has joined it already.
+func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseOptions) (*Lease, error) {
+	j := &joining{name: name, partitions: partitions, options: o}
+	refused, err := requestAnswer(ctx, c, func(e *engine, answer chan<- error) {
+		j.done = answer
+		e.members.join(j)
+	})
+	if err = cmp.Or(err, refused); err != nil {
+		_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.abandon(j) })
+		return nil, err
+	}
+	return j.lease, nil
+}
+
+// Done returns a channel that is closed when the client has ended.
+func (c *Client) Done() <-chan struct{} { return c.done }
+
+// Err returns why the client ended; nil: it has not.
+func (c *Client) Err() error {
+	select {
+	case <-c.done:
+		return c.err
+	default:
+		return nil
+	}
+}
+
+// Stats returns the client's numbers as of its last turn.
+func (c *Client) Stats() *Stats { return c.stats.Load() }
+
+// Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was left behind.
+func (c *Client) Close(ctx context.Context) error {
+	_ = c.request(context.WithoutCancel(ctx), func(e *engine) { e.close(e.config.Errors.Closed) })
+	// After the request to close, so that what hurry ends, it ends for the reason of the close.
+	defer context.AfterFunc(ctx, func() {
+		_ = c.request(context.Background(), func(e *engine) { e.closing.hurry(context.Cause(ctx), time.Now()) })
+	})()
+	<-c.done
+	return c.closeErr
+}
+
+// Beat waits until the next heartbeat was answered. With atOnce that one is sent now.
+func (c *Client) Beat(ctx context.Context, atOnce bool) error {
+	next := make(chan (<-chan struct{}), 1)
+	if err := c.request(ctx, func(e *engine) {
+		next <- e.locks.NextBeat()
+		if atOnce {
+			e.session.beatNow()
+		}
+	}); err != nil {
+		return err
+	}
+	_, err := await(ctx, c, <-next)
+	return err
+}
+
+// LockTable returns where package lock takes locks; nil: there is no pool.
+func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
+	switch double := c.config.Double; {
+	case double != nil:
+		return double.Locks
+	case pool == nil:
+		return nil
+	}
+	return &store.Locks{
+		Statements: store.StatementsFor(c.config.Schema), LockWait: int(c.config.Heartbeat.Milliseconds()),
+		OnConn: func(ctx context.Context, use func(*pgx.Conn) error) error {
+			return pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return use(conn.Conn()) })
+		},
+	}
+}
+
+// Reaches returns an error if connections of a pool do not reach the client's session in a schema; "":
+// in the client's. It is for everything that takes a client and a pool. Behind poolers addresses say
+// nothing, so it asks the database.
+func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	if c.config.Double != nil {
+		return nil
+	}
+	schema = cmp.Or(schema, c.config.Schema)
+	const refused = "the pool leads to another server, database or schema than the client's connection"
+	for tries := 1; ; tries++ {
+		session, err := requestAnswer(ctx, c, func(e *engine, answer chan<- int64) { answer <- e.session.number })
+		if err != nil {
+			return err
+		}
+		var database string
+		var reached bool
+		err = pool.QueryRow(ctx, store.StatementsFor(schema).Reaches, session).Scan(&database, &reached)
+		switch {
+		case store.Undefined(err):
+			return fmt.Errorf(refused+": %w", err)
+		case err != nil || reached:
+			return err
+		case tries > 2:
+			return fmt.Errorf(refused+": schema %q of database %q has no session of client %q", schema, database, c.config.ClientID)
+		}
+		if err := c.Beat(ctx, true); err != nil { // it may have been evicted
+			return err
+		}
+	}
+}
+
+// request makes the client's goroutine run f. It stops waiting for that when ctx or the client ends.
+func (c *Client) request(ctx context.Context, f func(*engine)) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case c.requests <- f:
+		return nil
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// requestAnswer is a request that f, or a later turn, answers once.
+func requestAnswer[T any](ctx context.Context, c *Client, f func(e *engine, answer chan<- T)) (T, error) {
+	from := make(chan T, 1)
+	if err := c.request(ctx, func(e *engine) { f(e, from) }); err != nil {
+		return *new(T), err
+	}
+	return await(ctx, c, from)
+}
+
+// await waits for an answer, until ctx or the client ends.
+func await[T any](ctx context.Context, c *Client, from <-chan T) (answer T, err error) {
+	select {
+	case answer = <-from:
+		return answer, nil
+	case <-c.done:
+		err = c.err
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	select {
+	case answer = <-from: // both came: it is done
+		return answer, nil
+	default:
+		return answer, err
+	}
+}
+
+// wakeUp makes the client's goroutine look for work that ended.
+func (c *Client) wakeUp() {
+	select {
+	case c.wake <- struct{}{}:
+	default: // it will look anyway
+	}
+}

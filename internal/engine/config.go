@@ -1,0 +1,115 @@
+package engine
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/locks"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Limits of a client.
+const (
+	MinTTL        = time.Second
+	MaxTTL        = 10 * time.Minute
+	MaxPartitions = 65536
+)
+
+// A Config is what a client is made of.
+type Config struct {
+	ClientID     string
+	Host         string
+	TTL          time.Duration
+	Heartbeat    time.Duration
+	Polling      bool // never listen for notifications
+	FastFailover bool
+	Schema       string
+	Log          *slog.Logger
+	Errors       Errors
+	Double       *Double // stands in for a server; nil: there is one
+
+	// Connect opens a connection to the database.
+	Connect func(context.Context) (Conn, error)
+	// Plan returns the moves of a plan of what was read. Any goroutine calls it.
+	Plan func([]store.LeasePlan) []store.Move
+}
+
+// Errors are the root package's, which declares and explains them.
+type Errors struct {
+	Closed, Superseded, Evicted, NotOwner, PartitionCount error
+	Handover, TrustLost, DrainTimeout                     error
+}
+
+// A Double stands in for a server, in tests of applications.
+type Double struct {
+	// Connect opens a connection.
+	Connect func(context.Context) (Conn, error)
+	// Guard stands in for the SQL function guard: nil if the partition is owned under the epoch.
+	Guard func(ctx context.Context, lease string, partition int, epoch int64) error
+	// Locks is where package lock takes locks.
+	Locks locks.Table
+	// Turn waits until the client's goroutine has done what it was about, or ended. Start sets it.
+	Turn func()
+}
+
+// LeaseOptions are what a client says about its part in a lease.
+type LeaseOptions struct {
+	Weight       int
+	HandoffDelay time.Duration
+	DrainTimeout time.Duration
+}
+
+// margin is how much sooner a client stops trusting itself than it may be evicted.
+func margin(ttl time.Duration) time.Duration { return max(ttl/20, 100*time.Millisecond) }
+
+// trusts is how long a client trusts itself after it sent a heartbeat.
+func (c *Config) trusts() time.Duration { return c.TTL - margin(c.TTL) }
+
+// limit bounds a statement that is not a heartbeat, so that the next heartbeats still come in time.
+func (c *Config) limit() time.Duration { return min(c.TTL/2, (c.trusts()-c.Heartbeat)*3/4) }
+
+// A Conn is what a client needs of a connection; *store.Conn is one. One goroutine at a time calls its methods.
+type Conn interface {
+	Register(context.Context, store.Registration) (int64, *store.Process, error)
+	Superseder(ctx context.Context, id string) (*store.Process, error)
+	Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error)
+	Mark(ctx context.Context, mark int64) error
+	Settle(ctx context.Context, watched time.Duration, run store.Run, era int64) (int64, error)
+	Unsettle(ctx context.Context, era int64) error
+	End(ctx context.Context, session int64) (bool, error)
+
+	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
+	SetWeight(ctx context.Context, session int64, lease string, weight int) (bool, error)
+	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
+	Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error)
+	Announce(ctx context.Context, leases []string, sessions []int64) error
+	Fence(ctx context.Context, session int64, busy []store.Release) error
+
+	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Run) (store.Evicted, error)
+	Tidy(ctx context.Context) (asked []string, err error)
+	Claim(ctx context.Context, leases []string) ([]string, error)
+	Plan(ctx context.Context, leases []string, alone bool) ([]store.LeasePlan, error)
+	Apply(ctx context.Context, plan []store.LeasePlan, moves []store.Move, again time.Duration) (store.Applied, error)
+
+	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Run, error)
+	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Run) (store.LocksReleased, error)
+	SweepLocks(ctx context.Context) (bool, error)
+	ListenToLocks(ctx context.Context, session int64) error
+	GrantedLocks() []int64
+
+	Listen(ctx context.Context, probe int64) (bool, error)
+	Prepare(ctx context.Context) error
+	Wait(ctx context.Context) error
+	Closed() bool
+	Close()
+}
+
+// A FailoverConn is a connection with fast failover; *store.Conn is one.
+type FailoverConn interface {
+	OnEnd(func())
+	Severed() bool
+	Attend(ctx context.Context, session, presence int64) error
+	LookOut(ctx context.Context, session, digest int64) (store.Lookout, error)
+	EvictEnded(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Run) (store.Evicted, error)
+}

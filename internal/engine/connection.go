@@ -1,0 +1,54 @@
+package engine
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+// connection is the client's own connection, and what is known of it.
+type connection struct {
+	conn  Conn // nil: to be made
+	known bool // a heartbeat returned to which server it leads
+
+	probed    bool // it is known whether notifications arrive, or it cannot be found out
+	listening bool // they arrive
+
+	prepareAt time.Time // when to make the server plan for this connection; never: it was done, or is not worth it
+
+	retry   time.Duration // at most so long until the next attempt to connect or to register
+	retryAt time.Time
+	failed  bool // the last attempt to connect
+}
+
+// preparing is what Prepare costs the server. Many clients do not prepare all at once.
+const preparing = 15 * time.Millisecond
+
+// connected takes a new connection.
+func (c *connection) connected(conn Conn) { c.conn, c.known, c.failed = conn, false, false }
+
+// connectFailed notes a failed attempt.
+func (c *connection) connectFailed(heartbeat time.Duration) {
+	c.failed = true
+	c.backOff(heartbeat)
+}
+
+// close closes the connection.
+func (c *connection) close() {
+	c.conn.Close()
+	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, never
+}
+
+// backOff spaces attempts to connect and to register. The first one comes at once.
+func (c *connection) backOff(heartbeat time.Duration) {
+	c.retryAt = time.Now().Add(rand.N(c.retry + 1))
+	c.retry = min(max(2*c.retry, retryMin), max(heartbeat/2, retryMin))
+}
+
+// listened takes the answer to a probe: whether notifications arrive. The client polls until the next connection if the probe failed,
+// or if they do not.
+func (c *connection) listened(arrives bool, err error, clients int64) {
+	c.probed, c.listening = err == nil || !c.conn.Closed(), arrives
+	if arrives {
+		c.prepareAt = time.Now().Add(rand.N(preparing * time.Duration(max(clients, 1))))
+	}
+}

@@ -1,0 +1,98 @@
+package engine_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/tests"
+)
+
+func TestTwoCopiesOfAProcessBothOwnForNoLongerThanTwoHeartbeats(t *testing.T) {
+	for name, broken := range map[string]bool{"an answer is lost": true, "nothing is lost": false} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a", WithPolling())
+				lease := a.mustJoin("x", 4)
+				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
+				beats := w.count("heartbeat") // copied after one: the next could tell before both own them
+				w.within(10*time.Second, "its heartbeat is answered", func() bool { return w.count("heartbeat") > beats })
+				w.mu.Lock()
+				w.blind, w.copies = true, true // they overlap
+				w.mu.Unlock()
+				var once sync.Once
+				w.inject(func(client, op string) (f fault, lost bool) {
+					if broken && op == "heartbeat" {
+						once.Do(func() { f, lost = fault{err: errBroken, broken: true, applied: true}, true })
+					}
+					return f, lost
+				})
+				twin := tests.Must(a.engine().Copy(func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }))(t)
+				copy := tests.Must(twin.Join(context.Background(), "x", 4, inside(lease).Options))(t)
+				copied := func() string {
+					if s := copy.Board.Look(); s.Validity.Holds() {
+						return ranges.Format(s.Values)
+					}
+					return ranges.Format(nil)
+				}
+				w.within(2*time.Second, "both own them", func() bool { return shows(lease) == "0-3" && copied() == "0-3" })
+				both := w.within(4*time.Second, "one owns them", func() bool { return shows(lease) == "-" || copied() == "-" })
+				t.Logf("both owned them for %v", both)
+				for range 10_000 {
+					if time.Sleep(10 * time.Millisecond); shows(lease) != "-" && copied() != "-" {
+						w.failf("later one owns %s, the other %s", shows(lease), copied())
+					}
+				}
+				if n := w.logged("pgleases: a copy of this process goes on"); n != 1 {
+					t.Errorf("%d lines of the log tell of it", n)
+				}
+				_ = twin.Close(context.Background())
+			})
+		})
+	}
+}
+
+func TestAHeartbeatThatComesLateIsNotTakenForACopys(t *testing.T) {
+	for name, test := range map[string]struct {
+		late  int32 // which of the next heartbeats comes late; those before get lost
+		after func(w *world)
+	}{
+		"the first":                  {1, func(*world) {}},
+		"the second in a row":        {2, func(*world) {}},
+		"after a crash":              {1, func(w *world) { w.db.Crash(0) }},
+		"after a step back in time":  {1, func(w *world) { w.db.Step(-time.Minute) }},
+		"after the server was ended": {1, func(w *world) { w.db.Stop(); w.db.Boot() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a := w.start("a")
+				lease := a.mustJoin("x", 4)
+				w.within(5*time.Second, "it owns them", func() bool { return shows(lease) == "0-3" })
+				time.Sleep(10 * time.Second)
+				var sent atomic.Int32
+				w.inject(func(_, op string) (fault, bool) {
+					if op != "heartbeat" {
+						return fault{}, false
+					}
+					n := sent.Add(1)
+					if n == test.late {
+						return fault{before: 3 * time.Second, late: true}, true
+					}
+					return fault{err: errBroken, broken: true}, n < test.late
+				})
+				w.within(5*time.Second, "it is sent", func() bool { return sent.Load() == test.late })
+				time.Sleep(time.Second)
+				test.after(w)
+				time.Sleep(20 * time.Second) // the log fails the test
+				if w.logged("heartbeat arrived late") != 1 || shows(lease) != "0-3" {
+					w.failf("no heartbeat came late, or it owns %s", shows(lease))
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,655 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/locks"
+	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// The engine is a client's state, owned by the client's one goroutine. Readers never see it: they see the snapshots that it publishes,
+// and send it requests.
+//
+// It never waits for the database. One operation at most is under way, in another goroutine, which hands back a function for this one to
+// run. So requests, ends of work and the trust deadline are served at once, whatever a statement does.
+//
+// It alone knows all parts. A part knows its own fields, and calls no other part: it returns what happened, and the engine passes it on.
+type engine struct {
+	client *Client
+	config Config
+	log    *slog.Logger
+
+	progress   progress   // what is under way, and what rests after a failure
+	connection connection // to the database
+	session    session    // which heartbeats keep alive
+	trust      trust      // that they earn
+	watch      watch      // of the database's clock
+	server     server     // to which the connection leads
+	expiry     expiry     // when to check for expired sessions
+	failover   failover   // with fast failover: liveness locks
+	members    members    // of leases, and what is owned of them
+	releases   releases   // what is released and announced
+	plans      plans      // which leases ask for one
+	locks      *locks.Session
+	closing    closing // the client's end
+
+	reconnects int64
+}
+
+func newEngine(c *Client, first Conn) *engine {
+	now := time.Now()
+	e := &engine{
+		client: c, config: c.config, log: c.config.Log,
+		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
+		expiry: expiry{lookAt: never, evictAt: never}, failover: newFailover(c.config.FastFailover, now), members: newMembers(c, now),
+		releases: newReleases(), plans: newPlans(c.config.Plan), closing: closing{giveUpAt: never},
+		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, TrustLost: c.config.Errors.TrustLost}, now),
+	}
+	c.Locks = e.locks
+	e.connection.connected(first)
+	e.failover.connected(first, c.wakeUp)
+	e.publishStats()
+	return e
+}
+
+// --- the goroutine
+
+// registerFirst registers before the goroutine runs. What may succeed when it is repeated is tried again until ctx ends.
+func (e *engine) registerFirst(ctx context.Context) error {
+	var failed error // the last attempt, unless ctx ended it
+	for !e.session.registered {
+		if failed != nil && ctx.Err() != nil {
+			return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
+		}
+		t, at := e.next(time.Now())
+		if t == nil {
+			select {
+			case <-time.After(time.Until(at)):
+			case <-ctx.Done():
+			}
+			continue
+		}
+		err := t.begin(e, time.Now()).call(ctx, e.connection.conn)(nil)
+		switch {
+		case e.closing.ends():
+			return e.closing.reason
+		case err != nil && !store.Transient(err):
+			return err
+		case err == nil || ctx.Err() == nil:
+			failed = cmp.Or(err, failed)
+			e.completed(t, err)
+		case failed == nil:
+			failed = err
+		}
+	}
+	e.publishStats()
+	e.locks.Stand(e.standing())
+	return nil
+}
+
+// run is the client's goroutine.
+func (e *engine) run() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		now := time.Now()
+		e.watchConnection(now)
+		e.checkTrust(now)
+		e.members.supervise(e.closing.abandons(), now)
+		if e.finished(now) {
+			break
+		}
+		e.locks.Stand(e.standing())
+		wake := e.work(now)
+		e.publishStats()
+		timer.Reset(time.Until(wake))
+		select {
+		case f := <-e.client.requests:
+			f(e)
+		case f := <-e.progress.results:
+			f()
+		case <-e.client.wake:
+		case <-timer.C:
+		}
+	}
+	e.finish()
+}
+
+func (e *engine) stage() stage {
+	switch {
+	case e.connection.conn == nil:
+		return connecting
+	case !e.session.registered:
+		return registering
+	case !e.connection.known:
+		return beating
+	case !e.server.accepted:
+		return working
+	}
+	return accepted
+}
+
+// next returns the first task that is due; else nil, and the instant at which the next one will be.
+func (e *engine) next(now time.Time) (*task, time.Time) {
+	var yielded *task
+	at, stage := never, e.stage()
+	for _, t := range tasks {
+		if t.stage > stage || t.stage < min(stage, beating) || t.traits&untilEnds != 0 && e.closing.ends() {
+			continue
+		}
+		due := later(t.due(e, now), e.progress.rests[t].until)
+		switch {
+		case due.After(now):
+			at = earlier(at, due)
+		case t.traits&yields != 0 && e.progress.last == t:
+			yielded = t
+		default:
+			return t, now
+		}
+	}
+	if yielded != nil {
+		at = now
+	}
+	return yielded, at
+}
+
+// work begins what is due, and returns the instant at which the engine is to wake up, unless something happens before.
+func (e *engine) work(now time.Time) time.Time {
+	t, at := e.next(now)
+	running := e.progress.running
+	switch {
+	case running == nil && t != nil:
+		e.begin(t, now)
+	case running == nil && (e.connection.listening || e.failover.on && e.connection.conn != nil): // which notices the connection's end
+		if rests := e.progress.rests[waitForNotifications].until; rests.After(now) {
+			at = earlier(at, rests)
+		} else {
+			e.begin(waitForNotifications, now)
+		}
+	case running != nil && t != nil && running.task == waitForNotifications:
+		running.cancel()
+	}
+	if t != nil {
+		at = never // the end of what is under way wakes the engine
+	}
+	at = earlier(at, e.failover.pulseDue())
+	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), e.closing.giveUpAt)))
+}
+
+func (e *engine) begin(t *task, now time.Time) {
+	op := t.begin(e, now)
+	ctx, cancel := context.WithTimeout(context.Background(), op.limit)
+	op.task, op.cancel = t, cancel
+	e.progress.running, e.progress.last = op, t
+	c := e.connection.conn
+	go func() {
+		finish := op.call(ctx, c)
+		err := context.Cause(ctx)
+		cancel()
+		e.progress.results <- func() {
+			e.progress.running = nil
+			if t.traits&batched != 0 {
+				e.releases.batch = fitting(e.releases.batch, maxBatch, time.Since(now), op.limit, err)
+			}
+			e.completed(t, finish(err))
+		}
+	}()
+}
+
+// completed takes the outcome of an operation.
+func (e *engine) completed(t *task, err error) {
+	if err == nil {
+		e.progress.succeeded(t)
+		return
+	}
+	e.progress.log(e.log, t, err)
+	switch {
+	case e.connection.conn == nil:
+	case e.connection.conn.Closed() || store.ReadOnly(err):
+		e.disconnect()
+	case t.traits&ownPause == 0:
+		e.progress.failed(t, e.config.Heartbeat)
+	}
+}
+
+// --- the connection
+
+func (e *engine) connected(c Conn) {
+	e.connection.connected(c)
+	e.failover.connected(c, e.client.wakeUp)
+	e.session.beatNow()
+	clear(e.progress.rests)
+	e.reconnects++
+}
+
+// disconnect drops the trust before this side ends the connection.
+func (e *engine) disconnect() {
+	if l := e.failover.lifeline; l != nil && !e.connection.conn.Closed() {
+		l.end()
+	}
+	e.checkTrust(time.Now())
+	e.connection.close()
+	e.locks.Disconnected()
+	e.connection.backOff(e.config.Heartbeat)
+}
+
+// watchConnection looks at the connection, with fast failover, and lets readers read for some more time.
+func (e *engine) watchConnection(now time.Time) {
+	if !e.failover.on {
+		return
+	}
+	if stopped := e.failover.beat(now); stopped > 0 {
+		e.session.beatNow()
+		e.log.Info("pgleases: readers wait for the server, as the process was stopped", slog.Duration("for", stopped))
+	}
+	if e.failover.allows(e.trust.validity, e.connection.conn, now) {
+		for m := range e.members.all() { // readers read again, and those that wait for that are notified
+			m.showAgain()
+		}
+	}
+}
+
+// answered takes an answer to a statement that was sent at that moment, which shows that the session lives.
+func (e *engine) answered(sent time.Time) {
+	again, beat := e.failover.answered(sent)
+	if beat {
+		e.session.beatNow()
+	}
+	if again {
+		e.watchConnection(time.Now())
+	}
+}
+
+// notified takes notifications: of locks, or of changes.
+func (e *engine) notified(granted []int64) {
+	if len(granted) > 0 {
+		e.locks.Notified(granted)
+		return
+	}
+	e.members.readAll()
+	e.failover.lookAt = atOnce
+}
+
+// --- the session
+
+// registered takes the answer to a registration. Incarnation 0: the newer process has the client ID.
+func (e *engine) registered(sent time.Time, incarnation int64, newer *store.Process, err error) {
+	switch {
+	case err != nil:
+		e.connection.backOff(e.config.Heartbeat)
+		e.session.mayComeLate(time.Now()) // it renews the session too
+	case incarnation == 0:
+		e.close(e.replacedBy(newer))
+	default:
+		again := e.session.isRegistered(incarnation)
+		e.answered(sent)
+		e.earnTrust(sent)
+		if again {
+			e.log.Info("pgleases: registered", slog.Int64("session", e.session.number), slog.Int64("incarnation", incarnation))
+		}
+	}
+}
+
+// replacedBy is why the client ends because of a newer process, or of an operator.
+func (e *engine) replacedBy(newer *store.Process) error {
+	switch superseded := e.config.Errors.Superseded; {
+	case newer == nil:
+		return superseded
+	case newer.Evicted:
+		return e.config.Errors.Evicted
+	default:
+		return fmt.Errorf("%w: host %s, pid %d, started %s; processes that live at once need an ID each", superseded, newer.Host, newer.PID,
+			newer.StartedAt.Format(time.RFC3339Nano))
+	}
+}
+
+// heard takes the answer to a heartbeat: what it means to each part.
+func (e *engine) heard(sent, received time.Time, beat store.Beat) {
+	if beat.Alive || e.session.began() { // else it is evicted again and again, and each time later registered
+		e.connection.retry = 0
+	}
+	e.checkTrust(time.Now()) // a break is a break, even if the next validity begins at once
+	e.connection.known, e.server.marked = true, false
+	e.watch.observe(sent, received, beat.Clock, beat.Run)
+	e.session.beatAnswered(sent, e.config.Heartbeat)
+	if !beat.Alive {
+		e.evicted(beat.Copied)
+		return
+	}
+	e.answered(sent)
+	if e.session.renewed(sent, received, store.Renewal{Clock: beat.Clock, Mark: beat.Run.Mark}) {
+		e.otherRun() // a crash may have lost announcements, and releases of locks
+	}
+	e.heardServer(sent, beat)
+	if beat.Incarnation > e.session.incarnation && !e.closing.ends() {
+		e.closing.lookUp = true
+		e.close(e.config.Errors.Superseded)
+	}
+	now := time.Now()
+	e.expiry.heard(beat, e.watch.lasts(now), e.watch.spread(), now)
+	asking, none := e.members.heard(beat.Leases)
+	e.plans.asked(now, asking...)
+	for _, m := range none {
+		e.removed(m)
+	}
+	e.locks.Heard(e.standing())
+}
+
+// heardServer prolongs trust, unless this is another run of the server, or another server: it may have missed handoffs, so all is read
+// again before.
+func (e *engine) heardServer(sent time.Time, beat store.Beat) {
+	if e.server.heard(beat) {
+		e.members.readAll()
+	}
+	if !e.server.confirms(beat.Run) {
+		e.locks.ToConfirm()
+		if e.members.own() || e.locks.Holds() {
+			e.members.readAll()
+			return
+		}
+		e.server.confirm(beat.Run)
+	}
+	e.earnTrust(sent)
+}
+
+// otherRun notes that a heartbeat was answered by another run of the server than the one before.
+func (e *engine) otherRun() {
+	e.members.readAll()
+	e.locks.ToConfirm()
+}
+
+// evicted takes the news that the session is gone, or goes on with a copy of this process: a new one begins, and joins again.
+func (e *engine) evicted(copied bool) {
+	now := time.Now()
+	if copied {
+		e.loseTrust(now, fmt.Errorf("%w: a copy of this process has the session", e.config.Errors.TrustLost))
+		e.log.Warn("pgleases: a copy of this process goes on with the session", slog.Int64("session", e.session.number))
+	} else {
+		e.loseTrust(now, fmt.Errorf("%w: the session was evicted", e.config.Errors.TrustLost))
+		e.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
+	}
+	e.session.evicted()
+	e.connection.backOff(e.config.Heartbeat)
+	e.locks.LoseSession(e.standing())
+	clear(e.members.unreleased)
+	for _, m := range slices.Collect(e.members.all()) {
+		e.removed(m)
+	}
+}
+
+// --- trust
+
+// earnTrust prolongs the trust to what a heartbeat earned that was sent at that moment.
+func (e *engine) earnTrust(sent time.Time) {
+	now, trusts := time.Now(), e.config.trusts()
+	if !e.trust.earn(sent, trusts, now) {
+		return
+	}
+	if e.trust.held() {
+		if e.trust.validity.Prolong(sent.Add(trusts)) {
+			return
+		}
+		e.loseTrust(now, e.config.Errors.TrustLost) // a reader has seen its end
+	}
+	e.trust.begin(sent, trusts, e.failover.on)
+	e.failover.carries(e.trust.validity)
+	e.members.validity = e.trust.validity
+	e.watchConnection(now)
+	for m := range e.members.all() {
+		m.toRead = true
+		m.publish()
+	}
+}
+
+// checkTrust ends the trust whose deadline has passed.
+func (e *engine) checkTrust(now time.Time) {
+	switch cause := e.config.Errors.TrustLost; {
+	case !e.trust.over(now):
+	case e.failover.ended():
+		e.loseTrust(now, fmt.Errorf("%w: the connection has ended", cause))
+	default:
+		e.loseTrust(now, cause)
+	}
+}
+
+// loseTrust ends everything that is owned. What is still in work is not forgotten: it is given back when the work has ended.
+func (e *engine) loseTrust(now time.Time, cause error) {
+	if !e.trust.held() {
+		return
+	}
+	e.trust.end()
+	e.members.validity = nil
+	e.watch.reset()
+	e.session.beatNow()
+	lost := e.members.endAll(cause) // before all else: nothing is shown any more
+	e.locks.Lose(cause, e.standing())
+	for m := range e.members.all() {
+		m.withdraw(m.serving(), cause, now)
+	}
+	if lost > 0 {
+		e.log.Warn("pgleases: trust lost", slog.Any("cause", cause), slog.Int("count", lost), slog.Duration("since_heartbeat", now.Sub(e.session.sent)))
+	}
+	e.members.logEnded()
+}
+
+// standing is what acquisitions of locks go by.
+func (e *engine) standing() locks.Standing {
+	s := locks.Standing{Ending: e.closing.reason, Validity: e.trust.validity, Session: e.session.number, Run: e.watch.run,
+		Clock: e.session.renewal.Clock, Sent: e.session.sent}
+	if e.server.confirms(s.Run) {
+		s.Confirmed = s.Run.Unmarked()
+	}
+	return s
+}
+
+// confirm prolongs the trust: that run of the server has confirmed all that is shown and held.
+func (e *engine) confirm(run store.Run) {
+	if !e.server.confirms(run) {
+		e.server.confirm(run)
+		e.earnTrust(e.session.sent)
+	}
+}
+
+// foundLocks takes what the server has of named locks. What another run of it has granted counts once it has confirmed what is held.
+func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
+	if look.Confirm {
+		if e.locks.Confirm(look, found, e.session.number); !e.members.toRead() {
+			e.confirm(e.watch.run)
+		}
+	}
+	e.locks.Grant(look, found, e.standing())
+}
+
+// --- leases
+
+// joined takes the answer to a join, which carried the weight of these calls of SetWeight.
+func (e *engine) joined(m *membership, join store.Join, err error, calls weightCalls) error {
+	now := time.Now()
+	isMember, again := e.members.joined(m, join, err, now)
+	switch {
+	case isMember:
+		e.plans.joined(m.lease.Name, join, now)
+		m.answerWeight(calls, nil)
+	case err == nil && !join.Alive:
+		e.evicted(false)
+	}
+	return again
+}
+
+// weightSet takes the answer to a weight. If the session is no member, it joins again, with the weight.
+func (e *engine) weightSet(m *membership, isMember bool) {
+	if isMember {
+		e.plans.request(time.Now(), m.lease.Name)
+	} else if e.members.of(m.lease) != nil {
+		e.removed(m)
+	}
+}
+
+// abandon undoes a call of Client.Join.
+func (e *engine) abandon(j *joining) {
+	if m := e.members.abandon(j); m != nil {
+		e.leave(m, e.config.Errors.Closed)
+	}
+}
+
+// leave begins to leave a lease.
+func (e *engine) leave(m *membership, reason error) {
+	over := e.members.leave(m, reason, e.session.registered, time.Now())
+	delete(e.plans.at, m.lease.Name)
+	if over && !e.closing.ends() {
+		e.members.end(m, reason)
+	}
+}
+
+// removed takes the news that the session is no member of a lease: it joins again, or has left.
+func (e *engine) removed(m *membership) {
+	e.members.removed(m, e.session.registered, time.Now())
+	if m.ends() && !e.closing.ends() {
+		e.members.end(m, m.reason)
+	}
+}
+
+// read takes what the session owns of leases, on that run of the server.
+func (e *engine) read(reads []store.LeaseRead, run store.Run) {
+	e.checkTrust(time.Now())
+	for _, r := range reads {
+		if !e.server.agrees(r, run) { // promoted or accepted since the last heartbeat
+			e.session.beatNow()
+			return
+		}
+		if e.server.reached(r.Era) {
+			return
+		}
+		if m := e.members.byName[r.Name]; m != nil && m.inDatabase() && e.trust.held() {
+			if e.members.read(m, r, e.server.accepted, time.Now()) { // by a release whose answer was lost
+				e.releases.announce(r.Name, 0)
+			}
+		}
+	}
+	if e.trust.held() && !e.locks.Confirms() && !e.server.confirms(run) { // all that is shown was confirmed
+		e.locks.LookNow() // what it has granted counts now
+		e.confirm(run)
+	}
+}
+
+// released takes the answer to a release.
+func (e *engine) released(r release, answer store.Released) {
+	now := time.Now()
+	changed, beat := e.members.released(r.assignments, answer, e.session.number, now)
+	for _, a := range changed {
+		e.releases.announce(a.lease, a.session)
+	}
+	e.plans.request(now, answer.Asking...)
+	none, beatToo := e.members.left(r.leaving, answer)
+	for _, m := range none {
+		e.removed(m)
+	}
+	if beat || beatToo {
+		e.session.beatNow()
+	}
+}
+
+// evictedOthers takes what became of an eviction: others have what the evicted sessions had.
+func (e *engine) evictedOthers(evicted store.Evicted) {
+	if len(evicted.IDs) > 0 {
+		e.locks.SweepNow()
+	}
+	e.plans.request(time.Now().Add(evicted.PlanDueIn), evicted.Asked...)
+}
+
+// planned takes what became of a plan, or of the first moves of it.
+func (e *engine) planned(p *planning, applied store.Applied, err error, n next) {
+	now := time.Now()
+	if err == nil && applied.Unsettled {
+		e.session.beatNow() // whose answer says so
+	}
+	if e.plans.proceeded(p, applied, err, n, e.closing.ends(), now) && p.leftOver {
+		if !e.closing.ends() || e.members.inDatabase() || !e.closing.leavesToOthers(now) {
+			e.plans.request(now.Add(p.retryIn), p.names...)
+		}
+	}
+	if e.plans.underWay == nil {
+		e.members.planned(p.concerns(e.session.number))
+	}
+}
+
+// --- the end
+
+// close begins the client's end, for that reason.
+func (e *engine) close(reason error) {
+	if e.closing.ends() {
+		return
+	}
+	e.endsBecause(reason)
+	for m := range e.members.all() {
+		e.leave(m, reason)
+	}
+	e.locks.AskToEnd(reason, e.standing())
+}
+
+func (e *engine) endsBecause(reason error) { e.closing.reason, e.members.refuses = reason, reason }
+
+// onlySessionRemains reports whether nothing of a client that ends remains in the database but its session.
+func (e *engine) onlySessionRemains() bool {
+	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && len(e.plans.at)+len(e.releases.unannounced) == 0
+}
+
+// finished reports whether the client may end: it has left, or what is left cannot be done.
+func (e *engine) finished(now time.Time) bool {
+	unreachable := e.connection.conn == nil || !e.session.registered || e.session.beatFailed
+	switch {
+	case !e.closing.ends():
+		return false
+	case e.closing.sessionEnded:
+		return true
+	case !e.trust.held() && unreachable:
+		return true
+	case e.closing.hurried == nil:
+		return false
+	case !now.Before(e.closing.giveUpAt) || e.connection.failed:
+		return true
+	}
+	return e.progress.idle() && e.members.releaseDue(now).After(now) && len(e.plans.at)+len(e.releases.unannounced) == 0 &&
+		!e.locks.Releases() && !e.onlySessionRemains()
+}
+
+// finish leaves nothing behind but the answer.
+func (e *engine) finish() {
+	if e.progress.running != nil {
+		e.progress.running.cancel()
+		(<-e.progress.results)()
+	}
+	var errs []error
+	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
+		m := e.members.byName[name]
+		if working := e.members.inWork(m); len(working) > 0 {
+			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(working)))
+		} else if m.n > 0 {
+			errs = append(errs, fmt.Errorf("pgleases: close: %d partitions of lease %q not released: they move when the session expires", m.n, name))
+		}
+	}
+	for _, name := range e.locks.Finish(e.closing.reason) {
+		errs = append(errs, fmt.Errorf("pgleases: close: lock %q not released: it is free when the session expires", name))
+	}
+	e.members.finish(e.closing.reason)
+	if len(errs) > 0 && e.closing.hurried != nil {
+		errs = append(errs, e.closing.hurried)
+	}
+	e.trust.validity, e.members.validity = nil, nil
+	if e.connection.conn != nil { // after the ends of all that is owned
+		e.connection.close()
+	}
+	e.publishStats()
+	c := e.client
+	c.closeErr, c.err = errors.Join(errs...), e.closing.reason
+	e.log.Info("pgleases: client ended", slog.Any("reason", e.closing.reason))
+	close(c.done)
+}

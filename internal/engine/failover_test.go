@@ -1,0 +1,190 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// A thread is a connection with fast failover, of which a test says what becomes of it.
+type thread struct {
+	Conn
+	FailoverConn
+	severed bool
+	holdErr error
+	end     func()
+}
+
+func (c *thread) OnEnd(f func())                             { c.end = f }
+func (c *thread) Severed() bool                              { return c.severed }
+func (c *thread) Attend(context.Context, int64, int64) error { return c.holdErr }
+func (c *thread) Closed() bool                               { return false }
+
+// newThread is an engine on such a connection, which trusts itself.
+func newThread() (*engine, *thread) {
+	c := new(thread)
+	e := newEngine(newClient(Config{TTL: 20 * time.Second, Heartbeat: 5 * time.Second, FastFailover: true,
+		Log: slog.New(slog.DiscardHandler), Errors: errorsOfTests}), c)
+	e.failover.heldFor, e.session.registered = e.session.number, true
+	e.earnTrust(time.Now())
+	return e, c
+}
+
+// looks has the client look at its connection for so long, as often as it does.
+func (e *engine) looks(during time.Duration) {
+	for until := time.Now().Add(during); time.Now().Before(until); {
+		time.Sleep(time.Until(earlier(e.failover.pulseDue(), until)))
+		e.watchConnection(time.Now())
+	}
+}
+
+func TestReadersOfAStoppedProcessWaitForAnAnswerToWhatWasSentSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newThread()
+		v := e.trust.validity
+		expect := func(when string, trusted bool) {
+			t.Helper()
+			if v.Holds() != trusted || v.Over() || (v.Remaining() > 10*time.Second) != trusted {
+				t.Errorf("%s: trusted %v, over %v, %v left", when, v.Holds(), v.Over(), v.Remaining())
+			}
+		}
+		e.looks(3 * time.Second)
+		expect("a client that looks", true)
+		sent := time.Now()
+		time.Sleep(stoppedFor + pulseEvery)
+		expect("a process that goes on", false)
+		e.watchConnection(time.Now())
+		expect("when it was noticed", false)
+		if heartbeatDue(e, time.Now()).After(time.Now()) {
+			t.Error("no heartbeat is due")
+		}
+		e.answered(sent)
+		e.looks(time.Second)
+		expect("after an answer to what was sent before", false)
+		e.answered(time.Now())
+		expect("after an answer to what was sent since", true)
+		e.checkTrust(time.Now())
+		if e.trust.validity != v {
+			t.Error("it has lost its trust")
+		}
+	})
+}
+
+func TestNobodyReadsOnAConnectionThatHasEndedUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, c := newThread()
+		v := e.trust.validity
+		c.severed = true
+		e.looks(stoppedFor + pulseEvery)
+		if v.Holds() || v.Over() {
+			t.Errorf("trusted %v, over %v", v.Holds(), v.Over())
+		}
+		c.severed = false // the server had said so
+		if e.looks(pulseEvery); !v.Holds() {
+			t.Error("it does not go on")
+		}
+	})
+}
+
+func TestTrustEndsWithTheConnectionAndIsNotBegunOnOneThatHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, c := newThread()
+		v := e.trust.validity
+		c.end()
+		if v.Holds() || !v.Over() {
+			t.Errorf("trusted %v, over %v", v.Holds(), v.Over())
+		}
+		if e.earnTrust(time.Now()); e.trust.validity.Holds() {
+			t.Error("it trusts itself again")
+		}
+		e.checkTrust(time.Now())
+		if e.trust.validity != nil {
+			t.Error("the trust is not lost")
+		}
+		e.connected(new(thread)) // which the session attends on
+		if e.earnTrust(time.Now()); !e.trust.validity.Holds() {
+			t.Error("on another connection it does not trust itself")
+		}
+	})
+}
+
+func TestNoHeartbeatIsSentBeforeTheSessionsLockIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newThread()
+		e.session.beatNow()
+		for _, attends := range []bool{true, false} {
+			if !attends {
+				e.connected(new(thread))
+			}
+			if beats := !heartbeatDue(e, time.Now()).After(time.Now()); beats != attends {
+				t.Errorf("attends %v: a heartbeat is due: %v", attends, beats)
+			}
+			if due := !holdLivenessDue(e, time.Now()).After(time.Now()); due == attends {
+				t.Errorf("attends %v: the lock is to be taken: %v", attends, due)
+			}
+		}
+	})
+}
+
+func TestWhoWaitsIsToldWhenReadersReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, lapse := range map[string]func(e *engine, c *thread){
+			"the server had said that it ends the connection": func(e *engine, c *thread) {
+				c.severed = true
+				e.looks(stoppedFor + pulseEvery)
+				c.severed = false
+			},
+			"an answer came first": func(e *engine, _ *thread) {
+				time.Sleep(stoppedFor - pulseEvery/2)
+				sent := time.Now()
+				time.Sleep(pulseEvery)
+				e.answered(sent)
+			},
+		} {
+			e, c := newThread()
+			m := e.members.add("l", 2, LeaseOptions{})
+			if lapse(e, c); m.lease.Board.Read().Validity.Holds() {
+				t.Errorf("%s: it reads", name)
+			}
+			changed := m.lease.Board.Look().Changed()
+			e.watchConnection(time.Now())
+			if !m.lease.Board.Read().Validity.Holds() {
+				t.Errorf("%s: it does not go on", name)
+			}
+			select {
+			case <-changed:
+			default:
+				t.Errorf("%s: nobody is told", name)
+			}
+		}
+	})
+}
+
+func TestAClientEndsWhereItsLockCannotBeTakenAndItsTrustIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, c := newThread()
+		c.holdErr = errors.New("out of shared memory")
+		e.connected(c)
+		e.members.add("l", 2, LeaseOptions{}).state = member
+		_ = beginHoldLiveness(e, time.Now()).call(t.Context(), c)(nil)
+		time.Sleep(e.config.TTL)
+		e.checkTrust(time.Now())
+		if e.closing.reason = errorsOfTests.Closed; !e.finished(time.Now()) {
+			t.Error("it waits for ever")
+		}
+	})
+}
+
+// It is one of the two lowest sessions still, and nobody watches in its place.
+func TestAClientThatEndsWatchesWhileItWaitsForWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e, _ := newThread()
+		e.members.add("l", 2, LeaseOptions{}).state = member
+		if e.closing.reason = errorsOfTests.Closed; watchLivenessDue(e, time.Now()).Equal(never) {
+			t.Error("it looks at no locks")
+		}
+	})
+}

@@ -1,0 +1,97 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// A Guarded is a partition that a transaction is to be fenced for.
+type Guarded struct {
+	Lease     *Lease
+	Number    int
+	Epoch     int64
+	Ownership *owned.Ownership // nil: the partition was made from a stored number and epoch
+}
+
+// Guard checks it, first here and then by query, with the trust that is left.
+func (g Guarded) Guard(ctx context.Context, query store.Query) error {
+	trust, err := g.check()
+	switch double := g.Lease.client.config.Double; {
+	case err != nil:
+	case double != nil:
+		err = double.Guard(ctx, g.Lease.Name, g.Number, g.Epoch)
+	default:
+		err = query(g.Lease.client.guard, g.Lease.Name, int32(g.Number), g.Epoch, trust)
+	}
+	return g.error(err)
+}
+
+// Queue queues the guard in a batch that begins the transaction, or is sent in it. If the guard refuses, the batch's Close returns the
+// error that Guard does. An error of Queue is that too: then nothing is queued.
+func (g Guarded) Queue(ctx context.Context, batch *pgx.Batch) error {
+	return g.Guard(ctx, func(statement string, args ...any) error {
+		batch.Queue(statement, args...).Query(func(rows pgx.Rows) error {
+			rows.Close()
+			return g.error(rows.Err())
+		})
+		return nil
+	})
+}
+
+// QueueStatement queues a statement that calls the function guard itself. Its first arguments are the lease, the partition and the
+// epoch; args are the others. Read reads its row. Otherwise it is Queue.
+func (g Guarded) QueueStatement(batch *pgx.Batch, statement string, args []any, read func(pgx.Row) error) error {
+	if _, err := g.check(); err != nil {
+		return g.error(err)
+	}
+	batch.Queue(statement, append([]any{g.Lease.Name, int32(g.Number), g.Epoch}, args...)...).QueryRow(func(row pgx.Row) error {
+		err := read(row)
+		if store.Refused(err) {
+			err = g.error(err)
+		}
+		return err
+	})
+	return nil
+}
+
+// check checks what can be known without the database, and returns the trust left in milliseconds.
+func (g Guarded) check() (int64, error) {
+	l, errs := g.Lease, &g.Lease.client.config.Errors
+	if err := l.Board.Cause(); err != nil {
+		return 0, err
+	}
+	if g.Number < 0 || g.Number >= l.Partitions {
+		return 0, fmt.Errorf("%w: the lease has partitions 0 to %d", errs.NotOwner, l.Partitions-1)
+	}
+	v := l.Board.Look().Validity
+	if o := g.Ownership; o != nil {
+		if o.Board() != l.Board {
+			return 0, fmt.Errorf("%w: the partition is of lease %q", errs.NotOwner, o.Board().Lease())
+		}
+		if cause := o.Cause(); cause != nil {
+			return 0, fmt.Errorf("%w: %w", errs.NotOwner, cause)
+		}
+		v = o.Validity
+	}
+	left := v.Remaining()
+	if left <= 0 {
+		return 0, fmt.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)
+	}
+	return max(1, int64(left/time.Millisecond)), nil
+}
+
+func (g Guarded) error(err error) error {
+	if err == nil {
+		return nil
+	}
+	if store.Refused(err) {
+		err = g.Lease.client.config.Errors.NotOwner
+	}
+	return fmt.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", g.Number, g.Lease.Name, g.Epoch, err)
+}

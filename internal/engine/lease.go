@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/ranges"
+)
+
+// A Lease is one that a client has joined, as other goroutines see it. All methods are safe for concurrent use.
+type Lease struct {
+	Name       string
+	Partitions int
+	Options    LeaseOptions
+	Board      *owned.Board // what it shows
+
+	client *Client
+	public sync.Once
+	lease  any // see Public
+}
+
+// Public returns the root package's Lease of this one, which make returns at the first call.
+func (l *Lease) Public(make func() any) any {
+	l.public.Do(func() { l.lease = make() })
+	return l.lease
+}
+
+// SetWeight returns once the database has the weight. The change may still come if ctx ends first.
+func (l *Lease) SetWeight(ctx context.Context, weight int) error {
+	var done chan<- error // the client's goroutine alone uses it
+	refused, err := requestAnswer(ctx, l.client, func(e *engine, answer chan<- error) {
+		done = answer
+		e.members.setWeight(l, weight, done)
+	})
+	if err = cmp.Or(err, refused); err != nil {
+		_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) { e.members.abandonWeight(l, done) })
+		return fmt.Errorf("pgleases: set weight of lease %q: %w", l.Name, err)
+	}
+	return nil
+}
+
+// Leave ends the client's part in the lease, and waits for the work on its partitions until ctx ends. Then it returns what is in work.
+func (l *Lease) Leave(ctx context.Context) error {
+	// Not bounded by ctx: what is free is released also if ctx has ended already.
+	_ = l.client.request(context.WithoutCancel(ctx), func(e *engine) {
+		if m := e.members.of(l); m != nil && !m.ends() {
+			e.leave(m, e.config.Errors.Closed)
+		}
+	})
+	select {
+	case <-l.Board.Closed():
+		return nil
+	case <-ctx.Done():
+	}
+	working, _ := requestAnswer(context.Background(), l.client, func(e *engine, answer chan<- []int) { // an error: it ended
+		answer <- e.members.inWork(e.members.of(l))
+	})
+	if len(working) > 0 {
+		return errors.Join(fmt.Errorf("pgleases: leave lease %q: partitions still in work: %s",
+			l.Name, ranges.Short(working)), context.Cause(ctx))
+	}
+	select {
+	case <-l.Board.Closed():
+		return nil
+	case <-time.After(closeGrace):
+		return errors.Join(fmt.Errorf("pgleases: leave lease %q: not released yet", l.Name), context.Cause(ctx))
+	}
+}
+
+// EndOverdue ends ownerships on which work goes on for too long after the end of Run's context.
+func (l *Lease) EndOverdue(working []*owned.Ownership) {
+	_ = l.client.request(context.Background(), func(e *engine) { e.members.endOverdue(l, working, time.Now()) })
+}

@@ -1,0 +1,353 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/ranges"
+)
+
+// TestEveryLossIsToldOnce goes through all ways in which ownerships end: the contexts' cause, one line of the log with the partitions and
+// the cause, once counted.
+func TestEveryLossIsToldOnce(t *testing.T) {
+	lost, handedOver := `WARN pgleases: partitions lost `, `INFO pgleases: partitions handed over `
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	ask := func(w *world, l *Lease) { // for all
+		if err := l.SetWeight(context.Background(), 0); err != nil {
+			w.failf("%v", err)
+		}
+	}
+	edit := func(w *world, edit func(row *fakestore.Partition)) {
+		w.db.Edit(func(t *fakestore.Tables, _ int64) {
+			for i := range t.Partitions["x"] {
+				edit(&t.Partitions["x"][i])
+			}
+			changed(t, "x")
+		})
+		w.notify("a")
+	}
+	remove := func(w *world) {
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
+	}
+	cut := func(p *proc, is bool) {
+		p.set(func(p *proc) { p.cut = is })
+		p.w.breakConns(p)
+	}
+	for name, test := range map[string]struct {
+		work   bool // there is an open hold
+		drain  time.Duration
+		lose   func(w *world, a *proc, l *Lease, hold *Hold)
+		cause  error
+		text   string // of the cause
+		line   string
+		losses Losses
+	}{
+		"no heartbeat succeeds, idle": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+			cut(a, true)
+			time.Sleep(7 * time.Second)
+			cut(a, false)
+		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		"no heartbeat succeeds, in work": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+			cut(a, true)
+			time.Sleep(7 * time.Second)
+			cut(a, false)
+		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		"no heartbeat succeeds, while it drains": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+			ask(w, l)
+			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
+			cut(a, true)
+			time.Sleep(7 * time.Second)
+			cut(a, false)
+		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		"no heartbeat succeeds, then evicted": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+			cut(a, true)
+			time.Sleep(7 * time.Second)
+			w.evict("a")
+			cut(a, false)
+		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+			a.engine().PassWallLimit()
+		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+			a.engine().EndAtReader()
+		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
+		"evicted, as a heartbeat tells": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			w.evict("a")
+		}, ErrTrustLost, ": the session was evicted", lost, Losses{TrustLost: 2}},
+		"evicted, as a join tells": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+			w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
+			w.evict("a")
+			a.mustJoin("y", 1)
+			w.inject(nil)
+		}, ErrTrustLost, ": the session was evicted", lost, Losses{TrustLost: 2}},
+		"the membership is removed, as a heartbeat tells": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			remove(w)
+		}, ErrTrustLost, ": the membership was removed", lost, Losses{TrustLost: 2}},
+		"the membership is removed, as SetWeight tells": {false, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
+			w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
+			remove(w)
+			_ = l.SetWeight(context.Background(), 2)
+			w.inject(nil)
+		}, ErrTrustLost, ": the membership was removed", lost, Losses{TrustLost: 2}},
+		"the membership is removed, while it is left": {true, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
+			_ = l.Leave(ended)
+			remove(w)
+		}, ErrClosed, "", lost, Losses{Closed: 2}},
+		"the server does not confirm it": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			edit(w, func(row *fakestore.Partition) { row.Owner = 0 })
+		}, ErrTrustLost, ": the server does not confirm it", lost, Losses{TrustLost: 2}},
+		"the server has another epoch": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			edit(w, func(row *fakestore.Partition) { row.Epoch++ })
+		}, ErrTrustLost, ": the server does not confirm it", lost, Losses{TrustLost: 2}},
+		"a failover, idle": {false, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			w.promote(0, false)
+		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
+		"a failover, in work": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			w.promote(0, true)
+		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
+		"handed over": {false, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
+			ask(w, l)
+		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		"handed over after work": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
+			ask(w, l)
+			time.Sleep(5 * time.Second)
+			hold.Release()
+		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		"handed over, and the answer is lost": {false, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
+			ask(w, l)
+		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		"handed over, and it comes back": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
+			edit(w, func(row *fakestore.Partition) { row.Target = 1 })
+			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
+			w.db.Edit(func(t *fakestore.Tables, _ int64) {
+				for i := range t.Partitions["x"] {
+					t.Partitions["x"][i].Target = sessionOf(t, "a")
+				}
+			})
+			hold.Release()
+		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		"drain timeout": {true, 3 * time.Second, func(w *world, _ *proc, l *Lease, _ *Hold) {
+			ask(w, l)
+		}, ErrDrainTimeout, "", lost, Losses{DrainTimeout: 2}},
+		"left": {false, 0, func(_ *world, _ *proc, l *Lease, _ *Hold) {
+			_ = l.Leave(context.Background())
+		}, ErrClosed, "", handedOver, Losses{Closed: 2}},
+		"left, and the answer is lost": {false, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
+			_ = l.Leave(context.Background())
+		}, ErrClosed, "", lost, Losses{Closed: 2}},
+		"closed": {false, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
+			_ = a.c.Close(context.Background())
+		}, ErrClosed, "", handedOver, Losses{Closed: 2}},
+		"closed without waiting for work": {true, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
+			_ = a.c.Close(ended)
+		}, ErrClosed, "", lost, Losses{Closed: 2}},
+		"closed without a database": {false, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
+			cut(a, true)
+			_ = a.c.Close(ended)
+		}, ErrClosed, "", lost, Losses{Closed: 2}},
+		"superseded": {false, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+			w.start("a")
+		}, ErrSuperseded, "", handedOver, Losses{Closed: 2}},
+		"superseded in work, and closed": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+			w.start("a")
+			w.within(5*time.Second, "it is told", func() bool { return shows(l) == "-" })
+			_ = a.c.Close(ended)
+		}, ErrSuperseded, "", lost, Losses{Closed: 2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				w.blind = true // rows are changed by hand
+				a := w.start("a")
+				l := a.mustJoin("x", 2, WithDrainTimeout(test.drain))
+				w.within(5*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+				var hold *Hold
+				if test.work {
+					hold = l.Hold(context.Background())
+				}
+				first, _ := l.Partition(0)
+				second, _ := l.Partition(1)
+				waiting := first.Context() // nobody has asked for the second's yet
+				test.lose(w, a, l, hold)
+				w.within(20*time.Second, "it ends", func() bool { return waiting.Err() != nil })
+				ends := []context.Context{waiting, second.Context()}
+				if test.work && test.line == lost {
+					ends = append(ends, hold.Context())
+				}
+				told := test.cause.Error() + test.text
+				for i, ctx := range ends {
+					if cause := context.Cause(ctx); !errors.Is(cause, test.cause) || !strings.HasPrefix(cause.Error(), told) {
+						t.Errorf("context %d ended with %v, not %s", i, cause, told)
+					}
+				}
+				time.Sleep(10 * time.Second)
+				if test.work {
+					hold.Release() // what is given back now was lost before
+				}
+				time.Sleep(20 * time.Second)
+				if got := a.c.Stats().Losses; got != test.losses {
+					t.Errorf("the losses are %+v, not %+v", got, test.losses)
+				}
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				named := make(map[string]int) // partitions, or both in one line
+				for _, event := range w.events {
+					_, line, is := strings.Cut(event, a.name+": ")
+					if !is || !strings.HasPrefix(line, lost) && !strings.HasPrefix(line, handedOver) {
+						continue
+					}
+					partitions, cause, _ := strings.Cut(strings.TrimPrefix(line, test.line+"lease=x partitions="), " cause=")
+					if named[partitions]++; !strings.HasPrefix(cause, told) {
+						t.Errorf("it is told by %q", line)
+					}
+				}
+				if !maps.Equal(named, map[string]int{"0-1": 1}) && !maps.Equal(named, map[string]int{"0": 1, "1": 1}) {
+					t.Errorf("the log names %v, not each partition once, by %q", named, test.line)
+				}
+			})
+		})
+	}
+}
+
+// --- work that outlives its ownership
+
+// stuck has a callback of Run that does not look at its contexts outlive its ownership, which ends by lose. The partition comes back.
+func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *proc, l *Lease, before Partition, calls *atomic.Int32, finish chan struct{}) {
+	a = w.start("a", WithPolling())
+	l = a.mustJoin("x", 1, opts...)
+	calls, finish = new(atomic.Int32), make(chan struct{})
+	go func() {
+		_ = l.Run(context.Background(), func(context.Context, Partition) error {
+			calls.Add(1)
+			<-finish
+			return nil
+		})
+	}()
+	w.within(5*time.Second, "the callback is called", func() bool { return calls.Load() == 1 })
+	before, _ = l.Partition(0)
+	lose(a, l)
+	w.within(10*time.Second, "a owns it again", func() bool {
+		now, owns := l.Partition(0)
+		return owns && now.Epoch > before.Epoch
+	})
+	return a, l, before, calls, finish
+}
+
+const goesOn = "work goes on after its partition was lost"
+
+func TestACallbackThatOutlivesItsOwnershipIsToldUntilItReturns(t *testing.T) {
+	for name, test := range map[string]struct {
+		drain time.Duration
+		lose  func(w *world) func(a *proc, l *Lease)
+		cause error
+	}{
+		"evicted": {0, func(w *world) func(*proc, *Lease) {
+			return func(*proc, *Lease) { w.evict("a") }
+		}, ErrTrustLost},
+		"drain timeout": {time.Second, func(w *world) func(*proc, *Lease) {
+			return func(_ *proc, l *Lease) {
+				_ = l.SetWeight(context.Background(), 0)
+				w.within(10*time.Second, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+				_ = l.SetWeight(context.Background(), 1)
+			}
+		}, ErrDrainTimeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				began := time.Now()
+				a, l, before, calls, finish := w.stuck(test.lose(w), WithDrainTimeout(test.drain))
+				if cause := context.Cause(before.Context()); !errors.Is(cause, test.cause) {
+					t.Errorf("the ownership ended with %v", cause)
+				}
+				for _, after := range []time.Duration{30 * time.Second, 60 * time.Second, 120 * time.Second} { // since it was to end
+					w.within(5*time.Minute, "it is told", func() bool { return w.logged(goesOn+" lease=x partitions=0 for=") == 1 })
+					if took := time.Since(began); took < after || took > after+10*time.Second {
+						t.Errorf("it is told after %v, not %v", took, after)
+					}
+					if s := a.c.Stats(); s.Draining != 1 || s.Owned != 1 || s.DrainingSince.IsZero() {
+						t.Errorf("the stats are %+v", s)
+					}
+				}
+				if calls.Load() != 1 {
+					t.Error("it is called while the call before has not returned")
+				}
+				finish <- struct{}{}
+				w.within(time.Second, "it is called under the new epoch", func() bool { return calls.Load() == 2 })
+				w.within(time.Second, "the stats tell that it returned", func() bool { return a.c.Stats().Draining == 0 })
+				time.Sleep(time.Hour)
+				if n := w.logged(goesOn); n > 0 {
+					t.Errorf("it is told %d times after the call has returned", n)
+				}
+				close(finish)
+				w.within(time.Second, "it still owns", func() bool { return shows(l) == "0" })
+			})
+		})
+	}
+}
+
+func TestWorkThatOutlivesItsOwnershipKeepsNothingFromTheNextOwner(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, l, before, calls, finish := w.stuck(func(*proc, *Lease) { w.evict("a") })
+		b := w.start("b", WithPolling())
+		lb := b.mustJoin("x", 1)
+		w.ok(l.SetWeight(context.Background(), 0))
+		w.within(10*time.Second, "b owns it", func() bool { return shows(lb) == "0" && shows(l) == "-" })
+		now, _ := lb.Partition(0)
+		if end, passed := w.db.Guard("x", 0, before.Epoch); passed {
+			end()
+			t.Error("the work that goes on passes its guard")
+		}
+		if now.Epoch <= before.Epoch || before.Context().Err() == nil || calls.Load() != 1 {
+			t.Errorf("epoch %d after %d, %d calls, context %v", now.Epoch, before.Epoch, calls.Load(), before.Context().Err())
+		}
+		w.within(time.Minute, "a tells of its work all the same", func() bool { return w.logged(goesOn) == 1 })
+		began := time.Now()
+		if err := a.c.Close(context.Background()); err == nil || !strings.Contains(err.Error(), "still in work: 0") {
+			t.Errorf("Close says %v", err)
+		}
+		if took := time.Since(began); took > time.Second {
+			t.Errorf("Close waits %v for work that keeps nothing", took)
+		}
+		close(finish)
+	})
+}
+
+func TestWorkThatGoesOnIsToldInOneLineForEachLease(t *testing.T) {
+	const waits = "handoff waits for work"
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		lx, ly := a.mustJoin("x", 300), a.mustJoin("y", 2)
+		w.within(5*time.Second, "it owns all", func() bool { return shows(lx) == "0-299" && shows(ly) == "0-1" })
+		defer lx.Hold(context.Background()).Release()
+		w.start("b").mustJoin("x", 300)
+		w.within(5*time.Second, "it is asked for the share of one", func() bool { return len(shown(lx)) == 150 })
+		began := time.Now()
+		w.start("c").mustJoin("x", 300)
+		w.within(5*time.Second, "it is asked for that of the other too", func() bool { return len(shown(lx)) == 100 })
+		if took := time.Since(began); took < 200*time.Millisecond || took > 900*time.Millisecond {
+			w.failf("that was %v later, not a moment", took)
+		}
+		var draining []int
+		for number := range 300 {
+			if !lx.Owns(number) {
+				draining = append(draining, number)
+			}
+		}
+		for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
+			took := w.within(time.Minute, "it is told", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Short(draining)+" for=") == 1 })
+			time.Sleep(5 * time.Second)
+			if n := w.logged(waits); took < after-time.Second || took > after+time.Second || n != 0 {
+				w.failf("it is told after %v, not %v, and in %d more lines", took, after, n)
+			}
+		}
+	})
+}

@@ -1,0 +1,465 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// members are the leases that the client joins, is a member of, and leaves.
+type members struct {
+	shared
+	client  *Client
+	refuses error // why no lease is joined any more; nil: leases are
+
+	byName     map[string]*membership
+	waiting    map[string][]*joining // calls for a name whose membership has to end first
+	underWay   *membership           // whose join is under way; nil: none is
+	joins      int64                 // counts the joins that were sent: a leave names the last, and ends no later membership
+	unreleased map[string]bool       // of these the session owns what it ended without a release: it is released before it is shown again
+	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
+}
+
+// A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client joins again.
+type membership struct {
+	assignments
+
+	state  memberState
+	reason error // why it is left; nil: it is not
+
+	generation int64
+	paused     []string      // the operator who paused the lease, and the reason; nil: it is not paused
+	toRead     bool          // the lease changed since generation was read, or nothing was read yet
+	retryAt    time.Time     // of joining
+	retry      time.Duration // after the next failure to join
+
+	callers []*joining // calls of Client.Join that wait for the join
+	handles int        // calls of Client.Join that were answered
+
+	weight      int
+	weightLost  bool        // the database has another one, or may have
+	weightCalls weightCalls // that wait for the database to have the weight
+
+	leaveSent    bool // a leave was sent; it is sent again with the next release
+	noSuccessors bool // an attempt to leave has failed: it names no successors any more, which takes a plan
+}
+
+// A memberState changes as the diagram in doc.go shows.
+type memberState int
+
+const (
+	joins  memberState = iota // the session is no member, and is to be
+	member                    // the session is a member
+	leaves                    // it is still a member: what it owns drains, and it is left with the last release
+	left                      // the session is no member; the answer to its join, or the client's end, is waited for
+)
+
+// inDatabase reports whether the session is a member in the database.
+func (m *membership) inDatabase() bool { return m.state == member || m.state == leaves }
+
+// ends reports whether the lease is left.
+func (m *membership) ends() bool { return m.state >= leaves }
+
+// weightCalls are calls of SetWeight.
+type weightCalls map[chan<- error]struct{}
+
+// A joining is a call of Client.Join.
+type joining struct {
+	name       string
+	partitions int
+	options    LeaseOptions
+	done       chan<- error
+	lease      *Lease // set before done
+}
+
+func newMembers(c *Client, now time.Time) members {
+	return members{
+		shared: newShared(c, now), client: c, byName: make(map[string]*membership),
+		waiting: make(map[string][]*joining), unreleased: make(map[string]bool),
+	}
+}
+
+// add begins a membership, to be joined.
+func (ms *members) add(name string, partitions int, o LeaseOptions) *membership {
+	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: owned.NewBoard(name, ms.shown(), ms.client.wakeUp)}
+	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
+	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, of: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
+	ms.byName[name] = m
+	return m
+}
+
+// of returns the membership of a lease; nil: the lease has ended.
+func (ms *members) of(l *Lease) *membership {
+	if m := ms.byName[l.Name]; m != nil && m.lease == l {
+		return m
+	}
+	return nil
+}
+
+// all returns all memberships, in no order.
+func (ms *members) all() iter.Seq[*membership] { return maps.Values(ms.byName) }
+
+// find returns a membership of which that is true; nil: there is none.
+func (ms *members) find(is func(*membership) bool) *membership {
+	for _, m := range ms.byName {
+		if is(m) {
+			return m
+		}
+	}
+	return nil
+}
+
+// inDatabase reports whether the session is a member of a lease.
+func (ms *members) inDatabase() bool { return ms.find((*membership).inDatabase) != nil }
+
+// own reports whether there is an ownership that has not ended, shown or draining.
+func (ms *members) own() bool {
+	owns := func(a *assignment) bool { return a != nil && !a.Ended() }
+	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.of, owns) }) != nil
+}
+
+// --- joining
+
+// join is Client.Join.
+func (ms *members) join(j *joining) {
+	if ms.refuses != nil {
+		j.done <- ms.refuses
+		return
+	}
+	m := ms.byName[j.name]
+	if m == nil {
+		m = ms.add(j.name, j.partitions, j.options)
+	}
+	switch l := m.lease; {
+	case m.ends():
+		ms.waiting[j.name] = append(ms.waiting[j.name], j)
+	case l.Partitions != j.partitions:
+		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d", ms.errors.PartitionCount, l.Partitions, j.partitions)
+	case l.Options != j.options:
+		j.done <- fmt.Errorf("this client joined it with other options: %v, not %v", l.Options, j.options)
+	case m.state == member:
+		m.answer(j)
+	default:
+		m.callers = append(m.callers, j)
+	}
+}
+
+func (o LeaseOptions) String() string {
+	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v", o.Weight, o.HandoffDelay, o.DrainTimeout)
+}
+
+// answer answers a call of Client.Join: the client has joined.
+func (m *membership) answer(j *joining) {
+	m.handles++
+	j.lease = m.lease
+	j.done <- nil
+}
+
+// abandon undoes a call of Client.Join whose caller stopped waiting. It returns the membership that is to be left because of that; nil: none is.
+func (ms *members) abandon(j *joining) *membership {
+	isIt := func(other *joining) bool { return other == j }
+	if queue := slices.DeleteFunc(ms.waiting[j.name], isIt); len(queue) > 0 {
+		ms.waiting[j.name] = queue
+	} else {
+		delete(ms.waiting, j.name)
+	}
+	m := ms.byName[j.name]
+	if m == nil {
+		return nil
+	}
+	before := len(m.callers)
+	m.callers = slices.DeleteFunc(m.callers, isIt)
+	if j.lease == m.lease {
+		m.handles--
+	} else if len(m.callers) == before {
+		return nil // it had been refused
+	}
+	if m.handles > 0 || len(m.callers) > 0 || m.ends() {
+		return nil
+	}
+	return m
+}
+
+// nextJoin is the lease to be joined that has waited longest, and when that is due.
+func (ms *members) nextJoin() (*membership, time.Time) {
+	return soonest(ms.all(), func(m *membership) time.Time {
+		if m.state != joins {
+			return never
+		}
+		return m.retryAt
+	})
+}
+
+// beginJoin begins the next join, and numbers it.
+func (ms *members) beginJoin() (*membership, int64) {
+	ms.underWay, _ = ms.nextJoin()
+	ms.joins++
+	return ms.underWay, ms.joins
+}
+
+// joined takes the answer to a join. It returns the error that the join is to be tried again for, and whether the session is a member.
+func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
+	ms.underWay, m.retryAt = nil, now
+	if err == nil && join.Alive && !join.Joined {
+		if n := join.Partitions; n == 0 || max(n, -n) == m.lease.Partitions { // it was made or dropped meanwhile
+			if m.ends() {
+				ms.end(m, m.reason)
+			}
+			return false, nil // once more
+		}
+		err = ms.miscounted(join.Partitions, m.lease.Partitions)
+	}
+	switch {
+	case err != nil && m.ends(): // if it was applied anyway, a heartbeat finds a stray
+		ms.end(m, m.reason)
+		return false, err
+	case err != nil && store.Transient(err) && !errors.Is(err, ms.errors.PartitionCount):
+		m.retry = min(max(2*m.retry, retryMin), ms.heartbeat)
+		m.retryAt = now.Add(m.retry + rand.N(retryMin))
+		return false, err
+	case err != nil && m.handles > 0: // it had joined before the session was lost
+		m.retryAt = now.Add(ms.heartbeat)
+		m.refuse(err)
+		return false, fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
+	case err != nil:
+		ms.end(m, err)
+		return false, nil
+	case !join.Alive:
+		return false, nil
+	}
+	// What a new member is given comes after the plan, which a notification or a heartbeat announces. It may have something if an
+	// earlier join was applied whose answer was lost, or from an earlier membership.
+	m.toRead = !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name])
+	m.isMember()
+	m.generation, m.retry = 0, 0
+	for _, j := range m.callers {
+		m.answer(j)
+	}
+	m.callers = nil
+	return true, nil
+}
+
+// isMember takes the news that the session is a member.
+func (m *membership) isMember() {
+	switch m.state {
+	case joins:
+		m.state = member
+	case left:
+		m.state = leaves
+	}
+}
+
+// isNone takes the news that the session is no member.
+func (m *membership) isNone() {
+	switch m.state {
+	case member:
+		m.state = joins
+	case leaves:
+		m.state = left
+	}
+	m.leaveSent, m.toRead = false, false
+}
+
+// miscounted is the error of a join of a lease that has n partitions; negative: it had, and was dropped.
+func (ms *members) miscounted(n, wanted int) error {
+	if n < 0 {
+		return fmt.Errorf("%w: it was dropped, and may be made again with %d only for 24 h, not with %d, unless pgleases drop --partitions says so",
+			ms.errors.PartitionCount, -n, wanted)
+	}
+	return fmt.Errorf("%w: it has %d, not %d", ms.errors.PartitionCount, n, wanted)
+}
+
+// heard takes what a heartbeat says of the leases that the session is a member of. It returns those that ask for a plan, and the
+// memberships that the database does not have.
+func (ms *members) heard(beats []store.LeaseBeat) (asking []string, none []*membership) {
+	isMember := make(map[string]bool, len(beats))
+	for _, b := range beats {
+		isMember[b.Name] = true
+		m := ms.byName[b.Name]
+		switch {
+		case m == nil:
+			m = ms.takeStray(b.Name)
+		case m.state == joins:
+			continue // it is joined once more
+		}
+		m.isMember() // if it was none, the answer to its join was lost
+		m.toRead = m.toRead || m.generation != b.Generation
+		m.weightLost = !m.ends() && b.Weight != m.weight
+		if b.DueIn == 0 {
+			asking = append(asking, b.Name)
+		}
+	}
+	for name, m := range ms.byName {
+		if m.inDatabase() && !isMember[name] {
+			none = append(none, m)
+		}
+	}
+	return asking, none
+}
+
+// takeStray takes a lease that the session is a member of, for which no call waits any more: a join whose answer was lost, given up
+// since. The client leaves it with all that it was given.
+func (ms *members) takeStray(name string) *membership {
+	m := ms.add(name, MaxPartitions, LeaseOptions{}) // it is not known how many it has
+	m.state, m.reason, m.toRead = leaves, ms.errors.Closed, true
+	return m
+}
+
+// --- leaving
+
+// leave begins to leave: everything drains, and is released as its work ends. A caller of Close or Leave has stopped its loop; a
+// client that was superseded may still be in it. It reports whether the membership is over: nothing of it is in the database.
+func (ms *members) leave(m *membership, reason error, sessionLives bool, now time.Time) (over bool) {
+	switch m.state {
+	case member:
+		m.state = leaves
+	case joins:
+		m.state = left
+	}
+	m.reason = reason
+	m.refuse(reason)
+	m.withdraw(m.serving(), reason, now)
+	if errors.Is(reason, ms.errors.Closed) {
+		for _, a := range m.all() {
+			a.readyAt = now
+		}
+	}
+	if m.inDatabase() {
+		return false
+	}
+	ms.strikeAll(m, sessionLives) // nothing can be released
+	return m != ms.underWay
+}
+
+// refuse answers all calls that wait.
+func (m *membership) refuse(err error) {
+	for _, j := range m.callers {
+		j.done <- err
+	}
+	m.callers = nil
+	m.answerWeight(m.weightCalls, err)
+}
+
+// removed takes the news that the session is no member: it joins again, or has left. All that it owned ends. If the session lives and
+// joins again, it owns that still in the database: it is released then, so that none comes back under its epoch.
+func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
+	m.isNone()
+	m.retryAt = now
+	cause := m.reason
+	if cause == nil {
+		cause = fmt.Errorf("%w: the membership was removed", ms.errors.TrustLost)
+	}
+	all := m.all()
+	m.withdraw(m.serving(), cause, now)
+	m.lease.Board.EndHolds(cause)
+	m.end(all, cause)
+	if m.ends() || !sessionLives {
+		ms.strikeAll(m, sessionLives)
+	}
+}
+
+// strikeAll strikes out what a membership has left when it is over. If the session lives, the database may say that it owns that.
+func (ms *members) strikeAll(m *membership, sessionLives bool) {
+	if sessionLives && m.n > 0 {
+		ms.unreleased[m.lease.Name] = true
+	}
+	for _, a := range m.all() {
+		m.strike(a)
+	}
+}
+
+// end ends a lease for good. Calls of Client.Join for its name that came meanwhile begin anew.
+func (ms *members) end(m *membership, err error) {
+	m.refuse(err)
+	l := m.lease
+	l.Board.Close(ms.invalid, err)
+	delete(ms.byName, l.Name)
+	queue := ms.waiting[l.Name]
+	delete(ms.waiting, l.Name)
+	for _, j := range queue {
+		ms.join(j)
+	}
+}
+
+// endAll ends all ownerships of all leases, and returns their number. The holds come first, before anything takes time that there are
+// many partitions.
+func (ms *members) endAll(cause error) (n int) {
+	for m := range ms.all() {
+		m.lease.Board.EndHolds(cause)
+	}
+	for m := range ms.all() {
+		n += m.assignments.end(m.assignments.all(), cause)
+	}
+	return n
+}
+
+// finish ends everything, for good.
+func (ms *members) finish(reason error) {
+	ms.endAll(reason)
+	for m := range ms.all() {
+		ms.end(m, reason)
+	}
+	clear(ms.draining)
+	ms.logEnded()
+}
+
+// --- weights
+
+// setWeight is Lease.SetWeight.
+func (ms *members) setWeight(l *Lease, weight int, done chan<- error) {
+	switch m := ms.of(l); {
+	case m == nil:
+		done <- l.Board.Cause()
+	case m.ends():
+		done <- m.reason
+	default:
+		m.weight = weight
+		m.weightCalls[done] = struct{}{}
+	}
+}
+
+// abandonWeight forgets a call of SetWeight whose caller stopped waiting. The weight is set anyway.
+func (ms *members) abandonWeight(l *Lease, done chan<- error) {
+	if m := ms.of(l); m != nil {
+		if _, waits := m.weightCalls[done]; waits {
+			delete(m.weightCalls, done)
+			m.weightLost = true
+		}
+	}
+}
+
+// answerWeight answers those of the calls of SetWeight that still wait, and reports whether any does.
+func (m *membership) answerWeight(calls weightCalls, err error) (answered bool) {
+	for done := range calls {
+		if _, waits := m.weightCalls[done]; waits { // it may have been given up, or answered by a leave
+			delete(m.weightCalls, done)
+			done <- err
+			answered = true
+		}
+	}
+	return answered
+}
+
+// weightDue reports whether the database is to get the weight.
+func (m *membership) weightDue() bool {
+	return m.state == member && (len(m.weightCalls) > 0 || m.weightLost)
+}
+
+// weightSet takes the answer to a weight that was sent for these calls. It returns the error that is to be tried again for.
+func (m *membership) weightSet(weight int, calls weightCalls, isMember bool, err error) error {
+	switch {
+	case err != nil && (store.Transient(err) || !m.answerWeight(calls, err)): // no caller gets it
+		return fmt.Errorf("lease %q: %w", m.lease.Name, err)
+	case err == nil && isMember:
+		m.weightLost = m.weight != weight
+		m.answerWeight(calls, nil)
+	}
+	return nil
+}

@@ -1,0 +1,234 @@
+package engine_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// pair is two clients with half of a lease each.
+func (w *world) pair(partitions int) (a, b *proc, la, lb *Lease) {
+	a, b = w.start("a"), w.start("b")
+	la, lb = a.mustJoin("x", partitions), b.mustJoin("x", partitions)
+	w.within(5*time.Second, "each owns half", func() bool { return len(la.Values()) == partitions/2 && len(lb.Values()) == partitions/2 })
+	return a, b, la, lb
+}
+
+func TestAfterAFailoverAGuardedTransactionIsInNobodysWayButItsOwnPartitions(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, _, la, lb := w.pair(4)
+		w.promote(0, false)
+		p, _ := la.Partition(la.Values()[0])
+		end, ok := w.db.Guard("x", p.Number, p.Epoch)
+		if !ok {
+			t.Fatal("the guard was refused")
+		}
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "all else passes guards again", func() bool {
+			passed := 0
+			for _, other := range append(shown(la), shown(lb)...) {
+				if end, ok := w.db.Guard("x", other.Number, other.Epoch); ok {
+					passed++
+					end()
+				}
+			}
+			return passed == 3
+		})
+		time.Sleep(time.Minute)
+		if la.Owns(p.Number) {
+			t.Errorf("partition %d is owned anew under an open guard", p.Number)
+		}
+		end()
+		w.within(time.Second, "it is owned again", func() bool { return la.Owns(p.Number) })
+	})
+}
+
+func TestWorkOfBeforeAFailoverEndsBeforeItsPartitionIsOwnedAnew(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, _, la, _ := w.pair(2)
+		h := la.Hold(context.Background())
+		p := h.Partitions()[0]
+		w.promote(0, false)
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "its context ends", func() bool { return h.Context().Err() != nil })
+		time.Sleep(time.Minute)
+		if now, owned := la.Partition(p.Number); owned {
+			t.Errorf("owned as %v while work on %v goes on", now, p)
+		}
+		h.Release()
+		w.within(time.Second, "it is owned anew", func() bool { return la.Owns(p.Number) })
+	})
+}
+
+// failOver promotes a standby and waits until it is settled. What it returns puts the old primary in its place, which is down still.
+func (w *world) failOver() (comeBack func()) {
+	w.t.Helper()
+	var old fakestore.Tables
+	w.db.Look(func(tables *fakestore.Tables, _ int64) { old = tables.Clone() })
+	run := w.db.Run()
+	w.promote(0, false)
+	w.within(20*time.Second, "settled", w.settled)
+	return func() {
+		w.db.Stop()
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { *tables = old })
+		w.db.SetRun(run)
+	}
+}
+
+// The tables are those of before the failover, and the server does not look promoted.
+func TestAReturnToAnOldPrimaryIsSettledAsAFailover(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, _, la, lb := w.pair(8)
+		comeBack := w.failOver()
+		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 4 && len(lb.Values()) == 4 })
+		if err := a.c.Close(context.Background()); err != nil { // so the owners are others than the old primary knows
+			t.Fatal(err)
+		}
+		w.within(5*time.Second, "b owns all", func() bool { return len(lb.Values()) == 8 })
+		late := w.start("late")
+		ll := late.mustJoin("x", 8)
+		w.within(5*time.Second, "the late one has its share", func() bool { return len(ll.Values()) == 4 })
+
+		comeBack()
+		w.db.Boot()
+		w.within(40*time.Second, "settled anew", func() bool {
+			var era int64
+			w.db.Look(func(tables *fakestore.Tables, _ int64) { era = tables.Server.Era })
+			return era > 0 && w.settled()
+		})
+		w.within(20*time.Second, "all is owned", func() bool { return len(ll.Values()) == 4 && len(lb.Values()) == 4 })
+	})
+}
+
+// A client that was never on the newer server cannot know that there is a higher era. Those who were there do.
+func TestAnOldPrimaryThatANewClientFindsFirstIsSettledWhenThoseReturnWhoKnowBetter(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b, la, lb := w.pair(8)
+		comeBack := w.failOver()
+		var seen []Partition
+		w.within(2*time.Second, "all is owned under the new era", func() bool {
+			seen = append(shown(la), shown(lb)...)
+			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.EraOf(p.Epoch) == 0 })
+		})
+
+		comeBack()
+		for _, p := range []*proc{a, b} {
+			p.set(func(p *proc) { p.cut = true })
+			w.breakConns(p)
+		}
+		w.mu.Lock()
+		w.ledger, w.highest = make(map[place]map[int64]int64), make(map[place]int64) // what a client finds who knows of nothing
+		w.mu.Unlock()
+		w.db.Boot()
+		lc := w.start("c").mustJoin("x", 8)
+		w.within(20*time.Second, "the new one owns all", func() bool { return len(lc.Values()) == 8 })
+		for _, p := range shown(lc) {
+			if store.EraOf(p.Epoch) != 0 {
+				t.Errorf("partition %v is of a new era: this is no test", p)
+			}
+		}
+		seen = append(seen, shown(lc)...)
+
+		for _, p := range []*proc{a, b} {
+			p.set(func(p *proc) { p.cut = false })
+			w.breakConns(p)
+		}
+		w.within(20*time.Second, "one who knows better tells", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
+		w.within(20*time.Second, "settled anew", w.settled)
+		above := func(p Partition) bool {
+			return !slices.ContainsFunc(seen, func(before Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
+		}
+		w.within(20*time.Second, "all is owned above all that was seen", func() bool {
+			now := slices.Concat(shown(la), shown(lb), shown(lc))
+			return len(now) == 8 && !slices.ContainsFunc(now, func(p Partition) bool { return !above(p) })
+		})
+		for _, p := range seen {
+			if end, passed := w.db.Guard("x", p.Number, p.Epoch); passed {
+				end()
+				t.Errorf("a guard of %v passes", p)
+			}
+		}
+	})
+}
+
+// What has the server settled anew may come and be over between two heartbeats of a client, and no lease of its own changes by it.
+func TestAnEraThatAnotherClientSettledBetweenTwoHeartbeatsIsLearned(t *testing.T) {
+	inWorld(t, func(w *world) {
+		leases := make(map[string]*Lease)
+		for _, name := range []string{"a", "b", "c"} {
+			leases[name] = w.start(name).mustJoin(name, 2)
+			time.Sleep(500 * time.Millisecond)
+		}
+		time.Sleep(30 * time.Second)
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.Timeline = -1 }) // new_era
+		time.Sleep(time.Minute)
+		if !w.settled() {
+			t.Fatal("it is not settled")
+		}
+		for name, l := range leases {
+			for _, p := range shown(l) {
+				if end, passed := w.db.Guard(name, p.Number, p.Epoch); passed {
+					end()
+				} else {
+					t.Errorf("partition %v of lease %q is shown, and its guard is refused", p, name)
+				}
+			}
+		}
+	})
+}
+
+// What a loop over Values had read when a failover ended the epoch, it may still be working on when the partition moves, which is renewed
+// before.
+func TestAPartitionThatIsRenewedAndThenMovesPaysTheHandoffDelay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const delay = 5 * time.Second
+		a, b := w.start("a"), w.start("b")
+		la := a.mustJoin("x", 2, WithHandoffDelay(delay))
+		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
+		w.promote(0, false)
+		time.Sleep(3 * time.Second)
+		lb := b.mustJoin("x", 2, WithHandoffDelay(delay))
+		if len(la.Values()) != 2 { // a loop begins its pass
+			t.Fatal("a lost them before")
+		}
+		<-la.Changed()
+		began := time.Now()
+		if shows(lb) != "-" {
+			t.Fatal("b owns something already")
+		}
+		w.within(30*time.Second, "b has its share", func() bool { return len(shown(lb)) == 1 })
+		if took := time.Since(began); took < delay {
+			t.Errorf("it moved %v after it left Values", took)
+		}
+	})
+}
+
+// The claims do not tell: a client that tries each plan three times, as where another join overtakes it, floods the server.
+func TestAPromotionThatNobodyHasHeardOfYetCostsOnePlan(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a")
+		a.mustJoin("x", 2)
+		time.Sleep(10 * time.Second)
+		beats := w.count("heartbeat")
+		w.within(10*time.Second, "a heartbeat, so that the next one is far", func() bool { return w.count("heartbeat") > beats })
+		w.promote(0, true)
+		plans, applies := w.count("plan"), w.count("apply")
+		beats = w.count("heartbeat")
+		l := a.mustJoin("y", 3)
+		w.within(time.Second, "a plan is refused", func() bool { return w.count("apply") > applies })
+		w.within(aMoment, "it is asked what server it is", func() bool { return w.count("heartbeat") > beats })
+		if n := w.count("apply") - applies; n != 1 {
+			t.Errorf("%d plans were sent to a server that is not settled", n)
+		}
+		if n := w.count("plan") - plans; n != 1 {
+			t.Errorf("%d plans were read", n)
+		}
+		w.within(20*time.Second, "settled", w.settled)
+		w.within(2*time.Second, "all is planned", func() bool { return len(l.Values()) == 3 })
+	})
+}

@@ -1,0 +1,137 @@
+package engine
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Reads: what the database says the session owns, compared with what the client has.
+
+// readAll makes the client read again all that it owns.
+func (ms *members) readAll() {
+	for _, m := range ms.byName {
+		m.toRead = m.inDatabase()
+	}
+}
+
+func (m *membership) readDue() bool { return m.inDatabase() && m.toRead }
+
+// toRead reports whether something is to be read.
+func (ms *members) toRead() bool { return ms.find((*membership).readDue) != nil }
+
+// namesToRead returns the leases to be read.
+func (ms *members) namesToRead() (names []string) {
+	for name, m := range ms.byName {
+		if m.readDue() {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// read takes what the database says the session owns of a lease, on a server that is accepted or not. It reports whether something was
+// released whose new owners may not have been notified.
+func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
+	m.generation, m.toRead = r.Generation, false
+	ms.heardOverrides(m, r)
+	c := compare(r, m.of, accepted, ms.unreleased[r.Name] || m.ends())
+	if accepted {
+		delete(ms.unreleased, r.Name)
+	}
+	for a, epoch := range c.fenced {
+		a.state, a.raised = fenced, epoch
+	}
+	gone := slices.Concat(c.lost, c.released)
+	for _, a := range gone {
+		m.set(a.Number, nil)
+	}
+	for _, p := range c.passing {
+		c.wanted = append(c.wanted, m.own(p.Partition, p.Epoch))
+	}
+	gained := make([]int, len(c.gained))
+	for i, p := range c.gained {
+		gained[i] = m.own(p.Partition, p.Epoch).Number
+	}
+	m.end(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.errors.TrustLost))
+	m.handOver(c.released)
+	m.withdraw(c.wanted, m.releaseCause(), now)
+	m.renew(c.outdated, now)
+	for _, a := range gone {
+		m.strike(a)
+	}
+	m.serve(gained)
+	if m.ends() && m.n == 0 {
+		m.leaveSent = false // nothing is left to wait for: leave again
+	}
+	return len(c.released) > 0
+}
+
+// heardOverrides logs what an operator has done about this client, and a lease of it.
+func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
+	switch changed := !slices.Equal(m.paused, r.Paused); {
+	case changed && r.Paused == nil:
+		ms.log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
+	case changed:
+		ms.log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
+			slog.String("reason", r.Paused[1]))
+	}
+	switch changed := !slices.Equal(ms.drained, r.Drained); {
+	case changed && r.Drained == nil:
+		ms.log.Info("pgleases: drain of the client ended")
+	case changed:
+		ms.log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
+	}
+	m.paused, ms.drained = r.Paused, r.Drained
+}
+
+// changes are how a read of a lease differs from the assignments.
+type changes struct {
+	fenced   map[*assignment]int64 // a fence has raised their epochs to these
+	released []*assignment         // not owned under this epoch any more, after they were withdrawn
+	lost     []*assignment         // not owned under this epoch any more, though they were served, or gained anew unseen
+	wanted   []*assignment         // to be handed over
+	outdated []*assignment         // of an earlier era: to begin again under a new epoch
+	gained   []store.Owned         // to be served
+	passing  []store.Owned         // gained, and to be handed over before they are served
+}
+
+// compare compares a read with the assignments, which are by partition. A server that is not accepted gives nothing. If the lease
+// passes on what it gains, nothing of that is served.
+func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool) (c changes) {
+	c.fenced = make(map[*assignment]int64)
+	owned := make([]store.Owned, len(assigned)) // by partition; epoch 0: not owned
+	for _, p := range r.Owned {
+		if p.Partition < len(assigned) { // else somebody has written it
+			owned[p.Partition] = p
+		}
+	}
+	for partition, p := range owned {
+		a, outdated := assigned[partition], store.EraOf(p.Epoch) < r.Era
+		if a != nil && a.state == fencing && p.Epoch > a.releaseEpoch() { // had it been released to this client, it would be once more
+			c.fenced[a] = p.Epoch
+		} else if a != nil && p.Epoch != a.releaseEpoch() {
+			if a.state >= draining {
+				c.released = append(c.released, a)
+			} else {
+				c.lost = append(c.lost, a)
+			}
+			a = nil
+		}
+		switch {
+		case p.Epoch == 0 || a == nil && !accepted:
+		case a == nil && (p.Moving || outdated || passesOn):
+			c.passing = append(c.passing, p)
+		case a == nil:
+			c.gained = append(c.gained, p)
+		case outdated && !a.Ended():
+			c.outdated = append(c.outdated, a)
+		case p.Moving && a.state == serving:
+			c.wanted = append(c.wanted, a)
+		}
+	}
+	return c
+}

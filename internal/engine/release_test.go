@@ -1,0 +1,173 @@
+package engine_test
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/tests"
+)
+
+func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b, c := w.start("a"), w.start("b"), w.start("c")
+		leases := []*Lease{a.mustJoin("x", 9), b.mustJoin("x", 9)}
+		w.within(10*time.Second, "they own all", func() bool { return len(shown(leases[0]))+len(shown(leases[1])) == 9 })
+		time.Sleep(5 * time.Second)
+		w.failing(a, "release", 1, fault{err: errBroken, broken: true})
+		leases = append(leases, c.mustJoin("x", 9))
+		w.within(10*time.Second, "each owns three", func() bool {
+			return !slices.ContainsFunc(leases, func(l *Lease) bool { return len(shown(l)) != 3 })
+		})
+		time.Sleep(5 * time.Second)
+		applied := w.count("apply")
+		tests.OK(t, a.c.Close(patiently(w.t)))
+		w.within(200*time.Millisecond, "the others own all", func() bool { return len(shown(leases[1]))+len(shown(leases[2])) == 9 })
+		if n := w.count("apply") - applied; n > 0 {
+			t.Errorf("%d plans were applied", n)
+		}
+	})
+}
+
+func TestCloseThatCannotPlanHandsOverAllTheSame(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b")
+		la, lb := a.mustJoin("x", 4), b.mustJoin("x", 4)
+		w.within(10*time.Second, "each owns two", func() bool { return len(shown(la)) == 2 && len(shown(lb)) == 2 })
+		w.inject(func(client, op string) (fault, bool) {
+			return fault{err: errLocked}, client == a.name && op == "plan"
+		})
+		tests.OK(t, a.c.Close(patiently(w.t)))
+		w.within(5*time.Second, "the other owns all", func() bool { return len(shown(lb)) == 4 })
+	})
+}
+
+// The new owner polls: the generation of the lease tells it.
+func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
+	for name, f := range map[string]fault{
+		"the message is lost": {err: errBroken, broken: true},
+		"its answer is lost":  {err: errBroken, broken: true, applied: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				a, b := w.start("a"), w.start("b", WithPolling())
+				w.failing(a, "announce", 2, f)
+				_, lb := w.handOver(a, b)
+				w.within(5*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
+			})
+		})
+	}
+}
+
+func TestWhatAClientReleasedJustBeforeItDiedIsFoundByItsOwner(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a"), w.start("b", WithPolling())
+		var released atomic.Bool
+		w.inject(func(client, op string) (fault, bool) {
+			if client == a.name && op == "announce" {
+				released.Store(true)
+				return fault{err: errBroken, broken: true}, true
+			}
+			return fault{}, false
+		})
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		lb := b.mustJoin("x", 1)
+		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		w.within(10*time.Second, "a releases it", released.Load)
+		a.kill()
+		w.within(15*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
+	})
+}
+
+// The server does not restart: nothing but its mark tells of it.
+func TestACrashThatLosesAnAnnouncementHidesNoPartitionFromItsOwner(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		lb := b.mustJoin("x", 1)
+		hold := la.Hold(context.Background())
+		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		time.Sleep(10 * time.Second)
+		w.within(10*time.Second, "no heartbeat is due soon", func() bool { return w.silence() < time.Second })
+		hold.Release()
+		w.within(10*time.Second, "it is handed over and announced", func() bool { return w.count("announce") == 1 })
+		time.Sleep(3 * time.Millisecond)
+		if shows(lb) == "0" || w.db.Crash(1) != 1 {
+			t.Fatal("the announcement was heard, or was not lost")
+		}
+		w.within(20*time.Second, "the new owner shows it", func() bool { return shows(lb) == "0" })
+	})
+}
+
+func TestAReleaseWhoseAnswerIsLostIsAnnouncedAlsoWhereAReadTellsOfIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b")
+		la := a.mustJoin("x", 1)
+		w.within(5*time.Second, "a owns it", func() bool { return shows(la) == "0" })
+		lb := b.mustJoin("x", 1)
+		time.Sleep(10 * time.Second)
+		hold := la.Hold(context.Background())
+		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		w.within(10*time.Second, "it drains", func() bool { return shows(la) == "-" })
+		time.Sleep(10 * time.Second)
+		w.failing(a, "release", 1, fault{err: errBroken, broken: true, applied: true})
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { changed(t, "x") }) // by another plan
+		w.notify("b")
+		time.Sleep(50 * time.Millisecond)
+		hold.Release()
+		w.within(20*time.Second, "the new owner shows it", func() bool { return shows(lb) == "0" })
+	})
+}
+
+// Work ends at every moment for as long as there is something to release.
+func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const partitions, each = 500, time.Millisecond / 4 // less than a statement takes
+		a, b := w.start("a"), w.start("b")
+		a.engine().Batches(partitions)
+		b.engine().Batches(partitions)
+		la := a.mustJoin("x", partitions)
+		w.within(5*time.Second, "a owns all", func() bool { return len(shown(la)) == partitions })
+		go func() {
+			_ = la.Run(context.Background(), func(ctx context.Context, p Partition) error {
+				<-ctx.Done()
+				time.Sleep(time.Duration(p.Number) * each)
+				return nil
+			})
+		}()
+		lb := b.mustJoin("x", partitions)
+		time.Sleep(5 * time.Second)
+		w.mu.Lock()
+		w.blind = true // the oracle would take longest
+		w.mu.Unlock()
+		releases, announcements := w.count("release"), w.count("announce")
+		tests.OK(t, la.SetWeight(patiently(w.t), 0))
+		w.within(5*time.Second, "b owns all", func() bool { return len(shown(lb)) == partitions })
+		releases, announcements = w.count("release")-releases, w.count("announce")-announcements
+		if releases < 20 || announcements < releases {
+			t.Errorf("%d releases, %d announcements", releases, announcements)
+		}
+	})
+}
+
+func TestAClientThatClosesHandsOverAndTellsInOneStatement(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, _, _, lb := w.pair(4)
+		time.Sleep(10 * time.Second)
+		releases, announcements := w.count("release"), w.count("announce")
+		tests.OK(t, a.c.Close(context.Background()))
+		w.within(aMoment, "b owns all", func() bool { return len(lb.Values()) == 4 })
+		if n := w.count("release") - releases; n != 1 {
+			t.Errorf("%d releases", n)
+		}
+		if n := w.count("announce") - announcements; n != 0 {
+			t.Errorf("%d announcements", n)
+		}
+	})
+}

@@ -1,0 +1,353 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Releases: what drains goes to its next owner when the work on it has ended, and the owner is notified. Fences before them, and
+// leaving leases.
+
+// releases is what the next statements release and announce.
+type releases struct {
+	batch int           // the most partitions that one statement releases or fences; see fitting
+	apart apart[string] // leases whose release met a lock
+
+	unannounced    map[string]map[int64]struct{} // by lease: the sessions that own what was released, and are not notified yet
+	announcedApart apart[string]                 // leases whose announcement met a lock
+}
+
+func newReleases() releases {
+	return releases{batch: maxBatch, apart: make(apart[string]), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart[string])}
+}
+
+// apart are things whose last statement met a lock, and when that was. A statement waits for the locks of all that it is about. So these
+// come after all others, one by one.
+type apart[K comparable] map[K]time.Time
+
+// among removes from due what does not go into the next statement.
+func (a apart[K]) among(due map[K]bool) {
+	first, _ := soonest(maps.Keys(due), func(k K) time.Time { return a[k] })
+	maps.DeleteFunc(due, func(k K, _ bool) bool {
+		_, isApart := a[k]
+		return isApart && k != first
+	})
+}
+
+// tried notes what became of a statement.
+func (a apart[K]) tried(about iter.Seq[K], err error, now time.Time) {
+	for k := range about {
+		switch {
+		case err == nil:
+			delete(a, k)
+		case store.LockTimeout(err):
+			a[k] = now
+		}
+	}
+}
+
+// next returns what is to be released now in one statement, of the assignments that are due, and the leases to leave.
+func (rs *releases) next(due []*assignment, all iter.Seq[*membership]) release {
+	about := make(map[string]bool) // leases
+	for _, a := range due {
+		about[a.membership.lease.Name] = true
+	}
+	for m := range all {
+		if m.leaveDue() {
+			about[m.lease.Name] = true
+		}
+	}
+	rs.apart.among(about)
+	due = slices.DeleteFunc(due, func(a *assignment) bool { return !about[a.membership.lease.Name] })
+	which := func(leaves func(*membership) bool) (leaving []*membership) {
+		for m := range all {
+			if about[m.lease.Name] && leaves(m) {
+				leaving = append(leaving, m)
+			}
+		}
+		return leaving
+	}
+	if len(due) > rs.batch { // so that the statement does not keep the client from its heartbeat
+		if leaving := which((*membership).leaveDue); len(leaving) > 0 { // first, so that no client that leaves now has it as successor
+			return newRelease(nil, leaving)
+		}
+		slices.SortFunc(due, func(a, b *assignment) int {
+			return cmp.Or(strings.Compare(a.membership.lease.Name, b.membership.lease.Name), a.Number-b.Number)
+		})
+		due = due[:rs.batch]
+	}
+	releases := make(map[*membership]bool)
+	for _, a := range due {
+		releases[a.membership] = true
+	}
+	return newRelease(due, which(func(m *membership) bool { return m.leaveDue() || m.state == leaves && releases[m] }))
+}
+
+// A release is what one statement releases, and which leases it leaves.
+type release struct {
+	assignments []*assignment
+	leaving     []*membership
+	about       map[string]bool // leases
+
+	rows       []store.Release
+	leaves     []store.Leave
+	successors bool // the leaves are to name the successors of what is released
+}
+
+func newRelease(assignments []*assignment, leaving []*membership) release {
+	r := release{assignments: assignments, leaving: leaving, about: make(map[string]bool), rows: rowsOf(assignments, (*assignment).releaseEpoch)}
+	released := make(map[*membership]int)
+	for _, a := range assignments {
+		r.about[a.membership.lease.Name] = true
+		released[a.membership]++
+	}
+	r.successors = len(assignments) > 0 && len(leaving) > 0
+	for _, m := range leaving {
+		r.about[m.lease.Name] = true
+		r.leaves = append(r.leaves, store.Leave{Lease: m.lease.Name, Now: !m.leaveSent || released[m] == m.n})
+		r.successors = r.successors && !m.noSuccessors
+	}
+	return r
+}
+
+func rowsOf(assignments []*assignment, epoch func(*assignment) int64) []store.Release {
+	rows := make([]store.Release, len(assignments))
+	for i, a := range assignments {
+		rows[i] = store.Release{Lease: a.membership.lease.Name, Partition: a.Number, Epoch: epoch(a)}
+	}
+	return rows
+}
+
+// tried notes what became of a release.
+func (rs *releases) tried(r release, err error, began time.Time) {
+	rs.apart.tried(maps.Keys(r.about), err, began)
+	for _, a := range r.assignments {
+		a.membership.leaveTried(err)
+	}
+	for _, m := range r.leaving {
+		m.leaveTried(err)
+	}
+}
+
+// leaveTried notes a failure to leave.
+func (m *membership) leaveTried(err error) {
+	m.noSuccessors = m.noSuccessors || err != nil && m.ends()
+}
+
+// announce notes that a lease has changed for a session; 0: it is not known for which.
+func (rs *releases) announce(lease string, session int64) {
+	sessions := rs.unannounced[lease]
+	if sessions == nil {
+		sessions = make(map[int64]struct{})
+		rs.unannounced[lease] = sessions
+	}
+	if session != 0 {
+		sessions[session] = struct{}{}
+	}
+}
+
+// nextAnnouncement returns leases that have changed, and the sessions that are to be notified.
+func (rs *releases) nextAnnouncement() (names []string, sessions []int64) {
+	due, concerned := make(map[string]bool), make(map[int64]struct{})
+	for name := range rs.unannounced {
+		due[name] = true
+	}
+	rs.announcedApart.among(due)
+	for name := range due {
+		maps.Copy(concerned, rs.unannounced[name])
+	}
+	return slices.Sorted(maps.Keys(due)), slices.Collect(maps.Keys(concerned))
+}
+
+// announced notes what became of an announcement. Nothing was released meanwhile.
+func (rs *releases) announced(names []string, err error, began time.Time) {
+	rs.announcedApart.tried(slices.Values(names), err, began)
+	for _, name := range names {
+		if err == nil {
+			delete(rs.unannounced, name)
+		}
+	}
+}
+
+// --- what the members know of it
+
+// leaveDue reports whether a leave is to be sent, with something to release or without.
+func (m *membership) leaveDue() bool { return m.state == leaves && !m.leaveSent }
+
+// releaseDue is when something is to be released, or a lease to be left.
+func (ms *members) releaseDue(now time.Time) time.Time {
+	if ms.find((*membership).leaveDue) != nil {
+		return atOnce
+	}
+	at := never
+	for a := range ms.draining {
+		at = earlier(at, a.releasableAt(now))
+	}
+	return at
+}
+
+// releasable returns the assignments that may be released now.
+func (ms *members) releasable(now time.Time) (due []*assignment) {
+	for a := range ms.draining {
+		if !a.releasableAt(now).After(now) {
+			due = append(due, a)
+		}
+	}
+	return due
+}
+
+// An announcement is of a lease that has changed for a session; 0: it is not known for which.
+type announcement struct {
+	lease   string
+	session int64
+}
+
+// released takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier one, whose answer
+// was lost, had released it: a read returns which partitions the session has. It returns what is to be announced.
+func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
+	type key struct {
+		lease     string
+		partition int
+	}
+	handed := make(map[key]store.Handed, len(answer.Released))
+	for _, h := range answer.Released {
+		handed[key{h.Lease, h.Partition}] = h
+	}
+	busy := make(map[key]bool, len(answer.Busy))
+	for _, b := range answer.Busy {
+		busy[key{b.Lease, b.Partition}] = true
+	}
+	left := make(map[string]bool, len(answer.Left))
+	for _, name := range answer.Left {
+		left[name] = true
+	}
+	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
+	for _, a := range which {
+		m, k := a.membership, key{a.membership.lease.Name, a.Number}
+		h, done := handed[k]
+		switch {
+		case busy[k]:
+			a.readyAt = now.Add(busyRetry)
+			a.busy++
+			continue
+		case !done && a.state == fencing:
+			m.toRead = m.inDatabase()
+			a.readyAt = now.Add(busyRetry)
+			continue
+		case !done: // nor were the new owners notified. Or the session is gone, and would read what it has, and release that, until it hears of it
+			beat = true
+			m.toRead = m.inDatabase()
+			changed = append(changed, announcement{lease: m.lease.Name})
+		case left[m.lease.Name]: // the new owner was notified
+		case h.Owner != session:
+			changed = append(changed, announcement{m.lease.Name, h.Owner})
+		case ms.validity == nil || m.ends(): // it came back at a time when nothing is shown
+			m.toRead = m.inDatabase()
+		default:
+			kept[m] = append(kept[m], m.own(h.Partition, h.Epoch).Number)
+			m.toRead = true // if it was renewed, it may be wanted elsewhere
+		}
+		released[m] = append(released[m], a)
+	}
+	for m, assignments := range released {
+		m.handOver(assignments)
+		for _, a := range assignments {
+			m.strike(a)
+		}
+	}
+	for m, gained := range kept {
+		m.serve(gained)
+	}
+	return changed, beat
+}
+
+// left takes what became of the leases that were left. It returns those of which the session is no member any more, and whether a
+// heartbeat is to find out: something was given to one meanwhile, or the session is no member.
+func (ms *members) left(leaving []*membership, answer store.Released) (none []*membership, beat bool) {
+	for _, m := range leaving {
+		if ms.byName[m.lease.Name] != m || !m.ends() {
+			continue
+		}
+		m.leaveSent = true
+		if slices.Contains(answer.Left, m.lease.Name) {
+			none = append(none, m)
+		} else if m.n == 0 {
+			m.toRead, beat = true, true
+		}
+	}
+	return none, beat
+}
+
+// fenceDue is when guarded transactions keep a release waiting.
+func (ms *members) fenceDue(generation int64) time.Time {
+	for a := range ms.draining {
+		if a.wantsFence(generation) {
+			return atOnce
+		}
+	}
+	return never
+}
+
+// toFence returns assignments whose release waits for guarded transactions, at most so many. No further one begins on them.
+func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
+	for a := range ms.draining {
+		if a.wantsFence(generation) && len(busy) < most {
+			busy = append(busy, a)
+			a.state = fencing
+		}
+	}
+	return busy
+}
+
+// fenceSent notes that a fence was sent, and may have been set.
+func (ms *members) fenceSent(busy []*assignment) {
+	for _, a := range busy {
+		a.busy = 0
+		a.membership.toRead = a.membership.inDatabase() // whose answer has the epoch
+	}
+}
+
+// planWithout plans leases without the session of this client ID, which leaves them, and names the successors of what it owns there. If the
+// plan is about more than that, there are no successors: a plan is made once the session has left.
+func planWithout(ctx context.Context, c Conn, plan func([]store.LeasePlan) []store.Move, session int64, id string, leaving []store.Leave) error {
+	names, successors := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
+	for i, l := range leaving {
+		names[i], successors[l.Lease] = l.Lease, make(map[int]int64)
+	}
+	read, err := c.Plan(ctx, names, false)
+	if err != nil {
+		return err
+	}
+	generations := make(map[string]int64, len(read))
+	for i, r := range read {
+		of, leaves := successors[r.Name]
+		if !leaves {
+			continue
+		}
+		generations[r.Name] = r.Generation
+		read[i].Members = slices.DeleteFunc(r.Members, func(m store.Member) bool { return m.Session == session })
+		for partition, owner := range r.Owners {
+			if owner == session { // as if it had left
+				r.Owners[partition], r.OwnerIDs[partition] = 0, id
+				of[partition] = 0
+			}
+		}
+	}
+	for _, m := range plan(read) {
+		if _, owned := successors[m.Lease][m.Partition]; !owned {
+			return nil
+		}
+		successors[m.Lease][m.Partition] = m.Target
+	}
+	for i, l := range leaving {
+		leaving[i].Planned, leaving[i].Heirs = generations[l.Lease], successors[l.Lease]
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package engine
+
+import (
+	"math/rand/v2"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// session is the client's session in the database, which heartbeats keep alive.
+type session struct {
+	number      int64 // see store.RandomID
+	registered  bool
+	incarnation int64 // 0 before the first registration
+	process     int64 // see nextProcess
+	startedAt   time.Time
+
+	nextBeat   time.Time
+	sent       time.Time // the last heartbeat that succeeded
+	beatFailed bool      // the last heartbeat
+	roundTrip  time.Duration
+
+	renewal   store.Renewal // the last that was answered
+	last      bool          // it is the last of all: none was given up since, nor can one come late
+	lateUntil time.Time     // until then one may come late
+}
+
+// lateAtMost is more than a statement takes that a connection, a pooler or a server held back after its client had given it up.
+const lateAtMost = 10 * time.Minute
+
+func newSession(now time.Time) session {
+	return session{number: store.RandomID(), process: nextProcess(), startedAt: now, nextBeat: now, sent: now}
+}
+
+// Clients of this program count up from a random number, so that of two of them the database knows the newer.
+var (
+	thisProgram = store.RandomID() &^ (1<<store.ProcessBits - 1)
+	opened      atomic.Int64
+)
+
+// nextProcess numbers a client.
+func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessBits-1) }
+
+// beatNow makes the next heartbeat due.
+func (s *session) beatNow() { s.nextBeat = atOnce }
+
+// mayComeLate notes that a statement that renews the session was given up, and may be executed late.
+func (s *session) mayComeLate(now time.Time) { s.lateUntil = now.Add(lateAtMost) }
+
+func (s *session) registration(c *Config) store.Registration {
+	return store.Registration{
+		Session: s.number, ID: c.ClientID, Incarnation: s.incarnation, Process: s.process,
+		TTL: c.TTL, Host: c.Host, PID: os.Getpid(), StartedAt: s.startedAt,
+	}
+}
+
+// isRegistered notes the answer to a registration, and reports whether the client had registered before.
+func (s *session) isRegistered(incarnation int64) (again bool) {
+	again = s.incarnation != 0
+	s.registered, s.incarnation = true, incarnation
+	s.beatNow() // whose answer has the rest
+	return again
+}
+
+// beats returns what a heartbeat says of the renewal before.
+func (s *session) beats() store.Renewal {
+	last := s.renewal
+	if !s.last {
+		last.Mark = 0
+	}
+	s.last = false
+	return last
+}
+
+// beatLost notes that a heartbeat failed.
+func (s *session) beatLost(last store.Renewal, heartbeat time.Duration, now time.Time) {
+	s.beatFailed = true
+	s.nextBeat = now.Add(max(heartbeat/10, retryMin))
+	if last.Mark == 0 { // one that is compared renews nothing if it comes after the next
+		s.mayComeLate(now)
+	}
+}
+
+// beatAnswered schedules the next heartbeat: a little early, each time anew, because clients that began together drift apart then.
+func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
+	s.beatFailed = false
+	s.nextBeat = sent.Add(heartbeat - rand.N(heartbeat/20))
+}
+
+// renewed notes a renewal, and reports whether it was by another run of the server than the one before. Then, and if the clock has
+// stepped back, those that were given up before may come late after all: compared with it, they are not the earlier ones.
+func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun bool) {
+	before := s.renewal
+	if before.Mark != 0 && (before.Mark != now.Mark || before.Clock >= now.Clock) {
+		s.mayComeLate(received)
+	}
+	s.renewal, s.last = now, received.After(s.lateUntil)
+	s.sent, s.roundTrip = sent, received.Sub(sent)
+	return before.Mark != now.Mark
+}
+
+// began reports whether a heartbeat was ever answered under this session.
+func (s *session) began() bool { return s.renewal != store.Renewal{} }
+
+// evicted begins another session, which is not registered yet.
+func (s *session) evicted() {
+	s.number, s.registered = store.RandomID(), false
+	s.renewal, s.last, s.lateUntil = store.Renewal{}, false, time.Time{}
+}

@@ -1,0 +1,223 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+// The task table: what the engine does at the database, in which order, and when. The schedule is written once: each task says when it
+// is due; the engine begins the first one that is, and wakes up for the next.
+
+// A task is something that the engine does at the database whenever it is due.
+type task struct {
+	name  string // in the log, as docs/operations.md lists them
+	stage stage
+	due   func(e *engine, now time.Time) time.Time // never: not unless something happens
+	begin func(e *engine, now time.Time) *operation
+
+	traits traits
+}
+
+// The stage is how far a client has come. What belongs to one of its stages goes on in the next ones, from beating on.
+type stage int
+
+const (
+	connecting  stage = iota // there is no connection
+	registering              // there is no session
+	beating                  // no heartbeat has returned yet to which server the connection leads
+	working
+	accepted // the server is accepted
+)
+
+type traits int
+
+const (
+	ownPause  traits = 1 << iota // it sets itself when to try again after a failure
+	batched                      // it does a batch, see fitting
+	untilEnds                    // it is not due once the client ends
+	yields                       // another that is due comes between it and the next time
+)
+
+// tasks in the order of precedence. An announcement comes before the next release, because there may be one after the other for long.
+// Notifications come after the first plan, which gives nothing to the client that has just joined.
+var tasks = []*task{
+	{"connect", connecting, retryDue, beginConnect, ownPause},
+	{"register", registering, retryDue, beginRegister, ownPause | untilEnds},
+	{"look up the newer process", beating, lookUpDue, beginLookUp, 0},
+	{"hold the liveness lock", beating, holdLivenessDue, beginHoldLiveness, 0},
+	{"heartbeat", beating, heartbeatDue, beginHeartbeat, ownPause},
+	{"mark the server", working, markDue, beginMark, 0},
+	{"reject an old server", working, rejectDue, beginReject, 0},
+	{"accept the server", working, acceptDue, beginAccept, 0},
+	{"join", working, joinDue, beginJoin, ownPause | untilEnds | yields},
+	{"read", working, readDue, beginRead, 0},
+	{"announce", working, announceDue, beginAnnounce, 0},
+	{"release", accepted, releaseDue, beginRelease, batched},
+	{"release locks", working, releaseLocksDue, beginReleaseLocks, 0},
+	{"fence", accepted, fenceDue, beginFence, batched},
+	{"listen to locks", working, listenToLocksDue, beginListenToLocks, 0},
+	{"look at locks", working, lookAtLocksDue, beginLookAtLocks, 0},
+	{"set weight", working, weightDue, beginWeight, 0},
+	{"watch liveness", working, watchLivenessDue, beginWatchLiveness, 0},
+	{"evict disconnected sessions", accepted, evictDisconnectedDue, beginEvictDisconnected, 0},
+	{"evict", accepted, evictDue, beginEvict, untilEnds},
+	{"sweep locks", accepted, sweepLocksDue, beginSweepLocks, untilEnds},
+	{"plan", accepted, planDue, beginPlan, 0},
+	{"tidy", accepted, tidyDue, beginTidy, untilEnds},
+	{"listen", working, listenDue, beginListen, untilEnds},
+	{"prepare", working, prepareDue, beginPrepare, untilEnds},
+	{"end the session", working, endDue, beginEnd, 0},
+}
+
+// waitForNotifications is what the connection does while no task is due, and gives way to each.
+var waitForNotifications = &task{name: "wait for notifications", stage: working, begin: beginWait}
+
+// Two instants that tasks are due at. The zero time has always passed.
+var (
+	atOnce time.Time
+	never  = time.Unix(1<<40, 0)
+)
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// atOnceIf is when a task is due that depends on nothing but a condition.
+func atOnceIf(condition bool) time.Time {
+	if condition {
+		return atOnce
+	}
+	return never
+}
+
+// soonest returns what is due first, and when; never: nothing is.
+func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Time) {
+	due = never
+	for x := range all {
+		if t := at(x); t.Before(due) {
+			first, due = x, t
+		}
+	}
+	return first, due
+}
+
+// progress is what is under way, and what rests after a failure.
+type progress struct {
+	running *operation
+	last    *task       // that was begun
+	results chan func() // what the operation that ended hands back
+
+	// A task that failed rests, and no other with it: what cannot be done now keeps nothing else from being done.
+	rests map[*task]rest
+
+	logged map[string]map[string]bool // by task, since it last succeeded: the kinds of errors that were logged
+}
+
+// rest is the time that a task rests after it failed; with each failure twice as long.
+type rest struct {
+	length time.Duration
+	until  time.Time
+}
+
+func newProgress() progress {
+	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), logged: make(map[string]map[string]bool)}
+}
+
+const (
+	retryMin = 50 * time.Millisecond
+	// How soon something is tried again that an open guarded transaction was in the way of.
+	busyRetry = 50 * time.Millisecond
+
+	minBatch = 64
+	maxBatch = 8192
+)
+
+// succeeded notes that a task did.
+func (p *progress) succeeded(t *task) {
+	delete(p.logged, t.name)
+	delete(p.rests, t)
+}
+
+// failed makes a task rest, at most so long.
+func (p *progress) failed(t *task, most time.Duration) {
+	length := min(max(2*p.rests[t].length, retryMin), most)
+	p.rests[t] = rest{length, time.Now().Add(length)}
+}
+
+// log logs each kind of error once until the task succeeds.
+func (p *progress) log(log *slog.Logger, t *task, err error) {
+	name, kind := t.name, kindOf(err)
+	if p.logged[name][kind] {
+		return
+	}
+	if p.logged[name] == nil {
+		p.logged[name] = make(map[string]bool)
+	}
+	p.logged[name][kind] = true
+	log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
+}
+
+// kindOf is what an error says, without the numbers: a new local port at each attempt makes no new error.
+func kindOf(err error) string {
+	return strings.Map(func(r rune) rune {
+		if '0' <= r && r <= '9' {
+			return -1
+		}
+		return r
+	}, err.Error())
+}
+
+// idle reports whether no task is under way.
+func (p *progress) idle() bool { return p.running == nil || p.running.task == waitForNotifications }
+
+// fitting is the next batch after one that took so long: it makes batches fit the limit of a statement, which is short if the TTL is.
+func fitting(batch, most int, took, limit time.Duration, ended error) int {
+	switch {
+	case errors.Is(ended, context.DeadlineExceeded):
+		return max(batch/4, minBatch)
+	case took < limit/4:
+		return min(2*batch, most)
+	}
+	return batch
+}
+
+// An operation runs statements, apart from the goroutine that owns the state. That goroutine runs the function that call returns. The
+// function's argument says why the context of call ended; nil: it did not.
+type operation struct {
+	task   *task
+	limit  time.Duration
+	call   func(context.Context, Conn) func(error) error
+	cancel context.CancelFunc
+}
+
+// ask is the operation that sends a statement. Its error is that of the statement, whatever take does about it.
+func ask[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
+	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
+		answer, err := send(ctx, c)
+		return func(error) error {
+			take(answer, err)
+			return err
+		}
+	}}
+}
+
+// tell is ask for a statement that has no answer.
+func tell(limit time.Duration, send func(context.Context, Conn) error, take func(error)) *operation {
+	return ask(limit,
+		func(ctx context.Context, c Conn) (struct{}, error) { return struct{}{}, send(ctx, c) },
+		func(_ struct{}, err error) { take(err) })
+}

@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/pgleases/pgleases/internal/owned"
+)
+
+// trust is until when the client may act as the owner of what it shows.
+type trust struct {
+	validity  *owned.Validity // nil: there is no trust
+	wallLimit time.Time       // the trust deadline on the wall clock, which also runs while a machine sleeps
+}
+
+// held reports whether there is trust. Its deadline may have passed: see over.
+func (t *trust) held() bool { return t.validity != nil }
+
+// over reports whether the deadline of the trust has passed, or a reader has seen it pass.
+func (t *trust) over(now time.Time) bool {
+	return t.held() && (t.validity.Over() || !now.Round(0).Before(t.wallLimit))
+}
+
+// ends is the trust deadline, at once if a reader has seen it pass.
+func (t *trust) ends() time.Time {
+	switch {
+	case !t.held():
+		return never
+	case t.validity.Over():
+		return atOnce
+	}
+	return t.validity.Deadline()
+}
+
+// earn notes what a heartbeat earned that was sent at that moment, and reports whether that has not passed yet.
+func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
+	wallLimit := sent.Round(0).Add(trusts)
+	if now.Sub(sent) >= trusts || !now.Round(0).Before(wallLimit) {
+		return false
+	}
+	t.wallLimit = wallLimit
+	return true
+}
+
+// begin begins a trust that lasts so long from that moment on. While, if fast failover is on, readers read only while the client allows it.
+func (t *trust) begin(sent time.Time, trusts time.Duration, fastFailover bool) {
+	t.validity = owned.Valid(sent, trusts)
+	if fastFailover {
+		t.validity = owned.ValidWhileAllowed(sent, trusts)
+	}
+}
+
+// end ends it for all readers.
+func (t *trust) end() {
+	t.validity.End()
+	t.validity = nil
+}

@@ -1,0 +1,485 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/store"
+
+	"github.com/pgleases/pgleases/internal/fakestore"
+)
+
+// The engine wakes up for each thing that becomes due by itself. Here heartbeats are minutes apart and no notification arrives: what
+// the engine does not wake up for comes minutes late.
+
+// rare are the options of a client that heartbeats every five minutes, and is not woken by the database.
+var rare = []Option{WithTTL(10 * time.Minute), WithHeartbeat(5 * time.Minute), WithPolling()}
+
+// soon is what the statements of a simulated database may take, together, with the spread of their times.
+const soon = 300 * time.Millisecond
+
+// failing has a statement of a client fail the first times.
+func (w *world) failing(p *proc, op string, times int, f fault) {
+	w.inject(func(client, called string) (fault, bool) {
+		if called != op || client != p.name || times == 0 {
+			return fault{}, false
+		}
+		times--
+		return f, true
+	})
+}
+
+// patiently is a context for calls that take moments, unless the engine sleeps.
+func patiently(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// alone opens a client with rare heartbeats that owns the two partitions of a lease.
+func (w *world) alone(opts ...LeaseOption) (*proc, *Lease) {
+	w.t.Helper()
+	p := w.start("a", rare...)
+	l := p.mustJoin("x", 2, opts...)
+	w.within(2*time.Second, "it owns all", func() bool { return shows(l) == "0-1" })
+	return p, l
+}
+
+func TestTheEngineWakesUpForThePlanThatAJoinAskedFor(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.alone()
+		b := w.start("b", rare...) // a plan was made a moment ago: the next one is due a second after it
+		b.mustJoin("x", 2)
+		w.within(2*time.Second, "the join is planned", func() bool {
+			_, meant := w.owns("b", "x")
+			return meant > 0
+		})
+	})
+}
+
+func TestTheEngineWakesUpForAHandOverAfterItsDelay(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const delay = 3 * time.Second
+		_, l := w.alone(WithHandoffDelay(delay))
+		w.start("b", rare...).mustJoin("x", 2)
+		w.within(3*time.Second, "the join is planned", func() bool { return w.count("apply") >= 2 })
+		l.Values()
+		w.ok(l.SetWeight(patiently(w.t), 0))
+		w.within(2*time.Second, "it drains", func() bool { return shows(l) == "-" })
+		took := w.within(time.Minute, "it is handed over", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+		if took < delay-soon || took > delay+soon {
+			w.failf("handed over after %v, not %v", took, delay)
+		}
+	})
+}
+
+func TestTheEngineWakesUpToReleaseWhatAGuardWasInTheWayOf(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		o, _ := l.Partition(0)
+		end, ok := w.db.Guard("x", 0, o.Epoch)
+		if !ok {
+			w.t.Fatal("the guard does not pass")
+		}
+		closed := make(chan error, 1)
+		go func() { closed <- p.c.Close(context.Background()) }()
+		time.Sleep(2 * time.Second)
+		end()
+		w.within(soon, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+		w.ok(<-closed)
+	})
+}
+
+func TestTheEngineWakesUpToTryAgain(t *testing.T) {
+	goneWith := func(w *world, p *proc) { // the heartbeat of the next connection finds that the session is gone
+		w.evict("a")
+		w.breakConns(p)
+	}
+	for op, c := range map[string]struct {
+		times int
+		err   error
+		lose  func(w *world, p *proc)
+		most  time.Duration
+	}{
+		"connect":  {3, errBroken, (*world).breakConns, time.Second},
+		"register": {3, errLocked, goneWith, time.Second},
+		"join":     {2, errLocked, goneWith, time.Second},
+		"weight":   {2, errLocked, func(*world, *proc) {}, 3*engine.RetryMin + soon},
+	} {
+		t.Run(op, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p, l := w.alone()
+				w.failing(p, op, c.times, fault{err: c.err})
+				c.lose(w, p)
+				began := time.Now()
+				w.ok(l.SetWeight(patiently(w.t), 2))
+				if took := time.Since(began); took > c.most {
+					w.failf("the weight was set after %v", took)
+				}
+			})
+		})
+	}
+}
+
+func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, l := w.alone()
+		const ttl = time.Second
+		b := w.start("b", WithTTL(ttl), WithPolling())
+		lb := b.mustJoin("x", 2)
+		w.within(10*time.Minute, "each owns one", func() bool { return shows(l) != "0-1" && shows(lb) != "-" }) // at the heartbeat of a
+		time.Sleep(10 * time.Second)
+		b.set(func(p *proc) { p.killed = true })
+		w.breakConns(b)
+		w.within(ttl+soon, "the dead one's partition is taken over", func() bool { return shows(l) == "0-1" })
+	})
+}
+
+func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
+	// After a failure it tries again after a quarter of its heartbeat.
+	for failures, want := range []time.Duration{10 * time.Minute, 10*time.Minute + 75*time.Second} {
+		t.Run(fmt.Sprint(failures, " failures"), func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				p, _ := w.alone()
+				time.Sleep(11 * time.Minute) // it has watched the clock for longer than its TTL, on the server that goes
+				w.promote(0, false)
+				before := w.count("heartbeat")
+				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.count("heartbeat") > before })
+				w.failing(p, "settle", failures, fault{err: errLocked})
+				took := w.within(20*time.Minute, "settled", w.settled)
+				if took < want-soon || took > want+soon {
+					w.failf("settled after %v of watching, not %v", took, want)
+				}
+			})
+		})
+	}
+}
+
+func TestTheEngineWakesUpAtTheTrustDeadline(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		partition, _ := l.Partition(0)
+		deadline := l.TrustDeadline()
+		p.set(func(p *proc) { p.cut = true })
+		<-partition.Context().Done()
+		if late := time.Since(deadline); late < 0 || late > 10*time.Millisecond {
+			w.failf("the context ended %v after the trust deadline", late)
+		}
+		p.set(func(p *proc) { p.cut = false })
+	})
+}
+
+func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const timeout = 7 * time.Second
+		_, l := w.alone(WithDrainTimeout(timeout))
+		hold := l.Hold(context.Background())
+		defer hold.Release()
+		began := time.Now()
+		w.ok(l.SetWeight(patiently(w.t), 0))
+		w.start("b", rare...).mustJoin("x", 2)
+		<-hold.Context().Done()
+		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(context.Cause(hold.Context()), ErrDrainTimeout) {
+			w.failf("the hold ended after %v: %v", took, context.Cause(hold.Context()))
+		}
+	})
+}
+
+func TestTheEngineWakesUpToWarnOfAHandOverThatWaits(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		hold := l.Hold(context.Background())
+		defer hold.Release()
+		closed := make(chan error, 1)
+		go func() { closed <- p.c.Close(context.Background()) }()
+		for _, after := range []time.Duration{30 * time.Second, 30 * time.Second} { // 30 s, then twice as long
+			took := w.within(time.Hour, "it warns", func() bool { return w.logged("handoff waits for work") > 0 })
+			if took < after-soon || took > after+soon {
+				w.failf("it warned after %v, not %v", took, after)
+			}
+		}
+		hold.Release()
+		w.ok(<-closed)
+	})
+}
+
+func TestWorkThatGoesOnAfterTheEndOfRunsContextIsToldAndEndsWithTheDrainTimeout(t *testing.T) {
+	inWorld(t, func(w *world) {
+		_, l := w.alone(WithDrainTimeout(45 * time.Second))
+		ctx, cancel := context.WithCancel(context.Background())
+		begun, ended := make(chan struct{}, 1), make(chan error, 1)
+		go func() {
+			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
+				if p.Number == 0 {
+					begun <- struct{}{}
+					<-p.Context().Done()
+				}
+				return context.Cause(p.Context())
+			})
+		}()
+		<-begun
+		cancel()
+		if took := w.within(time.Hour, "it warns", func() bool { return w.logged("Run waits for work lease=x partitions=0 for=30s") > 0 }); took < engine.WarnAfter-soon || took > engine.WarnAfter+soon {
+			w.failf("it warned after %v, not %v", took, engine.WarnAfter)
+		}
+		began := time.Now()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			w.failf("Run: %v", err)
+		}
+		if took := time.Since(began); took < 15*time.Second-soon || took > 15*time.Second+soon {
+			w.failf("it ended %v after the warning, not 15 s", took)
+		}
+		w.within(time.Minute, "what ended is owned again", func() bool { return len(l.Values()) == 2 })
+	})
+}
+
+func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, _ := w.alone()
+		w.inject(func(string, string) (fault, bool) { return fault{before: time.Hour}, true })
+		began := time.Now()
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := p.c.Close(ctx); err == nil {
+			w.t.Error("Close told nothing of what it left")
+		}
+		if took := time.Since(began); took < engine.CloseGrace || took > engine.CloseGrace+soon {
+			w.failf("Close took %v, not %v", took, engine.CloseGrace)
+		}
+		w.inject(nil)
+	})
+}
+
+// A round trip that took long once leaves the database's clock known to within that time, for as long as the watch lasts.
+func TestAnEvictionComesAlsoWhereTheClockIsKnownLessWellThanHeartbeatsAreApart(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a := w.start("a", WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond), WithPolling())
+		la := a.mustJoin("x", 2)
+		time.Sleep(time.Second)
+		w.failing(a, "heartbeat", 1, fault{after: 700 * time.Millisecond})
+		const ttl = 2 * time.Second
+		b := w.start("b", WithTTL(ttl), WithPolling())
+		lb := b.mustJoin("x", 2)
+		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+		b.set(func(p *proc) { p.killed = true })
+		w.breakConns(b)
+		w.within(ttl+2*time.Second, "the dead one's partition is taken over", func() bool { return len(la.Values()) == 2 })
+	})
+}
+
+// owns returns how many partitions of a lease a client owns in the database, and how many are meant for it.
+func (w *world) owns(id, lease string) (owned, meant int) {
+	w.db.Look(func(t *fakestore.Tables, _ int64) {
+		session := sessionOf(t, id)
+		for _, row := range t.Partitions[lease] {
+			if row.Owner == session {
+				owned++
+			}
+			if row.Target == session {
+				meant++
+			}
+		}
+	})
+	return owned, meant
+}
+
+// evict takes a client's session away, as another client does that found it expired.
+func (w *world) evict(id string) {
+	w.db.Edit(func(t *fakestore.Tables, _ int64) {
+		session := sessionOf(t, id)
+		delete(t.Clients, session)
+		maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Session == session })
+	})
+}
+
+// logged returns how often clients have logged that since the last call.
+func (w *world) logged(what string) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, line := range w.events {
+		if strings.Contains(line, what) {
+			n++
+		}
+	}
+	if n > 0 {
+		w.events = nil
+	}
+	return n
+}
+
+func TestAJoinThatCannotBeNowKeepsNothingElseFromBeingDone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
+		la := a.mustJoin("x", 2, WithHandoffDelay(0))
+		w.within(5*time.Second, "a owns all", func() bool { return shows(la) == "0-1" })
+		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join waits for it in vain
+			return fault{before: 500 * time.Millisecond, err: errLocked}, client == a.name && op == "join"
+		})
+		ctx, giveUp := context.WithCancel(context.Background())
+		defer giveUp()
+		go func() { _, _ = a.c.Lease(ctx, "locked", 4) }()
+		time.Sleep(20 * time.Second)
+		lb := b.mustJoin("x", 2, WithHandoffDelay(0))
+		// At its next heartbeat a is asked, 2 s later at most; at its next one b sees what it got.
+		w.within(5*time.Second, "b has its share", func() bool { return len(lb.Values()) == 1 })
+	})
+}
+
+func TestJoinsOneAfterTheOtherKeepNothingElseFromBeingDone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		c, p := w.start("c"), w.start("a")
+		l := p.mustJoin("x", 8)
+		w.shares([]*Lease{l}, 8)
+		ctx, cancel := context.WithCancel(context.Background())
+		var joining sync.WaitGroup
+		for _, name := range []string{"y", "z", "u", "v"} {
+			c.mustJoin(name, 1)
+			joining.Go(func() {
+				for ctx.Err() == nil {
+					_, _ = p.c.Lease(ctx, name, 2) // it is refused
+				}
+			})
+		}
+		w.shares([]*Lease{l, w.start("b").mustJoin("x", 8)}, 4, 4)
+		cancel()
+		joining.Wait()
+	})
+}
+
+func TestALeaseWhoseJoinWasGivenUpWhileItWasMadeCanBeJoinedAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p := w.start("a")
+		w.ok(p.engine().JoinAbandoned("x", 4))
+		if _, err := p.c.Lease(patiently(w.t), "x", 4); err != nil {
+			w.failf("joining it again: %v", err)
+		}
+	})
+}
+
+func TestSetWeightIsAnsweredOnceAlsoWhereTheLeaseIsLeftDuringTheNextJoin(t *testing.T) {
+	inWorld(t, func(w *world) {
+		p, l := w.alone()
+		w.failing(p, "join", 1, fault{before: 2 * time.Second})
+		w.evict("a")
+		w.breakConns(p)
+		weighed := make(chan error, 1)
+		go func() { weighed <- l.SetWeight(patiently(w.t), 3) }()
+		time.Sleep(time.Second) // the join of the next session is under way, with the weight
+		if err := l.Leave(patiently(w.t)); err != nil {
+			w.failf("leave: %v", err)
+		}
+		if err := <-weighed; !errors.Is(err, ErrClosed) {
+			w.failf("SetWeight: %v", err)
+		}
+	})
+}
+
+// The first process registers, and its answer is lost. One of another program registers before the first one tries again.
+func TestAnOpeningWhoseAnswerWasLostIsNewerThanAProcessThatCameMeanwhile(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var attempts atomic.Int32
+		w.inject(func(_, op string) (fault, bool) {
+			if op != "register" || attempts.Add(1) > 1 {
+				return fault{}, false
+			}
+			return fault{after: time.Second, err: errLocked, applied: true}, true
+		})
+		go func() {
+			time.Sleep(500 * time.Millisecond)
+			other, err := w.db.Connect()
+			if err == nil {
+				_, _, err = other.Register(context.Background(), store.Registration{Session: store.RandomID(), ID: "a", Process: store.RandomID(), TTL: time.Second})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}()
+		p := w.start("a")
+		if n := attempts.Load(); n != 2 {
+			t.Errorf("it registered in %d attempts, not 2", n)
+		}
+		l := p.mustJoin("x", 1)
+		w.within(10*time.Second, "it owns all", func() bool { return shows(l) == "0" })
+		time.Sleep(time.Minute)
+		if err := p.c.Err(); err != nil {
+			t.Errorf("it ended: %v", err)
+		}
+	})
+}
+
+// Each check takes a while, in which one client of twenty has its heartbeat, and hears that the check is due.
+func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
+	inWorld(t, func(w *world) {
+		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
+		w.blind = true
+		w.inject(func(_, op string) (fault, bool) {
+			return fault{after: w.span(0, 100*time.Millisecond)}, op == "heartbeat"
+		})
+		procs := make([]*proc, clients)
+		for i := range procs {
+			procs[i] = w.start(fmt.Sprint("c", i), WithTTL(ttl), WithPolling())
+		}
+		procs[0].mustJoin("x", 1)
+		time.Sleep(2 * ttl) // they know how many they are
+		beats, evictions, checks := w.count("heartbeat"), w.count("evict"), w.count("check")
+		time.Sleep(calm)
+		beats, evictions, checks = w.count("heartbeat")-beats, w.count("evict")-evictions, w.count("check")-checks
+		if due := int(clients * calm / (ttl / 3)); float64(beats) > 1.08*float64(due) {
+			w.failf("%d heartbeats, of which %d were due", beats, due)
+		}
+		if checks < int(calm/ttl) || evictions > checks*(engine.Lookers+engine.Lookers/4) {
+			w.failf("%d checks in %v, and %d clients that tried to make one", checks, calm, evictions)
+		}
+		w.inject(nil)
+		heir := procs[1].mustJoin("x", 1)
+		procs[0].kill()
+		w.within(ttl+ttl/3+time.Second, "the dead one's partition is taken over", func() bool { return len(heir.Values()) == 1 })
+	})
+}
+
+func TestWhoHasJoinedReadsNothingBeforeThePlan(t *testing.T) {
+	inWorld(t, func(w *world) {
+		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
+		b := w.start("b", rare...)
+		var reads atomic.Int32
+		w.inject(func(client, op string) (fault, bool) {
+			if client == b.name && op == "read" {
+				reads.Add(1)
+			}
+			return fault{}, false
+		})
+		l := b.mustJoin("x", 2) // too soon after the plan before to claim one
+		w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 2 })
+		if n := reads.Load(); n != 1 {
+			t.Errorf("%d reads", n)
+		}
+	})
+}
+
+// The first join is applied, its answer is lost, and another client plans before the second.
+func TestWhoJoinsAgainReadsAtOnceWhatItWasGivenMeanwhile(t *testing.T) {
+	inWorld(t, func(w *world) {
+		b := w.start("b", rare...)
+		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond}) // until the plan of the other, and not for long after it
+		var l *Lease
+		done := make(chan struct{})
+		go func() { l = b.join(context.Background(), "x", 2); close(done) }()
+		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
+		<-done
+		if l == nil {
+			t.Fatal("it has not joined")
+		}
+		if took := w.within(time.Minute, "it owns all", func() bool { return len(l.Values()) == 2 }); took > 50*time.Millisecond { // the next plan is due in 100
+			t.Errorf("after %v", took)
+		}
+	})
+}

@@ -1,0 +1,351 @@
+package locks
+
+import (
+	"cmp"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+// Stand publishes how the client stands.
+func (s *Session) Stand(now Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.standing = now
+}
+
+// Heard takes a heartbeat that was answered.
+func (s *Session) Heard(now Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lookAt = time.Time{}
+	s.standing = now                        // before the answer, after which callers go by it
+	if s.beat != nil && now.Run.Mark != 0 { // else the next heartbeat returns another run
+		close(s.beat)
+		s.beat = nil
+	}
+	for _, of := range s.at[waiting] {
+		of.noticed = false
+	}
+}
+
+// NextBeat returns a channel that is closed at the next heartbeat that is answered: one for all,
+// because many come and give up while no heartbeat is answered.
+func (s *Session) NextBeat() <-chan struct{} {
+	if s.beat == nil {
+		s.beat = make(chan struct{})
+	}
+	return s.beat
+}
+
+// Lose ends what is held. Nothing else is done: its holder may be at work still, and the row keeps
+// others from it until it is released, or the session is evicted.
+func (s *Session) Lose(cause error, now Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.standing = now
+	s.endHeld(cause, func(*acquired) bool { return true })
+}
+
+// endHeld ends some of what is held. The caller has mu.
+func (s *Session) endHeld(cause error, which func(*acquired) bool) {
+	var names []string
+	for _, of := range s.at[held] {
+		if which(of) {
+			s.put(of, lost)
+			of.end(cause, true)
+			names = append(names, of.Name)
+		}
+	}
+	if len(names) > 0 {
+		slices.Sort(names)
+		s.config.Log.Warn("pgleases: locks lost", slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Any("cause", cause))
+	}
+}
+
+// LoseSession takes the news that the session is gone, and all that the database had of it.
+func (s *Session) LoseSession(now Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.of {
+		if of.stage == waiting {
+			of.granted <- grant{}
+		}
+		s.remove(of, false)
+	}
+	s.used.Store(false)
+	s.toConfirm = false
+	s.standing = now
+}
+
+// AskToEnd asks for the end of the work under locks when the client ends. They stay until they are released.
+func (s *Session) AskToEnd(reason error, now Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.standing = now
+	for _, of := range s.of {
+		switch of.stage {
+		case held:
+			of.end(reason, false)
+		case waiting:
+			of.granted <- grant{err: reason}
+			s.toRelease(of.Acquisition, nil)
+		}
+	}
+}
+
+// Finish ends what is held still, and returns the names.
+func (s *Session) Finish(reason error) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for _, of := range s.at[lost] {
+		names = append(names, of.Name)
+	}
+	for _, of := range s.at[held] {
+		names = append(names, of.Name)
+		of.end(reason, true)
+	}
+	slices.Sort(names)
+	s.standing.Ending = reason
+	close(s.ended)
+	return names
+}
+
+// any reports whether there is an acquisition in one of the stages.
+func (s *Session) any(stages ...stage) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(stages, func(stage stage) bool { return len(s.at[stage]) > 0 })
+}
+
+// Holds reports whether a lock is held.
+func (s *Session) Holds() bool { return s.any(held) }
+
+// Releases reports whether a lock is to be given back.
+func (s *Session) Releases() bool { return s.any(releasing) }
+
+// Remain reports whether the session holds or awaits locks in the database, as far as is known. What
+// was sent and not answered finds the session gone, or is a row of an expired session.
+func (s *Session) Remain() bool { return s.any(waiting, held, lost, releasing) }
+
+// Notified takes the nonces that notifications have named. They are hints: anybody can send one. So
+// each makes the client look at most once between two heartbeats.
+func (s *Session) Notified(nonces []int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, nonce := range nonces {
+		if of := s.at[waiting][nonce]; of != nil && !of.noticed {
+			of.noticed = true
+			s.lookAt = time.Time{}
+		}
+	}
+}
+
+// ToListen reports whether this connection is to listen to the session's channel.
+func (s *Session) ToListen(session int64) bool { return s.listened != session && s.any(waiting) }
+
+// Listened notes that the connection listens to a session's channel.
+func (s *Session) Listened(session int64) {
+	s.listened = session
+	s.LookNow() // at what was granted before it listened
+}
+
+// Disconnected notes that the connection is gone.
+func (s *Session) Disconnected() { s.listened = 0 }
+
+// LookNow makes a look due.
+func (s *Session) LookNow() { s.lookAfter(time.Time{}) }
+
+func (s *Session) lookAfter(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lookAt = at
+}
+
+// ToConfirm notes another server incarnation. It has something to confirm also if nothing is held: a crash may have undone releases.
+func (s *Session) ToConfirm() { s.toConfirm = s.used.Load() }
+
+// Confirms reports whether another server incarnation has something to confirm.
+func (s *Session) Confirms() bool { return s.toConfirm }
+
+// LookDue is when to look at what waits, and at what is to be confirmed.
+func (s *Session) LookDue() time.Time {
+	if !s.toConfirm && !s.any(waiting) {
+		return never
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lookAt
+}
+
+// A Look is what the client asks the database about.
+type Look struct {
+	Nonces  []int64
+	Confirm bool // all of the session's
+	waiting map[int64]*acquired
+	held    map[int64]*acquired
+}
+
+// BeginLook returns what to look at.
+func (s *Session) BeginLook() *Look {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	look := &Look{Confirm: s.toConfirm, waiting: maps.Clone(s.at[waiting])}
+	look.Nonces = slices.Collect(maps.Keys(look.waiting))
+	if look.Confirm { // its answer has all of the session's
+		look.held = maps.Clone(s.at[held])
+	}
+	s.lookAt = never
+	return look
+}
+
+// Confirm takes what another server incarnation has of the session: what it does not have is lost,
+// and what this client does not know of was released, and not kept.
+func (s *Session) Confirm(look *Look, found []store.FoundLock, session int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	tokens := tokensOf(found)
+	for _, f := range found {
+		if s.of[f.Nonce] == nil {
+			s.put(&acquired{Acquisition: &Acquisition{Name: f.Name, Nonce: f.Nonce, Session: session}}, releasing)
+		}
+	}
+	s.endHeld(fmt.Errorf("%w: the server does not confirm it", s.config.TrustLost), func(of *acquired) bool {
+		return look.held[of.Nonce] == of && tokens[of.Nonce] != of.token
+	})
+	s.toConfirm = false
+}
+
+// Grant takes what the database has of the acquisitions that wait. While another server incarnation
+// has something to confirm, they wait on: the client looks at them again then.
+func (s *Session) Grant(look *Look, found []store.FoundLock, now Standing) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.standing = now
+	if now.Validity == nil || now.Confirmed != now.Run.Unmarked() {
+		return
+	}
+	tokens := tokensOf(found)
+	for nonce, of := range look.waiting {
+		if token, exists := tokens[nonce]; s.at[waiting][nonce] == of && (!exists || token > 0) {
+			s.grant(of, token)
+		}
+	}
+}
+
+func tokensOf(found []store.FoundLock) map[int64]int64 {
+	tokens := make(map[int64]int64, len(found))
+	for _, f := range found {
+		tokens[f.Nonce] = f.Token
+	}
+	return tokens
+}
+
+// grant answers the caller that waits. From there on it is as if the answer to an acquisition had come at once. The caller has mu.
+func (s *Session) grant(of *acquired, token int64) {
+	if token == 0 { // its row was deleted
+		s.remove(of, false)
+	} else {
+		s.renew(of)
+		if !of.Twice {
+			of.Latest = 0
+		}
+		s.put(of, sent)
+	}
+	of.granted <- grant{token: token}
+}
+
+// ReleaseDue is when to give back what no one holds.
+func (s *Session) ReleaseDue() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	due := never
+	for _, of := range s.at[releasing] {
+		if of.tryAt.Before(due) {
+			due = of.tryAt
+		}
+	}
+	return due
+}
+
+// A Release is what one statement gives back.
+type Release struct {
+	Rows []store.LockRelease
+	of   []*acquired // by row
+}
+
+// BeginRelease returns what to give back, those first that have waited longest.
+func (s *Session) BeginRelease(now time.Time, ending bool) Release {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var r Release
+	for _, of := range s.at[releasing] {
+		if !of.tryAt.After(now) {
+			r.of = append(r.of, of)
+		}
+	}
+	slices.SortFunc(r.of, func(a, b *acquired) int { return cmp.Or(a.tryAt.Compare(b.tryAt), cmp.Compare(a.Nonce, b.Nonce)) })
+	r.of = r.of[:min(len(r.of), s.batch)]
+	for _, of := range r.of {
+		row := store.LockRelease{Name: of.Name, Nonce: of.Nonce, Latest: of.Latest}
+		if ending || len(of.released) > 0 {
+			row.Latest = 0 // the session ends, and what arrives late finds it gone; or the holder waits for this
+		}
+		r.Rows = append(r.Rows, row)
+	}
+	return r
+}
+
+// retry is how soon something is tried again that another's mutex was in the way of.
+const retry = 50 * time.Millisecond
+
+// Released takes what became of it. It reports whether it was the server that the client knows.
+func (s *Session) Released(r Release, answer store.LocksReleased, err error, now time.Time) (sameRun bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range r.of {
+		of.tryAt = now.Add(retry)
+		if of.Latest > 0 {
+			of.tryAt = now.Add(max(retry, s.config.Heartbeat/4))
+		}
+	}
+	if err != nil {
+		if store.LockTimeout(err) {
+			s.batch = 1
+		}
+		return true
+	}
+	s.batch = maxBatch
+	if !answer.SameRun {
+		return false
+	}
+	for i, of := range r.of {
+		found, absent := slices.Contains(answer.Released, of.Nonce), slices.Contains(answer.Absent, of.Nonce)
+		switch {
+		case s.of[of.Nonce] != of:
+		case found, absent && r.Rows[i].Latest == 0:
+			s.givenBack(of, found)
+		case absent:
+			s.remove(of, false)
+		}
+	}
+	return true
+}
+
+// SweepDue is when to remove what expired sessions held and awaited.
+func (s *Session) SweepDue() time.Time { return s.sweepAt }
+
+// SweepNow makes a sweep due.
+func (s *Session) SweepNow() { s.sweepAt = time.Time{} }
+
+// Swept takes what became of a sweep. If it is not done, a guarded transaction is open, or another has the mutex.
+func (s *Session) Swept(done bool, now time.Time) {
+	if s.sweepAt = never; !done {
+		s.sweepAt = now.Add(max(retry, s.config.Heartbeat/4))
+	}
+}

@@ -1,0 +1,87 @@
+package pgleases
+
+import "github.com/pgleases/pgleases/internal/store"
+
+// replan makes a plan of what was read, and returns what it changes: targets of partitions whose owner lives, and
+// partitions without a living owner, which go to their target whether or not that stays the same.
+func replan(read []store.LeasePlan) []store.Move {
+	leases := make([]planLease, len(read))
+	sessions := make([][]int64, len(read)) // by member of the plan
+	living := make([]map[int64]int32, len(read))
+	for i, r := range read {
+		leases[i], sessions[i], living[i] = planLeaseOf(r)
+	}
+	var moves []store.Move
+	for i, targets := range plan(leases) {
+		for partition, member := range targets {
+			var target int64
+			if member >= 0 {
+				target = sessions[i][member]
+			}
+			owner := read[i].Owners[partition]
+			_, kept := living[i][owner]
+			if kept && read[i].Targets[partition] != target || !kept && (owner != 0 || target != 0) {
+				moves = append(moves, store.Move{Lease: read[i].Name, Partition: partition, Target: target})
+			}
+		}
+	}
+	return moves
+}
+
+// planLeaseOf shows the planner one member per client ID, its highest incarnation, and every partition as with the client ID
+// that it is meant for. It also returns the session of each member, and the member of each living session.
+func planLeaseOf(r store.LeasePlan) (planLease, []int64, map[int64]int32) {
+	var lease planLease
+	var sessions []int64
+	var cordoned []bool
+	members := make(map[string]int32, len(r.Members)) // by client ID
+	living := make(map[int64]int32, len(r.Members))   // by session
+	for _, m := range r.Members {                     // the highest incarnation of an ID comes last
+		i, known := members[m.ID]
+		if !known {
+			i = int32(len(sessions))
+			members[m.ID] = i
+			lease.members = append(lease.members, planMember{})
+			sessions, cordoned = append(sessions, 0), append(cordoned, false)
+		}
+		weight := m.Weight
+		if r.Paused || m.Drained || m.Incarnation < 0 {
+			weight = 0
+		}
+		lease.members[i], sessions[i] = planMember{m.ID, weight}, m.Session
+		cordoned[i] = m.Cordoned && weight > 0
+		living[m.Session] = i
+	}
+	lease.current = make([]int32, len(r.Owners))
+	lease.home = make([]int32, len(r.Owners))
+	for p, owner := range r.Owners {
+		lease.home[p] = memberOf(members, r.HomeIDs[p])
+		if i, ok := living[owner]; ok && r.Frozen && lease.members[i].weight > 0 { // also where it was asked to hand over
+			lease.current[p] = i
+		} else if i, ok := living[r.Targets[p]]; ok {
+			lease.current[p] = i
+		} else if i, ok := living[owner]; ok {
+			lease.current[p] = i
+		} else {
+			lease.current[p] = -1
+			if i, ok := members[r.OwnerIDs[p]]; ok { // it restarted: its own come back
+				lease.home[p] = i
+			}
+		}
+	}
+	pinned := make(map[int]int32, len(r.Pins))
+	for p, id := range r.Pins {
+		if i, ok := members[id]; ok && lease.members[i].weight > 0 {
+			pinned[p] = i
+		}
+	}
+	lease.fix(r.Frozen, cordoned, pinned)
+	return lease, sessions, living
+}
+
+func memberOf(members map[string]int32, id string) int32 {
+	if i, ok := members[id]; ok {
+		return i
+	}
+	return -1
+}

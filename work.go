@@ -1,0 +1,162 @@
+package pgleases
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/ranges"
+)
+
+// A Hold pins the partitions that a client owned when it was taken: none of them is handed over before it is released.
+// All methods are safe for concurrent use.
+type Hold struct{ hold *owned.Hold }
+
+// Hold pins what this client owns now, for a piece of work: take one, work on its Partitions, release it, take the next. A
+// partition that is wanted elsewhere leaves once no open hold contains it. Past the trust deadline, and after the
+// lease ended, the hold is empty. Its context is a child of ctx. Always Release it.
+func (l *Lease) Hold(ctx context.Context) *Hold { return &Hold{l.board.Hold(ctx)} }
+
+// Partitions returns the ownerships that the hold pins, for Guard, by number. The slice is the caller's. See Values where
+// the numbers are enough.
+func (h *Hold) Partitions() []Partition {
+	pinned := h.hold.Owned()
+	partitions := make([]Partition, len(pinned))
+	for i, o := range pinned {
+		partitions[i] = partitionOf(o)
+	}
+	return partitions
+}
+
+// Values returns the numbers of the partitions that the hold pins, ascending. The slice is shared: clone it before writing.
+func (h *Hold) Values() []int { return h.hold.Values() }
+
+// Partition returns the ownership that the hold pins of a partition, and whether there is one.
+func (h *Hold) Partition(partition int) (Partition, bool) {
+	return maybePartition(h.hold.Find(partition))
+}
+
+// Context returns the context for the work: it ends, with the cause, as soon as one of the hold's ownerships does
+// (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted, ErrClosed) or the context given to Lease.Hold, and with Release. A
+// handoff alone does not end it.
+func (h *Hold) Context() context.Context { return h.hold.Context() }
+
+// Release ends the hold. Only the first call does anything.
+func (h *Hold) Release() { h.hold.Release() }
+
+const (
+	runBackoffMin = 100 * time.Millisecond
+	runBackoffMax = 30 * time.Second
+)
+
+// Run calls fn for every partition that the client owns, each in a goroutine of its own, one call per partition at a time.
+// It returns when ctx ends or the lease or client does, after all calls returned, with the cause. A second Run on the
+// lease while one is under way is an error.
+//
+// fn's ctx is canceled when the partition is wanted elsewhere (cause ErrHandover), when the ownership ends, when the client
+// closes, and with ctx: take no new item then. An item in hand may be finished under p.Context(), which ends only with
+// the ownership. The partition leaves when fn has returned. When fn returns nil it is done with this ownership, and is called
+// again only under a new epoch. When it returns an error, that is logged and fn is called again after 100 ms, doubling to
+// 30 s, with jitter; between calls the partition may leave. A panic in fn is not recovered. Client.Close and Lease.Leave wait for fn:
+// one that calls them gives them its ctx, which they end, or waits for itself until theirs ends.
+//
+// A call that does not return when its contexts end is waited for: the partition may be lost and come back meanwhile, and nobody
+// works on it then. That is logged after 30 s, and counted in Stats.Draining. Where ctx ended, WithDrainTimeout bounds how long
+// p.Context() goes on.
+func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
+	if !l.running.CompareAndSwap(false, true) {
+		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.engine.Name)
+	}
+	defer l.running.Store(false)
+
+	begun := make(map[int]*owned.Ownership) // under which fn was last started, by partition
+	busy := make(map[int]bool)
+	finished := make(chan int)
+	defer func() { l.awaitCalls(begun, busy, finished) }()
+	for {
+		s := l.board.Look()
+		if err := l.Err(); err != nil {
+			return fmt.Errorf("pgleases: run lease %q: %w", l.engine.Name, err)
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("pgleases: run lease %q: %w", l.engine.Name, context.Cause(ctx))
+		}
+		for _, o := range s.Owned {
+			if busy[o.Number] || begun[o.Number] == o {
+				continue
+			}
+			busy[o.Number], begun[o.Number] = true, o
+			go func() {
+				l.callback(ctx, o, fn)
+				finished <- o.Number
+			}()
+		}
+		select {
+		case <-s.Changed():
+		case <-ctx.Done():
+		case <-l.board.Closed():
+		case number := <-finished:
+			delete(busy, number)
+		}
+	}
+}
+
+// awaitCalls waits for the calls that go on when Run ends. As in a handoff, they are told of after 30
+// s, and the ownership ends after the drain timeout.
+func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, finished <-chan int) {
+	began, warn, limit := time.Now(), time.NewTimer(engine.WarnAfter), (<-chan time.Time)(nil)
+	defer warn.Stop()
+	if d := l.engine.Options.DrainTimeout; d > 0 {
+		limit = time.After(d)
+	}
+	for len(busy) > 0 {
+		select {
+		case number := <-finished:
+			delete(busy, number)
+		case <-warn.C:
+			lasts := time.Since(began)
+			l.client.options.logger.Warn("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
+				slog.String("partitions", ranges.Short(slices.Sorted(maps.Keys(busy)))), slog.Duration("for", lasts.Round(time.Second)))
+			warn.Reset(lasts)
+		case <-limit:
+			var overdue []*owned.Ownership
+			for number := range busy {
+				overdue = append(overdue, begun[number])
+			}
+			l.engine.EndOverdue(overdue)
+		}
+	}
+}
+
+// callback calls fn until it is done with the ownership, or the ownership with it.
+func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(context.Context, Partition) error) {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	o.StopWith(stop)
+	for backoff := runBackoffMin; ; backoff = min(2*backoff, runBackoffMax) {
+		if !o.Pin() {
+			return
+		}
+		err := fn(ctx, partitionOf(o))
+		o.Unpin()
+		if err == nil || ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+			return
+		}
+		pause := backoff/2 + rand.N(backoff/2+1)
+		l.client.options.logger.LogAttrs(ctx, slog.LevelError, "pgleases: callback failed",
+			slog.String("lease", l.engine.Name), slog.Int("partition", o.Number), slog.Int64("epoch", o.Epoch),
+			slog.Any("error", err), slog.Duration("again_after", pause), slog.Bool("asked_to_end", ctx.Err() != nil))
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
