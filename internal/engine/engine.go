@@ -56,7 +56,7 @@ func newEngine(c *Client, first Conn) *engine {
 	c.Locks = e.locks
 	e.connection.connected(first)
 	e.failover.connected(first, c.wakeUp)
-	e.publishStats()
+	e.client.stats.Store(statsOf(e))
 	return e
 }
 
@@ -90,7 +90,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 			failed = err
 		}
 	}
-	e.publishStats()
+	e.client.stats.Store(statsOf(e))
 	e.locks.Stand(e.standing())
 	return nil
 }
@@ -109,7 +109,7 @@ func (e *engine) run() {
 		}
 		e.locks.Stand(e.standing())
 		wake := e.work(now)
-		e.publishStats()
+		e.client.stats.Store(statsOf(e))
 		timer.Reset(time.Until(wake))
 		select {
 		case f := <-e.client.requests:
@@ -647,7 +647,7 @@ func (e *engine) finish() {
 	if e.connection.conn != nil { // after the ends of all that is owned
 		e.connection.close()
 	}
-	e.publishStats()
+	e.client.stats.Store(statsOf(e))
 	c := e.client
 	c.closeErr, c.err = errors.Join(errs...), e.closing.reason
 	e.log.Info("pgleases: client ended", slog.Any("reason", e.closing.reason))

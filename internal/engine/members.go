@@ -207,32 +207,18 @@ func (ms *members) beginJoin() (*membership, int64) {
 // joined takes the answer to a join. It returns the error that the join is to be tried again for, and whether the session is a member.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
 	ms.underWay, m.retryAt = nil, now
-	if err == nil && join.Alive && !join.Joined {
-		if n := join.Partitions; n == 0 || max(n, -n) == m.lease.Partitions { // it was made or dropped meanwhile
-			if m.ends() {
-				ms.end(m, m.reason)
-			}
-			return false, nil // once more
-		}
+	refused := err == nil && join.Alive && !join.Joined
+	if refused {
 		err = ms.miscounted(join.Partitions, m.lease.Partitions)
 	}
 	switch {
-	case err != nil && m.ends(): // if it was applied anyway, a heartbeat finds a stray
-		ms.end(m, m.reason)
-		return false, err
-	case err != nil && store.Transient(err) && !errors.Is(err, ms.errors.PartitionCount):
-		m.retry = min(max(2*m.retry, retryMin), ms.heartbeat)
-		m.retryAt = now.Add(m.retry + rand.N(retryMin))
-		return false, err
-	case err != nil && m.handles > 0: // it had joined before the session was lost
-		m.retryAt = now.Add(ms.heartbeat)
-		m.refuse(err)
-		return false, fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
 	case err != nil:
-		ms.end(m, err)
+		return false, ms.notJoined(m, err, now)
+	case refused && m.ends():
+		ms.end(m, m.reason)
 		return false, nil
-	case !join.Alive:
-		return false, nil
+	case refused || !join.Alive:
+		return false, nil // once more, in another session if this one is gone
 	}
 	// What a new member is given comes after the plan, which a notification or a heartbeat announces. It may have something if an
 	// earlier join was applied whose answer was lost, or from an earlier membership.
@@ -244,6 +230,25 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	}
 	m.callers = nil
 	return true, nil
+}
+
+// notJoined takes the error of a join. It returns the error that the join is to be tried again for.
+func (ms *members) notJoined(m *membership, err error, now time.Time) error {
+	switch {
+	case m.ends(): // if it was applied anyway, a heartbeat finds a stray
+		ms.end(m, m.reason)
+		return err
+	case store.Transient(err) && !errors.Is(err, ms.errors.PartitionCount):
+		m.retry = min(max(2*m.retry, retryMin), ms.heartbeat)
+		m.retryAt = now.Add(m.retry + rand.N(retryMin))
+		return err
+	case m.handles > 0: // it had joined before the session was lost
+		m.retryAt = now.Add(ms.heartbeat)
+		m.refuse(err)
+		return fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
+	}
+	ms.end(m, err)
+	return nil
 }
 
 // isMember takes the news that the session is a member.
@@ -267,9 +272,12 @@ func (m *membership) isNone() {
 	m.leaveSent, m.toRead = false, false
 }
 
-// miscounted is the error of a join of a lease that has n partitions; negative: it had, and was dropped.
+// miscounted is the error of a join of a lease that has n partitions; negative: it had, and was dropped; nil: it was made or dropped meanwhile.
 func (ms *members) miscounted(n, wanted int) error {
-	if n < 0 {
+	switch {
+	case n == 0 || max(n, -n) == wanted:
+		return nil
+	case n < 0:
 		return fmt.Errorf("%w: it was dropped, and may be made again with %d only for 24 h, not with %d, unless pgleases drop --partitions says so",
 			ms.errors.PartitionCount, -n, wanted)
 	}

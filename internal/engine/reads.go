@@ -110,17 +110,7 @@ func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool)
 		}
 	}
 	for partition, p := range owned {
-		a, outdated := assigned[partition], store.EraOf(p.Epoch) < r.Era
-		if a != nil && a.state == fencing && p.Epoch > a.releaseEpoch() { // had it been released to this client, it would be once more
-			c.fenced[a] = p.Epoch
-		} else if a != nil && p.Epoch != a.releaseEpoch() {
-			if a.state >= draining {
-				c.released = append(c.released, a)
-			} else {
-				c.lost = append(c.lost, a)
-			}
-			a = nil
-		}
+		a, outdated := c.remains(assigned[partition], p.Epoch), store.EraOf(p.Epoch) < r.Era
 		switch {
 		case p.Epoch == 0 || a == nil && !accepted:
 		case a == nil && (p.Moving || outdated || passesOn):
@@ -134,4 +124,20 @@ func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool)
 		}
 	}
 	return c
+}
+
+// remains returns an assignment if the session owns its partition still, as far as the epoch shows that was read; else nil.
+func (c *changes) remains(a *assignment, epoch int64) *assignment {
+	switch {
+	case a == nil || epoch == a.releaseEpoch():
+		return a
+	case a.state == fencing && epoch > a.releaseEpoch(): // had it been released to this client, it would be once more
+		c.fenced[a] = epoch
+		return a
+	case a.state >= draining:
+		c.released = append(c.released, a)
+	default:
+		c.lost = append(c.lost, a)
+	}
+	return nil
 }

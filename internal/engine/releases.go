@@ -212,25 +212,10 @@ type announcement struct {
 // released takes what became of each release: done, busy (a guarded transaction is open), or neither. Then an earlier one, whose answer
 // was lost, had released it: a read returns which partitions the session has. It returns what is to be announced.
 func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
-	type key struct {
-		lease     string
-		partition int
-	}
-	handed := make(map[key]store.Handed, len(answer.Released))
-	for _, h := range answer.Released {
-		handed[key{h.Lease, h.Partition}] = h
-	}
-	busy := make(map[key]bool, len(answer.Busy))
-	for _, b := range answer.Busy {
-		busy[key{b.Lease, b.Partition}] = true
-	}
-	left := make(map[string]bool, len(answer.Left))
-	for _, name := range answer.Left {
-		left[name] = true
-	}
+	handed, busy, left := byPlace(answer)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
 	for _, a := range which {
-		m, k := a.membership, key{a.membership.lease.Name, a.Number}
+		m, k := a.membership, place{a.membership.lease.Name, a.Number}
 		h, done := handed[k]
 		switch {
 		case busy[k]:
@@ -266,6 +251,26 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 		m.serve(gained)
 	}
 	return changed, beat
+}
+
+type place struct {
+	lease     string
+	partition int
+}
+
+// byPlace returns what was released, where a guarded transaction is open, and which leases were left.
+func byPlace(answer store.Released) (handed map[place]store.Handed, busy map[place]bool, left map[string]bool) {
+	handed, busy, left = make(map[place]store.Handed), make(map[place]bool), make(map[string]bool)
+	for _, h := range answer.Released {
+		handed[place{h.Lease, h.Partition}] = h
+	}
+	for _, b := range answer.Busy {
+		busy[place{b.Lease, b.Partition}] = true
+	}
+	for _, name := range answer.Left {
+		left[name] = true
+	}
+	return handed, busy, left
 }
 
 // left takes what became of the leases that were left. It returns those of which the session is no member any more, and whether a

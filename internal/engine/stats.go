@@ -24,7 +24,8 @@ type Stats struct {
 // Losses counts ownerships that ended, by cause.
 type Losses struct{ Handover, TrustLost, DrainTimeout, Closed int64 }
 
-func (e *engine) publishStats() {
+// statsOf returns them.
+func statsOf(e *engine) *Stats {
 	s := &Stats{
 		Validity: e.members.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Draining: len(e.members.draining),
 		Gains: e.members.gains, Losses: e.members.losses, Reconnects: e.reconnects, Listening: e.connection.listening,
@@ -40,5 +41,5 @@ func (e *engine) publishStats() {
 		}
 		s.Owned += len(m.lease.Board.Look().Values)
 	}
-	e.client.stats.Store(s)
+	return s
 }
