@@ -113,7 +113,7 @@ func start(ctx context.Context, first engine.Conn, connect func(context.Context)
 		Schema: o.schema, Log: o.logger, Double: o.double, Connect: connect, Plan: replan,
 		Errors: engine.Errors{
 			Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner, PartitionCount: ErrPartitionCount,
-			Handover: ErrHandover, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
+			Handoff: ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
 		},
 	})
 	if err != nil {

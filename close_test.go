@@ -57,7 +57,7 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 	}
 	if c.Err() != nil {
 		tests.Receive(t, "Done is closed", c.Done())
-		if _, err := c.Lease(t.Context(), l.Name(), l.Partitions()); !errors.Is(err, want) || !errors.Is(c.Err(), want) {
+		if _, err := c.Lease(t.Context(), l.Name(), l.NumPartitions()); !errors.Is(err, want) || !errors.Is(c.Err(), want) {
 			t.Errorf("Lease returned %v and Err %v, not %v", err, c.Err(), want)
 		}
 		if s := c.Stats(); s.Trust != 0 || s.Leases != 0 || s.Owned != 0 || s.Draining != 0 || s.Listening {

@@ -63,7 +63,7 @@
 //
 // By default a handoff waits for Hold and Run as long as they take, and says so in the log after 30 s; [WithDrainTimeout] sets
 // a limit. An ownership ends early, whatever still runs, when trust is lost. [context.Cause] tells why a context
-// ended: [ErrHandover], [ErrTrustLost], [ErrDrainTimeout], [ErrSuperseded], [ErrEvicted], [ErrClosed].
+// ended: [ErrHandoff], [ErrTrustLost], [ErrDrainTimeout], [ErrSuperseded], [ErrEvicted], [ErrClosed].
 //
 // A loop ends with its lease: look at [Lease.Err] before each pass, or wait for [Lease.Done]. A lease ends when it is left, and
 // when its client is closed or superseded. Changed is a closed channel from then on: a loop that waits for it alone would spin.

@@ -31,8 +31,8 @@ var (
 
 // The causes of canceled contexts, for context.Cause.
 var (
-	// ErrHandover cancels the context of a Run callback: the partition is wanted elsewhere. Take no new item.
-	ErrHandover = errors.New("pgleases: partition is handed over")
+	// ErrHandoff cancels the context of a Run callback: the partition is wanted elsewhere. Take no new item.
+	ErrHandoff = errors.New("pgleases: partition is handed over")
 
 	// ErrTrustLost cancels everything that is owned when no heartbeat succeeded in time, or the session was evicted:
 	// another client may own the partition now.

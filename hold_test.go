@@ -34,13 +34,13 @@ func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.Lea
 // untilOwns waits until a lease owns that many partitions, without reading Values.
 func untilOwns(t testing.TB, l *pgleases.Lease, n int) {
 	t.Helper()
-	until(t, fmt.Sprintf("%q owns %d of %d partitions", l.Name(), n, l.Partitions()), func() bool { return len(numbers(l)) == n }, l)
+	until(t, fmt.Sprintf("%q owns %d of %d partitions", l.Name(), n, l.NumPartitions()), func() bool { return len(numbers(l)) == n }, l)
 }
 
 // numbers returns what a lease owns; unlike Values it does not count as reading.
 func numbers(l *pgleases.Lease) []int {
 	var owned []int
-	for n := range l.Partitions() {
+	for n := range l.NumPartitions() {
 		if _, ok := l.Partition(n); ok {
 			owned = append(owned, n)
 		}
@@ -99,7 +99,7 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 	untilOwns(t, b, 2) // though the young one is open
 	tests.OK(t, young.Context().Err())
 	wraps(t, "released, its context ended with", context.Cause(hold.Context()), context.Canceled)
-	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handover: 2}) })
+	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handoff: 2}) })
 }
 
 func TestAHoldsContextIsOfItsParent(t *testing.T) {

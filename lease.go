@@ -23,8 +23,8 @@ type Lease struct {
 // Name returns the lease's name.
 func (l *Lease) Name() string { return l.engine.Name }
 
-// Partitions returns the number of partitions of the lease.
-func (l *Lease) Partitions() int { return l.engine.Partitions }
+// NumPartitions returns the number of partitions of the lease.
+func (l *Lease) NumPartitions() int { return l.engine.Partitions }
 
 // Values returns the partitions that this client owns now, ascending; empty, never nil, if none. It reads the clock:
 // past the trust deadline it is empty at once, whatever the process slept through. It takes nanoseconds, so call it as
@@ -53,7 +53,7 @@ func (l *Lease) Partition(partition int) (Partition, bool) {
 }
 
 // PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8, big-endian, without the sign
-// bit, modulo Partitions. The SQL function partition_for(key, partitions) returns the same.
+// bit, modulo NumPartitions. The SQL function partition_for(key, partitions) returns the same.
 func (l *Lease) PartitionFor(key string) int { return partitionFor(key, l.engine.Partitions) }
 
 // Changed returns a channel that is closed at the next change of what Values and Partition tell, the passing of the trust

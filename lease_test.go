@@ -80,8 +80,8 @@ func TestLeaseAgainReturnsTheSameLease(t *testing.T) {
 			t.Fatal("one client's lease is two")
 		}
 	}
-	if l.Name() != "work" || l.Partitions() != 4 {
-		t.Errorf("it is %q with %d partitions, not work with 4", l.Name(), l.Partitions())
+	if l.Name() != "work" || l.NumPartitions() != 4 {
+		t.Errorf("it is %q with %d partitions, not work with 4", l.Name(), l.NumPartitions())
 	}
 	tests.OK(t, l.SetWeight(t.Context(), 5))
 	if again, err := c.Lease(t.Context(), "work", 4, pgleases.WithDrainTimeout(time.Minute)); again != l {

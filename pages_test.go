@@ -82,7 +82,7 @@ func Example_changingN() {
 	lease, err := join()
 	x.Check(err)
 	x.Check(<-left)
-	fmt.Println(lease.Name(), lease.Partitions())
+	fmt.Println(lease.Name(), lease.NumPartitions())
 	// Output: orders-256 256
 }
 

@@ -30,7 +30,7 @@ func maybePartition(o *owned.Ownership) (Partition, bool) {
 	return partitionOf(o), true
 }
 
-// Context returns the context of this ownership. It ends when the ownership does, with the cause: ErrHandover after a
+// Context returns the context of this ownership. It ends when the ownership does, with the cause: ErrHandoff after a
 // handoff, ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or ErrClosed. While the partition drains, after its owner was asked
 // to hand it over, it goes on. A Partition that was not got from a lease returns a context that has ended.
 func (p Partition) Context() context.Context {

@@ -31,7 +31,7 @@ func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 	run(t, a, func(ctx context.Context, p pgleases.Partition) error {
 		calls <- call{ctx, p}
 		<-ctx.Done()
-		if errors.Is(context.Cause(ctx), pgleases.ErrHandover) {
+		if errors.Is(context.Cause(ctx), pgleases.ErrHandoff) {
 			asked <- call{ctx, p}
 			<-finish[p.Number]
 		}
@@ -74,9 +74,9 @@ func TestAHandOverFirstAsksAndTheOwnershipEndsLater(t *testing.T) {
 		if p := tests.Receive(t, "the new owner begins", began); p.Number != c.p.Number || p.Epoch <= c.p.Epoch {
 			t.Errorf("%v was handed over, the new owner began on %v: not the same, or not under a higher epoch", c.p, p)
 		}
-		wraps(t, "the ownership ended with", ended(t, "the ownership ends", c.p.Context()), pgleases.ErrHandover)
+		wraps(t, "the ownership ended with", ended(t, "the ownership ends", c.p.Context()), pgleases.ErrHandoff)
 	}
-	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handover: 2}) })
+	until(t, "the stats tell of it", func() bool { return ca.Stats().Losses == (pgleases.Losses{Handoff: 2}) })
 }
 
 func TestRunIsCalledAgainOnlyUnderANewEpochAfterNil(t *testing.T) {

@@ -126,8 +126,8 @@ func TestANewProcessUnderTheSameIDTakesOverFromTheOldAndFromNobodyElse(t *testin
 	again := newClient(t, pool, pgleases.WithClientID("a"))
 	b := joined(t, again, "work", 16)
 	for range 8 {
-		if cause := tests.Receive(t, "the callbacks are asked to end", causes); !errors.Is(cause, pgleases.ErrHandover) && !errors.Is(cause, pgleases.ErrSuperseded) {
-			t.Errorf("a callback's context ended with %v, neither %v nor %v", cause, pgleases.ErrHandover, pgleases.ErrSuperseded)
+		if cause := tests.Receive(t, "the callbacks are asked to end", causes); !errors.Is(cause, pgleases.ErrHandoff) && !errors.Is(cause, pgleases.ErrSuperseded) {
+			t.Errorf("a callback's context ended with %v, neither %v nor %v", cause, pgleases.ErrHandoff, pgleases.ErrSuperseded)
 		}
 	}
 	beats(t, old, 1) // it renews until its work has ended

@@ -60,7 +60,7 @@ const (
 // It returns when ctx ends or the lease or client does, after all calls returned, with the cause. A second Run on the
 // lease while one is under way is an error.
 //
-// fn's ctx is canceled when the partition is wanted elsewhere (cause ErrHandover), when the ownership ends, when the client
+// fn's ctx is canceled when the partition is wanted elsewhere (cause ErrHandoff), when the ownership ends, when the client
 // closes, and with ctx: take no new item then. An item in hand may be finished under p.Context(), which ends only with
 // the ownership. The partition leaves when fn has returned. When fn returns nil it is done with this ownership, and is called
 // again only under a new epoch. When it returns an error, that is logged and fn is called again after 100 ms, doubling to

@@ -15,7 +15,7 @@ func ship(ctx context.Context, lease *pgleases.Lease, report func(string, pgleas
 		report("begins with", p)
 		<-ctx.Done() // an application would ship orders meanwhile, each under Guard
 		switch {
-		case errors.Is(context.Cause(ctx), pgleases.ErrHandover):
+		case errors.Is(context.Cause(ctx), pgleases.ErrHandoff):
 			report("hands over", p)
 		case errors.Is(context.Cause(ctx), pgleases.ErrTrustLost):
 			report("drops", p)

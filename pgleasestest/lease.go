@@ -83,7 +83,7 @@ func (l *Lease) Gain(partitions ...int) {
 }
 
 // Lose asks for partitions, as a rebalance does, and returns when Values shows them no more, or the lease has ended. They
-// drain then: contexts of Run callbacks are canceled with pgleases.ErrHandover, open holds and callbacks go on, and who read
+// drain then: contexts of Run callbacks are canceled with pgleases.ErrHandoff, open holds and callbacks go on, and who read
 // Values has the hand-off delay. The channel that it returns is closed when all of them have been handed over, or lost
 // otherwise. One that is not owned is lost already. It panics if there is no such partition.
 func (l *Lease) Lose(partitions ...int) <-chan struct{} {
@@ -121,8 +121,8 @@ func (l *Lease) wait(ownerships []pgleases.Partition) {
 
 func (l *Lease) check(partitions []int) {
 	for _, number := range partitions {
-		if number < 0 || number >= l.Partitions() {
-			panic(fmt.Sprintf("pgleasestest: lease %q has partitions 0 to %d, not %d", l.Name(), l.Partitions()-1, number))
+		if number < 0 || number >= l.NumPartitions() {
+			panic(fmt.Sprintf("pgleasestest: lease %q has partitions 0 to %d, not %d", l.Name(), l.NumPartitions()-1, number))
 		}
 	}
 }

@@ -121,7 +121,7 @@ func TestLoseWaitsForHolds(t *testing.T) {
 		}
 		hold.Release()
 		<-lost
-		if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrHandover) {
+		if cause := context.Cause(p.Context()); !errors.Is(cause, pgleases.ErrHandoff) {
 			t.Errorf("the ownership ended with %v", cause)
 		}
 		if err := lease.Guard(t.Context(), nil, p); !errors.Is(err, pgleases.ErrNotOwner) {

@@ -192,7 +192,7 @@ func covers(leases ...*pgleases.Lease) bool {
 	for _, l := range leases {
 		n += len(l.Values())
 	}
-	return n == leases[0].Partitions()
+	return n == leases[0].NumPartitions()
 }
 
 // rest waits until nothing is on its way in a lease.

@@ -267,7 +267,7 @@ func (s *steady) check(t testing.TB, round int) {
 		default:
 		}
 		losses := s.clients[i].Stats().Losses
-		losses.Handover = 0 // of when it shared with those that came after it
+		losses.Handoff = 0 // of when it shared with those that came after it
 		if s.loses {
 			losses.TrustLost = 0
 		}

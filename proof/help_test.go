@@ -291,7 +291,7 @@ func shared(leases ...*pgleases.Lease) bool {
 		all = append(all, l.Values()...)
 	}
 	slices.Sort(all)
-	n := leases[0].Partitions()
+	n := leases[0].NumPartitions()
 	if len(all) != n || len(slices.Compact(all)) != n {
 		return false
 	}

@@ -133,7 +133,7 @@ func TestASaturatedPoolerCostsOnlyThoseWhoGoThroughIt(t *testing.T) {
 		if lines := pastBook.lines("WARN"); len(lines) > 0 {
 			missed(t, since, most, "past the pooler it warned: %q", lines)
 		}
-		if losses := d.Stats().Losses; losses != (pgleases.Losses{Handover: partitions / 2}) {
+		if losses := d.Stats().Losses; losses != (pgleases.Losses{Handoff: partitions / 2}) {
 			missed(t, since, most, "past the pooler it lost %+v", losses)
 		}
 		// It gave back what it had taken over, and nothing of its own.

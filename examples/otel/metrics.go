@@ -91,7 +91,7 @@ func observe(meter metric.Meter, client *pgleases.Client) (metric.Registration, 
 		o.ObserveInt64(draining, int64(s.Draining))
 		o.ObserveInt64(listening, one(s.Listening))
 		o.ObserveInt64(gained, s.Gains)
-		o.ObserveInt64(lost, s.Losses.Handover, handoff)
+		o.ObserveInt64(lost, s.Losses.Handoff, handoff)
 		o.ObserveInt64(lost, s.Losses.TrustLost, trustLost)
 		o.ObserveInt64(lost, s.Losses.DrainTimeout, drainTimeout)
 		o.ObserveInt64(lost, s.Losses.Closed, closed)

@@ -196,7 +196,7 @@ func (as *assignments) releaseCause() error {
 	if as.membership.ends() {
 		return as.membership.reason
 	}
-	return as.errors.Handover
+	return as.errors.Handoff
 }
 
 // end ends those of a lease's ownerships that have not ended, counts them, and returns their number. All that end at once end in one
@@ -210,8 +210,8 @@ func (as *assignments) end(which []*assignment, cause error) int {
 	}
 	as.lease.Board.End(ending, cause)
 	switch n := int64(len(ending)); {
-	case errors.Is(cause, as.errors.Handover):
-		as.losses.Handover += n
+	case errors.Is(cause, as.errors.Handoff):
+		as.losses.Handoff += n
 	case errors.Is(cause, as.errors.DrainTimeout):
 		as.losses.DrainTimeout += n
 	case errors.Is(cause, as.errors.TrustLost):

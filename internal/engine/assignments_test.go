@@ -11,7 +11,7 @@ import (
 
 var errorsOfTests = Errors{
 	Closed: errors.New("closed"), Superseded: errors.New("superseded"), Evicted: errors.New("evicted"), NotOwner: errors.New("not the owner"),
-	PartitionCount: errors.New("partition count"), Handover: errors.New("handover"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
+	PartitionCount: errors.New("partition count"), Handoff: errors.New("handoff"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
 }
 
 // idleEngine returns an engine without a goroutine and without a database, trusted for an hour, that owns n partitions of a lease.
@@ -40,7 +40,7 @@ func (r reminder) WithGroup(string) slog.Handler             { return r }
 // TestALossIsLoggedLast looks at the order in every way in which many ownerships end at once.
 func TestALossIsLoggedLast(t *testing.T) {
 	now := time.Now()
-	asked := func(e *engine, m *membership) { m.withdraw(m.serving(), errorsOfTests.Handover, now) }
+	asked := func(e *engine, m *membership) { m.withdraw(m.serving(), errorsOfTests.Handoff, now) }
 	for name, test := range map[string]struct {
 		lose  func(e *engine, m *membership)
 		cause error

@@ -286,7 +286,7 @@ func (w *world) faults(client, op string) fault {
 // shown is what a reader of the lease sees now. Nobody looks at Values: that would delay handoffs.
 func shown(l *Lease) []Partition {
 	var owned []Partition
-	for number := range l.Partitions() {
+	for number := range l.NumPartitions() {
 		if o, owns := l.Partition(number); owns {
 			owned = append(owned, o)
 		}

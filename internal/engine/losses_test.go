@@ -115,16 +115,16 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
 		"handed over": {false, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
 			ask(w, l)
-		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
 		"handed over after work": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
 			ask(w, l)
 			time.Sleep(5 * time.Second)
 			hold.Release()
-		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
 		"handed over, and the answer is lost": {false, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
 			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
 			ask(w, l)
-		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
 		"handed over, and it comes back": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
 			edit(w, func(row *fakestore.Partition) { row.Target = 1 })
 			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
@@ -134,7 +134,7 @@ func TestEveryLossIsToldOnce(t *testing.T) {
 				}
 			})
 			hold.Release()
-		}, ErrHandover, "", handedOver, Losses{Handover: 2}},
+		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
 		"drain timeout": {true, 3 * time.Second, func(w *world, _ *proc, l *Lease, _ *Hold) {
 			ask(w, l)
 		}, ErrDrainTimeout, "", lost, Losses{DrainTimeout: 2}},

@@ -376,7 +376,7 @@ func (c *crowd) finish() {
 	for o := range c.ownerships {
 		cause := context.Cause(o.Context())
 		known := false
-		for _, why := range []error{ErrHandover, ErrTrustLost, ErrDrainTimeout, ErrClosed, ErrSuperseded} {
+		for _, why := range []error{ErrHandoff, ErrTrustLost, ErrDrainTimeout, ErrClosed, ErrSuperseded} {
 			known = known || errors.Is(cause, why)
 		}
 		if !known {
@@ -387,7 +387,7 @@ func (c *crowd) finish() {
 		}
 	}
 	s := c.p.c.Stats()
-	if losses := s.Losses; s.Gains != losses.Handover+losses.TrustLost+losses.DrainTimeout+losses.Closed || s.Draining > 0 {
+	if losses := s.Losses; s.Gains != losses.Handoff+losses.TrustLost+losses.DrainTimeout+losses.Closed || s.Draining > 0 {
 		w.failf("%s: gains and losses differ: %+v", c.p.name, s)
 	}
 }

@@ -22,7 +22,7 @@ type Stats struct {
 }
 
 // Losses counts ownerships that ended, by cause.
-type Losses struct{ Handover, TrustLost, DrainTimeout, Closed int64 }
+type Losses struct{ Handoff, TrustLost, DrainTimeout, Closed int64 }
 
 // statsOf returns them.
 func statsOf(e *engine) *Stats {

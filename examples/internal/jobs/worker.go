@@ -165,6 +165,6 @@ func (w *Worker) do(ctx context.Context, partition pgleases.Partition, job Job) 
 func (w *Worker) logOwned(values []int) {
 	if owned := ranges.Format(values); owned != w.owned {
 		w.owned = owned
-		slog.Info("jobs: owns", "worker", w.Client.ID(), "partitions", owned, "count", len(values), "of", w.Lease.Partitions())
+		slog.Info("jobs: owns", "worker", w.Client.ID(), "partitions", owned, "count", len(values), "of", w.Lease.NumPartitions())
 	}
 }

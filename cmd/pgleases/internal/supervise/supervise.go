@@ -226,7 +226,7 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 		}
 		if ctx.Err() != nil {
 			level := slog.LevelWarn
-			if errors.Is(context.Cause(ctx), pgleases.ErrClosed) || errors.Is(context.Cause(ctx), pgleases.ErrHandover) && !r.Once {
+			if errors.Is(context.Cause(ctx), pgleases.ErrClosed) || errors.Is(context.Cause(ctx), pgleases.ErrHandoff) && !r.Once {
 				level = slog.LevelInfo
 			}
 			log.Log(ctx, level, "program was ended", slog.Any("cause", context.Cause(ctx)))
